@@ -1,0 +1,38 @@
+"""AgentJet: tune the language model behind an agent.
+
+The names a user's workflow imports. They load lazily: `import ajet` loads no heavy library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+    from ajet.task_runner.breakpoints import bp
+    from ajet.tuner import AjetTuner
+    from ajet.workflow import Workflow
+
+__version__ = "0.1.0"
+
+__all__ = ["AjetTuner", "Task", "Workflow", "WorkflowOutput", "WorkflowTask", "__version__", "bp"]
+
+_HOMES = {
+    "AjetTuner": "ajet.tuner",
+    "Task": "ajet.schema.task",
+    "Workflow": "ajet.workflow",
+    "WorkflowOutput": "ajet.schema.task",
+    "WorkflowTask": "ajet.schema.task",
+    "bp": "ajet.task_runner.breakpoints",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ajet' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Pure data that every part shares. Imports nothing of ours, and nothing heavy."""

@@ -1,0 +1,52 @@
+"""A chat request as a session takes it, and the reply it gives, whatever protocol or framework asked.
+
+Messages and tools are plain dicts in OpenAI's form; the faces (OpenAI, Anthropic, AgentScope, LangChain) translate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ajet.schema.generation import Completion, Sampling
+
+Message = dict[str, Any]
+Tool = dict[str, Any]
+ReplyFinish = Literal["stop", "length", "tool_calls", "abort"]
+
+DEFAULT_AGENT = "default_agent"
+DEFAULT_TARGET = "default_target"
+
+
+@dataclass(slots=True)
+class ChatRequest:
+    """One call of the model by an agent."""
+
+    messages: list[Message]
+    tools: list[Tool] = field(default_factory=list)
+    tool_choice: Literal["auto", "none", "required"] | Tool = "auto"
+    sampling: Sampling = field(default_factory=Sampling)
+    agent: str = DEFAULT_AGENT
+    target: str = DEFAULT_TARGET
+    trainable: bool | None = None
+    """False: this call is context only. None: `Workflow.trainable_targets` decides."""
+    n: int = 1
+    top_logprobs: int = 0
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ChatReply:
+    """One choice of a call."""
+
+    call_id: str
+    message: Message
+    """role, content, reasoning_content?, tool_calls? as the reply parser read them."""
+    finish_reason: ReplyFinish
+    text: str
+    """The raw text before parsing, cut at a stop string."""
+    prompt_ids: list[int]
+    completion: Completion
+    malformed: tuple[str, ...] = ()
+    """What the parser could not read and left as text."""
