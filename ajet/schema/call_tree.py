@@ -1,11 +1,11 @@
 """The one data structure of an episode: every model call, exactly as the engine saw it, in a tree of token runs.
 
-A `Run` is a stretch of tokens with one author. Context runs under the same parent merge by token id (a run is split where
-two prompts part). A sampled run belongs to one call and never merges with another, even when their tokens are equal.
+A `Run` is a stretch of tokens with one author. Context runs under the same parent merge by token id (a run is split
+where two prompts part). A sampled run belongs to one call and never merges with another, even when their tokens are equal.
 The prompt of a call is the path from the root to its `prompt_run`; its reply is the run after it.
 
-Position of a token = its depth = `run.start + offset`. Pure data: growing one is the context tracker's work, training on one
-the trainer's.
+Position of a token = its depth = `run.start + offset`. Pure data: growing one is the context tracker's work,
+training on one the trainer's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ BoolArray = NDArray[np.bool_]
 ROOT = -1
 """Parent of a first run; `Run.call` of a context run; `Call.run` of a call that got no reply."""
 
-DropReason = Literal["abandoned", "not_trainable", "response_too_long", "prompt_too_long", "too_many_samples", "aborted", "failed_episode"]
+DropReason = Literal[
+    "abandoned",
+    "not_trainable",
+    "response_too_long",
+    "prompt_too_long",
+    "too_many_samples",
+    "aborted",
+    "failed_episode",
+]
 
 
 @dataclass(slots=True)

@@ -2,9 +2,10 @@
 
 Three families, by who can act on them:
 
-- `UserError`: something the user wrote is wrong. Carries where, what was expected and the fix; ends the program with exit code 2.
-- `ModelCallError`: one model call failed. Raised into the workflow, in the shape its client expects (OpenAI, Anthropic …);
-  `http_status` and `code` say how it looks over HTTP.
+- `UserError`: something the user wrote is wrong. Carries where, what was expected and the fix; ends the program with
+  exit code 2.
+- `ModelCallError`: one model call failed. Raised into the workflow, in the shape its client expects (OpenAI,
+  Anthropic …); `http_status` and `code` say how it looks over HTTP.
 - `EpisodeFault`: an episode could not be brought to an end. Never leaves the runner: it becomes the episode's `Failure`.
 
 To add one, subclass the family whose reader can act on it, and give the message the fix.
@@ -149,4 +150,4 @@ class EpisodeCancelled(EpisodeFault):
 
 
 class LostThreadsError(AjetError):
-    """Too many workflow threads hang for good; isolated mode (`task_runner.wrapper_type: multi-processing`) survives that."""
+    """Too many workflow threads hang for good; `task_runner.wrapper_type: multi-processing` survives that."""

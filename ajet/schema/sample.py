@@ -1,4 +1,4 @@
-"""A linear training row: one root-to-leaf path of a call tree, for trainers that know only rows (verl, trinity, flat)."""
+"""A linear training row: one root-to-leaf path of a call tree, for trainers that know only rows (verl, trinity)."""
 
 from __future__ import annotations
 
