@@ -1,7 +1,8 @@
 """The one data structure of an episode: every model call, exactly as the engine saw it, in a tree of token runs.
 
 A `Run` is a stretch of tokens with one author. Context runs under the same parent merge by token id (a run is split
-where two prompts part). A sampled run belongs to one call and never merges with another, even when their tokens are equal.
+where two prompts part). A sampled run belongs to one call and never merges with another, even if their tokens are
+equal.
 The prompt of a call is the path from the root to its `prompt_run`; its reply is the run after it.
 
 Position of a token = its depth = `run.start + offset`. Pure data: growing one is the context tracker's work,

@@ -6,7 +6,8 @@ Three families, by who can act on them:
   exit code 2.
 - `ModelCallError`: one model call failed. Raised into the workflow, in the shape its client expects (OpenAI,
   Anthropic …); `http_status` and `code` say how it looks over HTTP.
-- `EpisodeFault`: an episode could not be brought to an end. Never leaves the runner: it becomes the episode's `Failure`.
+- `EpisodeFault`: an episode could not be brought to an end. Never leaves the runner: it becomes the episode's
+  `Failure`.
 
 To add one, subclass the family whose reader can act on it, and give the message the fix.
 """
