@@ -1,0 +1,60 @@
+# Everything a clone needs, from nothing but Python, git and make. `.venv/` is built once and shared by all targets.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help env demo test check format bars docs clean test-agentscope1
+
+help:  ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+env: $(VENV)/.ready  ## build .venv with everything the tests and the demo need
+
+# torch first: its version is pinned, so that no other package's open range pulls in another build
+$(VENV)/.ready: pyproject.toml constraints/default.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"ajet needs Python 3.11 or 3.12, and {sys.executable} is {v[0]}.{v[1]}: set PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints/default.txt)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/default.txt -e '.[dev]'
+	@touch $@
+
+demo: env  ## run a complete job on a tiny model, on this machine's CPU
+	$(BIN)/ajet --conf tutorial/example_math_agent/math_agent.yaml --backbone=debug
+
+test: env  ## run the tests, in parallel
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: env  ## lint, types, layering
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layering.py
+
+format: env  ## put the code in its standard form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bars: env  ## run the heavy measurements; figures go to benchmarks/results/
+	@for script in benchmarks/[!_]*.py; do \
+	  case $$script in benchmarks/common.py) continue;; esac; \
+	  echo "== $$script"; $(BIN)/python $$script || exit 1; \
+	done
+
+docs: env  ## build the documentation site into site/
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in their own environment
+	.venv-agentscope1/bin/python -m pytest tests/tuner/test_agentscope1.py
+
+.venv-agentscope1/.ready: pyproject.toml constraints/agentscope1.txt
+	$(PYTHON) -m venv .venv-agentscope1
+	.venv-agentscope1/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints/default.txt)
+	.venv-agentscope1/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/agentscope1.txt -e . agentscope pytest
+	@touch $@
+
+clean:  ## remove what the targets built
+	rm -rf .venv .venv-agentscope1 site

@@ -1,0 +1,101 @@
+"""Who may import whom: a part never imports the one that conducts it, and light parts never load heavy libraries."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+AJET = Path(__file__).parent.parent / "ajet"
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "schema": set(),
+    "config": {"schema"},
+    "task_reader": {"schema", "config"},
+    "task_judge": {"schema", "config"},
+    "context_tracker": {"schema"},
+    "engine": {"schema"},
+    "session": {"schema", "context_tracker", "engine"},
+    "gateway": {"schema", "session"},
+    "tuner": {"schema", "session", "gateway"},
+    "task_runner": {"schema", "config", "tuner", "task_judge", "session", "gateway", "context_tracker"},
+    "task_rollout": {"schema", "config", "task_runner", "task_reader"},
+    "credit": {"schema"},
+    "trainer": {"schema", "credit"},
+    "observe": {"schema"},
+    "viewer": {"schema", "observe"},
+}
+"""The parts below `backbone` and `cli`, which may import everything. `ajet/*.py` are facades."""
+
+HEAVY = {
+    "torch",
+    "transformers",
+    "ray",
+    "vllm",
+    "verl",
+    "trinity",
+    "agentscope",
+    "langchain_core",
+    "datasets",
+    "starlette",
+}
+LIGHT_PARTS = ("schema", "config")
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that a file imports, except those for type checkers only."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        node
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for node in ast.walk(block)
+    }
+    for node in ast.walk(tree):
+        if node in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module
+
+
+def imports_of_part(part: str) -> Iterator[tuple[Path, str]]:
+    for path in sorted((AJET / part).rglob("*.py")):
+        for module in imports_of(path):
+            yield path.relative_to(AJET.parent), module
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_part_imports_only_what_stands_below_it(part: str) -> None:
+    parts = MAY_IMPORT.keys() | {"backbone", "cli"}
+    wrong = [
+        f"{path} imports {module}"
+        for path, module in imports_of_part(part)
+        if module.startswith("ajet.")
+        and module.split(".")[1] in parts
+        and module.split(".")[1] not in MAY_IMPORT[part] | {part}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_folder_has_its_place_in_the_order() -> None:
+    folders = {path.name for path in AJET.iterdir() if path.is_dir() and not path.name.startswith("__")}
+    assert folders <= MAY_IMPORT.keys() | {"backbone", "cli"}
+
+
+@pytest.mark.parametrize("part", LIGHT_PARTS)
+def test_light_parts_name_no_heavy_library(part: str) -> None:
+    wrong = [f"{path} imports {module}" for path, module in imports_of_part(part) if module.split(".")[0] in HEAVY]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("statement", ["import ajet", "import ajet.schema.episode"])
+def test_import_loads_nothing_heavy(statement: str) -> None:
+    program = f"import sys; {statement}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not HEAVY & set(loaded)
