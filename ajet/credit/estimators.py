@@ -1,0 +1,224 @@
+"""From the rewards of a batch to an advantage and a weight for every call.
+
+All statistics are taken over episodes: an episode with many calls, or one that was split into many samples, weighs no
+more than an episode with one. Where an episode's calls differ in value (rewards of their own, discounting, rewards of
+single agents), the episode stands in the statistics with its calls' values in equal shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import sqrt
+
+from ajet.credit.summary import EpisodeSummary
+from ajet.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm, token_weights
+from ajet.schema.call_tree import ROOT
+
+EPSILON = 1e-6
+"""Added to a standard deviation before dividing by it."""
+
+SAME = 1e-9
+"""Values closer than this, relative to their size, are the same reward."""
+
+
+class AdvantageEstimator(StrEnum):
+    """How a value becomes an advantage."""
+
+    GRPO = "grpo"
+    """(value - group mean) / group standard deviation."""
+    DR_GRPO = "drgrpo"
+    """value - group mean."""
+    RLOO = "rloo"
+    """value - mean of the other episodes of the group."""
+    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
+    """(value - batch mean) / batch standard deviation: no groups."""
+
+
+class ZeroVariance(StrEnum):
+    """What happens to a group whose episodes all have the same value."""
+
+    SKIP = "skip"
+    """Its tokens are not trained and not counted."""
+    KEEP = "keep"
+    """Its tokens are trained with advantage 0: only the KL and entropy terms act, and they count in the mean."""
+    RESAMPLE = "resample"
+    """Skipped, and the loop asks for other groups in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlong:
+    """Soft punishment of long episodes: from `limit - buffer` trained tokens on, the reward falls linearly.
+
+    At `limit` it has fallen by `penalty`.
+    """
+
+    limit: int
+    buffer: int
+    penalty: float = 1.0
+
+    def shaped(self, reward: float, tokens: int) -> float:
+        """The reward of an episode with this many trained tokens."""
+        over = (tokens - (self.limit - self.buffer)) / self.buffer
+        return reward - self.penalty * min(max(over, 0.0), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CreditSettings:
+    """Which estimator, and how tokens are weighed."""
+
+    estimator: AdvantageEstimator = AdvantageEstimator.GRPO
+    loss_norm: LossNorm = LossNorm.TOKEN_MEAN
+    zero_variance: ZeroVariance = ZeroVariance.SKIP
+    gamma: float = 1.0
+    """Discount from one call of an agent to its next."""
+    per_agent_groups: bool = False
+    """Compare each agent only with the same agent in the other episodes of the group."""
+    multiplicity: bool = False
+    """One entry for each leaf under a token, with that leaf's advantage, instead of one with its own call's."""
+    dr_grpo_length: float = 1.0
+    """The constant that Dr.GRPO divides by: the longest possible response."""
+    overlong: Overlong | None = None
+
+
+def compute_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditSettings) -> Credit:
+    """An advantage and a weight for every call of every episode of the batch."""
+    values = [[call_values(episode, settings) for episode in group] for group in groups]
+    batch_wide = settings.estimator is AdvantageEstimator.REINFORCE_PLUS_PLUS
+    flat = [_no_variance(group, group_values) for group, group_values in zip(groups, values, strict=True)]
+    drop = [same and not batch_wide and settings.zero_variance is not ZeroVariance.KEEP for same in flat]
+
+    if batch_wide:
+        everyone = [episode for group in groups for episode in group]
+        spread = iter(_advantages(everyone, [v for group in values for v in group], settings))
+        advantages = [[next(spread) for _ in group] for group in groups]
+    else:
+        advantages = [
+            _advantages(group, group_values, settings) for group, group_values in zip(groups, values, strict=True)
+        ]
+
+    kept = [episode for group, dropped in zip(groups, drop, strict=True) if not dropped for episode in group]
+    weights = iter(token_weights(kept, settings.loss_norm, settings.dr_grpo_length, settings.multiplicity))
+    credited: list[list[EpisodeCredit]] = []
+    for group, group_advantages, dropped in zip(groups, advantages, drop, strict=True):
+        row = []
+        for episode, by_call in zip(group, group_advantages, strict=True):
+            if dropped:
+                calls = [CallCredit() for _ in episode.calls]
+            else:
+                calls = _entries(episode, by_call, next(weights), settings.multiplicity)
+            row.append(EpisodeCredit(episode.episode_id, calls, skipped=dropped))
+        credited.append(row)
+    return Credit(credited, zero_variance_groups=sum(flat), metrics=_metrics(groups, credited, flat))
+
+
+def call_values(episode: EpisodeSummary, settings: CreditSettings) -> list[float]:
+    """What each call led to: its own reward and, discounted by gamma, what its agent's next calls brought.
+
+    The episode's (or agent's) reward arrives at an agent's last call, unless that call has a reward of its own.
+    """
+    shaping = 0.0
+    if settings.overlong is not None:
+        shaping = settings.overlong.shaped(0.0, episode.tokens)
+    values = [0.0] * len(episode.calls)
+    for index in range(len(episode.calls) - 1, -1, -1):
+        call = episode.calls[index]
+        if call.next == ROOT:
+            own = call.reward if call.reward is not None else episode.agent_reward(call.agent)
+            values[index] = own + shaping
+        else:
+            values[index] = (call.reward or 0.0) + settings.gamma * values[call.next]
+    return values
+
+
+def _entries(episode: EpisodeSummary, advantages: list[float], weight: float, multiplicity: bool) -> list[CallCredit]:
+    credits = []
+    for index, call in enumerate(episode.calls):
+        if not call.tokens:
+            credits.append(CallCredit())
+        elif multiplicity:
+            credits.append(CallCredit([(advantages[leaf], weight) for leaf in call.leaves]))
+        else:
+            credits.append(CallCredit([(advantages[index], weight)]))
+    return credits
+
+
+def _advantages(
+    episodes: Sequence[EpisodeSummary], values: Sequence[list[float]], settings: CreditSettings
+) -> list[list[float]]:
+    """Per episode and call. With `per_agent_groups` each agent has statistics of its own."""
+    advantages = [[0.0] * len(episode.calls) for episode in episodes]
+    if not settings.per_agent_groups:
+        _fill(advantages, episodes, values, None, settings.estimator)
+        return advantages
+    for agent in sorted({call.agent for episode in episodes for call in episode.calls}):
+        _fill(advantages, episodes, values, agent, settings.estimator)
+    return advantages
+
+
+def _fill(
+    advantages: list[list[float]],
+    episodes: Sequence[EpisodeSummary],
+    values: Sequence[list[float]],
+    agent: str | None,
+    estimator: AdvantageEstimator,
+) -> None:
+    """Write the advantages of one agent's calls (of all calls for None)."""
+    samples = []
+    for episode, by_call in zip(episodes, values, strict=True):
+        sample = [by_call[i] for i, call in enumerate(episode.calls) if call.tokens and agent in (None, call.agent)]
+        if not sample and agent is None:
+            sample = [episode.reward]  # nothing of it is trained, but it was played: it counts in the statistics
+        samples.append(sample)
+    present = [sample for sample in samples if sample]
+    if not present:
+        return
+    mean, deviation = _statistics(present)
+    count = len(present)
+    for index, sample in enumerate(samples):
+        if not sample:
+            continue
+        for call_index, call in enumerate(episodes[index].calls):
+            if agent not in (None, call.agent):
+                continue
+            value = values[index][call_index]
+            if estimator in (AdvantageEstimator.GRPO, AdvantageEstimator.REINFORCE_PLUS_PLUS):
+                advantage = (value - mean) / (deviation + EPSILON)
+            elif estimator is AdvantageEstimator.RLOO:
+                others = (mean * count - sum(sample) / len(sample)) / (count - 1) if count > 1 else value
+                advantage = value - others
+            else:
+                advantage = value - mean
+            advantages[index][call_index] = advantage
+
+
+def _statistics(samples: list[list[float]]) -> tuple[float, float]:
+    """Mean and (unbiased) standard deviation over episodes, each with the same weight."""
+    count = len(samples)
+    mean = sum(sum(sample) / len(sample) for sample in samples) / count
+    square = sum(sum((value - mean) ** 2 for value in sample) / len(sample) for sample in samples)
+    return mean, sqrt(square / (count - 1)) if count > 1 else 0.0
+
+
+def _no_variance(group: Sequence[EpisodeSummary], values: Sequence[list[float]]) -> bool:
+    """Whether the group's trained calls and episodes all have the same value."""
+    seen = [episode.reward for episode in group if not episode.tokens]
+    for episode, by_call in zip(group, values, strict=True):
+        seen += [by_call[i] for i, call in enumerate(episode.calls) if call.tokens]
+    return not seen or max(seen) - min(seen) <= SAME * max(1.0, abs(max(seen)), abs(min(seen)))
+
+
+def _metrics(
+    groups: Sequence[Sequence[EpisodeSummary]], credited: list[list[EpisodeCredit]], flat: list[bool]
+) -> dict[str, float]:
+    advantages = [call.advantage for group in credited for episode in group for call in episode.calls if call.entries]
+    count = len(advantages)
+    mean = sum(advantages) / count if count else 0.0
+    return {
+        "credit/groups": float(len(groups)),
+        "credit/zero_variance_groups": float(sum(flat)),
+        "credit/episodes_trained": float(sum(not e.skipped for group in credited for e in group)),
+        "credit/advantage/mean": mean,
+        "credit/advantage/std": sqrt(sum((a - mean) ** 2 for a in advantages) / count) if count else 0.0,
+    }
