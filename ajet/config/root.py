@@ -1,0 +1,119 @@
+"""`Config`: a whole YAML file. `config.ajet` is ours and typed; every other top-level block is the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, model_validator
+
+from ajet.config.context_tracker import ContextTrackerConfig
+from ajet.config.data import DataConfig
+from ajet.config.debug import DebugConfig
+from ajet.config.failure_reward import FailureRewardConfig
+from ajet.config.gateway import GatewayConfig
+from ajet.config.interchange import InterchangeConfig, InterchangeServerConfig
+from ajet.config.model import ModelConfig
+from ajet.config.recorder import RecorderConfig
+from ajet.config.rollout import RolloutConfig
+from ajet.config.section import Block, Section, blocks_within
+from ajet.config.task_judge import TaskJudgeConfig
+from ajet.config.task_reader import TaskReaderConfig
+from ajet.config.task_runner import TaskRunnerConfig
+from ajet.config.trainer_common import TrainerCommonConfig
+from ajet.config.types import Name
+
+BackboneName = Literal["debug", "local", "verl", "trinity"]
+READ_YAML_NAME = "read_yaml_name"
+"""Value of `experiment_name` that stands for the YAML's file name."""
+
+
+class AjetConfig(Section):
+    """`ajet`: everything that AgentJet itself reads."""
+
+    project_name: Name = "ajet"
+    """Name under which trackers group experiments."""
+    experiment_name: Name = READ_YAML_NAME
+    """Name of the run and its folder. `read_yaml_name`: the YAML's file name."""
+    experiment_dir: str = "auto"
+    """Folder of the run. `auto`: `saved_experiments/<experiment_name>`."""
+    backbone: BackboneName | None = None
+    """Who conducts the run: `debug`, `local`, `verl` or `trinity`. `--backbone` wins; null: `local`."""
+    model: ModelConfig = ModelConfig()
+    """Which model is tuned."""
+    data: DataConfig = DataConfig()
+    """Lengths and batch size."""
+    rollout: RolloutConfig = RolloutConfig()
+    """How episodes are run, and how replies are drawn."""
+    task_reader: TaskReaderConfig = TaskReaderConfig()
+    """Where tasks come from."""
+    task_judge: TaskJudgeConfig = TaskJudgeConfig()
+    """How a workflow's output becomes a reward."""
+    task_runner: TaskRunnerConfig = TaskRunnerConfig()
+    """Where a workflow's code runs."""
+    failure_reward: FailureRewardConfig = FailureRewardConfig()
+    """What becomes of episodes that did not end well."""
+    context_tracker: ContextTrackerConfig = ContextTrackerConfig()
+    """How model calls are recorded and become training tokens."""
+    trainer_common: TrainerCommonConfig = TrainerCommonConfig()
+    """How weights are updated, saved and validated."""
+    debug: DebugConfig = DebugConfig()
+    """What `--backbone=debug` runs."""
+    gateway: GatewayConfig = GatewayConfig()
+    """The HTTP server through which agents of any kind reach the model."""
+    recorder: RecorderConfig = RecorderConfig()
+    """Which episodes are kept for the viewer."""
+    interchange: InterchangeConfig = InterchangeConfig()
+    """Accepted for existing files; the gateway needs none of it."""
+    enable_experimental_interchange_server: bool = False
+    """Accepted for existing files; the gateway is always available."""
+    interchange_server: InterchangeServerConfig | None = None
+    """Accepted for existing files."""
+    judge: Block = Block()
+    """Accepted for existing files."""
+    verl: Block = Block()
+    """Keys for verl's own config, passed through as they are."""
+    trinity: Block = Block()
+    """Keys for Trinity's own config, passed through as they are."""
+    user: Block = Block()
+    """Yours: any keys, readable as `tuner.config.ajet.user.…`."""
+
+    @model_validator(mode="after")
+    def _former_place_of_abnormal_reward(self) -> AjetConfig:
+        given = "agent_madness_reward" in self.rollout.model_fields_set
+        if given and "abnormal" not in self.failure_reward.model_fields_set:
+            self.failure_reward.__dict__["abnormal"] = self.rollout.agent_madness_reward
+        return self
+
+
+class Config(Section):
+    """A whole YAML file: `ajet` is ours and typed, every other top-level block is the user's own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    ajet: AjetConfig = AjetConfig()
+    """Everything that AgentJet itself reads."""
+    verl: Block = Block()
+    """Passed through to the verl backbone."""
+    trinity: Block = Block()
+    """Passed through to the trinity backbone."""
+    trainer: Block = Block()
+    """Passed through to the verl backbone."""
+
+    @model_validator(mode="after")
+    def _own_blocks(self) -> Config:
+        extra: dict[str, Any] = self.__pydantic_extra__ or {}
+        for key, value in extra.items():
+            extra[key] = blocks_within(value)
+        return self
+
+    @property
+    def experiment_path(self) -> Path:
+        """The run's folder (not created)."""
+        if self.ajet.experiment_dir != "auto":
+            return Path(self.ajet.experiment_dir).expanduser()
+        return Path("saved_experiments") / self.ajet.experiment_name
+
+    def user_blocks(self) -> dict[str, Any]:
+        """The user's own top-level blocks."""
+        return dict(self.__pydantic_extra__ or {})

@@ -1,0 +1,220 @@
+"""`ajet.task_reader`: where tasks come from. One block a type; only the block of `type` is used."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from ajet.config.section import Block, Section
+from ajet.config.types import Count, NotBool, OneOrMore, Positive, Temperature
+
+BuiltInReader = Literal[
+    "jsonl_dataset_file",
+    "dataset_file",
+    "huggingface_dat_repo",
+    "random_dummy",
+    "env_service",
+    "data_generation",
+    "tracing",
+]
+READER_NAMES: tuple[str, ...] = get_args(BuiltInReader)
+
+
+def _known_or_own(value: str) -> str:
+    if value in READER_NAMES or "->" in value:
+        return value
+    raise PydanticCustomError(
+        "literal_error",
+        "should be {expected}",
+        {"expected": ", ".join(repr(name) for name in READER_NAMES) + " or `path.py->YourReader`"},
+    )
+
+
+ReaderType = Annotated[str, AfterValidator(_known_or_own)]
+
+
+class FileConfig(Section):
+    """One file of tasks."""
+
+    file_path: str | None = None
+    """A JSON Lines file: one task a line. Relative to the working directory, else to the YAML's folder."""
+
+
+class FieldsConfig(Section):
+    """Which fields of a record make a task. Whatever is not named here goes to the task's metadata."""
+
+    main_query: Annotated[list[str], OneOrMore] = ["main_query", "question", "prompt", "query"]
+    """Fields that may hold the problem's text; the first one present is taken."""
+    task_id: Annotated[list[str], OneOrMore] = ["task_id", "id"]
+    """Fields that may hold a unique id; records without one get an id made from their content."""
+    init_messages: Annotated[list[str], OneOrMore] = ["init_messages", "messages"]
+    """Fields that may hold messages to begin with."""
+    env_type: Annotated[list[str], OneOrMore] = ["env_type"]
+    """Fields that may name the environment."""
+    tag: Annotated[list[str], OneOrMore] = ["tag"]
+    """Fields that may hold a label, by which metrics are broken down."""
+
+
+class JsonlConfig(Section):
+    """`ajet.task_reader.jsonl_dataset_file`: tasks from JSON Lines files."""
+
+    training: FileConfig = FileConfig()
+    """Tasks to train on."""
+    validation: FileConfig = FileConfig()
+    """Tasks to validate on; none if not given."""
+
+
+class HuggingFaceConfig(Section):
+    """`ajet.task_reader.huggingface_dat_repo`: tasks through the `datasets` library."""
+
+    dataset_path: str | None = None
+    """A data set of the hub (`openai/gsm8k`), a local folder, or a parquet, json, jsonl or csv file."""
+    dataset_name: str | None = None
+    """The configuration of a data set that has several (`main`)."""
+    training_split: str | None = "train"
+    """Split to train on."""
+    validation_split: str | None = None
+    """Split to validate on; none if not given."""
+
+
+class EnvServiceConfig(Section):
+    """`ajet.task_reader.env_service`: tasks from an environment service."""
+
+    env_type: str = ""
+    """The environment's name."""
+    env_url: str = ""
+    """Where the service answers."""
+    env_action_preference: Literal["code", "text", "box"] = "code"
+    """The form in which the agent acts."""
+    training_split: str = "train"
+    """Split to train on."""
+    validation_split: str = "dev"
+    """Split to validate on."""
+
+
+class DocumentReaderConfig(Section):
+    """`ajet.task_reader.data_generation.document_reader`: documents to make tasks from."""
+
+    document_path: Annotated[list[str], OneOrMore] = []
+    """Files to read."""
+    languages: Annotated[list[str], OneOrMore] = ["eng"]
+    """Languages of the documents."""
+    chunk_size: Positive = 5120
+    """Characters a piece."""
+    split_by: str = "sentence"
+    """Where a document may be cut."""
+    cache_enabled: bool = True
+    """Keep the pieces for the next run."""
+
+
+class QueryReaderConfig(Section):
+    """`ajet.task_reader.data_generation.query_reader`: example tasks."""
+
+    type: str = "jsonl_dataset_file"
+    """A reader, as in `task_reader.type`."""
+    jsonl_dataset_file: JsonlConfig = JsonlConfig()
+    """As in `task_reader.jsonl_dataset_file`."""
+    dataset_file: JsonlConfig | None = None
+    """Former name of `jsonl_dataset_file`."""
+    huggingface_dat_repo: HuggingFaceConfig = HuggingFaceConfig()
+    """As in `task_reader.huggingface_dat_repo`."""
+
+
+class SamplingParamsConfig(Section):
+    """`ajet.task_reader.data_generation.sampling_params`."""
+
+    temperature: Temperature = 0.0
+    """Temperature of the model that writes tasks."""
+
+
+class DeduplicationParamsConfig(Section):
+    """`ajet.task_reader.data_generation.deduplication_filter.params`."""
+
+    similarity_threshold: Annotated[float, NotBool, Field(ge=0, le=1)] = 0.8
+    """Tasks more alike than this are one."""
+    db_path: str = ""
+    """Folder of the vector store."""
+    model: str = ""
+    """Embedding model."""
+    api_key: str | None = None
+    """Key of the embedding service."""
+    base_url: str | None = None
+    """Address of the embedding service."""
+
+
+class DeduplicationConfig(Section):
+    """`ajet.task_reader.data_generation.deduplication_filter`."""
+
+    enabled: bool = True
+    """Drop tasks that resemble others."""
+    params: DeduplicationParamsConfig = DeduplicationParamsConfig()
+    """How alike is too alike."""
+
+
+class DataGenerationConfig(Section):
+    """`ajet.task_reader.data_generation`: tasks written by a model from documents."""
+
+    document_reader: DocumentReaderConfig = DocumentReaderConfig()
+    """Documents to make tasks from."""
+    query_reader: QueryReaderConfig = QueryReaderConfig()
+    """Example tasks."""
+    task_num: Positive = 10
+    """Tasks to make."""
+    llm_model: str = ""
+    """The model that writes them."""
+    llm_response_length: Positive = 8192
+    """Tokens of one answer."""
+    num_workers: Positive = 32
+    """Requests at the same time."""
+    sampling_params: SamplingParamsConfig = SamplingParamsConfig()
+    """How its answers are drawn."""
+    deduplication_filter: DeduplicationConfig = DeduplicationConfig()
+    """Drop tasks that resemble others."""
+
+
+class RandomDummyConfig(Section):
+    """`ajet.task_reader.random_dummy`: made-up tasks, to try a workflow without data."""
+
+    num_tasks: Positive = 8
+    """Training tasks."""
+    num_validation_tasks: Count = 0
+    """Validation tasks."""
+
+
+class TaskReaderConfig(Section):
+    """`ajet.task_reader`: where tasks come from. One block a type; only the block of `type` is used."""
+
+    type: ReaderType = "jsonl_dataset_file"
+    """Which reader: one of ours, or your own as `path/file.py->YourReader`."""
+    jsonl_dataset_file: JsonlConfig = JsonlConfig()
+    """Tasks from JSON Lines files."""
+    dataset_file: JsonlConfig | None = None
+    """Former name of `jsonl_dataset_file`."""
+    huggingface_dat_repo: HuggingFaceConfig = HuggingFaceConfig()
+    """Tasks through the `datasets` library."""
+    random_dummy: RandomDummyConfig = RandomDummyConfig()
+    """Made-up tasks, to try a workflow without data."""
+    env_service: EnvServiceConfig = EnvServiceConfig()
+    """Tasks from an environment service. Loads; not part of this version."""
+    data_generation: DataGenerationConfig = DataGenerationConfig()
+    """Tasks written by a model from documents. Loads; not part of this version."""
+    tracing: Block = Block()
+    """Tasks from production traces. Loads; not part of this version."""
+    feedback_tracing: Block = Block()
+    """Tasks from rated production traces. Loads; not part of this version."""
+    options: Block = Block()
+    """Whatever your own reader needs."""
+    fields: FieldsConfig = FieldsConfig()
+    """Which fields of a record make a task."""
+    shuffle: bool = True
+    """Shuffle the training tasks anew each epoch (by `seed`). False: file order."""
+    seed: Annotated[int, NotBool, Field(ge=0)] = 0
+    """Seed of the shuffle."""
+    skip_bad_lines: Count = 0
+    """Bad lines to tolerate in a file; they are listed by name. One more is an error."""
+
+    def model_post_init(self, context: Any) -> None:
+        if self.dataset_file is not None and "jsonl_dataset_file" not in self.model_fields_set:
+            self.__dict__["jsonl_dataset_file"] = self.dataset_file
