@@ -1,0 +1,1 @@
+"""Many episodes: groups of attempts at a task, so many at once."""

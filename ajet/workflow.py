@@ -1,0 +1,35 @@
+"""`Workflow`: the class a user derives from to say how an agent works on one task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+
+if TYPE_CHECKING:
+    from ajet.tuner import AjetTuner
+
+__all__ = ["Task", "Workflow", "WorkflowOutput", "WorkflowTask"]
+
+
+class Workflow(BaseModel):
+    """How an agent works on one task. A fresh instance `cls(name=…)` runs each episode, so fields may hold its state."""
+
+    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
+
+    name: str = ""
+    trainable_targets: list[str] | None = None
+    """Which `target_tag`s train; the others are answered by the helper model. None or []: all."""
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        """Work on the task with models from `tuner`, and return what came of it.
+
+        Blocking calls are fine here: each episode has a thread (or process) and an event loop of its own.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `async def execute(self, workflow_task, tuner)`")
+
+    def model_post_init(self, _context: Any) -> None:
+        if not self.name:
+            self.name = type(self).__name__
