@@ -15,7 +15,7 @@ __all__ = ["Task", "Workflow", "WorkflowOutput", "WorkflowTask"]
 
 
 class Workflow(BaseModel):
-    """How an agent works on one task. A fresh instance `cls(name=…)` runs each episode, so fields may hold its state."""
+    """How an agent works on one task. Each episode runs a fresh instance `cls(name=…)`: fields may hold its state."""
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 

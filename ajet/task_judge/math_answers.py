@@ -33,7 +33,7 @@ _UNIT = (
     r"|inch(?:es)?|feet|foot|miles?|(?:kilo|centi|milli)?meters?|km|cm|mm|m|(?:kilo)?grams?|kg|g|lit(?:er|re)s?"
     r"|square|cubic|per|people|points?|ways?|times)(?![a-z])"
 )
-_UNITS = re.compile(rf"(?<=[\d.)}}%])\s*{_UNIT}(?:\s+{_UNIT})*(?:\^\(?[23]\)?)?$")
+_UNITS = re.compile(rf"(?<=[\d.)}}%])\s*{_UNIT}(?:\s+{_UNIT}){{0,3}}(?:\^\(?[23]\)?)?$")
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -79,7 +79,15 @@ def _clean(answer: str) -> str:
     text = answer.strip().rstrip(".。").strip()
     if len(text) > MAX_LENGTH:
         return text
-    for old, new in (("−", "-"), ("–", "-"), ("×", r"\times"), ("°", ""), ("％", "%"), ("\u00a0", " "), ("\u202f", " ")):
+    for old, new in (
+        ("−", "-"),
+        ("–", "-"),
+        ("×", r"\times"),
+        ("°", ""),
+        ("％", "%"),
+        ("\u00a0", " "),
+        ("\u202f", " "),
+    ):
         text = text.replace(old, new)
     text = re.sub(r"\\(?:text|mathrm|textbf|mathbf|operatorname|mbox)\s*\{([^{}]*)\}", r" \1", text)
     text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\displaystyle|\\limits", "", text)

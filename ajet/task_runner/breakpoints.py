@@ -7,7 +7,7 @@ off and one episode runs at a time (`debugging()`).
 from __future__ import annotations
 
 import os
-import pdb
+import pdb  # noqa: T100 - the debugger is what this module is about
 import sys
 from collections.abc import Iterable
 

@@ -55,9 +55,7 @@ def test_a_file_imports_its_neighbours(tmp_path: Path, statement: str) -> None:
     (tmp_path / "neighbour.py").write_text("WORD = 'hello'")
     (tmp_path / f"neighbour_of_{unique}.py").write_text("WORD = 'hello'")
     statement = statement.format(id=unique)
-    (tmp_path / "main.py").write_text(
-        f"{statement}\nfrom ajet import Task\nclass Mine(Task): word: str = WORD"
-    )
+    (tmp_path / "main.py").write_text(f"{statement}\nfrom ajet import Task\nclass Mine(Task): word: str = WORD")
     assert load(f"{tmp_path}/main.py->Mine")().word == "hello"
 
 

@@ -1,0 +1,137 @@
+"""Which written answers are the same answer."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ajet.task_judge.math_answers import final_answer, same_answer
+
+SAME = [
+    ("42", "42"),
+    (r"\boxed{42}", "42"),
+    (r"so \boxed{\frac{1}{2}}.", "0.5"),
+    (r"\frac12", ".5"),
+    ("1,234", "1234"),
+    ("1{,}234", "1234"),
+    ("$1,234.50$", "1234.5"),
+    (r"\$12", "12"),
+    (r"50\%", "50"),
+    ("50%", "0.5"),
+    ("50%", "1/2"),
+    ("1 1/2", "1.5"),
+    (r"1\frac{1}{2}", "3/2"),
+    (r"-\frac{3}{4}", "-0.75"),
+    ("-1 1/2", "-1.5"),
+    (r"\frac{-3}{4}", "-0.75"),
+    ("1.2e3", "1200"),
+    (r"3\times10^{4}", "30000"),
+    ("3 × 10^4", "30000"),
+    ("10^{3}", "1000"),
+    (r"90^\circ", "90"),
+    ("90°", "90"),
+    ("x=5", "5"),
+    ("The answer is 7.", "7"),
+    ("blah #### 1,000", "1000"),
+    ("(1, 2)", "(1,2)"),
+    ("(0.5,1)", "(1/2, 1)"),
+    (r"\text{Yes}", "yes"),
+    (r"12 \text{ cm}", "12"),
+    ("12 dollars", "12"),
+    (r"\sqrt{2}", r"\sqrt {2}"),
+    (r"\boxed{\sqrt{\frac{1}{2}}}", r"\sqrt{1/2}"),
+    ("5.0", "5"),
+    ("5.", "5"),
+    ("+5", "5"),
+    ("−5", "-5"),
+    (r"\boxed5", "5"),
+    ("{5}", "5"),
+    ("1, 2, 3", "1,2,3"),
+    ("**42**", "42"),
+    ("50 percent", "50%"),
+    (r"\dfrac{a}{b}", r"\frac{a}{b}"),
+    ("A", "a"),
+    (r"2\pi", r"2 \pi"),
+    (r"\left(1,2\right)", "(1,2)"),
+    ("12 cm^2", "12"),
+    ("1000000", "1,000,000"),
+    ("007", "7"),
+    ("1 234 567", "1234567"),
+    ("12cm", "12"),
+    ("5 square meters", "5"),
+    (r"I think \boxed{3}, no: \boxed{4}", "4"),
+    (r"\boxed{4} or \boxed{", "4"),
+]
+DIFFERENT = [
+    ("42", "43"),
+    ("0.333", "1/3"),
+    ("5x", "5"),
+    ("(1,2)", "(2,1)"),
+    ("[1,2]", "(1,2)"),
+    ("5 million", "5"),
+    ("", "0"),
+    ("1/0", "0"),
+    ("1e999999999", "5"),
+    ("12", "1 2"),
+    ("1,23", "123"),
+    ("-5", "5"),
+    ("5 or more", "5"),
+    ("nan", "nan2"),
+    (r"\boxed{", "5"),
+    ("1e400000", "1"),
+    ("1,2345", "12345"),
+    ("12 c", "12"),
+    (r"\boxed{3} then \boxed{4}", "3"),
+    ("50%", "5"),
+    ("1/3", "0.3333333333"),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), SAME)
+def test_same(given: str, expected: str) -> None:
+    assert same_answer(given, expected)
+    assert same_answer(expected, given)
+
+
+@pytest.mark.parametrize(("given", "expected"), DIFFERENT)
+def test_different(given: str, expected: str) -> None:
+    assert not same_answer(given, expected)
+    assert not same_answer(expected, given)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"a \boxed{1} b \boxed{\frac{1}{2}} c", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        ("some steps\n#### 18", "18"),
+        ("The answer is: 7\nbye", "7"),
+        ("  7 ", "7"),
+    ],
+)
+def test_where_the_answer_is(text: str, answer: str) -> None:
+    assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "9" * 5000,
+        "5 " + "m" * 1990,
+        r"\boxed{" * 20000,
+        "{" * 1999,
+        "(" * 999 + ")" * 999,
+        "5 " + "cm " * 600,
+        r"\frac{" * 300,
+        "answer is " * 5000,
+        "1," * 900,
+        " " * 1999 + "6",
+        "1e999999999",
+        "((" + "1," * 400,
+    ],
+)
+def test_no_text_keeps_the_judge_busy(hostile: str) -> None:
+    before = time.process_time()
+    assert not same_answer(hostile, "5")
+    assert time.process_time() - before < 2
