@@ -69,8 +69,8 @@ class OptimConfig(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    lr: AboveZero = 1e-6
-    """Learning rate."""
+    lr: NonNegative = 1e-6
+    """Learning rate. 0 trains nothing: a control run."""
     weight_decay: NonNegative = 0.01
     """Weight decay."""
     betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = [0.9, 0.999]
