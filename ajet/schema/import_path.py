@@ -1,0 +1,226 @@
+"""`module.path->Class` and `path/to/file.py->Class`: how a YAML names a user's own class or function.
+
+`load_symbol` imports it. Files are imported under a package name made from their folder, so two files of the same
+name do not collide; their neighbours can be imported both as `from .helper import …` and `from helper import …`.
+Whatever goes wrong is an `ImportPathError` that says what exists instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from ajet.schema.errors import ImportPathError
+
+ARROW = "->"
+
+
+class ImportPath(NamedTuple):
+    """The two halves of `place->name`."""
+
+    place: str
+    name: str
+
+    @property
+    def is_file(self) -> bool:
+        return self.place.endswith(".py") or "/" in self.place or os.sep in self.place
+
+
+def split_import_path(text: str) -> ImportPath:
+    """Take `place->name` apart."""
+    place, arrow, name = (part.strip() for part in text.partition(ARROW))
+    if not (arrow and place and name and all(part.isidentifier() for part in name.split("."))):
+        raise ImportPathError(
+            f"{text!r} names no class: write `module.path->Class` or `path/to/file.py->Class`"
+            + (f", for example `{text.replace(':', ARROW)}`" if ":" in text and not arrow else "")
+        )
+    return ImportPath(place, name)
+
+
+def find_file(path: str, base_dirs: Sequence[str | Path] = ()) -> Path:
+    """The file that a relative `path` means: from the working directory, else from the first of `base_dirs`."""
+    given = Path(path).expanduser()
+    candidates = [given] if given.is_absolute() else [Path.cwd() / given, *(Path(base) / given for base in base_dirs)]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate.resolve()
+    looked = " or ".join(dict.fromkeys(str(candidate.parent) for candidate in candidates))
+    message = f"no file {given.name!r} in {looked}"
+    near = [
+        str(neighbour.relative_to(candidate.parent))
+        for candidate in candidates
+        if candidate.parent.is_dir()
+        for neighbour in sorted(candidate.parent.iterdir())
+        if neighbour.suffix == given.suffix and neighbour.is_file()
+    ]
+    raise ImportPathError(message + _instead(given.name, near))
+
+
+def load_symbol(text: str, base_dirs: Sequence[str | Path] = (), *, expects: type | None = None) -> Any:
+    """Import what `text` names. With `expects`, it must be a subclass of that class."""
+    place, name = path = split_import_path(text)
+    module = _load_file(find_file(place, base_dirs)) if path.is_file else _load_module(place, base_dirs)
+    symbol: Any = module
+    for part in name.split("."):
+        if not hasattr(symbol, part):
+            raise ImportPathError(f"{place} has no {name!r}" + _instead(part, _names_in(module, expects)))
+        symbol = getattr(symbol, part)
+    if expects is not None and not (isinstance(symbol, type) and issubclass(symbol, expects)):
+        raise ImportPathError(
+            f"{text} is no class derived from {expects.__name__}" + _instead(name, _names_in(module, expects))
+        )
+    return symbol
+
+
+def _instead(wanted: str, present: Sequence[str]) -> str:
+    """`; did you mean …` or `; there is …`."""
+    near = get_close_matches(wanted, present, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    if not present:
+        return ""
+    return f"; there is: {', '.join(list(present)[:8])}" + (" …" if len(present) > 8 else "")
+
+
+def _names_in(module: ModuleType, expects: type | None) -> list[str]:
+    """What of a module could have been meant: fitting classes, else its own public names."""
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    if expects is not None:
+        fitting = [
+            name
+            for name, value in public.items()
+            if isinstance(value, type) and issubclass(value, expects) and value is not expects
+        ]
+        if fitting:
+            return fitting
+    return [name for name, value in public.items() if getattr(value, "__module__", None) == module.__name__]
+
+
+def _load_file(file: Path) -> ModuleType:
+    """Import a file under a name of its own."""
+    package = "ajet_user_" + hashlib.sha256(str(file.parent).encode()).hexdigest()[:12]
+    name = f"{package}.{file.stem.replace('.', '_')}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if package not in sys.modules:
+        folder = ModuleType(package)
+        folder.__path__ = [str(file.parent)]
+        sys.modules[package] = folder
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportPathError(f"{file} can't be imported: it is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with _first_on_path(file.parent), _errors_named(str(file), file):
+            spec.loader.exec_module(module)
+    except ImportPathError:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _load_module(name: str, base_dirs: Sequence[str | Path]) -> ModuleType:
+    """Import a module by its dotted name, from the working directory and `base_dirs` too."""
+    folders = [Path.cwd(), *(Path(base).resolve() for base in base_dirs)]
+    top = name.partition(".")[0]
+    home = next((folder for folder in folders if (folder / top).is_dir() or (folder / f"{top}.py").is_file()), None)
+    for folder in folders:
+        _last_on_path(folder)
+    with _first_on_path(home), _errors_named(name, None):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            missing = error.name or ""
+            if name == missing or name.startswith(missing + "."):
+                raise ImportPathError(f"there is no module {missing!r}" + _neighbours(missing, folders)) from None
+            raise
+
+
+def _neighbours(missing: str, folders: Sequence[Path]) -> str:
+    """What modules exist where `missing` was looked for."""
+    parent, _, last = missing.rpartition(".")
+    if parent and (package := sys.modules.get(parent)):
+        places = [Path(place) for place in getattr(package, "__path__", [])]
+    else:
+        places = list(folders)
+    found = [
+        entry.stem
+        for place in places
+        if place.is_dir()
+        for entry in sorted(place.iterdir())
+        if (entry.suffix == ".py" or (entry.is_dir() and any(entry.glob("*.py")))) and entry.stem.isidentifier()
+    ]
+    return _instead(last or missing, list(dict.fromkeys(found)))
+
+
+@contextmanager
+def _errors_named(place: str, file: Path | None) -> Iterator[None]:
+    """Whatever a user's module raises while it is imported, as an error that names the line."""
+    try:
+        yield
+    except ImportPathError:
+        raise
+    except SyntaxError as error:
+        raise ImportPathError(f"{error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
+    # a user's module may raise anything while it is imported, `sys.exit()` included
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if file is not None and frame.filename == str(file)]
+        where = own or [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+        at = f"{where[-1].filename}:{where[-1].lineno}: " if where else ""
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            hint = f"; install it, or put {error.name.partition('.')[0]}.py beside the file"
+        raise ImportPathError(f"{at}importing {place} failed with {type(error).__name__}: {error}{hint}") from error
+
+
+@contextmanager
+def _first_on_path(folder: Path | None) -> Iterator[None]:
+    """`folder` first on `sys.path` while importing, and last from then on (for imports inside functions).
+
+    Modules that an earlier call imported from another folder under a name that `folder` has too give way, so that a
+    second project's `helper.py` is not taken for the first one's.
+    """
+    if folder is None:
+        yield
+        return
+    _last_on_path(folder)
+    own = {entry.stem for entry in folder.iterdir() if entry.suffix == ".py" or entry.is_dir()}
+    giving_way = {top for top in own if (home := _home_of(top)) != folder and home in _FOLDERS}
+    for name in [name for name in sys.modules if name.partition(".")[0] in giving_way]:
+        del sys.modules[name]
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+_FOLDERS: set[Path] = set()
+"""Folders of users' files imported so far."""
+
+
+def _home_of(top: str) -> Path | None:
+    """The folder from which a top-level module was imported."""
+    origin = getattr(sys.modules.get(top), "__file__", None)
+    if origin is None:
+        return None
+    file = Path(origin)
+    return file.parent.parent if file.name == "__init__.py" else file.parent
+
+
+def _last_on_path(folder: Path) -> None:
+    _FOLDERS.add(folder)
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))

@@ -1,0 +1,85 @@
+"""`huggingface_dat_repo`: tasks through the `datasets` library: a hub name, a local folder, or a data file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from ajet.schema.errors import TaskDataError
+from ajet.schema.task import Task
+from ajet.task_reader.task_reader_base import BadRecord, BaseTaskReader, task_from_record
+
+log = logging.getLogger("ajet.task_reader")
+
+FILE_FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
+SECTION = "ajet.task_reader.huggingface_dat_repo"
+
+
+class HuggingFaceReader(BaseTaskReader):
+    """Reads `training_split` and `validation_split` of `dataset_path`."""
+
+    def __init__(self, reader_config: Any) -> None:
+        super().__init__(reader_config)
+        self._splits: dict[str, Iterable[dict[str, Any]]] | None = None
+
+    def get_training_tasks(self) -> list[Task]:
+        split = self.reader_config.huggingface_dat_repo.training_split
+        if split is None:
+            raise TaskDataError(f"{SECTION}.training_split is not given")
+        return self._tasks("training_split", split)
+
+    def get_validation_tasks(self) -> list[Task]:
+        split = self.reader_config.huggingface_dat_repo.validation_split
+        return [] if split is None else self._tasks("validation_split", split)
+
+    def _tasks(self, key: str, split: str) -> list[Task]:
+        path = self.reader_config.huggingface_dat_repo.dataset_path
+        if self._splits is None:
+            self._splits = self._load()
+        if split not in self._splits:
+            near = get_close_matches(split, self._splits, n=1)
+            there = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(self._splits)}"
+            raise TaskDataError(f"{SECTION}.{key}: {path} has no split {split!r}; {there}")
+        tasks: list[Task] = []
+        skipped = 0
+        for number, row in enumerate(self._splits[split], start=1):
+            try:
+                tasks.append(task_from_record(row, self.reader_config.fields))
+            except BadRecord as error:
+                place = f"{path} [{split}], row {number}: {error}"
+                if skipped >= self.reader_config.skip_bad_lines:
+                    raise TaskDataError(place) from None
+                skipped += 1
+                log.warning("skipped %s", place)
+        if not tasks:
+            raise TaskDataError(f"{path} [{split}] holds no task")
+        return tasks
+
+    def _load(self) -> dict[str, Iterable[dict[str, Any]]]:
+        settings = self.reader_config.huggingface_dat_repo
+        if settings.dataset_path is None:
+            raise TaskDataError(f"{SECTION}.dataset_path is not given")
+        import datasets
+
+        path, name = settings.dataset_path, settings.dataset_name
+        local = Path(path).expanduser()
+        datasets.disable_progress_bars()
+        try:
+            if local.is_file():
+                if local.suffix not in FILE_FORMATS:
+                    raise TaskDataError(f"{path}: expected a file that ends in {', '.join(FILE_FORMATS)}")
+                loaded = datasets.load_dataset(FILE_FORMATS[local.suffix], data_files=str(local))
+            elif (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
+                loaded = datasets.load_from_disk(str(local))
+            else:
+                loaded = datasets.load_dataset(str(local) if local.is_dir() else path, name)
+        # `datasets` raises a wide family here (network, hub, arrow, its own): each means that the source can't be read
+        except (OSError, ValueError, RuntimeError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
+            hint = "" if local.exists() else " (no such local file or folder, so it was looked for on the hub)"
+            raise TaskDataError(f"{SECTION}.dataset_path: can't read {path!r}{hint}: {error}") from error
+        if isinstance(loaded, dict):
+            return dict(loaded)
+        return {str(loaded.split or settings.training_split): loaded}

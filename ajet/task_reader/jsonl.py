@@ -1,0 +1,80 @@
+"""`jsonl_dataset_file`: tasks from JSON Lines files, one object a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ajet.schema.errors import TaskDataError
+from ajet.schema.task import Task
+from ajet.task_reader.task_reader_base import BadRecord, BaseTaskReader, task_from_record
+
+log = logging.getLogger("ajet.task_reader")
+
+
+class JsonlReader(BaseTaskReader):
+    """Reads `training.file_path` and `validation.file_path`."""
+
+    def get_training_tasks(self) -> list[Task]:
+        path = self.reader_config.jsonl_dataset_file.training.file_path
+        if path is None:
+            raise TaskDataError("ajet.task_reader.jsonl_dataset_file.training.file_path is not given")
+        return self.read(Path(path))
+
+    def get_validation_tasks(self) -> list[Task]:
+        path = self.reader_config.jsonl_dataset_file.validation.file_path
+        return [] if path is None else self.read(Path(path))
+
+    def read(self, path: Path) -> list[Task]:
+        """All tasks of one file. A bad line is an error, or skipped as far as `skip_bad_lines` allows."""
+        try:
+            content = path.expanduser().read_bytes()
+        except OSError as error:
+            raise TaskDataError(f"{path}: {error.strerror or error}") from None
+        content = content.removeprefix(b"\xef\xbb\xbf")
+        tasks: list[Task] = []
+        skipped: list[str] = []
+        # split by \n alone: JSON text may hold U+2028 and other separators
+        for number, line in enumerate(content.split(b"\n"), start=1):
+            if not line.strip():
+                continue
+            try:
+                tasks.append(task_from_record(_parse(line), self.reader_config.fields))
+            except BadRecord as error:
+                place = f"{path}:{number}: {error}"
+                if len(skipped) >= self.reader_config.skip_bad_lines:
+                    self._refuse(place, content, skipped)
+                skipped.append(place)
+        for place in skipped:
+            log.warning("skipped %s", place)
+        if not tasks:
+            raise TaskDataError(f"{path} holds no task: one JSON object a line is expected")
+        return tasks
+
+    def _refuse(self, place: str, content: bytes, skipped: list[str]) -> NoReturn:
+        if content.lstrip().startswith(b"["):
+            hint = "The file is one JSON list: write one object a line, or use `type: huggingface_dat_repo`."
+        elif skipped:
+            hint = f"{len(skipped)} bad lines before it were skipped; skip_bad_lines allows no more."
+        else:
+            hint = "`task_reader.skip_bad_lines: N` tolerates up to N such lines."
+        raise TaskDataError(f"{place}\n{hint}")
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise BadRecord(f"not UTF-8 (byte {error.start + 1} of the line)") from None
+    except json.JSONDecodeError as error:
+        raise BadRecord(f"not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise BadRecord("not usable JSON: nested too deeply") from None
+    except ValueError as error:  # a number with more digits than Python converts
+        raise BadRecord(f"not usable JSON: {error}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise BadRecord(f"not JSON: {name} is no JSON number")

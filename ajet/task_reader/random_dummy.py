@@ -1,0 +1,31 @@
+"""`random_dummy`: made-up sums, to try a workflow without data."""
+
+from __future__ import annotations
+
+import random
+
+from ajet.schema.task import Task
+from ajet.task_reader.task_reader_base import BaseTaskReader
+
+VALIDATION_OFFSET = 1_000_000
+"""Keeps the validation tasks' random numbers apart from the training tasks', however many of them there are."""
+
+
+class RandomDummyReader(BaseTaskReader):
+    """`random_dummy.num_tasks` sums, the same for the same `task_reader.seed`."""
+
+    def get_training_tasks(self) -> list[Task]:
+        return [self._task("train", index, 0) for index in range(self.reader_config.random_dummy.num_tasks)]
+
+    def get_validation_tasks(self) -> list[Task]:
+        count = self.reader_config.random_dummy.num_validation_tasks
+        return [self._task("val", index, VALIDATION_OFFSET) for index in range(count)]
+
+    def _task(self, split: str, index: int, offset: int) -> Task:
+        draw = random.Random(f"{self.reader_config.seed}:{offset + index}")
+        left, right = draw.randint(1, 99), draw.randint(1, 99)
+        return Task(
+            main_query=f"What is {left} + {right}?",
+            task_id=f"dummy-{split}-{index}",
+            metadata={"answer": str(left + right)},
+        )

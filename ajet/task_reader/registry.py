@@ -1,0 +1,66 @@
+"""The one place where readers are registered, and the functions that read a run's tasks through them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from ajet.config.task_reader import TaskReaderConfig
+from ajet.schema.errors import FeatureUnavailableError
+from ajet.schema.import_path import load_symbol
+from ajet.schema.task import Task
+from ajet.task_reader.task_reader_base import BaseTaskReader, require_tasks, with_unique_ids
+
+log = logging.getLogger("ajet.task_reader")
+
+READERS = {
+    "jsonl_dataset_file": "ajet.task_reader.jsonl:JsonlReader",
+    "dataset_file": "ajet.task_reader.jsonl:JsonlReader",
+    "huggingface_dat_repo": "ajet.task_reader.huggingface:HuggingFaceReader",
+    "random_dummy": "ajet.task_reader.random_dummy:RandomDummyReader",
+}
+"""`task_reader.type` → module and class, imported when used."""
+
+NOT_YET = {
+    "env_service": "tasks from an environment service",
+    "data_generation": "tasks generated from documents",
+    "tracing": "tasks from production traces",
+}
+"""Types whose keys load, but which this version can't use."""
+
+
+def build_reader(reader_config: TaskReaderConfig, base_dirs: Sequence[str | Path] = ()) -> BaseTaskReader:
+    """The reader that `task_reader.type` names, or the user's own."""
+    kind = reader_config.type
+    if kind in NOT_YET:
+        raise FeatureUnavailableError(
+            f"ajet.task_reader.type: {kind}: {NOT_YET[kind]} are not part of this version; "
+            f"available: {', '.join(READERS)}, or your own `path/file.py->YourReader`"
+        )
+    if kind in READERS:
+        module, _, name = READERS[kind].partition(":")
+        reader_class = getattr(import_module(module), name)
+    else:
+        reader_class = load_symbol(kind, base_dirs, expects=BaseTaskReader)
+    reader = reader_class(reader_config)
+    assert isinstance(reader, BaseTaskReader)
+    return reader
+
+
+def read_training_tasks(reader: BaseTaskReader) -> list[Task]:
+    """The training tasks, each with a unique id, in the source's order."""
+    return _checked(reader.get_training_tasks(), f"{type(reader).__name__}.get_training_tasks()", "training")
+
+
+def read_validation_tasks(reader: BaseTaskReader) -> list[Task]:
+    """The validation tasks, each with a unique id, in the source's order."""
+    return _checked(reader.get_validation_tasks(), f"{type(reader).__name__}.get_validation_tasks()", "validation")
+
+
+def _checked(tasks: object, where: str, split: str) -> list[Task]:
+    unique, note = with_unique_ids(require_tasks(tasks, where))
+    if note:
+        log.info("%s tasks: %s", split, note)
+    return unique

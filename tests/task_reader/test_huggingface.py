@@ -1,0 +1,86 @@
+"""The `datasets` reader over local files and folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.config import make_config
+from ajet.schema.errors import TaskDataError
+from ajet.schema.task import Task
+from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+from ajet.task_reader.task_reader_base import BaseTaskReader
+
+ROWS = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(5)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def reader(**keys: Any) -> BaseTaskReader:
+    overrides = {f"task_reader.huggingface_dat_repo.{key}": value for key, value in keys.items()}
+    config = make_config({"task_reader.type": "huggingface_dat_repo", **overrides})
+    return build_reader(config.ajet.task_reader)
+
+
+def expected() -> list[tuple[str, dict[str, Any]]]:
+    return [(row["question"], {"answer": row["answer"]}) for row in ROWS]
+
+
+def seen(tasks: list[Task]) -> list[tuple[str, dict[str, Any]]]:
+    return [(task.main_query, task.metadata) for task in tasks]
+
+
+def test_a_parquet_file(tmp_path: Path) -> None:
+    import datasets
+
+    datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "rows.parquet"))
+    assert seen(read_training_tasks(reader(dataset_path=str(tmp_path / "rows.parquet")))) == expected()
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_a_json_file(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"rows.{suffix}"
+    file.write_text(json.dumps(ROWS) if suffix == "json" else "\n".join(map(json.dumps, ROWS)))
+    assert seen(read_training_tasks(reader(dataset_path=str(file)))) == expected()
+
+
+def test_a_folder_of_splits_and_a_saved_data_set(tmp_path: Path) -> None:
+    import datasets
+
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    for split in ("train", "test"):
+        datasets.Dataset.from_list(ROWS[: 3 if split == "test" else 5]).to_parquet(str(folder / f"{split}.parquet"))
+    data = datasets.load_dataset(str(folder))
+    data.save_to_disk(str(tmp_path / "saved"))
+    for path in (folder, tmp_path / "saved"):
+        both = reader(dataset_path=str(path), validation_split="test")
+        assert seen(read_training_tasks(both)) == expected()
+        assert seen(read_validation_tasks(both)) == expected()[:3]
+        with pytest.raises(TaskDataError, match="no split 'tset'; did you mean 'test'"):
+            read_training_tasks(reader(dataset_path=str(path), training_split="tset"))
+
+
+def test_errors_name_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "rows.txt").write_text("x")
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "wrong.jsonl").write_text('{"question": "a"}\n{"question": null}\n')
+    with pytest.raises(TaskDataError, match="dataset_path is not given"):
+        read_training_tasks(reader())
+    with pytest.raises(TaskDataError, match="expected a file that ends in"):
+        read_training_tasks(reader(dataset_path=str(tmp_path / "rows.txt")))
+    with pytest.raises(TaskDataError, match="can't read"):
+        read_training_tasks(reader(dataset_path=str(tmp_path / "bad.json")))
+    with pytest.raises(TaskDataError, match=r"wrong\.jsonl \[train\], row 2: no field"):
+        read_training_tasks(reader(dataset_path=str(tmp_path / "wrong.jsonl")))
+    with pytest.raises(TaskDataError, match=r"can't read.*no such local file or folder"):
+        read_training_tasks(reader(dataset_path=str(tmp_path / "nowhere")))
