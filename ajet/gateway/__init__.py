@@ -1,0 +1,1 @@
+"""OpenAI's and Anthropic's protocols over episode sessions, by HTTP or by a function call."""

@@ -1,0 +1,68 @@
+"""What an endpoint gives back, whoever carries it to the client: a status, headers, and a body or a stream of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ajet.schema.errors import EngineOverloadedError, ModelCallError
+from ajet.session import EpisodeSession
+
+RETRY_AFTER_S = 1
+"""What an overloaded engine or episode asks clients to wait."""
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: an episode, and which of its agents."""
+
+    session: EpisodeSession
+    agent: str | None = None
+    """None: the request's `model` says it (`ajet/<agent>`)."""
+    target: str | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """One HTTP response, without the HTTP."""
+
+    status: int
+    body: bytes | AsyncIterator[bytes]
+    headers: dict[str, str] = field(default_factory=dict)
+    close: Callable[[], None] = lambda: None
+    """Ends a stream whose reader has gone, whether or not reading had begun. On the service loop."""
+
+
+def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Answer:
+    return Answer(status, encode(value), {"content-type": "application/json", **(headers or {})})
+
+
+def stream_answer(chunks: AsyncIterator[bytes], close: Callable[[], None]) -> Answer:
+    headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+    return Answer(200, chunks, headers, close)
+
+
+def error_headers(error: ModelCallError) -> dict[str, str]:
+    """Official clients retry 409 and 5xx by themselves; here only "too busy" gets better by asking again."""
+    if isinstance(error, EngineOverloadedError):
+        return {"retry-after": str(RETRY_AFTER_S), "x-should-retry": "true"}
+    return {"x-should-retry": "false"}
+
+
+def openai_error(error: ModelCallError) -> Answer:
+    """OpenAI's shape of an error."""
+    return json_answer({"error": openai_error_body(error)}, error.http_status, error_headers(error))
+
+
+def openai_error_body(error: ModelCallError) -> dict[str, Any]:
+    return {
+        "message": str(error),
+        "type": error.error_type,
+        "param": getattr(error, "param", None),
+        "code": error.code,
+    }

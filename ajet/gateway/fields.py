@@ -1,0 +1,129 @@
+"""Reading a request's JSON: each function takes one field, checks it, and names it in the error."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from ajet.schema.errors import InvalidRequestError
+
+MAX_DEPTH = 64
+"""Nesting of a request: deeper ones are no chat, and templates and encoders recurse."""
+
+
+class BadField(InvalidRequestError):
+    """One field of a request is wrong."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def json_body(body: bytes) -> dict[str, Any]:
+    """The request's JSON object."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadField("body", f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise BadField("body", f"the body is nested deeper than {MAX_DEPTH} levels") from None
+    if not isinstance(value, dict):
+        raise BadField("body", f"the body must be a JSON object, not {kind(value)}")
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
+        _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise BadField("body", f"the body is nested deeper than {MAX_DEPTH} levels")
+
+
+def kind(value: Any) -> str:
+    """A JSON value's type, in JSON's words."""
+    if value is None:
+        return "null"
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), type(value).__name__)
+
+
+def number(body: dict[str, Any], key: str, default: float, low: float, high: float) -> float:
+    value = body.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadField(key, f"{key} must be a number, not {kind(value)}")
+    if not (low <= value <= high) or not math.isfinite(value):
+        raise BadField(key, f"{key} must be from {low:g} to {high:g}, not {value:g}")
+    return float(value)
+
+
+def integer(body: dict[str, Any], key: str, low: int, high: int) -> int | None:
+    value = body.get(key)
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadField(key, f"{key} must be an integer, not {kind(value)}")
+    if not low <= value <= high:
+        raise BadField(key, f"{key} must be from {low} to {high}")
+    return value
+
+
+def flag(body: dict[str, Any], key: str) -> bool:
+    value = body.get(key)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise BadField(key, f"{key} must be a boolean, not {kind(value)}")
+    return value
+
+
+def text(body: dict[str, Any], key: str, default: str = "") -> str:
+    value = body.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise BadField(key, f"{key} must be a string, not {kind(value)}")
+    return value
+
+
+def mapping(body: dict[str, Any], key: str) -> dict[str, Any]:
+    value = body.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadField(key, f"{key} must be an object, not {kind(value)}")
+    return value
+
+
+def array(body: dict[str, Any], key: str) -> list[Any]:
+    value = body.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise BadField(key, f"{key} must be an array, not {kind(value)}")
+    return value
+
+
+def strings(body: dict[str, Any], key: str, most: int) -> tuple[str, ...]:
+    """A string, or a list of them."""
+    value = body.get(key)
+    values = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
+        raise BadField(key, f"{key} must be a non-empty string or a list of them")
+    if len(values) > most:
+        raise BadField(key, f"{key} takes at most {most} strings")
+    return tuple(values)

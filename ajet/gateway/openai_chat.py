@@ -1,0 +1,280 @@
+"""`POST /v1/chat/completions`: OpenAI's chat protocol, whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from ajet.gateway import fields
+from ajet.gateway.answer import Answer, Caller, encode, json_answer, openai_error_body, stream_answer
+from ajet.gateway.chat_messages import read_messages, read_tool_choice, read_tools
+from ajet.gateway.fields import BadField
+from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, ChatReply, ChatRequest
+from ajet.schema.errors import ModelCallError
+from ajet.schema.generation import Completion, Sampling
+from ajet.session import EpisodeSession, ReplyDelta
+
+MODEL_PREFIX = "ajet/"
+MAX_CHOICES = 64
+MAX_STOPS = 16
+NO_EFFECT = "this server can't honour it, and leaving it out would change the meaning of the request"
+
+
+@dataclass(slots=True)
+class ChatCall:
+    """A chat request and how its answer should look."""
+
+    request: ChatRequest
+    model: str
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+    token_ids: bool = False
+
+
+# ---------------------------------------------------------------- the request
+
+
+def read_chat_call(body: dict[str, Any], caller: Caller) -> ChatCall:
+    """Check a request's body."""
+    for key in ("functions", "function_call"):
+        if body.get(key):
+            raise BadField(key, f"{key} is not supported: use tools and tool_choice")
+    for key in ("logit_bias", "audio", "prediction"):
+        if body.get(key):
+            raise BadField(key, f"{key} is not supported: {NO_EFFECT}")
+    if fields.array(body, "modalities") not in ([], ["text"]):
+        raise BadField("modalities", "only text is supported")
+    model, agent = read_model(body, caller)
+    tools = read_tools(fields.array(body, "tools"))
+    logprobs = fields.flag(body, "logprobs")
+    request = ChatRequest(
+        messages=read_messages(fields.array(body, "messages")),
+        tools=tools,
+        tool_choice=read_tool_choice(body.get("tool_choice"), tools),
+        sampling=read_sampling(body, caller.session.settings.default_sampling),
+        agent=agent,
+        target=caller.target or DEFAULT_TARGET,
+        n=fields.integer(body, "n", 1, MAX_CHOICES) or 1,
+        top_logprobs=(fields.integer(body, "top_logprobs", 0, 20) or 0) if logprobs else 0,
+        response_format=fields.mapping(body, "response_format") or None,
+        chat_template_kwargs=fields.mapping(body, "chat_template_kwargs"),
+    )
+    return ChatCall(
+        request=request,
+        model=model,
+        stream=fields.flag(body, "stream"),
+        include_usage=fields.flag(fields.mapping(body, "stream_options"), "include_usage"),
+        logprobs=logprobs,
+        token_ids=fields.flag(body, "return_token_ids"),
+    )
+
+
+def read_model(body: dict[str, Any], caller: Caller) -> tuple[str, str]:
+    """The model's name as the client wrote it, and the agent that asks: the caller's, else that of `ajet/<agent>`."""
+    model = fields.text(body, "model", MODEL_PREFIX + (caller.agent or DEFAULT_AGENT))
+    if caller.agent is not None:
+        return model, caller.agent
+    return model, (model.removeprefix(MODEL_PREFIX) if model.startswith(MODEL_PREFIX) else "") or DEFAULT_AGENT
+
+
+def read_sampling(body: dict[str, Any], default: Sampling) -> Sampling:
+    """What the client asks for, over what it gets by default."""
+    limits = (fields.integer(body, key, 1, 10**9) for key in ("max_tokens", "max_completion_tokens"))
+    stop_ids = fields.array(body, "stop_token_ids")
+    if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31 for token in stop_ids):
+        raise BadField("stop_token_ids", "stop_token_ids must be a list of token ids")
+    top_k = fields.integer(body, "top_k", -1, 10**9)
+    return Sampling(
+        temperature=fields.number(body, "temperature", default.temperature, 0.0, 2.0),
+        top_p=fields.number(body, "top_p", default.top_p, 1e-6, 1.0),
+        top_k=default.top_k if top_k is None else top_k,
+        min_p=fields.number(body, "min_p", default.min_p, 0.0, 1.0),
+        presence_penalty=fields.number(body, "presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=fields.number(body, "frequency_penalty", 0.0, -2.0, 2.0),
+        repetition_penalty=fields.number(body, "repetition_penalty", 1.0, 0.01, 10.0),
+        max_tokens=min((limit for limit in limits if limit is not None), default=None),
+        stop=fields.strings(body, "stop", MAX_STOPS),
+        stop_token_ids=tuple(stop_ids),
+        seed=fields.integer(body, "seed", -(2**63), 2**63 - 1),
+        ignore_eos=fields.flag(body, "ignore_eos"),
+    )
+
+
+# ---------------------------------------------------------------- the answer
+
+
+async def chat_completions(body: dict[str, Any], caller: Caller) -> Answer:
+    """Answer one request. Raises `ModelCallError`s as long as nothing was sent."""
+    call = read_chat_call(body, caller)
+    if call.stream:
+        stream = ReplyStream(call.request, caller.session)
+        first = await stream.first()
+        return stream_answer(chat_chunks(call, caller.session, stream, first), stream.close)
+    replies = await caller.session.complete(call.request)
+    return json_answer(chat_completion(call, replies, caller.session))
+
+
+def completion_id(call_id: str) -> str:
+    return f"chatcmpl-{call_id}"
+
+
+def chat_completion(call: ChatCall, replies: list[ChatReply], session: EpisodeSession) -> dict[str, Any]:
+    """The whole answer. Its `id` names the first choice's call; each choice has its own `call_id`."""
+    answer: dict[str, Any] = {
+        "id": completion_id(replies[0].call_id),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": call.model,
+        "choices": [_choice(call, index, reply, session) for index, reply in enumerate(replies)],
+        "usage": usage(replies),
+    }
+    if call.token_ids:
+        answer["prompt_token_ids"] = replies[0].prompt_ids
+    return answer
+
+
+def _choice(call: ChatCall, index: int, reply: ChatReply, session: EpisodeSession) -> dict[str, Any]:
+    completion = reply.completion
+    choice: dict[str, Any] = {
+        "index": index,
+        "message": message_of(reply),
+        "logprobs": logprobs_of(completion, session) if call.logprobs else None,
+        "finish_reason": reply.finish_reason,
+        "call_id": reply.call_id,
+    }
+    if call.token_ids:
+        choice["token_ids"] = completion.token_ids
+    if reply.malformed:
+        choice["malformed"] = reply.malformed
+    return choice
+
+
+def message_of(reply: ChatReply) -> dict[str, Any]:
+    """The reply's message; OpenAI writes a content of null beside tool calls."""
+    message = {**reply.message, "refusal": None}
+    if not message.get("content") and message.get("tool_calls"):
+        message["content"] = None
+    return message
+
+
+def usage(replies: list[ChatReply]) -> dict[str, Any]:
+    prompt = len(replies[0].prompt_ids)
+    sampled = sum(len(reply.completion.token_ids) for reply in replies)
+    cached = max(reply.completion.cached_prompt_tokens for reply in replies)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def logprobs_of(
+    completion: Completion, session: EpisodeSession, start: int = 0, end: int | None = None
+) -> dict[str, Any]:
+    """OpenAI's form of some tokens' log-probabilities."""
+    content = []
+    for index in range(len(completion.token_ids)):
+        top = completion.top_logprobs[index] if completion.top_logprobs else []
+        entry = _token(completion.token_ids[index], completion.logprobs[index], session)
+        content.append({**entry, "top_logprobs": [_token(token, value, session) for token, value in top]})
+    return {"content": content, "refusal": None}
+
+
+def _token(token_id: int, logprob: float, session: EpisodeSession) -> dict[str, Any]:
+    text = session.decode_token(token_id)
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+# ---------------------------------------------------------------- streaming
+
+_Event = ReplyDelta | list[ChatReply] | ModelCallError
+
+
+class ReplyStream:
+    """A session's call as events: deltas, then the replies or an error. Closing it cancels the generation."""
+
+    def __init__(self, request: ChatRequest, session: EpisodeSession) -> None:
+        self._request = request
+        self._session = session
+        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            self._events.put_nowait(await self._session.complete(self._request, self._events.put_nowait))
+        except ModelCallError as error:
+            self._events.put_nowait(error)
+
+    async def first(self) -> _Event:
+        """The first event; raises if it is an error, so that the client gets its status."""
+        try:
+            event = await self._events.get()
+        except asyncio.CancelledError:
+            self._task.cancel()
+            raise
+        if isinstance(event, ModelCallError):
+            raise event
+        return event
+
+    async def next(self) -> _Event:
+        return await self._events.get()
+
+    def close(self) -> None:
+        self._task.cancel()
+
+
+async def chat_chunks(
+    call: ChatCall, session: EpisodeSession, stream: ReplyStream, event: _Event
+) -> AsyncIterator[bytes]:
+    """Server-sent events, beginning with `event`. The last chunk of a choice carries its log-probabilities and ids."""
+    head: dict[str, Any] = {
+        "id": "",
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": call.model,
+    }
+    tool_calls: dict[int, int] = {}
+    """How many each choice has shown: a choice that is in here has begun."""
+
+    def chunk(choice: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+        return _sse({**head, "choices": [{"index": choice, "delta": delta, "finish_reason": finish, **more}]})
+
+    try:
+        while isinstance(event, ReplyDelta):
+            delta: dict[str, Any] = {}
+            if event.choice not in tool_calls:
+                head["id"] = head["id"] or completion_id(event.call_id)
+                tool_calls[event.choice] = 0
+                delta = {"role": "assistant", "content": ""}
+            if event.delta.content:
+                delta["content"] = event.delta.content
+            if event.delta.reasoning:
+                delta["reasoning_content"] = event.delta.reasoning
+            if event.delta.tool_call is not None:
+                delta["tool_calls"] = [{"index": tool_calls[event.choice], **event.delta.tool_call}]
+                tool_calls[event.choice] += 1
+            yield chunk(event.choice, delta)
+            event = await stream.next()
+        if isinstance(event, ModelCallError):
+            yield _sse({"error": openai_error_body(event)})
+            return
+        head["id"] = head["id"] or completion_id(event[0].call_id)
+        for index, reply in enumerate(event):
+            choice = _choice(call, index, reply, session)
+            del choice["index"], choice["message"]
+            opening = {} if index in tool_calls else {"role": "assistant", "content": ""}
+            yield chunk(index, opening, choice.pop("finish_reason"), **choice)
+        if call.include_usage:
+            yield _sse({**head, "choices": [], "usage": usage(event)})
+        yield b"data: [DONE]\n\n"
+    finally:
+        stream.close()
+
+
+def _sse(value: Any) -> bytes:
+    return b"data: " + encode(value) + b"\n\n"

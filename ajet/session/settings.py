@@ -1,0 +1,117 @@
+"""What the configuration says about model calls, and how a client's sampling is merged with it.
+
+While training, the YAML decides temperature, top_p and top_k of trained calls (the client's own are ignored, said
+once): the recorded log-probabilities then mean what the loss takes them for. Calls that aren't trained keep what their
+client asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ajet.schema.generation import Sampling
+
+log = logging.getLogger(__name__)
+
+_said: set[str] = set()
+
+
+def say_once(message: str, *args: object) -> None:
+    """Log a warning the first time only: what holds for one call holds for thousands."""
+    if message not in _said:
+        _said.add(message)
+        log.warning(message, *args)
+
+
+class SeedKey(NamedTuple):
+    """What the randomness of an episode's replies is drawn from."""
+
+    seed: int = 0
+    step: int = 0
+    task: str = ""
+    repeat: int = 0
+
+    def of_call(self, agent: str, index: int) -> int:
+        """The seed of one call: the `index`-th of that agent. 48 bits: exact in any JSON reader."""
+        text = "\x1f".join(map(str, (*self, agent, index)))
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """How an episode's model calls are drawn."""
+
+    training: bool = True
+    """The YAML's sampling overrides the client's on trained calls."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_response_tokens: int | None = None
+    """Upper bound of one reply."""
+    trainable_targets: tuple[str, ...] = ()
+    """Targets that are trained; none named: all."""
+    force_disable_toolcalls: bool = False
+    seed_key: SeedKey = field(default_factory=SeedKey)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Any,
+        *,
+        validation: bool = False,
+        trainable_targets: list[str] | tuple[str, ...] | None = None,
+        step: int = 0,
+        task: str = "",
+        repeat: int = 0,
+    ) -> SessionSettings:
+        """From a loaded `Config`. `validation` takes `rollout.val_kwargs`; there the client may choose for itself."""
+        rollout = config.ajet.rollout
+        temperature, top_p, top_k = rollout.temperature, rollout.top_p, rollout.top_k
+        if validation:
+            val = rollout.val_kwargs
+            temperature, top_p, top_k = (val.temperature if val.do_sample else 0.0), val.top_p, val.top_k
+        return cls(
+            training=not validation,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            max_response_tokens=rollout.max_response_length_in_one_turn,
+            trainable_targets=tuple(trainable_targets or ()),
+            force_disable_toolcalls=rollout.force_disable_toolcalls,
+            seed_key=SeedKey(rollout.seed, step, task, repeat),
+        )
+
+    def trains(self, target: str) -> bool:
+        """Whether calls of this target are trained."""
+        return not self.trainable_targets or target in self.trainable_targets
+
+    @property
+    def default_sampling(self) -> Sampling:
+        """What a client gets that asks for nothing in particular."""
+        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+
+    def sampling(self, asked: Sampling, *, trained: bool, seed: int) -> Sampling:
+        """The sampling of one call."""
+        limits = [limit for limit in (asked.max_tokens, self.max_response_tokens) if limit is not None]
+        max_tokens = min(limits) if limits else None
+        if not (self.training and trained):
+            return replace(asked, max_tokens=max_tokens, seed=seed if asked.seed is None else asked.seed)
+        ours = replace(
+            self.default_sampling,
+            max_tokens=max_tokens,
+            stop=asked.stop,
+            stop_token_ids=asked.stop_token_ids,
+            ignore_eos=asked.ignore_eos,
+        )
+        if replace(asked, max_tokens=max_tokens) != ours:
+            say_once(
+                "While training, the sampling of the YAML is used (temperature %s, top_p %s, top_k %s, no penalties, "
+                "own seeds); what a client asks for instead is ignored.",
+                self.temperature,
+                self.top_p,
+                self.top_k,
+            )
+        return replace(ours, seed=seed)

@@ -1,0 +1,107 @@
+"""From a workflow's thread to the service loop and back: a request goes over, an answer (or its stream) comes back.
+
+Works from any thread and any event loop, also from the service loop itself (awaited). Cancelling the caller cancels
+the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from ajet.gateway.answer import Answer, Caller
+from ajet.gateway.endpoints import answer
+
+T = TypeVar("T")
+
+_END = object()
+
+
+class Crossing:
+    """One agent's way to its episode's session."""
+
+    def __init__(self, caller: Caller, loop: asyncio.AbstractEventLoop) -> None:
+        self.caller = caller
+        self._loop = loop
+
+    def submit(self, call: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run on the service loop."""
+        return asyncio.run_coroutine_threadsafe(call, self._loop)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a short function on the service loop and wait for it."""
+        if _running_loop() is self._loop:
+            return function()
+        return self.submit(_call(function)).result()
+
+    async def ask(self, method: str, path: str, body: bytes) -> Answer:
+        """Ask from an event loop. The answer's stream, if it has one, is to be read in that loop."""
+        reply = await asyncio.wrap_future(self.submit(answer(method, path, body, self.caller)))
+        if isinstance(reply.body, bytes):
+            return reply
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[Any] = asyncio.Queue()
+        close = self._pump(reply, lambda item: loop.call_soon_threadsafe(arrived.put_nowait, item))
+        return Answer(reply.status, _read(arrived), reply.headers, close)
+
+    def ask_blocking(
+        self, method: str, path: str, body: bytes, timeout: float | None
+    ) -> tuple[Answer, Iterator[bytes]]:
+        """Ask from a plain thread; the iterator reads the answer's body. Raises TimeoutError."""
+        if _running_loop() is self._loop:
+            raise RuntimeError("a blocking client can't be used on the service loop: it would wait for itself")
+        asked = self.submit(answer(method, path, body, self.caller))
+        try:
+            reply = asked.result(timeout)
+        except BaseException:
+            asked.cancel()
+            raise
+        if isinstance(reply.body, bytes):
+            return reply, iter([reply.body])
+        arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        close = self._pump(reply, arrived.put)
+        return Answer(reply.status, reply.body, reply.headers, close), iter(arrived.get, _END)
+
+    def _pump(self, reply: Answer, put: Callable[[object], object]) -> Callable[[], None]:
+        """Start handing a stream's chunks over; returns what stops it."""
+        pump = self.submit(_hand_over(reply, put))
+
+        def stop() -> None:
+            pump.cancel()
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(reply.close)
+
+        return stop
+
+
+async def _call(function: Callable[[], T]) -> T:
+    return function()
+
+
+async def _hand_over(reply: Answer, put: Callable[[object], object]) -> None:
+    """Runs on the service loop. Ends with the stream, or when its reader's loop is gone."""
+    assert not isinstance(reply.body, bytes)
+    try:
+        async for chunk in reply.body:
+            put(chunk)
+        put(_END)
+    except RuntimeError as error:
+        if "loop is closed" not in str(error):
+            raise
+    finally:
+        reply.close()
+
+
+async def _read(arrived: asyncio.Queue[Any]) -> AsyncIterator[bytes]:
+    while (item := await arrived.get()) is not _END:
+        yield item
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

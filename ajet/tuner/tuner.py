@@ -1,0 +1,160 @@
+"""`AjetTuner`: what a workflow gets. Each face is a real client of its framework, bound to one agent and target."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ajet.gateway.answer import Caller
+from ajet.gateway.endpoints import bare_call_id
+from ajet.gateway.openai_chat import MODEL_PREFIX
+from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET
+from ajet.schema.errors import ConfigError, FeatureUnavailableError, RewardError
+from ajet.session import EpisodeSession
+from ajet.tuner.connection import Connection
+from ajet.tuner.crossing import Crossing
+from ajet.tuner.over_http import post_reward
+
+if TYPE_CHECKING:
+    from ajet.context_tracker import ContextTracker  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+
+@dataclass(frozen=True, slots=True)
+class BaseUrlAndKey:
+    """What any OpenAI-compatible client needs. Also unpacks: `base_url, api_key, model = …`."""
+
+    base_url: str
+    api_key: str
+    model: str
+
+    def __iter__(self) -> Any:
+        return iter((self.base_url, self.api_key, self.model))
+
+
+@dataclass(frozen=True, slots=True)
+class HelperModel:
+    """A model that isn't tuned, at any OpenAI-compatible endpoint."""
+
+    model: str
+    base_url: str | None = None
+    """None: OPENAI_BASE_URL, else OpenAI's."""
+    api_key: str | None = None
+    """None: OPENAI_API_KEY."""
+
+    def connection(self) -> Connection:
+        """Raises ConfigError when nothing says where the model is."""
+        base_url = self.base_url or os.environ.get("OPENAI_BASE_URL")
+        api_key = self.api_key or os.environ.get("OPENAI_API_KEY")
+        if base_url is None and api_key is None:
+            raise ConfigError(
+                f"debug_model {self.model!r}: no endpoint is known. Set OPENAI_BASE_URL and OPENAI_API_KEY, or give "
+                "ajet.tuner.HelperModel(model, base_url, api_key)"
+            )
+        return Connection(base_url or "https://api.openai.com/v1", api_key or "none", self.model)
+
+
+class AjetTuner:
+    """The model being tuned, for one episode.
+
+    `config` is the loaded configuration: `tuner.config.ajet.rollout.num_repeat`, and the user's own blocks as
+    `tuner.config.<block>`.
+    """
+
+    def __init__(
+        self, session: EpisodeSession, config: Any, loop: asyncio.AbstractEventLoop, gateway: Any = None
+    ) -> None:
+        """In the process that runs the episode: `loop` is the service loop, which `session` lives on."""
+        self.config = config
+        self._session: EpisodeSession | None = session
+        self._loop = loop
+        self._gateway = gateway
+        self._endpoint: BaseUrlAndKey | None = None
+        self._trainable_targets: Sequence[str] = session.settings.trainable_targets
+
+    @classmethod
+    def remote(
+        cls, base_url: str, api_key: str, config: Any, *, trainable_targets: Sequence[str] | None = None
+    ) -> AjetTuner:
+        """In any other process: everything goes to the episode's gateway. `api_key` is the episode's key."""
+        tuner = cls.__new__(cls)
+        tuner.config = config
+        tuner._session = None
+        tuner._gateway = None
+        tuner._endpoint = BaseUrlAndKey(base_url, api_key, MODEL_PREFIX + DEFAULT_AGENT)
+        tuner._trainable_targets = tuple(trainable_targets or ())
+        return tuner
+
+    # ------------------------------------------------------------ faces
+
+    def as_raw_openai_sdk_client(
+        self, agent_name: str = DEFAULT_AGENT, target_tag: str = DEFAULT_TARGET, debug_model: Any = None
+    ) -> Any:
+        """An `openai.AsyncOpenAI` (`client.chat.completions.create(messages=…)`)."""
+        if debug_model is not None and not self._trains(target_tag):
+            if not isinstance(debug_model, str | HelperModel):
+                return debug_model
+            connection = _helper(debug_model)
+        else:
+            connection = self._connection(agent_name, target_tag)
+        from ajet.tuner.openai_face import openai_client
+
+        return openai_client(connection)
+
+    def as_agentscope_model(
+        self,
+        agent_name: str = DEFAULT_AGENT,
+        target_tag: str = DEFAULT_TARGET,
+        debug_model: Any = None,
+        *,
+        stream: bool = False,
+    ) -> Any:
+        """A chat model for AgentScope's agents, in the version that is installed (1.0.x or 2.x)."""
+        if debug_model is not None and not self._trains(target_tag):
+            if not isinstance(debug_model, str | HelperModel):
+                return debug_model
+            connection = _helper(debug_model)
+        else:
+            connection = self._connection(agent_name, target_tag)
+        from ajet.tuner.agentscope_face import agentscope_model
+
+        return agentscope_model(connection, context_size=self.config.ajet.rollout.max_model_len, stream=stream)
+
+    # ------------------------------------------------------------ the rest
+
+    def reward(self, value: float, *, call: str | None = None, agent: str | None = None) -> None:
+        """A reward for one call (`call`: a response's id), one agent, or the whole episode."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise RewardError(f"a reward must be a finite number, not {value!r:.80}")
+        if self._session is None:
+            assert self._endpoint is not None
+            post_reward(
+                self._endpoint.base_url, self._endpoint.api_key, {"reward": value, "call": call, "agent": agent}
+            )
+            return
+        session = self._session
+        call_id = bare_call_id(call)
+        Crossing(Caller(session), self._loop).call(lambda: session.reward(float(value), call_id, agent))
+
+    def get_context_tracker(self) -> ContextTracker:
+        """The episode's tracker: to look at, from the service loop only."""
+        if self._session is None:
+            raise FeatureUnavailableError("the context tracker lives in the process that runs the episode")
+        return self._session.tracker
+
+    def _trains(self, target: str) -> bool:
+        return not self._trainable_targets or target in self._trainable_targets
+
+    def _connection(self, agent: str, target: str) -> Connection:
+        model = MODEL_PREFIX + agent
+        if self._session is not None:
+            return Connection.in_process(Crossing(Caller(self._session, agent, target), self._loop), model)
+        assert self._endpoint is not None
+        return Connection(self._endpoint.base_url, self._endpoint.api_key, model)
+
+
+def _helper(debug_model: str | HelperModel) -> Connection:
+    return (HelperModel(debug_model) if isinstance(debug_model, str) else debug_model).connection()

@@ -1,0 +1,204 @@
+"""Every call that was begun is committed once, whole, or aborted; whatever the engine, the client or the clock does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from session_fakes import FakeEngine, FakeRenderer, FakeTracker
+
+from ajet.engine.parsers import pick_parser
+from ajet.schema.chat import ChatRequest
+from ajet.schema.errors import EngineError, GenerationTimeoutError, SessionClosedError
+from ajet.schema.generation import Completion, Sampling
+from ajet.session import EpisodeSession, SessionSettings
+from ajet.session.settings import SeedKey
+
+USER = [{"role": "user", "content": "hello"}]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def session_of(engine: FakeEngine, settings: SessionSettings | None = None, **more: Any) -> EpisodeSession:
+    return EpisodeSession(
+        episode_id="e",
+        tracker=FakeTracker(),
+        renderer=FakeRenderer(),
+        engine=engine,
+        parser=pick_parser(None),
+        settings=settings or SessionSettings(),
+        **more,
+    )
+
+
+def test_a_reply_is_parsed_and_recorded() -> None:
+    async def run() -> None:
+        session = session_of(FakeEngine(f"<think>\nhm\n</think>\n\nLook: {CALL}"))
+        (reply,) = await session.complete(ChatRequest(USER, tools=TOOLS))
+        assert reply.finish_reason == "tool_calls"
+        assert reply.message["content"] == "Look:"
+        assert reply.message["reasoning_content"] == "hm"
+        assert reply.message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+        completion, message = session.tracker.committed[reply.call_id]
+        assert message == reply.message and completion is reply.completion
+
+    asyncio.run(run())
+
+
+def test_choices_run_at_once_and_each_is_recorded() -> None:
+    async def run() -> None:
+        session = session_of(FakeEngine("a", "b", "c"))
+        replies = await session.complete(ChatRequest(USER, n=3))
+        assert sorted(reply.text for reply in replies) == ["a", "b", "c"]
+        assert set(session.tracker.committed) == {reply.call_id for reply in replies}
+
+    asyncio.run(run())
+
+
+def test_one_failing_choice_ends_the_others() -> None:
+    async def run() -> None:
+        session = session_of(FakeEngine("a", EngineError("broken"), "c"))
+        with pytest.raises(EngineError, match="broken"):
+            await session.complete(ChatRequest(USER, n=3))
+        tracker = session.tracker
+        assert len(tracker.committed) + len(tracker.aborted) == 3
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (TimeoutError(), GenerationTimeoutError),
+        (ConnectionResetError("gone"), EngineError),
+        (KeyError("x"), EngineError),
+    ],
+)
+def test_engine_faults_are_typed_and_aborted(fault: Exception, error: type[EngineError]) -> None:
+    async def run() -> None:
+        session = session_of(FakeEngine(fault))
+        with pytest.raises(error):
+            await session.complete(ChatRequest(USER))
+        assert list(session.tracker.aborted) == ["c0"] and not session.tracker.committed
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        Completion([1, 2], [-0.1], "stop"),
+        Completion([1], [float("nan")], "stop"),
+        Completion([1], [0.5], "stop"),
+        Completion([1], [-0.1], "abort"),
+        Completion([1], [-0.1], "stop", versions=[]),
+        Completion([], [], "stop"),
+        Completion([1] * 99, [-0.1] * 99, "length"),
+    ],
+)
+def test_a_malformed_result_is_no_reply(completion: Completion) -> None:
+    class Bad(FakeEngine):
+        async def generate(self, request: Any, on_tokens: Any = None) -> Completion:
+            return completion
+
+    async def run() -> None:
+        session = session_of(Bad("x"))
+        with pytest.raises(EngineError):
+            await session.complete(ChatRequest(USER, sampling=Sampling(max_tokens=10)))
+        assert list(session.tracker.aborted) == ["c0"]
+
+    asyncio.run(run())
+
+
+def test_cancelling_the_caller_cancels_the_generation() -> None:
+    async def run() -> None:
+        engine = FakeEngine("x", gate=asyncio.Event())
+        session = session_of(engine)
+        task = asyncio.create_task(session.complete(ChatRequest(USER, n=2)))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert engine.cancelled == 2 and len(session.tracker.aborted) == 2
+
+    asyncio.run(run())
+
+
+def test_revoking_ends_calls_in_flight_and_refuses_later_ones() -> None:
+    async def run() -> None:
+        engine = FakeEngine("x", gate=asyncio.Event())
+        session = session_of(engine)
+        closed = []
+        session.on_close(lambda: closed.append(True))
+        task = asyncio.create_task(session.complete(ChatRequest(USER)))
+        await asyncio.sleep(0.01)
+        session.revoke()
+        assert session.tracker.aborted and closed == [True]
+        with pytest.raises(SessionClosedError):
+            await task
+        with pytest.raises(SessionClosedError):
+            await session.complete(ChatRequest(USER))
+        assert engine.cancelled == 1 and len(session.tracker.begun) == 1
+
+    asyncio.run(run())
+
+
+def test_past_the_deadline_nothing_is_asked() -> None:
+    async def run() -> None:
+        engine = FakeEngine("x")
+        session = session_of(engine, deadline_s=0.0)
+        with pytest.raises(GenerationTimeoutError):
+            await session.complete(ChatRequest(USER))
+        assert not engine.requests
+
+    asyncio.run(run())
+
+
+def test_while_training_the_yaml_decides_the_sampling_of_trained_calls() -> None:
+    settings = SessionSettings(
+        temperature=0.7,
+        top_p=0.9,
+        max_response_tokens=50,
+        trainable_targets=("policy",),
+        seed_key=SeedKey(1, 2, "t", 3),
+    )
+    asked = Sampling(temperature=0.1, presence_penalty=1.0, max_tokens=20, stop=("END",), seed=5)
+    trained = settings.sampling(asked, trained=True, seed=77)
+    assert (trained.temperature, trained.top_p, trained.presence_penalty, trained.seed) == (0.7, 0.9, 0.0, 77)
+    assert (trained.max_tokens, trained.stop) == (20, ("END",))
+    frozen = settings.sampling(asked, trained=False, seed=77)
+    assert (frozen.temperature, frozen.presence_penalty, frozen.seed) == (0.1, 1.0, 5)
+    assert settings.sampling(Sampling(max_tokens=999), trained=True, seed=1).max_tokens == 50
+
+
+def test_seeds_depend_on_the_place_of_a_call_and_on_nothing_else() -> None:
+    key = SeedKey(0, 1, "task", 2)
+    assert key.of_call("a", 0) == SeedKey(0, 1, "task", 2).of_call("a", 0)
+    others = {key.of_call("a", 1), key.of_call("b", 0), SeedKey(0, 1, "task", 3).of_call("a", 0), key.of_call("a", 0)}
+    assert len(others) == 4
+
+
+def test_deltas_add_up_to_the_reply() -> None:
+    async def run() -> None:
+        session = session_of(FakeEngine(f"héllo wörld STOP {CALL} tail"))
+        deltas = []
+        request = ChatRequest(USER, tools=TOOLS, n=2)
+        replies = await session.complete(request, deltas.append)
+        for index, reply in enumerate(replies):
+            mine = [event.delta for event in deltas if event.choice == index]
+            assert "".join(delta.content for delta in mine) == reply.message["content"]
+            assert [delta.tool_call for delta in mine if delta.tool_call] == reply.message["tool_calls"]
+            assert len(mine) > 5
+
+    asyncio.run(run())
+
+
+def test_disabled_tool_calls_are_never_offered() -> None:
+    async def run() -> None:
+        session = session_of(FakeEngine(CALL), SessionSettings(force_disable_toolcalls=True))
+        (reply,) = await session.complete(ChatRequest(USER, tools=TOOLS))
+        assert session.tracker.begun[0]["tools"] == []
+        assert reply.message == {"role": "assistant", "content": CALL}
+
+    asyncio.run(run())
