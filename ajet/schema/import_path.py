@@ -18,11 +18,12 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ajet.schema.errors import ImportPathError
 
 ARROW = "->"
+T = TypeVar("T")
 
 
 class ImportPath(NamedTuple):
@@ -80,6 +81,21 @@ def load_symbol(text: str, base_dirs: Sequence[str | Path] = (), *, expects: typ
             f"{text} is no class derived from {expects.__name__}" + _instead(name, _names_in(module, expects))
         )
     return symbol
+
+
+def import_class(text: str, base: type[T], *, key: str, base_dirs: Sequence[str | Path] = ()) -> type[T]:
+    """The class that `text` names, written in the YAML under `key`."""
+    try:
+        found: type[T] = load_symbol(text, base_dirs, expects=base)
+    except ImportPathError as error:
+        raise ImportPathError(f"{key}: {error}") from error
+    return found
+
+
+def source_file(cls: type[Any]) -> Path | None:
+    """The file a class was written in; None for one made at run time."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return Path(file) if file else None
 
 
 def _instead(wanted: str, present: Sequence[str]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.config.dynamic_import import import_class
 from ajet.schema.errors import FeatureUnavailableError
+from ajet.schema.import_path import import_class
 from ajet.task_judge.base_judge import BaseJudge
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 KEY = "ajet.task_judge.judge_protocol"
 
 
-def load_judge(config: Config, folders: Iterable[Path] = ()) -> BaseJudge | None:
+def load_judge(config: Config, base_dirs: Sequence[Path] = ()) -> BaseJudge | None:
     """Import and build `task_judge.judge_protocol`; None where it is null: then every workflow returns its reward."""
     section = config.ajet.task_judge
     if section.judge_type == "rubrics_auto_grader":
@@ -26,4 +26,4 @@ def load_judge(config: Config, folders: Iterable[Path] = ()) -> BaseJudge | None
         )
     if section.judge_protocol is None:
         return None
-    return import_class(section.judge_protocol, BaseJudge, key=KEY, folders=folders)(config)
+    return import_class(section.judge_protocol, BaseJudge, key=KEY, base_dirs=base_dirs)(config)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ajet.schema.errors import ImportPathError
-from ajet.schema.import_path import find_file, load_symbol, split_import_path
+from ajet.schema.import_path import find_file, import_class, load_symbol, source_file, split_import_path
+from ajet.schema.task import Task
 
 
 class Animal:
@@ -121,3 +122,12 @@ def test_splitting() -> None:
     assert split_import_path(" a/b.py -> C ") == ("a/b.py", "C")
     assert split_import_path("a/b.py->C").is_file
     assert not split_import_path("a.b->C").is_file
+
+
+def test_a_class_is_imported_under_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "agent.py"
+    file.write_text("from ajet import Task\nclass Mine(Task): pass\n")
+    mine = import_class(f"{file}->Mine", Task, key="ajet.rollout.user_workflow")
+    assert issubclass(mine, Task) and source_file(mine) == file
+    with pytest.raises(ImportPathError, match=r"^ajet\.rollout\.user_workflow: .*did you mean 'Mine'"):
+        import_class(f"{file}->Mne", Task, key="ajet.rollout.user_workflow")

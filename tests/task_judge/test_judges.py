@@ -106,7 +106,7 @@ def test_the_judge_of_a_config(tmp_path: Path) -> None:
         "from ajet.task_judge.base_judge import BaseJudge\nclass J(BaseJudge): word = 'x'"
     )
     assert type(load(judge_protocol="mine.py->J")).__name__ == "J"
-    with pytest.raises(ImportPathError, match=r"ajet.task_judge.judge_protocol: no class 'K' in mine.py"):
+    with pytest.raises(ImportPathError, match=r"ajet.task_judge.judge_protocol: mine.py has no 'K'; there is: J"):
         load(judge_protocol="mine.py->K")
     with pytest.raises(FeatureUnavailableError, match="environment services are not available"):
         load(judge_protocol="ajet.task_judge.env_service_as_judge->EnvServiceJudge")
