@@ -1,0 +1,276 @@
+"""Attention over a packed forest, through transformers' public attention interface: no code per model.
+
+`tree_attention(model)` makes a Hugging Face causal model take packs: inside it, `model(..., **pack_arguments)` runs
+with an attention function in which a token sees its ancestors and nothing else. Executors:
+
+- CPU: the blocks of the pack one by one with PyTorch's flash kernel (rows causal, branches' view of the row they left
+  unmasked), joined by their log-sum-exp. The backward pass goes over the same blocks with the joined log-sum-exp, which
+  gives each block's exact share. A chain is one causal call.
+- GPU: FlexAttention with a block mask. *Unverified*: it has no CPU backward, and was not yet measured on a GPU.
+- Anything else (odd devices, kernels missing): PyTorch SDPA with a dense mask, correct and slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from ajet.trainer.pack import Blocks, Pack
+
+NAME = "ajet_tree"
+"""The attention implementation's name in transformers' registry."""
+
+SMALL_ROW = 256
+"""Causal rows up to this length are padded to a common length and run as one batch: beyond it, padding costs more than
+the calls it saves."""
+
+ROW_STEP = 32
+"""Small rows are padded to multiples of this."""
+
+
+class UnsupportedAttentionError(Exception):
+    """The model asks its attention for something that a forest can't be given (soft capping, sinks, a short window)."""
+
+
+@dataclass(slots=True)
+class AttentionPlan:
+    """The layout of one pack on the model's device."""
+
+    blocks: Blocks
+    ends: Tensor
+    depth: int
+    """Longest root-to-leaf path."""
+    batches: list[_RowBatch]
+    flex_mask: Any = None
+
+
+@dataclass(slots=True)
+class _RowBatch:
+    """Small causal rows of about the same length, to run as one."""
+
+    gather_BL: Tensor
+    """Place in the pack of each (row, column); padding repeats the row's last place."""
+    valid_BL: Tensor
+    """What is no padding."""
+    places: Tensor
+    """`gather_BL[valid_BL]`."""
+
+
+def plan_attention(pack: Pack, device: torch.device) -> AttentionPlan:
+    """Prepare what the attention function needs, once a pack (all layers share it)."""
+    large = [row for row in pack.blocks.causal if row[1] - row[0] > SMALL_ROW]
+    small: dict[int, list[tuple[int, int]]] = {}
+    for start, end in pack.blocks.causal:
+        if end - start <= SMALL_ROW:
+            small.setdefault(-(-(end - start) // ROW_STEP) * ROW_STEP, []).append((start, end))
+    batches = []
+    for rows in small.values():
+        if len(rows) == 1:
+            large += rows
+            continue
+        longest = max(end - start for start, end in rows)
+        starts = torch.tensor([start for start, _ in rows])[:, None]
+        lengths = torch.tensor([end - start for start, end in rows])[:, None]
+        column = torch.arange(longest)[None, :]
+        gather_BL: Tensor = (starts + torch.minimum(column, lengths - 1)).to(device)
+        valid_BL: Tensor = (column < lengths).to(device)
+        batches.append(_RowBatch(gather_BL, valid_BL, gather_BL[valid_BL]))
+    ends = torch.from_numpy(pack.ends).to(device)
+    depth = int(pack.positions.max()) + 1 if len(pack) else 0
+    plan = AttentionPlan(Blocks(large, pack.blocks.full), ends, depth, batches)
+    if device.type == "cuda":
+        plan.flex_mask = _flex_block_mask(ends)
+    return plan
+
+
+def pack_arguments(pack: Pack, plan: AttentionPlan) -> dict[str, Any]:
+    """The keyword arguments of the model's forward for this pack."""
+    device = plan.ends.device
+    return {
+        "input_ids": torch.from_numpy(pack.ids).to(device)[None],
+        "position_ids": torch.from_numpy(pack.positions).to(device)[None],
+        "use_cache": False,
+        "ajet_plan": plan,
+    }
+
+
+@contextmanager
+def tree_attention(model: Any) -> Iterator[None]:
+    """Within it (forward *and* backward), the model's attention is ours; afterwards what it was."""
+    _register()
+    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    before = base.config._attn_implementation
+    base.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        base.set_attn_implementation(before)
+
+
+@cache
+def _register() -> None:
+    transformers.AttentionInterface.register(NAME, _attention)
+    transformers.AttentionMaskInterface.register(NAME, _no_mask)
+
+
+def _no_mask(*_args: Any, **_kwargs: Any) -> None:
+    """The pack says who sees whom; transformers need not build a mask."""
+
+
+def _attention(
+    module: torch.nn.Module,
+    query_1HND: Tensor,
+    key_1GND: Tensor,
+    value_1GND: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    ajet_plan: AttentionPlan | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in every layer. H query heads share G key/value heads; N tokens; head size D."""
+    if ajet_plan is None:
+        raise UnsupportedAttentionError(f"{type(module).__name__} does not pass keyword arguments to its attention")
+    if sliding_window is not None and sliding_window < ajet_plan.depth:
+        raise UnsupportedAttentionError(f"a sliding window of {sliding_window} is shorter than the longest path")
+    for option in ("softcap", "s_aux", "position_bias"):
+        if options.get(option) is not None:
+            raise UnsupportedAttentionError(f"{type(module).__name__} uses {option}")
+    if dropout:
+        raise UnsupportedAttentionError("attention dropout")
+    scale = scaling if scaling is not None else query_1HND.shape[-1] ** -0.5
+    if ajet_plan.flex_mask is not None:
+        return _flex(query_1HND, key_1GND, value_1GND, ajet_plan, scale), None
+    groups = query_1HND.shape[1] // key_1GND.shape[1]
+    if groups > 1:
+        key_1GND = key_1GND.repeat_interleave(groups, dim=1)
+        value_1GND = value_1GND.repeat_interleave(groups, dim=1)
+    if query_1HND.device.type == "cpu" and key_1GND.shape[-1] == value_1GND.shape[-1] and _has_cpu_kernel():
+        output: Tensor = _BlockAttention.apply(query_1HND, key_1GND, value_1GND, ajet_plan, scale)  # type: ignore[no-untyped-call]
+    else:
+        output = _dense(query_1HND, key_1GND, value_1GND, ajet_plan, scale)
+    return output.transpose(1, 2), None
+
+
+# ---------------------------------------------------------------- CPU, block by block
+
+
+@cache
+def _has_cpu_kernel() -> bool:
+    names = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward")
+    return all(hasattr(torch.ops.aten, name) for name in names)
+
+
+class _BlockAttention(torch.autograd.Function):
+    """Attention of a forest from its blocks. Saves what a single flash call over all tokens would save."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        output = torch.empty_like(query)
+        lse_1HN = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+        for batch in plan.batches:
+            rows = [_rows_of(tensor, batch.gather_BL) for tensor in (query, key, value)]
+            block, lse = kernel(*rows, 0.0, True, scale=scale)
+            output[0, :, batch.places] = block.transpose(1, 2)[batch.valid_BL].transpose(0, 1)
+            lse_1HN[0, :, batch.places] = lse.transpose(1, 2)[batch.valid_BL].transpose(0, 1)
+        for start, end in plan.blocks.causal:
+            here = slice(start, end)
+            block, lse = kernel(query[:, :, here], key[:, :, here], value[:, :, here], 0.0, True, scale=scale)
+            output[:, :, here] = block
+            lse_1HN[:, :, here] = lse
+        for query_start, query_end, key_start, key_end in plan.blocks.full:
+            asking, seen = slice(query_start, query_end), slice(key_start, key_end)
+            block, lse = kernel(query[:, :, asking], key[:, :, seen], value[:, :, seen], 0.0, False, scale=scale)
+            _join(output[:, :, asking], lse_1HN[:, :, asking], block, lse)
+        ctx.save_for_backward(query, key, value, output, lse_1HN)
+        ctx.plan, ctx.scale = plan, scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        query, key, value, output, lse = ctx.saved_tensors
+        plan: AttentionPlan = ctx.plan
+        grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
+        for batch in plan.batches:
+            rows = [_rows_of(tensor, batch.gather_BL) for tensor in (grad, query, key, value, output)]
+            rows[0] = rows[0] * batch.valid_BL[:, None, :, None]
+            row_lse = lse[0][:, batch.gather_BL].transpose(0, 1)
+            parts = kernel(*rows, row_lse, 0.0, True, scale=ctx.scale)
+            for whole, part in zip(grads, parts, strict=True):
+                whole[0, :, batch.places] = part.transpose(1, 2)[batch.valid_BL].transpose(0, 1)
+        for start, end in plan.blocks.causal:
+            at = slice(start, end)
+            rows = [tensor[:, :, at] for tensor in (grad, query, key, value, output)]
+            parts = kernel(*rows, lse[:, :, at], 0.0, True, scale=ctx.scale)
+            for whole, part in zip(grads, parts, strict=True):
+                whole[:, :, at] = part
+        for query_start, query_end, key_start, key_end in plan.blocks.full:
+            asking, seen = slice(query_start, query_end), slice(key_start, key_end)
+            parts = kernel(
+                grad[:, :, asking],
+                query[:, :, asking],
+                key[:, :, seen],
+                value[:, :, seen],
+                output[:, :, asking],
+                lse[:, :, asking],
+                0.0,
+                False,
+                scale=ctx.scale,
+            )
+            for whole, part, place in zip(grads, parts, (asking, seen, seen), strict=True):
+                whole[:, :, place] += part
+        return grads[0], grads[1], grads[2], None, None
+
+
+def _rows_of(tensor_1HND: Tensor, gather_BL: Tensor) -> Tensor:
+    """[rows, heads, columns, size] from the pack."""
+    return tensor_1HND[0].transpose(0, 1)[gather_BL].transpose(1, 2)
+
+
+def _join(output: Tensor, lse: Tensor, block: Tensor, block_lse: Tensor) -> None:
+    """Add a block's keys to attention that was computed over other keys, in place."""
+    joined = torch.logaddexp(lse, block_lse)
+    output.mul_((lse - joined).exp_().unsqueeze(-1).to(output.dtype))
+    output.addcmul_(block, (block_lse - joined).exp_().unsqueeze(-1).to(output.dtype))
+    lse.copy_(joined)
+
+
+# ---------------------------------------------------------------- other executors
+
+
+def _dense(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    places = torch.arange(len(plan.ends), device=query.device)
+    sees = (places[None, :] <= places[:, None]) & (places[:, None] < plan.ends[None, :])
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=sees, scale=scale)
+
+
+def _flex_block_mask(ends: Tensor) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def sees(_batch: Tensor, _head: Tensor, asking: Tensor, seen: Tensor) -> Tensor:
+        return (seen <= asking) & (asking < ends[seen])
+
+    return create_block_mask(sees, None, None, len(ends), len(ends), device=str(ends.device))
+
+
+@cache
+def _compiled_flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def _flex(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    gqa = query.shape[1] != key.shape[1]
+    output: Tensor = _compiled_flex()(query, key, value, block_mask=plan.flex_mask, scale=scale, enable_gqa=gqa)
+    return output

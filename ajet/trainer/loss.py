@@ -1,0 +1,168 @@
+"""The loss of trained tokens, given their logprobs. One formula for every layout: it sees edges, never rows or trees.
+
+The loss is the sum over entries of weight x token loss (weights: `ajet.credit`), so the losses of several packs add up,
+and so do their gradients. Legend: E edges, M entries, T trajectories.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+
+class PolicyLoss(StrEnum):
+    """What is minimised."""
+
+    PPO = "ppo"
+    """Clipped ratio of each token, with a higher upper bound (clip-higher)."""
+    GSPO = "gspo"
+    """The same with the ratio of the whole trajectory: exp of the mean log ratio of its tokens."""
+    CISPO = "cispo"
+    """Log-likelihood, weighted with the clipped, detached ratio: no token's gradient is cut to zero."""
+    SFT = "sft"
+    """Log-likelihood alone; advantages play no part."""
+
+
+class KLType(StrEnum):
+    """Estimators of the divergence from the reference, d = log reference - log policy."""
+
+    K1 = "k1"
+    """-d: unbiased, may be negative."""
+    K2 = "k2"
+    """d²/2: biased, low variance."""
+    LOW_VAR_KL = "low_var_kl"
+    """exp(d) - d - 1 (k3): unbiased, never negative; d is clamped to ±20, the result to ±10."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """Which loss, and its terms."""
+
+    policy_loss: PolicyLoss = PolicyLoss.PPO
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    kl_coef: float = 0.0
+    kl_type: KLType = KLType.LOW_VAR_KL
+    entropy_coef: float = 0.0
+    correction_cap: float | None = 2.0
+    """Truncated importance sampling of sampler against trainer: tokens weigh min(π_old / π_sampler, cap). None: off."""
+
+
+@dataclass(slots=True)
+class EdgeTensors:
+    """What is known about the edges of a pack besides the current policy's logprobs."""
+
+    sampler_E: Tensor
+    trajectory_E: Tensor
+    entry_edge_M: Tensor
+    advantage_M: Tensor
+    weight_M: Tensor
+    old_E: Tensor | None = None
+    """π_old by the trainer's own forward. None: the current policy, detached (one update a batch)."""
+    reference_E: Tensor | None = None
+    log_ratio_T: Tensor | None = None
+    """GSPO: mean log ratio of each trajectory of the batch. None: every trajectory is whole within the pack."""
+
+
+@dataclass(slots=True)
+class LossResult:
+    """The loss to differentiate, and weighted sums for logs (detached)."""
+
+    loss: Tensor
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    """Keys ending in `/sum` are weight x value and add up over packs; those in `/max` are maxima."""
+
+
+def policy_loss(
+    new_E: Tensor, edges: EdgeTensors, settings: LossSettings, entropy_E: Tensor | None = None
+) -> LossResult:
+    """The loss of one pack's edges."""
+    at = edges.entry_edge_M
+    old_E = edges.old_E if edges.old_E is not None else new_E.detach()
+    weight_M = edges.weight_M
+    result = LossResult(new_E.sum() * 0.0)
+    note = _Notes(result.sums, weight_M)
+    if settings.policy_loss is PolicyLoss.SFT:
+        token_M = -new_E[at]
+    else:
+        if settings.correction_cap is not None:
+            correction_M = (old_E - edges.sampler_E).detach().exp().clamp(max=settings.correction_cap)[at]
+            note("correction", correction_M)
+            weight_M = weight_M * correction_M
+        gap_E = (new_E.detach() - edges.sampler_E).abs()
+        result.sums["sampler_gap/max"] = gap_E.max()
+        note("sampler_kl", (edges.sampler_E - new_E.detach())[at])
+        log_ratio_E = new_E - old_E
+        if settings.policy_loss is PolicyLoss.GSPO:
+            log_ratio_E = _trajectory_log_ratio(log_ratio_E, edges) + new_E - new_E.detach()
+        ratio_M = log_ratio_E.exp()[at]
+        token_M, clipped_M = _clipped(ratio_M, new_E[at], edges.advantage_M, settings)
+        note("clip_fraction", clipped_M)
+        note("ratio", ratio_M.detach())
+        result.sums["ratio/max"] = ratio_M.detach().max()
+    note("policy", token_M.detach())
+    result.loss = result.loss + (weight_M * token_M).sum()
+    if edges.reference_E is not None and settings.policy_loss is not PolicyLoss.SFT:
+        kl_M = divergence(new_E, edges.reference_E, settings.kl_type)[at]
+        note("kl", kl_M.detach())
+        result.loss = result.loss + settings.kl_coef * (edges.weight_M * kl_M).sum()
+    if entropy_E is not None:
+        note("entropy", entropy_E.detach()[at])
+        if settings.entropy_coef and settings.policy_loss is not PolicyLoss.SFT:
+            result.loss = result.loss - settings.entropy_coef * (edges.weight_M * entropy_E[at]).sum()
+    result.sums["total/sum"] = result.loss.detach()
+    return result
+
+
+def divergence(new_E: Tensor, reference_E: Tensor, kind: KLType) -> Tensor:
+    """Estimate of KL(policy, reference) at each sampled token."""
+    d_E = reference_E - new_E
+    if kind is KLType.K1:
+        return -d_E
+    if kind is KLType.K2:
+        return 0.5 * d_E.square()
+    d_E = d_E.clamp(-20.0, 20.0)
+    return (d_E.exp() - d_E - 1.0).clamp(-10.0, 10.0)
+
+
+def trajectory_means(value_E: Tensor, trajectory_E: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Sum and number of edges of each trajectory."""
+    sums = value_E.new_zeros(count).index_add_(0, trajectory_E, value_E)
+    numbers = value_E.new_zeros(count).index_add_(0, trajectory_E, torch.ones_like(value_E))
+    return sums, numbers
+
+
+def _trajectory_log_ratio(log_ratio_E: Tensor, edges: EdgeTensors) -> Tensor:
+    """Each edge's trajectory's mean log ratio, detached."""
+    mean_T = edges.log_ratio_T
+    if mean_T is None:
+        count = int(edges.trajectory_E.max()) + 1
+        sums, numbers = trajectory_means(log_ratio_E.detach(), edges.trajectory_E, count)
+        mean_T = sums / numbers.clamp(min=1)
+    return mean_T[edges.trajectory_E]
+
+
+def _clipped(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
+    """Token losses, and where clipping acts."""
+    if settings.policy_loss is PolicyLoss.CISPO:
+        bound = 1.0 + settings.clip_high
+        fixed_M = ratio_M.detach().clamp(max=bound)
+        return -fixed_M * advantage_M * new_M, (ratio_M.detach() > bound).to(new_M.dtype)
+    plain_M = ratio_M * advantage_M
+    clipped_M = ratio_M.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high) * advantage_M
+    return -torch.minimum(plain_M, clipped_M), (clipped_M < plain_M).detach().to(new_M.dtype)
+
+
+class _Notes:
+    """Collects weighted sums."""
+
+    def __init__(self, sums: dict[str, Tensor], weight_M: Tensor) -> None:
+        self._sums = sums
+        self._weight_M = weight_M
+        sums["weight/sum"] = weight_M.sum()
+
+    def __call__(self, name: str, value_M: Tensor) -> None:
+        self._sums[f"{name}/sum"] = (self._weight_M * value_M).sum()

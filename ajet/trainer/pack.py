@@ -1,0 +1,423 @@
+"""Packs the call trees of a batch into sequences in which every token is computed once.
+
+In: call trees with their credit. Out: `Pack`s. A pack is a forest laid out depth-first: context that several calls or
+several episodes share is one run of tokens, sampled runs stay apart, position = depth. What is trained are the pack's
+*edges*: (predicting position → target token), an explicit list, since one hidden state may predict several children.
+
+In the layout every node's subtree is contiguous and its longest child follows it directly, so that
+
+- token i sees token j exactly if `j <= i < ends[j]`, where `ends[j]` is the end of the subtree of j's node;
+- a chain is a plain causal row; a forest is causal rows plus, where rows branch off, unmasked rectangles (`Blocks`).
+
+The same builder makes the layouts without sharing (`Layout.MERGED`, `Layout.FLAT`): rows that share nothing are trees
+of their own. Pure numpy: no model, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.credit.weights import EpisodeCredit
+from ajet.schema.call_tree import CallTree, IntArray
+
+Indices = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Layout(StrEnum):
+    """How much is shared."""
+
+    TREE = "tree"
+    """Every shared run once, also across episodes."""
+    MERGED = "merged"
+    """One row for each root-to-leaf path; each token is trained in the first row it appears in."""
+    FLAT = "flat"
+    """One row for each call: its prompt and its reply."""
+
+
+@dataclass(slots=True)
+class Blocks:
+    """Which stretches of a pack attend to which: disjoint causal rows, unmasked rectangles where rows branch off."""
+
+    causal: list[tuple[int, int]] = field(default_factory=list)
+    """(start, end): every token is in exactly one."""
+    full: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """(query start, query end, key start, key end)."""
+
+
+@dataclass(slots=True)
+class Edges:
+    """What is trained. The first arrays have one element an edge, the `entry_*` ones one an entry of an edge."""
+
+    position: Indices
+    """Where in the pack the target is predicted."""
+    target: Indices
+    temperature: Floats
+    sampler_logprob: Floats
+    episode: Indices
+    call: Indices
+    token: Indices
+    """Index of the target in its call's reply."""
+    trajectory: Indices
+    """The (episode, agent) that a sequence-level ratio is taken over; numbered over the whole batch."""
+    entry_edge: Indices
+    entry_advantage: Floats
+    entry_weight: Floats
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+
+@dataclass(slots=True)
+class Pack:
+    """One sequence to compute."""
+
+    layout: Layout
+    ids: Indices
+    positions: Indices
+    ends: Indices
+    blocks: Blocks
+    edges: Edges
+    unshared_tokens: int
+    """What the same edges would cost as flat per-call rows."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def rows(self) -> list[tuple[int, int]]:
+        """The stretches that share nothing with each other: the roots' subtrees. Plain causal rows unless TREE."""
+        rows = []
+        start = 0
+        while start < len(self.ids):
+            end = int(self.ends[start])
+            rows.append((start, end))
+            start = end
+        return rows
+
+
+@dataclass(slots=True)
+class Item:
+    """One trained call of a batch."""
+
+    tree: CallTree
+    episode: int
+    call: int
+    trajectory: int
+    entries: list[tuple[float, float]]
+
+    @property
+    def last_trained(self) -> int:
+        """Index in the reply of the last trained token."""
+        return int(np.flatnonzero(self.tree.calls[self.call].mask)[-1])
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens to compute if this call were a row of its own."""
+        return self.tree.calls[self.call].prompt_tokens + self.last_trained
+
+
+def items_of(episodes: Iterable[tuple[CallTree, EpisodeCredit]]) -> list[Item]:
+    """The trained calls of a batch. Trajectories are numbered by episode and agent."""
+    items = []
+    trajectories: dict[tuple[int, str], int] = {}
+    for index, (tree, credit) in enumerate(episodes):
+        for call_index, (call, call_credit) in enumerate(zip(tree.calls, credit.calls, strict=True)):
+            if call_credit.entries and call.mask.any():
+                trajectory = trajectories.setdefault((index, call.agent), len(trajectories))
+                items.append(Item(tree, index, call_index, trajectory, call_credit.entries))
+    return items
+
+
+def make_packs(items: Sequence[Item], layout: Layout = Layout.TREE, budget: int | None = None) -> list[Pack]:
+    """Pack the calls, in order, into as few sequences of at most `budget` tokens as that order gives.
+
+    A pack that would grow too long ends and the next begins with the ancestors it needs, as context: each edge is in
+    exactly one pack, so the gradients of the packs add up to that of the whole. One call that alone exceeds the budget
+    gets a pack of its own.
+    """
+    packs = []
+    forest = _Forest(layout)
+    roots = _row_keys(items, layout)
+    for item, root in zip(items, roots, strict=True):
+        if budget is not None and forest.items and forest.tokens + forest.missing(item, root) > budget:
+            packs.append(forest.pack())
+            forest = _Forest(layout)
+        forest.add(item, root)
+    if forest.items:
+        packs.append(forest.pack())
+    return packs
+
+
+def _row_keys(items: Sequence[Item], layout: Layout) -> list[int]:
+    """Items with the same key may share tokens."""
+    if layout is Layout.TREE:
+        return [0] * len(items)
+    if layout is Layout.FLAT:
+        return list(range(len(items)))
+    index_of = {(item.episode, item.call): index for index, item in enumerate(items)}
+    keys = [-1] * len(items)
+    for index in range(len(items) - 1, -1, -1):
+        if keys[index] != -1:
+            continue  # trained in the row of a call that continues it
+        item = items[index]
+        keys[index] = index
+        for run in item.tree.path(item.tree.calls[item.call].prompt_run):
+            above = index_of.get((item.episode, item.tree.runs[run].call))
+            if above is not None and keys[above] == -1:
+                keys[above] = index
+    return keys
+
+
+class _Node:
+    """A run of tokens in the forest."""
+
+    __slots__ = ("children", "context", "end", "ids", "needed", "parent", "size", "start", "where")
+
+    def __init__(self, ids: IntArray, parent: _Node | None, start: int) -> None:
+        self.ids = ids
+        self.parent = parent
+        self.start = start  # depth of the first token
+        self.children: list[_Node] = []
+        self.context: dict[int, _Node] = {}  # by first token: context children, which merge
+        self.needed = 0  # leading tokens that some edge of this node's own needs
+        self.size = 0  # tokens of the subtree in the layout
+        self.where = 0  # place of the first token in the layout
+        self.end = 0  # end of the subtree in the layout
+
+    @property
+    def length(self) -> int:
+        """Tokens laid out: a leaf's tail that predicts nothing is left away."""
+        return len(self.ids) if any(child.size for child in self.children) else self.needed
+
+
+_RunKey = tuple[int, int, int]
+
+
+class _Forest:
+    """Grows a pack call by call."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.items: list[tuple[Item, _Node, _Node]] = []
+        """Each with the node its prompt ends in and the node of its reply."""
+        self.tokens = 0
+        self.unshared = 0
+        self.roots: dict[int, _Node] = {}
+        self.known: dict[_RunKey, _Node] = {}
+        """(root key, episode, run) → the node that ends where the run ends. A split keeps the lower part's identity."""
+
+    def missing(self, item: Item, root: int) -> int:
+        """How many tokens `add` would add."""
+        node, path, index = self._deepest_known(item, root)
+        count = item.row_tokens
+        if node is None:
+            node = self.roots.get(root)
+            if node is None:
+                return count
+            matched = 0
+        else:
+            matched = node.start + len(node.ids)
+        for run in path[index:]:
+            if item.tree.runs[run].call != -1:
+                break
+            node, same = _follow(node, _prompt_part(item, run))
+            matched += same
+            if node is None:
+                break
+        reply = self.known.get((root, item.episode, item.tree.calls[item.call].run))
+        if reply is not None:
+            return 0
+        return count - matched
+
+    def add(self, item: Item, root: int) -> None:
+        """Insert the call's prompt (as far as it is not there) and its reply."""
+        node, path, index = self._deepest_known(item, root)
+        if node is None:
+            node = self.roots.setdefault(root, _Node(np.zeros(0, np.int32), None, 0))
+        for run in path[index:]:
+            part = _prompt_part(item, run)
+            sampled_by = item.tree.runs[run].call
+            node = self._insert_context(node, part) if sampled_by == -1 else self._insert_sampled(node, part)
+            if len(part) == len(item.tree.runs[run].ids):
+                self.known[root, item.episode, run] = node
+        call = item.tree.calls[item.call]
+        reply = self.known.get((root, item.episode, call.run))
+        if reply is None:
+            reply = self._insert_sampled(node, item.tree.runs[call.run].ids)
+            self.known[root, item.episode, call.run] = reply
+        reply.needed = max(reply.needed, item.last_trained)
+        self.items.append((item, node, reply))
+        self.unshared += item.row_tokens
+
+    def _deepest_known(self, item: Item, root: int) -> tuple[_Node | None, list[int], int]:
+        """The node of the prompt's deepest run that is already there, the prompt's path, and where to go on in it."""
+        path = item.tree.path(item.tree.calls[item.call].prompt_run)
+        for index in range(len(path) - 1, -1, -1):
+            whole = len(_prompt_part(item, path[index])) == len(item.tree.runs[path[index]].ids)
+            node = self.known.get((root, item.episode, path[index])) if whole else None
+            if node is not None:
+                return node, path, index + 1
+        return None, path, 0
+
+    def _insert_sampled(self, parent: _Node, ids: IntArray) -> _Node:
+        node = _Node(ids, parent, parent.start + len(parent.ids))
+        parent.children.append(node)
+        self.tokens += len(ids)
+        return node
+
+    def _insert_context(self, node: _Node, ids: IntArray) -> _Node:
+        while len(ids):
+            child = node.context.get(int(ids[0]))
+            if child is None:
+                child = self._insert_sampled(node, ids)
+                node.context[int(ids[0])] = child
+                return child
+            same = _common(child.ids, ids)
+            if same < len(child.ids):
+                child = _split(child, same)
+            node, ids = child, ids[same:]
+        return node
+
+    def pack(self) -> Pack:
+        """Lay the forest out."""
+        roots = list(self.roots.values())
+        for item, prompt, _ in self.items:
+            if item.tree.calls[item.call].mask[0]:
+                prompt.needed = len(prompt.ids)
+        order = _measure(roots)
+        total = 0
+        for root in roots:
+            total = _place(root, total)
+        ids = np.zeros(total, np.int64)
+        positions = np.zeros(total, np.int64)
+        ends = np.zeros(total, np.int64)
+        for node in order:
+            if node.length:
+                here = slice(node.where, node.where + node.length)
+                ids[here] = node.ids[: node.length]
+                positions[here] = np.arange(node.start, node.start + node.length)
+                ends[here] = node.end
+        return Pack(self.layout, ids, positions, ends, _blocks(roots), self._edges(), self.unshared)
+
+    def _edges(self) -> Edges:
+        columns: dict[str, list[NDArray[np.generic]]] = {name: [] for name in Edges.__slots__}
+        count = 0
+        for item, prompt, reply in self.items:
+            call = item.tree.calls[item.call]
+            token = np.flatnonzero(call.mask).astype(np.int64)
+            edges = len(token)
+            position = reply.where + token - 1
+            if token[0] == 0:
+                position[0] = prompt.where + len(prompt.ids) - 1
+            temperature = call.sampling.temperature or 1.0  # greedy replies carry the logprobs of temperature 1
+            advantage, weight = np.array(item.entries, np.float64).T
+            columns["position"].append(position)
+            columns["target"].append(item.tree.runs[call.run].ids[token].astype(np.int64))
+            columns["temperature"].append(np.full(edges, temperature))
+            columns["sampler_logprob"].append(call.logprobs[token].astype(np.float64))
+            for name, value in (("episode", item.episode), ("call", item.call), ("trajectory", item.trajectory)):
+                columns[name].append(np.full(edges, value, np.int64))
+            columns["token"].append(token)
+            columns["entry_edge"].append(np.repeat(np.arange(count, count + edges), len(item.entries)))
+            columns["entry_advantage"].append(np.tile(advantage, edges))
+            columns["entry_weight"].append(np.tile(weight, edges))
+            count += edges
+        return Edges(**{name: np.concatenate(parts) for name, parts in columns.items()})
+
+
+def _prompt_part(item: Item, run: int) -> IntArray:
+    """The tokens of a run of the prompt's path that belong to the prompt: the last run may reach beyond it."""
+    piece = item.tree.runs[run]
+    return piece.ids[: max(0, item.tree.calls[item.call].prompt_tokens - piece.start)]
+
+
+def _common(one: IntArray, other: IntArray) -> int:
+    """Length of the common prefix."""
+    length = min(len(one), len(other))
+    differs = np.flatnonzero(one[:length] != other[:length])
+    return int(differs[0]) if len(differs) else length
+
+
+def _follow(node: _Node, ids: IntArray) -> tuple[_Node | None, int]:
+    """Walk down as far as the context is there: the node reached (None if it ends before `ids` do), and how far."""
+    matched = 0
+    while len(ids):
+        child = node.context.get(int(ids[0]))
+        if child is None:
+            return None, matched
+        same = _common(child.ids, ids)
+        matched += same
+        if same < len(child.ids):
+            return None, matched
+        node, ids = child, ids[same:]
+    return node, matched
+
+
+def _split(node: _Node, at: int) -> _Node:
+    """Cut a context node in two; the lower part stays the same object. Returns the upper part."""
+    parent = node.parent
+    assert parent is not None
+    upper = _Node(node.ids[:at], parent, node.start)
+    parent.children[parent.children.index(node)] = upper
+    parent.context[int(upper.ids[0])] = upper
+    node.ids, node.parent, node.start = node.ids[at:], upper, node.start + at
+    upper.children.append(node)
+    upper.context[int(node.ids[0])] = node
+    return upper
+
+
+def _measure(roots: list[_Node]) -> list[_Node]:
+    """Set `size` everywhere and put each node's largest child first. Returns all nodes, parents before children."""
+    order = list(roots)
+    for node in order:
+        order.extend(node.children)
+    for node in reversed(order):
+        node.size = sum(child.size for child in node.children)
+        node.size += node.length
+        node.children.sort(key=lambda child: -child.size)
+    return order
+
+
+def _place(root: _Node, start: int) -> int:
+    """Set `where` and `end` of a tree that is laid out from `start`; returns where it ends."""
+    root.where = start
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        node.end = node.where + node.size
+        at = node.where + node.length
+        for child in node.children:
+            child.where = at
+            at += child.size
+            stack.append(child)
+    return start + root.size
+
+
+def _blocks(roots: list[_Node]) -> Blocks:
+    """Cut the forest into rows: each follows the largest children; other children's subtrees see the row so far."""
+    blocks = Blocks()
+    heads = list(reversed(roots))
+    while heads:
+        head = heads.pop()
+        node = head
+        branches = []
+        while True:
+            children = [child for child in node.children if child.size]
+            reach = node.where + node.length
+            if len(children) > 1:
+                if reach > head.where:  # a root without tokens of its own shares nothing
+                    blocks.full.append((children[1].where, node.end, head.where, reach))
+                branches += children[1:]
+            if not children:
+                break
+            node = children[0]
+        if reach > head.where:
+            blocks.causal.append((head.where, reach))
+        heads += reversed(branches)
+    return blocks
