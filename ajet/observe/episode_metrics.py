@@ -1,0 +1,132 @@
+"""Metrics of a batch of episodes, under the names that every backbone uses.
+
+| prefix | what |
+|---|---|
+| `reward/…`, `success/rate`, `success/pass@k` | over usable episodes; pass@k over groups of at least k |
+| `episode/…` | counts and means: turns, calls, agents, sampled and trained tokens, reply length |
+| `status/…`, `outcome/…`, `failure/…` | how many episodes ended how |
+| `masked/…`, `dropped/…`, `fork/…` | tokens without loss by reason; calls that could not extend another, by reason |
+| `time/…`, `user/…` | mean seconds of an episode's phases; the workflow's own `log_metrics` |
+| `tag/<tag>/reward`, `tag/<tag>/success` | by the tasks' tags |
+
+Trainers add `train/…` (loss, kl, entropy, clip_fraction, grad_norm, lr, staleness, packing_ratio), `perf/…`
+(tokens_per_second, memory_gb) and the step's own `time/step`, `time/rollout`, `time/judge`, `time/train`, `time/sync`.
+Validation uses the same names under `val/`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ajet.observe.metrics import aggregate_log_metrics
+from ajet.schema.call_tree import ROOT
+from ajet.schema.episode import Episode
+
+
+def is_success(episode: Episode, threshold: float = 1.0) -> bool:
+    """What the workflow or judge said; if nothing, whether the reward reaches the threshold."""
+    if episode.is_success is not None:
+        return episode.is_success
+    return episode.reward is not None and episode.reward >= threshold
+
+
+def pass_at_k(successes: int, tries: int, k: int) -> float:
+    """The chance that at least one of k tries drawn from these succeeds (the unbiased estimate)."""
+    if tries - successes < k:
+        return 1.0
+    return 1.0 - math.prod((tries - successes - i) / (tries - i) for i in range(k))
+
+
+def episode_metrics(
+    episodes: Iterable[Episode], *, prefix: str = "", success_threshold: float = 1.0
+) -> dict[str, float]:
+    """The metrics of these episodes, failed ones included."""
+    everyone = list(episodes)
+    if not everyone:
+        return {}
+    usable = [episode for episode in everyone if episode.usable]
+    result: dict[str, float] = {"episode/count": float(len(everyone)), "episode/usable": float(len(usable))}
+    result |= _rewards(usable)
+    result |= _success(usable, success_threshold)
+    result |= _sizes(usable)
+    result |= _reasons(everyone)
+    result |= _by_tag(usable, success_threshold)
+    times = [{f"episode_{name}": seconds for name, seconds in episode.timings.items()} for episode in everyone]
+    result |= aggregate_log_metrics(times, "time")
+    result |= aggregate_log_metrics((episode.log_metrics for episode in usable), "user")
+    return {f"{prefix}{name}": value for name, value in result.items()}
+
+
+def _rewards(usable: Sequence[Episode]) -> dict[str, float]:
+    rewards = [float(episode.reward) for episode in usable if episode.reward is not None]
+    if not rewards:
+        return {}
+    mean = _mean(rewards)
+    std = math.sqrt(_mean([(reward - mean) ** 2 for reward in rewards]))
+    return {"reward/mean": mean, "reward/std": std, "reward/min": min(rewards), "reward/max": max(rewards)}
+
+
+def _success(usable: Sequence[Episode], threshold: float) -> dict[str, float]:
+    if not usable:
+        return {}
+    groups: dict[str, list[bool]] = {}
+    for episode in usable:
+        groups.setdefault(episode.group_id or episode.task_id, []).append(is_success(episode, threshold))
+    result = {"success/rate": _mean([float(success) for group in groups.values() for success in group])}
+    largest = max(map(len, groups.values()))
+    sizes = sorted({2**power for power in range(1, largest.bit_length()) if 2**power <= largest} | {largest} - {1})
+    for k in sizes:
+        tried = [pass_at_k(sum(group), len(group), k) for group in groups.values() if len(group) >= k]
+        result[f"success/pass@{k}"] = _mean(tried)
+    return result
+
+
+def _sizes(usable: Sequence[Episode]) -> dict[str, float]:
+    if not usable:
+        return {}
+    trees = [episode.tree for episode in usable]
+    lengths = [float(len(tree.runs[call.run].ids)) for tree in trees for call in tree.calls if call.run != ROOT]
+    result = {
+        "episode/calls": _mean([float(len(tree.calls)) for tree in trees]),
+        "episode/turns": _mean([float(max((call.turn + 1 for call in tree.calls), default=0)) for tree in trees]),
+        "episode/agents": _mean([float(len({call.agent for call in tree.calls})) for tree in trees]),
+        "episode/tokens": _mean([float(tree.tokens) for tree in trees]),
+        "episode/sampled_tokens": _mean([float(tree.sampled_tokens) for tree in trees]),
+        "episode/trained_tokens": _mean([float(tree.trained_tokens) for tree in trees]),
+        "episode/sampled_tokens_total": float(sum(tree.sampled_tokens for tree in trees)),
+    }
+    if lengths:
+        result["episode/reply_length"] = _mean(lengths)
+        result["episode/reply_length_max"] = max(lengths)
+    return result
+
+
+def _reasons(episodes: Sequence[Episode]) -> dict[str, float]:
+    counts: Counter[str] = Counter()
+    for episode in episodes:
+        counts[f"status/{episode.status}"] += 1
+        counts.update(f"outcome/{outcome}" for outcome in episode.outcomes)
+        if episode.failure is not None:
+            counts[f"failure/{episode.failure.kind}"] += 1
+        counts.update({f"masked/{reason}": tokens for reason, tokens in episode.ledger.masked.items()})
+        counts.update({f"dropped/{reason}": tokens for reason, tokens in episode.ledger.dropped.items()})
+        counts.update(f"fork/{call.fork.reason}" for call in episode.tree.calls if call.fork is not None)
+    return {name: float(count) for name, count in sorted(counts.items())}
+
+
+def _by_tag(usable: Sequence[Episode], threshold: float) -> dict[str, float]:
+    tags: dict[str, list[Episode]] = {}
+    for episode in usable:
+        if episode.tag:
+            tags.setdefault(episode.tag, []).append(episode)
+    result: dict[str, float] = {}
+    for tag, tagged in sorted(tags.items()):
+        result[f"tag/{tag}/reward"] = _mean([float(episode.reward or 0.0) for episode in tagged])
+        result[f"tag/{tag}/success"] = _mean([float(is_success(episode, threshold)) for episode in tagged])
+    return result
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

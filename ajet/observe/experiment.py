@@ -1,0 +1,236 @@
+"""`ExperimentFolder`: the folder of one run, and everything that is written into it but episodes and checkpoints.
+
+In: the loaded config. Out: paths, a metrics sink, an event log. One process has it open at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+from ajet.observe.events import EventLog
+from ajet.observe.logs import log_to_file
+from ajet.observe.metrics import MetricsSink, make_sinks, rewind_metrics
+from ajet.observe.secrets import Masker
+from ajet.schema.errors import UserError
+
+DEFAULT_ROOT = Path("saved_experiments")
+_LOCK = ".running"
+_CODE_SUFFIXES = {".py", ".j2", ".jinja", ".txt", ".md", ".yaml", ".yml", ".toml"}
+_CODE_FILES = 200
+_CODE_FILE_BYTES = 256 * 1024
+
+
+class ExperimentBusyError(UserError):
+    """Another process runs this experiment."""
+
+
+class ExperimentFolder:
+    """An open experiment folder. Use `open`; close it when the run ends."""
+
+    def __init__(self, path: Path, config: Any, masker: Masker, lock: int) -> None:
+        self.path = path
+        self.name = path.name
+        self.masker = masker
+        """Masks this run's secrets."""
+        self._lock = lock
+        self.events = EventLog(path / "events.jsonl", masker)
+        self.metrics: MetricsSink = make_sinks(config, path, masker)
+        self._log = log_to_file(path / "run.log", masker)
+
+    @classmethod
+    def open(
+        cls,
+        config: Any,
+        *,
+        exp_dir: str | Path | None = None,
+        fresh: bool = False,
+        source_yaml: Path | None = None,
+        backbone: str = "",
+    ) -> ExperimentFolder:
+        """Make the folder, or open it again to resume.
+
+        `exp_dir` is the folder that holds experiments (default: `saved_experiments`). `fresh` moves what is there
+        aside. A debug run has a folder of its own (`<name>-debug`) and always starts anew.
+        """
+        path = _path_of(config, exp_dir, source_yaml)
+        if backbone == "debug":
+            path = path.with_name(f"{path.name}-debug")
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _lock(path)
+        if backbone == "debug":
+            _empty(path)
+        elif fresh and (path / "config.resolved.yaml").exists():
+            os.close(lock)
+            path.rename(_aside(path))
+            path.mkdir()
+            lock = _lock(path)
+        resumed = (path / "config.resolved.yaml").exists()
+        resolved = config.model_dump(mode="json")
+        asked = source_yaml.read_text(encoding="utf-8") if source_yaml else ""
+        masker = Masker(resolved, _parsed(asked))
+        if asked:
+            (path / "config.yaml").write_text(masker.text(asked), encoding="utf-8")
+        masked = masker.value(resolved)
+        changes = _changes(path / "config.resolved.yaml", masked) if resumed else {}
+        (path / "config.resolved.yaml").write_text(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True), "utf-8")
+        folder = cls(path, config, masker, lock)
+        folder.events.write("resumed" if resumed else "started", backbone=backbone, pid=os.getpid(), changed=changes)
+        return folder
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where `step_N/` folders go."""
+        return self.path / "checkpoints"
+
+    @property
+    def hf(self) -> Path:
+        """The newest weights in Hugging Face form."""
+        return self.path / "hf"
+
+    @property
+    def episodes(self) -> Path:
+        """The database of episodes."""
+        return self.path / "episodes.sqlite"
+
+    def save_code(self, files: Iterable[Path]) -> None:
+        """Keep the user's files as they ran: these, and the source and text files beside them."""
+        code = self.path / "code"
+        for file in dict.fromkeys(path.resolve() for path in files):
+            target = code / file.parent.name
+            target.mkdir(parents=True, exist_ok=True)
+            beside = (path for path in sorted(file.parent.iterdir()) if path != file and path.suffix in _CODE_SUFFIXES)
+            small = [path for path in beside if path.is_file() and path.stat().st_size <= _CODE_FILE_BYTES]
+            for source in (file, *small[:_CODE_FILES]):
+                text = source.read_text(encoding="utf-8", errors="replace")
+                (target / source.name).write_text(self.masker.text(text), encoding="utf-8")
+
+    def rewind(self, step: int) -> None:
+        """The run resumes after `step`: forget metrics of later steps. (The recorder forgets episodes.)"""
+        self.events.write("rewound", step=step)
+        rewind_metrics(self.path / "metrics.jsonl", step)
+
+    def close(self, status: str = "completed", **fields: Any) -> None:
+        """Write the end of the run and let go of the folder. `status`: completed | failed | interrupted."""
+        self.metrics.close()
+        self.events.write("ended", status=status, **fields)
+        self.events.close()
+        self._log.close()
+        os.close(self._lock)
+
+    def __enter__(self) -> ExperimentFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        elif isinstance(error, KeyboardInterrupt):
+            self.close("interrupted")
+        else:
+            self.close("failed", error=f"{type(error).__name__}: {error}")
+
+
+def is_running(path: Path) -> bool:
+    """Whether some process has this experiment open."""
+    try:
+        handle = os.open(path / _LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+
+
+def _path_of(config: Any, exp_dir: str | Path | None, source_yaml: Path | None) -> Path:
+    if exp_dir is None:
+        return Path(config.experiment_path)
+    name = config.ajet.experiment_name
+    if name == "read_yaml_name":
+        name = source_yaml.stem if source_yaml else "experiment"
+    return Path(exp_dir).expanduser() / str(name)
+
+
+def _lock(path: Path) -> int:
+    """Hold the folder. Released by the kernel when the process ends, however it ends."""
+    handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    for attempt in range(20):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if attempt == 19:  # a reader that only looks lets go at once
+                os.close(handle)
+                raise ExperimentBusyError(
+                    f"{path}: another process is running this experiment. Wait for it, stop it (`ajet --kill`), or set "
+                    f"another ajet.experiment_name."
+                ) from None
+            time.sleep(0.05)
+    os.register_at_fork(after_in_child=lambda: _close_quietly(handle))
+    return handle
+
+
+def _close_quietly(handle: int) -> None:
+    """A forked child must not keep the folder locked after its parent died."""
+    try:
+        if os.readlink(f"/proc/self/fd/{handle}").endswith(_LOCK):
+            os.close(handle)
+    except OSError:  # closed before the fork
+        pass
+
+
+def _aside(path: Path) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    aside = path.with_name(f"{path.name}.{stamp}")
+    count = 1
+    while aside.exists():
+        count += 1
+        aside = path.with_name(f"{path.name}.{stamp}-{count}")
+    return aside
+
+
+def _empty(path: Path) -> None:
+    """Remove what an earlier run wrote, and nothing else."""
+    for name in ("metrics.jsonl", "events.jsonl", "run.log", "episodes.sqlite", "episodes.sqlite-wal"):
+        (path / name).unlink(missing_ok=True)
+    for name in ("episodes.sqlite-shm", "config.yaml", "config.resolved.yaml"):
+        (path / name).unlink(missing_ok=True)
+    for name in ("code", "trajectories"):
+        shutil.rmtree(path / name, ignore_errors=True)
+
+
+def _parsed(text: str) -> Any:
+    """The user's YAML, for the secrets in it that an override may have replaced."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:  # the loader has its own, stricter reading and has reported what matters
+        return None
+
+
+def _changes(path: Path, now: dict[str, Any]) -> dict[str, list[Any]]:
+    """Which keys differ from the last run in this folder: `{key: [before, now]}`."""
+    before = dict(_flat(yaml.safe_load(path.read_text(encoding="utf-8")) or {}))
+    after = dict(_flat(now))
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    return {key: [before.get(key), after.get(key)] for key in keys}
+
+
+def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value

@@ -1,0 +1,118 @@
+"""Logs of a run: `run.log` as JSON lines (rotating), short lines on the terminal.
+
+Every part logs with `logging.getLogger(__name__)`; `extra={"episode": …, "task": …, "fix": …}` says what it is about
+and what to do. `AJET_LOG_LEVEL` (default INFO) sets what the terminal shows; the file holds INFO and more.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+from ajet.observe.secrets import Masker
+
+ROOT_LOGGER = "ajet"
+LEVEL_VARIABLE = "AJET_LOG_LEVEL"
+ABOUT = ("episode", "task", "step", "fix")
+"""Fields of a record that are written beside the message."""
+_FILE_BYTES = 20 * 1024 * 1024
+_FILES = 5
+
+
+def level_from_environment() -> int:
+    """The level that `AJET_LOG_LEVEL` names (a name or a number); INFO if it is unset or names none."""
+    asked = os.environ.get(LEVEL_VARIABLE, "").strip().upper()
+    if asked.isdigit():
+        return int(asked)
+    return logging.getLevelNamesMapping().get(asked, logging.INFO)
+
+
+def log_to_terminal(*, quiet: bool = False) -> None:
+    """Show records on stderr; with `quiet` only errors. Calling it again replaces the handler."""
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, _TerminalHandler)]:
+        root.removeHandler(handler)
+    terminal = _TerminalHandler()
+    terminal.setLevel(logging.ERROR if quiet else level_from_environment())
+    terminal.setFormatter(_HumanFormatter())
+    root.addHandler(terminal)
+    _let_through()
+
+
+def _let_through() -> None:
+    """The handlers sit on the root logger, so a `basicConfig` of the user's adds no second copy of each line; other
+    libraries keep the root's level (warnings and errors)."""
+    logging.getLogger(ROOT_LOGGER).setLevel(min(logging.INFO, level_from_environment()))
+
+
+def log_to_file(path: Path, masker: Masker | None = None) -> FileLog:
+    """Write records to a file as JSON lines, until closed."""
+    return FileLog(path, masker or Masker())
+
+
+class FileLog:
+    """A log file that is being written."""
+
+    def __init__(self, path: Path, masker: Masker) -> None:
+        self._handler = RotatingFileHandler(path, maxBytes=_FILE_BYTES, backupCount=_FILES - 1, encoding="utf-8")
+        self._handler.setLevel(min(logging.INFO, level_from_environment()))
+        self._handler.setFormatter(_JsonFormatter(masker))
+        logging.getLogger().addHandler(self._handler)
+        _let_through()
+
+    def close(self) -> None:
+        logging.getLogger().removeHandler(self._handler)
+        self._handler.close()
+
+
+class _TerminalHandler(logging.StreamHandler[Any]):
+    """Looks stderr up for each record: a live display or a test may have replaced it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+
+class _JsonFormatter(logging.Formatter):
+    def __init__(self, masker: Masker) -> None:
+        super().__init__()
+        self._masker = masker
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry.update((name, getattr(record, name)) for name in ABOUT if hasattr(record, name))
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(self._masker.value(entry), default=str, ensure_ascii=False)
+
+
+class _HumanFormatter(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__()
+        self._masker = Masker()
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            text = f"{record.levelname.lower()}: {text}"
+        about = [f"{name} {getattr(record, name)}" for name in ("episode", "task", "step") if hasattr(record, name)]
+        if about:
+            text += f" ({', '.join(about)})"
+        if hasattr(record, "fix"):
+            text += f"\n  fix: {record.fix}"
+        if record.exc_info and record.levelno >= logging.ERROR:
+            text += "\n" + self.formatException(record.exc_info)
+        return self._masker.text(text)

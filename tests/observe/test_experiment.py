@@ -1,0 +1,121 @@
+"""The experiment folder: what is in it, who may have it open, and that no secret reaches it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ajet.config import Config
+from ajet.observe.events import read_events
+from ajet.observe.experiment import ExperimentBusyError, ExperimentFolder, is_running
+from ajet.observe.metrics import read_metrics
+
+CANARY = "canary-3f9a1c77d2"
+
+
+def config(**blocks: object) -> Config:
+    return Config.model_validate({"ajet": {"experiment_name": "run"}, **blocks})
+
+
+def test_folder_holds_config_code_metrics_events_and_log(tmp_path: Path) -> None:
+    source = tmp_path / "project" / "run.yaml"
+    source.parent.mkdir()
+    source.write_text("ajet:\n  experiment_name: run  # my first\n")
+    workflow = source.parent / "workflow.py"
+    workflow.write_text("print('hello')\n")
+    with ExperimentFolder.open(config(), exp_dir=tmp_path / "exps", source_yaml=source, backbone="local") as folder:
+        folder.save_code([workflow])
+        folder.metrics.log(1, {"reward/mean": 0.5, "bad": float("nan")})
+        logging.getLogger("ajet.test").info("trained", extra={"step": 1})
+    assert folder.path == tmp_path / "exps" / "run"
+    assert "# my first" in (folder.path / "config.yaml").read_text()
+    assert yaml.safe_load((folder.path / "config.resolved.yaml").read_text())["ajet"]["rollout"]["num_repeat"] == 4
+    assert (folder.path / "code" / "project" / "workflow.py").read_text() == "print('hello')\n"
+    [step] = read_metrics(folder.path / "metrics.jsonl")
+    assert step["step"] == 1 and step["reward/mean"] == 0.5 and step["bad"] == "nan"
+    assert [event["event"] for event in read_events(folder.path / "events.jsonl")] == ["started", "ended"]
+    records = [json.loads(line) for line in (folder.path / "run.log").read_text().splitlines()]
+    assert {"message": "trained", "step": 1, "level": "info"}.items() <= records[-1].items()
+
+
+def test_same_command_resumes_and_names_what_changed(tmp_path: Path) -> None:
+    with ExperimentFolder.open(config(), exp_dir=tmp_path) as folder:
+        for step in (1, 2, 3):
+            folder.metrics.log(step, {"reward/mean": float(step)})
+    changed = config()
+    changed.ajet.rollout.num_repeat = 8
+    with ExperimentFolder.open(changed, exp_dir=tmp_path) as folder:
+        folder.rewind(2)
+        folder.metrics.log(3, {"reward/mean": 30.0})
+    events = read_events(folder.path / "events.jsonl")
+    assert [event["event"] for event in events] == ["started", "ended", "resumed", "rewound", "ended"]
+    assert events[2]["changed"] == {"ajet.rollout.num_repeat": [4, 8]}
+    assert [step["reward/mean"] for step in read_metrics(folder.path / "metrics.jsonl")] == [1.0, 2.0, 30.0]
+
+
+def test_fresh_keeps_the_former_run_aside(tmp_path: Path) -> None:
+    with ExperimentFolder.open(config(), exp_dir=tmp_path) as folder:
+        folder.metrics.log(1, {"reward/mean": 1.0})
+    with ExperimentFolder.open(config(), exp_dir=tmp_path, fresh=True) as folder:
+        assert read_metrics(folder.path / "metrics.jsonl") == []
+    former = [path for path in tmp_path.iterdir() if path != folder.path]
+    assert len(former) == 1 and len(read_metrics(former[0] / "metrics.jsonl")) == 1
+
+
+def test_debug_runs_have_their_own_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        with ExperimentFolder.open(config(), exp_dir=tmp_path, backbone="debug") as folder:
+            folder.metrics.log(0, {"reward/mean": 1.0})
+    assert folder.path.name == "run-debug"
+    assert len(read_metrics(folder.path / "metrics.jsonl")) == 1
+
+
+def test_no_secret_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SERVICE_API_KEY", CANARY + "-env")
+    source = tmp_path / "run.yaml"
+    source.write_text(f"judge_service:\n  api_key: {CANARY}-yaml\n  url: https://me:{CANARY}-url@host/\n")
+    secret = config(judge_service={"api_key": f"{CANARY}-yaml", "nested": [{"password": f"{CANARY}-nested"}]})
+    workflow = tmp_path / "flow" / "workflow.py"
+    workflow.parent.mkdir()
+    workflow.write_text(f"KEY = '{CANARY}-yaml'\n")
+    with ExperimentFolder.open(secret, exp_dir=tmp_path / "exps", source_yaml=source) as folder:
+        folder.save_code([workflow])
+        folder.events.write("note", text=f"{CANARY}-env and {CANARY}-nested")
+        logging.getLogger("ajet.test").error("failed with %s", f"{CANARY}-yaml", extra={"fix": f"not {CANARY}-env"})
+    for file in folder.path.rglob("*"):
+        if file.is_file():
+            assert CANARY not in file.read_text(), file
+    assert "max_prompt_length: 3000" in (folder.path / "config.resolved.yaml").read_text()
+
+
+def test_one_process_at_a_time_and_a_kill_lets_go(tmp_path: Path) -> None:
+    program = (
+        "import sys, os, time; from pathlib import Path; from ajet.config import Config\n"
+        "from ajet.observe.experiment import ExperimentFolder\n"
+        "folder = ExperimentFolder.open(Config.model_validate({'ajet': {'experiment_name': 'run'}}), "
+        "exp_dir=sys.argv[1])\n"
+        "pid = os.fork()\n"
+        "if pid == 0: time.sleep(60); os._exit(0)\n"
+        "print(pid, flush=True); time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        assert is_running(tmp_path / "run")
+        with pytest.raises(ExperimentBusyError, match="another process is running"):
+            ExperimentFolder.open(config(), exp_dir=tmp_path)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not is_running(tmp_path / "run"), "a forked child must not hold the folder"
+        ExperimentFolder.open(config(), exp_dir=tmp_path).close()
+    finally:
+        os.kill(child, signal.SIGKILL)

@@ -1,0 +1,116 @@
+"""Aggregating what workflows log, and sinks that must never disturb a run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ajet.config import Config
+from ajet.observe.metrics import aggregate_log_metrics
+from ajet.observe.secrets import Masker, is_secret_key
+from ajet.observe.trackers import BackgroundSink, make_tracker
+from ajet.schema.errors import ConfigError, MissingDependencyError
+
+
+def test_log_metrics_nested_and_in_lists_are_aggregated() -> None:
+    logged = [
+        {"score": 1, "tool": {"calls": 3, "ok": True}, "lengths": [1, 5], "note": "text", "none": None},
+        {"score": 0.5, "tool": {"calls": 1, "ok": False}, "lengths": np.array([3.0]), "bad": float("nan")},
+    ]
+    assert aggregate_log_metrics(logged) == {
+        "user/score": 0.75,
+        "user/tool/calls": 2.0,
+        "user/tool/ok": 0.5,
+        "user/lengths": 3.0,
+        "user/lengths/min": 1.0,
+        "user/lengths/max": 5.0,
+    }
+
+
+@pytest.mark.parametrize("key", ["api_key", "API-KEY", "openaiApiKey", "wandb_token", "password", "client_secret"])
+def test_secret_keys(key: str) -> None:
+    assert is_secret_key(key)
+
+
+@pytest.mark.parametrize(
+    "key", ["max_tokens", "stop_token_ids", "key_ttl", "token_mean", "shared_token_loss", "author"]
+)
+def test_ordinary_keys_are_not_masked(key: str) -> None:
+    assert not is_secret_key(key)
+
+
+def test_masker_keeps_references_and_masks_known_shapes() -> None:
+    masked = Masker().value({"api_key": "${oc.env:OPENAI_API_KEY}", "text": "Bearer abcdefghijklmnop1234", "n": 3})
+    assert masked == {"api_key": "${oc.env:OPENAI_API_KEY}", "text": "Bearer ********", "n": 3}
+
+
+class Recording:
+    """A sink that fails a number of times, then keeps what it gets."""
+
+    def __init__(self, failures: int = 0, gate: threading.Event | None = None) -> None:
+        self.failures = failures
+        self.gate = gate
+        self.steps: list[int] = []
+        self.closed = False
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        if self.gate is not None:
+            self.gate.wait()
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("no network")
+        self.steps.append(step)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_failing_tracker_is_retried_and_loses_nothing() -> None:
+    inner = Recording(failures=2)
+    sink = BackgroundSink("t", lambda: inner, retry_seconds=0.01)
+    for step in range(5):
+        sink.log(step, {"a": 1.0})
+    deadline = time.monotonic() + 10
+    while len(inner.steps) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    sink.close()
+    assert inner.steps == [0, 1, 2, 3, 4] and inner.closed
+
+
+def test_a_hanging_tracker_never_blocks_and_says_what_it_lost(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+    sink = BackgroundSink("t", lambda: Recording(gate=gate), capacity=10, close_seconds=0.05)
+    for step in range(1000):
+        sink.log(step, {"a": 1.0})
+    with caplog.at_level("WARNING", logger="ajet"):
+        sink.close()
+    gate.set()
+    assert "did not take 1000 steps" in caplog.text or "did not take 999 steps" in caplog.text
+
+
+def test_a_sink_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class MySink:\n"
+        "    def __init__(self, run):\n"
+        "        self.file = (run.folder / 'mine.txt').open('w')\n"
+        "    def log(self, step, metrics):\n"
+        "        self.file.write(f'{step} {metrics}\\n')\n"
+        "    def close(self):\n"
+        "        self.file.close()\n"
+    )
+    sink = make_tracker(f"{tmp_path / 'mine.py'}->MySink", Config(), tmp_path, Masker())
+    sink.log(3, {"reward/mean": 0.5})
+    sink.close()
+    assert (tmp_path / "mine.txt").read_text() == "3 {'reward/mean': 0.5}\n"
+
+
+def test_unknown_and_uninstalled_trackers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"no tracker 'wandbb'.*wandb"):
+        make_tracker("wandbb", Config(), tmp_path, Masker())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"agentjet\[trackers\]"):
+        make_tracker("wandb", Config(), tmp_path, Masker())
