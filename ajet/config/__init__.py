@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ajet.config.make import make_config
 from ajet.config.root import AjetConfig, BackboneName, Config
 from ajet.config.section import Block, Section
 
-__all__ = ["AjetConfig", "BackboneName", "Block", "Config", "Section", "make_config"]
+if TYPE_CHECKING:
+    from ajet.config.loader import load_config
+
+__all__ = ["AjetConfig", "BackboneName", "Block", "Config", "Section", "load_config", "make_config"]
+
+
+def __getattr__(name: str) -> Any:
+    # the loader needs a YAML parser, which those who only read a config do not
+    if name == "load_config":
+        from ajet.config.loader import load_config
+
+        return load_config
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -74,7 +74,7 @@ class RolloutConfig(Section):
     """Seconds that an episode may take, judge included."""
     episode_retries: Count = 1
     """How often an episode is run again after a fault (engine, judge, infrastructure)."""
-    gamma: Annotated[float, NotBool, Field(gt=0, le=1)] = 1.0
+    gamma: Annotated[float, Field(gt=0, le=1), NotBool] = 1.0
     """Discount over the calls of an agent: a call k calls before the last gets gamma**k of the reward."""
     reasoning_history: Literal["template", "keep"] = "template"
     """Whether earlier thinking stays in the prompt: as the chat template has it, or always."""
@@ -90,13 +90,13 @@ class RolloutConfig(Section):
     """Former place of `failure_reward.abnormal`, used where that is not given."""
     enable_oversample: bool = False
     """Start more episodes than needed, and stop a group early when its rewards already differ."""
-    submit_oversample_multiplier: Annotated[float, NotBool, Field(ge=1, le=100)] = 1.5
+    submit_oversample_multiplier: Annotated[float, Field(ge=1, le=100), NotBool] = 1.5
     """With `enable_oversample`: tasks started, as a multiple of `train_batch_size`."""
     tensor_model_parallel_size: Positive = 1
     """GPUs that one inference engine is spread over."""
     n_vllm_engine: Positive = 1
     """Inference engines side by side; an episode stays on one of them."""
-    seed: Annotated[int, NotBool, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0), NotBool] = 0
     """Seed of everything that is drawn while episodes run."""
     deterministic: bool = False
     """Run in lockstep with fixed shapes and keyed random numbers, so that a run repeats bit for bit. Slower."""

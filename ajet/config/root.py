@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, PrivateAttr, model_validator
 
 from ajet.config.context_tracker import ContextTrackerConfig
 from ajet.config.data import DataConfig
@@ -106,6 +106,22 @@ class Config(Section):
         for key, value in extra.items():
             extra[key] = blocks_within(value)
         return self
+
+    _yaml_path: Path | None = PrivateAttr(default=None)
+
+    def remember_source(self, path: Path) -> None:
+        """Note the file that this config was loaded from."""
+        self._yaml_path = path
+
+    @property
+    def yaml_path(self) -> Path | None:
+        """The file that this config was loaded from."""
+        return self._yaml_path
+
+    @property
+    def base_dirs(self) -> list[Path]:
+        """Where relative names in the file are looked for, after the working directory."""
+        return [] if self._yaml_path is None else [self._yaml_path.parent]
 
     @property
     def experiment_path(self) -> Path:

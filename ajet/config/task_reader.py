@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from ajet.config.section import Block, Section
@@ -32,7 +32,12 @@ def _known_or_own(value: str) -> str:
     )
 
 
-ReaderType = Annotated[str, AfterValidator(_known_or_own)]
+OWN_READER = {"type": "string", "pattern": "->", "description": "path/file.py->YourReader"}
+ReaderType = Annotated[
+    str,
+    AfterValidator(_known_or_own),
+    WithJsonSchema({"anyOf": [{"enum": list(READER_NAMES)}, OWN_READER]}),
+]
 
 
 class FileConfig(Section):
@@ -132,7 +137,7 @@ class SamplingParamsConfig(Section):
 class DeduplicationParamsConfig(Section):
     """`ajet.task_reader.data_generation.deduplication_filter.params`."""
 
-    similarity_threshold: Annotated[float, NotBool, Field(ge=0, le=1)] = 0.8
+    similarity_threshold: Annotated[float, Field(ge=0, le=1), NotBool] = 0.8
     """Tasks more alike than this are one."""
     db_path: str = ""
     """Folder of the vector store."""
@@ -210,7 +215,7 @@ class TaskReaderConfig(Section):
     """Which fields of a record make a task."""
     shuffle: bool = True
     """Shuffle the training tasks anew each epoch (by `seed`). False: file order."""
-    seed: Annotated[int, NotBool, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0), NotBool] = 0
     """Seed of the shuffle."""
     skip_bad_lines: Count = 0
     """Bad lines to tolerate in a file; they are listed by name. One more is an error."""

@@ -37,9 +37,9 @@ class AlgorithmConfig(Section):
     """How a reward becomes an advantage."""
     policy_loss: Literal["ppo", "gspo", "cispo", "sft"] = "ppo"
     """Which loss."""
-    clip_low: Annotated[float, NotBool, Field(ge=0, le=1)] = 0.2
+    clip_low: Annotated[float, Field(ge=0, le=1), NotBool] = 0.2
     """The probability ratio is clipped below 1 - clip_low."""
-    clip_high: Annotated[float, NotBool, Field(ge=0, le=100)] = 0.28
+    clip_high: Annotated[float, Field(ge=0, le=100), NotBool] = 0.28
     """The probability ratio is clipped above 1 + clip_high."""
     loss_norm: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
     """How tokens are weighed: all alike, all episodes alike, or by a constant length."""
@@ -90,9 +90,9 @@ class TrainerCommonConfig(Section):
     """Passes over the training tasks."""
     total_training_steps: Positive | None = None
     """Steps in all; wins over `total_epochs`."""
-    save_freq: Annotated[int, NotBool, Field(ge=-1)] = 20
+    save_freq: Annotated[int, Field(ge=-1), NotBool] = 20
     """A checkpoint each so many steps, and at the end. -1 or 0: only at the end."""
-    test_freq: Annotated[int, NotBool, Field(ge=-1)] = 20
+    test_freq: Annotated[int, Field(ge=-1), NotBool] = 20
     """A validation each so many steps, and at the end. -1 or 0: never."""
     val_before_train: bool = False
     """Validate before the first step."""

@@ -1,0 +1,93 @@
+"""The files that a config names: found from the working directory or the YAML's folder, and made absolute.
+
+Only what a run will use is looked at. A missing file is a problem here, before anything heavy loads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ajet.config.nearest import nearest
+from ajet.config.problems import Problem
+from ajet.config.root import AjetConfig
+from ajet.config.section import Section
+from ajet.schema.errors import ImportPathError
+from ajet.schema.import_path import find_file, split_import_path
+
+HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
+"""`name` or `owner/name`; anything with more slashes can only be a folder."""
+
+
+def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
+    """Replace relative file names by absolute ones, and yield those that lead nowhere."""
+    yield from _import_path(ajet.rollout, "user_workflow", ("ajet", "rollout"), folder)
+    yield from _import_path(ajet.task_judge, "judge_protocol", ("ajet", "task_judge"), folder)
+    reader, place = ajet.task_reader, ("ajet", "task_reader")
+    if "->" in reader.type:
+        yield from _import_path(reader, "type", place, folder)
+    if reader.type in ("jsonl_dataset_file", "dataset_file"):
+        block = "dataset_file" if reader.dataset_file is reader.jsonl_dataset_file else "jsonl_dataset_file"
+        for split in ("training", "validation"):
+            where = (*place, block, split)
+            yield from _existing(reader.jsonl_dataset_file[split], "file_path", where, folder, Path.is_file)
+    if reader.type == "huggingface_dat_repo":
+        yield from _folder_or_hub(reader.huggingface_dat_repo, "dataset_path", (*place, "huggingface_dat_repo"), folder)
+    if not ajet.model.path.startswith("tiny:"):
+        yield from _folder_or_hub(ajet.model, "path", ("ajet", "model"), folder)
+    if ajet.trainer_common.resume not in ("auto", "never"):
+        yield from _existing(ajet.trainer_common, "resume", ("ajet", "trainer_common"), folder, Path.is_dir)
+
+
+def _import_path(section: Section, key: str, place: tuple[str, ...], folder: Path) -> Iterator[Problem]:
+    text = section[key]
+    if text is None:
+        return
+    try:
+        path = split_import_path(text)
+        if path.is_file:
+            section.__dict__[key] = f"{find_file(path.place, [folder])}->{path.name}"
+    except ImportPathError as error:
+        yield Problem((*place, key), str(error).partition(";")[0], str(error).partition("; ")[2])
+
+
+def _existing(
+    section: Section, key: str, place: tuple[str, ...], folder: Path, is_there: Callable[[Path], bool]
+) -> Iterator[Problem]:
+    text = section[key]
+    if text is None:
+        return
+    given = Path(text).expanduser()
+    candidates = [Path.cwd() / given, folder / given]
+    found = next((candidate for candidate in candidates if is_there(candidate)), None)
+    if found is not None:
+        section.__dict__[key] = str(found.resolve())
+        return
+    kind = "folder" if is_there == Path.is_dir else "file"
+    present = [
+        entry.name for candidate in candidates if candidate.parent.is_dir() for entry in candidate.parent.iterdir()
+    ]
+    near = nearest(given.name, present)
+    if near:
+        fix = f"did you mean `{given.with_name(near)}`?"
+    else:
+        fix = f"looked in {' and '.join(dict.fromkeys(str(candidate.parent.resolve()) for candidate in candidates))}"
+    yield Problem((*place, key), f"no {kind} {text!r}", fix)
+
+
+def _folder_or_hub(section: Section, key: str, place: tuple[str, ...], folder: Path) -> Iterator[Problem]:
+    """A local path if it exists or looks like one, else a hub's id, which is looked up when it is used."""
+    text = section[key]
+    if text is None:
+        return
+    given = Path(text).expanduser()
+    for candidate in (Path.cwd() / given, folder / given):
+        if candidate.exists():
+            section.__dict__[key] = str(candidate.resolve())
+            return
+    if HUB_ID.match(text) and not text.startswith((".", "~", "/")):
+        return
+    yield Problem(
+        (*place, key), f"no file or folder {text!r}", "write a path that exists, or a hub id such as `owner/name`"
+    )

@@ -1,0 +1,127 @@
+"""From what is wrong to one readable message: place, key, what is allowed, and what was probably meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from ajet.config.nearest import nearest
+from ajet.config.overrides import Override
+from ajet.config.suggest import allowed, choices, fragment_at, known_keys, where_it_belongs
+from ajet.config.yaml_source import Node
+from ajet.schema.errors import ConfigError
+
+MOST = 8
+"""Problems shown at once: more don't help."""
+
+KeyPath = tuple[Any, ...]
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong."""
+
+    path: KeyPath
+    what: str
+    fix: str
+
+
+class Sources(NamedTuple):
+    """Where values came from: the file and the command line."""
+
+    name: str
+    root: Node
+    overrides: list[Override]
+
+    def place(self, path: KeyPath) -> str:
+        """`file.yaml:12`, or the argument that set this key."""
+        for override in reversed(self.overrides):
+            if path[: len(override.path)] == override.path:
+                return f"command line ({override.text})"
+        return f"{self.name}:{self.root.line_of(path)}"
+
+    def gives(self, path: KeyPath) -> bool:
+        """Whether the user set this key, in the file or on the command line."""
+        if any(path[: len(override.path)] == override.path for override in self.overrides):
+            return True
+        node = self.root
+        for part in path:
+            if not node.reaches(part):
+                return False
+            node = node.value[part]
+        return True
+
+
+def config_error(sources: Sources, problems: Iterable[Problem]) -> ConfigError:
+    """All problems in one error."""
+    listed = sorted(problems, key=lambda problem: sources.root.line_of(problem.path))
+    parts = []
+    for problem in listed[:MOST]:
+        key = f"{dotted(problem.path)}: " if problem.path else ""
+        fix = "".join(f"\n    {line}" for line in problem.fix.splitlines())
+        parts.append(f"{sources.place(problem.path)}: {key}{problem.what}{fix}")
+    if len(listed) > MOST:
+        parts.append(f"… and {len(listed) - MOST} more")
+    return ConfigError("\n".join(parts))
+
+
+def dotted(path: KeyPath) -> str:
+    """A path as users write it."""
+    return ".".join(str(part) for part in path)
+
+
+def from_validation(error: ValidationError, tree: dict[str, Any]) -> list[Problem]:
+    """Pydantic's findings, one problem a key."""
+    found: dict[KeyPath, Problem] = {}
+    for detail in error.errors(include_url=False):
+        if detail["type"] == "extra_forbidden":
+            path: KeyPath = detail["loc"]
+            found.setdefault(path, Problem(path, "unknown key", where_it_belongs(path)))
+        else:
+            path = _existing(detail["loc"], tree)
+            found.setdefault(path, _wrong_value(path, detail, tree))
+    return list(found.values())
+
+
+def _existing(loc: tuple[int | str, ...], tree: Any) -> KeyPath:
+    """The part of pydantic's location that is a place in the file (it also names alternatives of a type)."""
+    path: list[Any] = []
+    for part in loc:
+        inside = isinstance(tree, dict) and part in tree
+        if not inside and not (isinstance(tree, list) and isinstance(part, int) and part < len(tree)):
+            break
+        path.append(part)
+        tree = tree[part]
+    return tuple(path)
+
+
+def _wrong_value(path: KeyPath, detail: ErrorDetails, tree: Any) -> Problem:
+    value = tree
+    for part in path:
+        value = value[part]
+    fragment = fragment_at(path) or {}
+    hints = []
+    near = nearest(value, choices(fragment)) if isinstance(value, str) else None
+    if near is not None:
+        hints.append(f"did you mean `{near}`?")
+    expected = f"expected {allowed(fragment)}"
+    if fragment.get("default") is not None and fragment.get("type") not in ("object", "array"):
+        default = fragment["default"]
+        expected += f"; default: {str(default).lower() if isinstance(default, bool) else default}"
+    hints.append(expected)
+    key = known_keys().get(path)
+    if key is not None and key.doc:
+        hints.append(key.doc)
+    return Problem(path, f"{shown(value)} is not allowed", "\n".join(hints))
+
+
+def shown(value: Any) -> str:
+    """A value in an error: short, and told apart from a word of ours."""
+    if isinstance(value, dict):
+        return "a group of keys"
+    if isinstance(value, list) and len(value) > 6:
+        return f"a list of {len(value)} values"
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,175 @@
+"""What the schema knows about a key: where it belongs, what it allows, and which key was probably meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from types import UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from ajet.config.nearest import nearest
+from ajet.config.root import Config
+from ajet.config.section import Block, Section
+
+Path = tuple[str, ...]
+
+
+class KnownKey(NamedTuple):
+    """One key of the schema."""
+
+    path: Path
+    field: FieldInfo
+    section: type[Section] | None
+    """The class of the keys under it, if it is a group."""
+
+    @property
+    def dotted(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def doc(self) -> str:
+        """The first sentence of its documentation."""
+        text = " ".join((self.field.description or "").split())
+        return text.split(". ")[0].rstrip(".")
+
+
+def section_of(annotation: Any) -> type[Section] | None:
+    """The `Section` class in a field's type, if there is one."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    if get_origin(annotation) in (Union, UnionType):
+        return next((section for part in get_args(annotation) if (section := section_of(part))), None)
+    return None
+
+
+def walk(section: type[Section] = Config, path: Path = ()) -> Iterator[KnownKey]:
+    """Every key under a section, groups before their keys."""
+    for name, field in section.model_fields.items():
+        inner = section_of(field.annotation)
+        yield KnownKey((*path, name), field, inner)
+        if inner is not None:
+            yield from walk(inner, (*path, name))
+
+
+@cache
+def known_keys() -> dict[Path, KnownKey]:
+    """Every key of the schema by its path."""
+    return {key.path: key for key in walk()}
+
+
+def is_free(path: tuple[Any, ...]) -> bool:
+    """Whether `path` lies in a block whose keys are the user's own or another program's."""
+    for end in range(1, len(path) + 1):
+        key = known_keys().get(tuple(path[:end]))
+        if key is None:
+            return path[0] not in Config.model_fields
+        if key.field.annotation is Block or (key.section and key.section.model_config.get("extra") == "allow"):
+            return True
+    return False
+
+
+def where_it_belongs(path: tuple[Any, ...]) -> str:
+    """For a path that leads nowhere: which key was probably meant, or what there is instead."""
+    names = tuple(str(part) for part in path)
+    parent, last = names[:-1], names[-1]
+    siblings = {key.path[-1]: key for key in known_keys().values() if key.path[:-1] == parent}
+    ours = [key for key in known_keys().values() if key.path[0] == "ajet" and len(key.path) > 1]
+    near = nearest(last, siblings, cutoff=0.75)
+    # the same name elsewhere says more than a similar name here, unless that is a matter of one letter or so
+    elsewhere = [key for key in ours if key.path[-1] == last]
+    if near is None and elsewhere:
+        best = min(elsewhere, key=lambda key: len(key.path))
+        return f"`{last}` belongs in `{'.'.join(best.path[:-1])}`: write `{best.dotted}`\n{best.doc}"
+    if near is None:
+        near = nearest(last, siblings)
+    if near is not None:
+        return _did_you_mean(siblings[near])
+    by_name = {key.path[-1]: key for key in reversed(ours)}
+    if (far := nearest(last, by_name, cutoff=0.7)) is not None:
+        return _did_you_mean(by_name[far])
+    place = ".".join(parent) or "the top"
+    return f"`{place}` knows: {', '.join(siblings)}" if siblings else f"there is no `{place}`"
+
+
+def _did_you_mean(key: KnownKey) -> str:
+    return f"did you mean `{key.dotted}`?\n{key.doc}"
+
+
+@cache
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a whole file."""
+    return Config.model_json_schema()
+
+
+def fragment_at(path: tuple[Any, ...]) -> dict[str, Any] | None:
+    """The JSON schema of one key."""
+    fragment: dict[str, Any] | None = json_schema()
+    for part in path:
+        fragment = _step(fragment, part) if fragment is not None else None
+    return fragment
+
+
+def _dereferenced(fragment: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" not in fragment:
+        return fragment
+    target: dict[str, Any] = json_schema()["$defs"][fragment["$ref"].rpartition("/")[2]]
+    return {**target, **{key: value for key, value in fragment.items() if key != "$ref"}}
+
+
+def _step(fragment: dict[str, Any], part: Any) -> dict[str, Any] | None:
+    fragment = _dereferenced(fragment)
+    for option in fragment.get("anyOf", []):
+        if (found := _step(option, part)) is not None:
+            return found
+    if isinstance(part, int):
+        items: dict[str, Any] | None = fragment.get("items")
+        return items
+    inner: dict[str, Any] | None = fragment.get("properties", {}).get(part)
+    return inner
+
+
+def allowed(fragment: dict[str, Any]) -> str:
+    """What a key takes, in words."""
+    fragment = _dereferenced(fragment)
+    if "anyOf" in fragment:
+        return _alternatives([allowed(option) for option in fragment["anyOf"]])
+    if "const" in fragment:
+        return f"`{fragment['const']}`"
+    if fragment.get("pattern") == "->":
+        return f"`{fragment['description']}`"
+    if "enum" in fragment:
+        return _alternatives([f"`{value}`" for value in fragment["enum"]])
+    kind = fragment.get("type")
+    if kind in ("integer", "number"):
+        return ("a whole number" if kind == "integer" else "a number") + _bounds(fragment)
+    if kind == "array":
+        return f"a list of {allowed(fragment['items'])}" if fragment.get("items") else "a list"
+    words = {"boolean": "true or false", "string": "text", "null": "null", "object": "a group of keys"}
+    return words.get(str(kind), "anything")
+
+
+def choices(fragment: dict[str, Any]) -> list[str]:
+    """The words among what a key takes."""
+    fragment = _dereferenced(fragment)
+    inner = [choice for option in fragment.get("anyOf", []) for choice in choices(option)]
+    items = choices(fragment["items"]) if isinstance(fragment.get("items"), dict) else []
+    own = [*fragment.get("enum", []), *([fragment["const"]] if "const" in fragment else [])]
+    return [*(str(word) for word in own), *inner, *items]
+
+
+def _alternatives(words: list[str]) -> str:
+    unique = list(dict.fromkeys(words))
+    return unique[0] if len(unique) == 1 else f"{', '.join(unique[:-1])} or {unique[-1]}"
+
+
+def _bounds(fragment: dict[str, Any]) -> str:
+    low, high = fragment.get("minimum"), fragment.get("maximum")
+    above, below = fragment.get("exclusiveMinimum"), fragment.get("exclusiveMaximum")
+    parts = [
+        f"{word} {bound:g}"
+        for word, bound in (("at least", low), ("above", above), ("at most", high), ("below", below))
+        if bound is not None
+    ]
+    return f" ({' and '.join(parts)})" if parts else ""

@@ -1,0 +1,317 @@
+"""YAML text → a tree of nodes that know their lines. Data only: nothing in a file can make anything run.
+
+Tags such as `!!python/…`, repeated keys, files that are too large and anchors that multiply ("bombs") are refused.
+Numbers, booleans and null are read as OmegaConf reads them (so `1e-6` is a number); dates stay text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+
+from ajet.config.nearest import nearest
+from ajet.schema.errors import ConfigError
+
+MAX_BYTES = 512 * 1024
+"""A config is a few KB; beyond this, parsing could take more than the second in which errors are promised."""
+MAX_VALUES = 20_000
+"""Values after anchors are expanded: about a hundred times the largest config we know."""
+MAX_DEPTH = 40
+
+NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
+TRUE = re.compile(r"^(?:yes|Yes|YES|true|True|TRUE|on|On|ON)$")
+FALSE = re.compile(r"^(?:no|No|NO|false|False|FALSE|off|Off|OFF)$")
+INT = re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0o[0-7_]+|0b[01_]+)$")
+FLOAT = re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$")
+INFINITY = re.compile(r"^([-+]?)\.(?:inf|Inf|INF)$")
+NOT_A_NUMBER = re.compile(r"^\.(?:nan|NaN|NAN)$")
+
+PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
+
+HINTS = {
+    "mapping values are not allowed": "the indentation is off, or text with `: ` in it needs quotes",
+    "could not find expected ':'": "a key needs `: ` behind it",
+    "did not find expected key": "the indentation does not fit the lines above",
+    "did not find expected '-' indicator": "the indentation does not fit the lines above",
+    "found undefined alias": "no `&name` above defines it",
+    "cannot start any token": "quote text that begins with @, ` or %",
+    "unexpected end of stream": "a quote or bracket is never closed",
+    "did not find expected ',' or ']'": "a bracket is never closed",
+    "did not find expected ',' or '}'": "a brace is never closed",
+}
+
+
+@dataclass(slots=True)
+class Node:
+    """A value and the line on which it stands. Mappings and lists hold nodes."""
+
+    value: Any
+    line: int
+    size: int = 1
+    """Values in it, itself included, anchors expanded."""
+    depth: int = 1
+    key_lines: dict[Any, int] = field(default_factory=dict)
+
+    def plain(self) -> Any:
+        """As plain Python data."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    def line_of(self, path: tuple[Any, ...]) -> int:
+        """The line of the key at `path`, or of the nearest one above it that exists."""
+        if not path:
+            return self.line
+        if isinstance(self.value, dict) and path[0] in self.value:
+            inner: Node = self.value[path[0]]
+            return inner.line_of(path[1:]) if path[1:] and inner.reaches(path[1]) else self.key_lines[path[0]]
+        if isinstance(self.value, list) and isinstance(path[0], int) and path[0] < len(self.value):
+            element: Node = self.value[path[0]]
+            return element.line_of(path[1:])
+        return self.line
+
+    def reaches(self, key: Any) -> bool:
+        """Whether a value stands under `key`."""
+        if isinstance(self.value, dict):
+            return key in self.value
+        return isinstance(self.value, list) and isinstance(key, int) and key < len(self.value)
+
+
+def read_yaml_file(path: Path) -> tuple[str, Node]:
+    """A file's text and its tree."""
+    text = _read_text(path)
+    return text, parse_yaml(text, str(path))
+
+
+def _read_text(path: Path) -> str:
+    if path.is_dir():
+        found = ", ".join(sorted(entry.name for entry in path.glob("*.y*ml"))[:5])
+        raise ConfigError(f"{path} is a folder" + (f"; there is: {found}" if found else "; a YAML file is needed"))
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        folder = path.parent
+        present = [entry.name for entry in folder.glob("*.y*ml")] if folder.is_dir() else []
+        near = nearest(path.name, present)
+        there = f"did you mean {folder / near}?" if near else ", ".join(sorted(present)[:8])
+        where = f"\n    {'' if near else 'there is: '}{there}" if there else ""
+        raise ConfigError(f"{path}: no such file" + where) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    if len(content) > MAX_BYTES:
+        raise ConfigError(
+            f"{path}: larger than {MAX_BYTES // 1024} KB\n    a config holds settings; keep data in files that it names"
+        )
+    try:
+        return content.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8 text\n    save the file as UTF-8") from None
+
+
+def parse_yaml(text: str, name: str) -> Node:
+    """The tree of a YAML text whose top is a mapping."""
+    root = _Composer(name, text).compose()
+    if root is None or root.value is None:
+        raise ConfigError(f"{name}: the file is empty\n    it needs an `ajet:` block")
+    if not isinstance(root.value, dict):
+        raise ConfigError(f"{name}:{root.line}: keys are expected at the top\n    begin with an `ajet:` block")
+    return root
+
+
+def parse_value(text: str, name: str) -> Any:
+    """One value as YAML reads it: number, boolean, null, list, mapping or text."""
+    root = _Composer(name, text).compose()
+    return None if root is None else root.plain()
+
+
+def resolve_plain(text: str) -> Any:
+    """What an unquoted scalar means."""
+    if NULL.match(text):
+        return None
+    if TRUE.match(text):
+        return True
+    if FALSE.match(text):
+        return False
+    bare = text.replace("_", "")
+    if INT.match(text) and len(text) < 300:
+        return int(bare, 0)
+    if FLOAT.match(text):
+        return float(bare)
+    if sign := INFINITY.match(text):
+        return float(f"{sign.group(1)}inf")
+    return float("nan") if NOT_A_NUMBER.match(text) else text
+
+
+class _Composer:
+    """Turns parser events into nodes, counting as it goes."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self.anchors: dict[str, Node | None] = {}
+        """None while the anchored value is not finished."""
+        self.values = 0
+
+    def fail(self, line: int, message: str, hint: str = "") -> NoReturn:
+        raise ConfigError(f"{self.name}:{line}: {message}" + (f"\n    {hint}" if hint else ""))
+
+    def compose(self) -> Node | None:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        try:
+            return self._compose(iter(yaml.parse(self.text, Loader=loader)))
+        except yaml.YAMLError as error:
+            self._explain(error)
+
+    def _explain(self, error: yaml.YAMLError) -> NoReturn:
+        """The parser's complaint, with the line and what usually causes it."""
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error)
+        if mark is None:  # a character that YAML does not allow
+            position = getattr(error, "position", 0) or 0
+            line = self.text[:position].count("\n") + 1
+            character = getattr(error, "character", None)
+            shown = f" (code {character:#x})" if isinstance(character, int) else ""
+            self.fail(line, f"a character that YAML does not allow{shown}", "remove the control character")
+        line = mark.line + 1
+        lines = self.text.split("\n")
+        for number in (line, line - 1):
+            content = lines[number - 1] if 0 < number <= len(lines) else ""
+            if "\t" in content[: len(content) - len(content.lstrip())]:
+                self.fail(number, "a tab in the indentation", "indent with spaces")
+        hint = next((hint for part, hint in HINTS.items() if part in problem), "")
+        self.fail(line, f"not YAML: {problem}", hint)
+
+    def _compose(self, events: Any) -> Node | None:
+        root: Node | None = None
+        documents = 0
+        # each open collection: its node, its anchor, and for a mapping the key that waits for its value
+        stack: list[tuple[Node, str | None, list[Any]]] = []
+        for event in events:
+            line = event.start_mark.line + 1
+            if isinstance(event, DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    self.fail(line, "a second document begins (`---`)", "keep one document a file")
+                continue
+            if isinstance(event, MappingEndEvent | SequenceEndEvent):
+                node, anchor, _ = stack.pop()
+                if isinstance(node.value, dict):
+                    self._merge(node)
+                self._finish(node, anchor)
+            elif isinstance(event, MappingStartEvent | SequenceStartEvent):
+                self._check_tag(event, line)
+                empty: Any = {} if isinstance(event, MappingStartEvent) else []
+                if event.anchor:
+                    self.anchors[event.anchor] = None
+                if len(stack) >= MAX_DEPTH:
+                    self.fail(line, f"nested more than {MAX_DEPTH} levels deep")
+                stack.append((Node(empty, line), event.anchor, []))
+                continue
+            elif isinstance(event, ScalarEvent):
+                self._check_tag(event, line)
+                node = Node(self._scalar(event, line), line)
+                self._finish(node, event.anchor)
+            elif isinstance(event, AliasEvent):
+                node = self._alias(event, line)
+            else:
+                continue
+            self.values += node.size if isinstance(event, AliasEvent | ScalarEvent) else 1
+            if self.values > MAX_VALUES:
+                self.fail(line, f"more than {MAX_VALUES} values after anchors are expanded")
+            if stack:
+                self._add(stack[-1], node, event, line)
+            else:
+                root = node
+        return root
+
+    def _add(self, parent: tuple[Node, str | None, list[Any]], node: Node, event: Event, line: int) -> None:
+        """Put a finished value into the collection it belongs to."""
+        collection, _, waiting = parent
+        if isinstance(collection.value, list):
+            collection.value.append(node)
+        elif not waiting:
+            waiting.append((self._key(node, event, line), line))
+        else:
+            key, key_line = waiting.pop()
+            if key in collection.value:
+                first = collection.key_lines[key]
+                self.fail(key_line, f"the key {key!r} stands twice (first on line {first})", "remove one of them")
+            collection.value[key] = node
+            collection.key_lines[key] = key_line
+
+    def _key(self, node: Node, event: Event, line: int) -> Any:
+        if not isinstance(event, ScalarEvent) or isinstance(node.value, dict | list):
+            self.fail(line, "a key must be a name", "quote text that begins with [ or {; `{{…}}` needs quotes too")
+        if isinstance(node.value, int) and not isinstance(node.value, bool):
+            return node.value
+        return event.value
+
+    def _scalar(self, event: ScalarEvent, line: int) -> Any:
+        if event.tag in (None, "!"):
+            return resolve_plain(event.value) if event.tag is None and event.implicit[0] else event.value
+        if event.tag == "tag:yaml.org,2002:str":
+            return event.value
+        value = resolve_plain(event.value)
+        kinds = {"int": int, "float": float, "bool": bool, "null": type(None)}
+        kind = event.tag.rpartition(":")[2]
+        if kind == "float" and isinstance(value, int):
+            return float(value)
+        if kind not in kinds or not isinstance(value, kinds[kind]):
+            self.fail(line, f"{event.value!r} is no {kind}")
+        return value
+
+    def _check_tag(self, event: Any, line: int) -> None:
+        if event.tag not in (None, "!") and event.tag not in PLAIN_TAGS:
+            shown = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self.fail(line, f"the tag {shown} is not allowed: a config is data and runs nothing", "remove the tag")
+
+    def _alias(self, event: AliasEvent, line: int) -> Node:
+        if event.anchor not in self.anchors:
+            self.fail(line, f"not YAML: *{event.anchor} is defined nowhere above", f"define it with &{event.anchor}")
+        node = self.anchors[event.anchor]
+        if node is None:
+            self.fail(line, f"*{event.anchor} contains itself", "remove the alias")
+        return node
+
+    def _finish(self, node: Node, anchor: str | None) -> None:
+        """Sum up a complete value, and make it known under its anchor."""
+        if isinstance(node.value, dict | list):
+            inner = list(node.value.values()) if isinstance(node.value, dict) else node.value
+            node.size = 1 + sum(child.size for child in inner)
+            node.depth = 1 + max((child.depth for child in inner), default=0)
+            if node.depth > MAX_DEPTH:
+                self.fail(node.line, f"nested more than {MAX_DEPTH} levels deep")
+        if anchor:
+            self.anchors[anchor] = node
+
+    def _merge(self, node: Node) -> None:
+        """Expand `<<: *base`: the mapping's own keys win."""
+        if "<<" not in node.value:
+            return
+        line = node.key_lines.pop("<<")
+        given: Node = node.value.pop("<<")
+        for base in given.value if isinstance(given.value, list) else [given]:
+            if not isinstance(base.value, dict):
+                self.fail(line, "`<<` takes a mapping, or a list of mappings")
+            for key, value in base.value.items():
+                if key not in node.value:
+                    node.value[key] = value
+                    node.key_lines[key] = base.key_lines[key]

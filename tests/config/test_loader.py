@@ -1,0 +1,250 @@
+"""`load_config`: layers, short keys, the user's own blocks, files, and what existing files carry."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ajet.config import Config, load_config
+from ajet.schema.errors import ConfigError
+
+MINIMAL = """
+ajet:
+  rollout:
+    user_workflow: flow.py->Flow
+  task_reader:
+    type: random_dummy
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "flow.py").write_text("class Flow: pass")
+    (tmp_path / "tasks.jsonl").write_text('{"query": "a"}')
+    return tmp_path
+
+
+def load(folder: Path, text: str = "", *overrides: str) -> Config:
+    """A minimal file with `text` below it."""
+    file = folder / "experiment.yaml"
+    file.write_text(MINIMAL + text)
+    return load_config(file, overrides)
+
+
+def refused(folder: Path, text: str = "", *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(folder, text, *overrides)
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+def test_defaults_yaml_and_overrides_are_layered(folder: Path) -> None:
+    config = load(
+        folder, "  data:\n    train_batch_size: 8\n", "ajet.rollout.num_repeat=6", "data.max_prompt_length=100"
+    )
+    assert config.ajet.data.train_batch_size == 8
+    assert config.ajet.rollout.num_repeat == 6
+    assert config.ajet.data.max_prompt_length == 100
+    assert config.ajet.data.max_response_length == 15000
+    assert config.ajet.experiment_name == "experiment"
+    assert config.experiment_path == Path("saved_experiments/experiment")
+    assert config.yaml_path == folder / "experiment.yaml"
+
+
+def test_own_blocks_read_like_omegaconf(folder: Path) -> None:
+    text = "  user: {note: {deep: 1}}\nfrozen_lake:\n  size: 4\n  maps: [{name: small}]\n  2: two\n"
+    config = load(folder, text, "frozen_lake.size=5", "+puzzle.kind=sudoku")
+    assert config.frozen_lake.size == config["frozen_lake"]["size"] == 5
+    assert config.frozen_lake.maps[0].name == "small"
+    assert config.frozen_lake[2] == "two"
+    assert config.puzzle.kind == "sudoku"
+    assert config.ajet.user.note.deep == 1
+    assert config.frozen_lake.get("no", 7) == 7
+    assert config.ajet.rollout["temperature"] == config.ajet.rollout.get("temperature") == 0.9
+    assert config.ajet.get("no_such_key") is None
+    with pytest.raises(AttributeError, match=r"no key 'sise'.*size, maps"):
+        _ = config.frozen_lake.sise
+
+
+def test_backbone_blocks_pass_through(folder: Path) -> None:
+    text = "verl:\n  actor: {lr: 1e-6}\ntrainer: {n: 1}\ntrinity: {mode: both}\n"
+    config = load(folder, text, "verl.actor.x=[1, 2]", "ajet.verl.y=3")
+    assert config.verl == {"actor": {"lr": 1e-6, "x": [1, 2]}}
+    assert (config.trainer, config.trinity, config.ajet.verl) == ({"n": 1}, {"mode": "both"}, {"y": 3})
+
+
+def test_interpolation_sees_yaml_environment_defaults_and_overrides(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCH", "12")
+    text = """
+  data:
+    train_batch_size: ${oc.env:BATCH}
+    max_prompt_length: ${mine.half}
+  project_name: p-${ajet.rollout.num_repeat}-${ajet.experiment_name}
+  debug:
+    debug_max_parallel: ${.debug_first_n_tasks}
+    debug_first_n_tasks: ${oc.env:NOT_SET_ANYWHERE,3}
+mine: {half: 1500, other: "${ajet.data}"}
+"""
+    config = load(folder, text, "rollout.num_repeat=7")
+    assert config.ajet.data.train_batch_size == 12
+    assert config.ajet.data.max_prompt_length == 1500
+    assert config.ajet.project_name == "p-7-experiment"
+    assert config.ajet.debug.debug_max_parallel == 3
+    assert config.mine.other.train_batch_size == "12"
+
+
+def test_files_are_found_from_the_working_directory_or_the_yaml(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert load(folder).ajet.rollout.user_workflow == f"{folder}/flow.py->Flow"
+    (elsewhere / "flow.py").write_text("")
+    assert load(folder).ajet.rollout.user_workflow == f"{elsewhere}/flow.py->Flow"
+    reader = "task_reader.jsonl_dataset_file.training.file_path=tasks.jsonl"
+    config = load(folder, "", "task_reader.type=jsonl_dataset_file", reader)
+    assert config.ajet.task_reader.jsonl_dataset_file.training.file_path == f"{folder}/tasks.jsonl"
+
+
+def test_existing_files_load_and_say_once_what_has_no_effect(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = """
+  context_tracker:
+    timeline_merging_policy: {timeline_compare_level: text, ignore_tools: true}
+    fix_retokenization_drift: false
+  enable_experimental_interchange_server: true
+  interchange_server: {interchange_method: tcp, interchange_server_port: auto, num_fastapi_process: 2}
+  judge: {anything: [1, 2]}
+  debug:
+hydra:
+  searchpath: [file://x]
+defaults:
+  - verl_default
+  - _self_
+"""
+    with caplog.at_level(logging.INFO, "ajet.config"):
+        load(folder, text, "rollout.mode=async", "rollout.name=vllm", "rollout.agent_madness_reward=-0.5")
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    for word in (
+        "`hydra:` and `defaults:`",
+        "timeline_compare_level: text",
+        "interchange",
+        "rollout.mode",
+        "ajet.judge",
+    ):
+        assert said.count(word) == 1, word
+
+
+def test_former_names_of_keys_still_mean_something(folder: Path) -> None:
+    config = load(folder, "", "rollout.name=vllm", "rollout.agent_madness_reward=-0.5", "trainer_common.logger=swanlab")
+    assert config.ajet.rollout.engine == "vllm"
+    assert config.ajet.failure_reward.abnormal == -0.5
+    assert config.ajet.trainer_common.logger == ["swanlab"]
+    both = load(folder, "", "rollout.name=vllm", "rollout.engine=torch", "failure_reward.abnormal=drop")
+    assert (both.ajet.rollout.engine, both.ajet.failure_reward.abnormal) == ("torch", "drop")
+
+
+def test_yaml_features_that_are_allowed(folder: Path) -> None:
+    text = """
+base: &base {a: 1, b: 2}
+child:
+  <<: *base
+  b: 3
+text: !!str 12
+multi: |
+  line one
+  line two
+numbers: [1e-6, 0x10, 1_000, .5, -.inf, 010, 2026-01-01, 1:30]
+words: ['yes', yes, ~, "a: b"]
+"""
+    config = load(folder, text)
+    assert config.child == {"a": 1, "b": 3}
+    assert config.text == "12"
+    assert config.multi == "line one\nline two\n"
+    assert config.numbers == [1e-6, 16, 1000, 0.5, float("-inf"), "010", "2026-01-01", "1:30"]
+    assert config.words == ["yes", True, None, "a: b"]
+
+
+def test_short_keys_that_lead_nowhere(folder: Path) -> None:
+    assert "`num_repeat` belongs in `ajet.rollout`" in refused(folder, "", "num_repeat=3")
+    assert "did you mean `rollout.num_repeat`?" in refused(folder, "", "rollot.num_repeat=3")
+    assert "did you mean `frozen_lake`?" in refused(folder, "frozen_lake: {}\n", "frozen_lak.size=3")
+    assert "command line (rollout.num_repeat=x): ajet.rollout.num_repeat: 'x' is not allowed" in refused(
+        folder, "", "rollout.num_repeat=x"
+    )
+    assert "has no keys under it" in refused(folder, "", "rollout.user_workflow.x=3")
+    assert "tags are not allowed" in refused(folder, "", "model.path=!!python/name:os.system")
+
+
+def test_all_problems_are_said_at_once_in_the_files_order(folder: Path) -> None:
+    message = refused(
+        folder, "  modell: {path: x}\n  trainer_common:\n    save_freq: true\n    optim: {clip_grad: 0}\n"
+    )
+    places = [line for line in message.splitlines() if line.startswith("experiment.yaml:")]
+    assert [place.split(": ")[1] for place in places] == [
+        "ajet.modell",
+        "ajet.trainer_common.save_freq",
+        "ajet.trainer_common.optim.clip_grad",
+    ]
+    assert "experiment.yaml:7: ajet.modell: unknown key\n    did you mean `ajet.model`?" in message
+    assert "expected a number (above 0); default: 1.0" in message
+
+
+def test_a_group_at_the_top_by_mistake(folder: Path) -> None:
+    assert "it belongs under `ajet:`" in refused(folder, "data:\n  train_batch_size: 3\n")
+    assert load(folder, "data: {mine: 1}\n").data.mine == 1
+    for text, says in (
+        ("ajett:\n  data: {}\n", "did you mean `ajet:`"),
+        ("rollout:\n  num_repeat: 2\n", "put `ajet:` above it"),
+        ("mine: 1\n", "there is no `ajet:` block"),
+    ):
+        (folder / "top.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=says):
+            load_config(folder / "top.yaml")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["data.max_prompt_length=9999"], "is more than rollout.max_model_len (18000)"),
+        (["rollout.min_group_size=5"], "never reaches min_group_size = 5"),
+        (["rollout.multi_turn.expected_steps=31"], "raise max_steps"),
+        (["trainer_common.mini_batch_num=33"], "lower mini_batch_num to 32"),
+        (["rollout.num_repeat=1"], "nothing would be learnt"),
+        (["rollout.temperature=0"], "nothing is learnt"),
+        (["rollout.engine=remote"], "can't be trained"),
+        (["rollout.deterministic=true", "rollout.engine=vllm"], "only the embedded engine"),
+    ],
+)
+def test_contradictions_are_blamed_on_what_was_written(folder: Path, overrides: list[str], says: str) -> None:
+    message = refused(folder, "", *overrides)
+    assert says in message
+    assert message.startswith(f"command line ({overrides[0]}): ajet.")
+
+
+def test_a_debug_run_may_do_what_training_may_not(folder: Path) -> None:
+    assert load(folder, "", "rollout.num_repeat=1", "ajet.backbone=debug").ajet.rollout.num_repeat == 1
+
+
+def test_an_incomplete_file_says_what_is_needed(folder: Path) -> None:
+    (folder / "bare.yaml").write_text("ajet:\n")
+    with pytest.raises(ConfigError, match=r"user_workflow: is needed[\s\S]*file_path: is needed"):
+        load_config(folder / "bare.yaml")
+    assert load_config(folder / "bare.yaml", complete=False).ajet.rollout.num_repeat == 4
+
+
+def test_loading_imports_nothing_heavy_and_no_user_code(folder: Path) -> None:
+    load(folder, "mine: ${ajet.rollout.num_repeat}\n")
+    (folder / "flow.py").write_text("raise SystemExit('the workflow was imported')")
+    program = (
+        "import sys; from ajet.config import load_config; load_config(sys.argv[1]);"
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(folder / "experiment.yaml")], capture_output=True, text=True, check=True
+    )
+    heavy = {"torch", "transformers", "ray", "datasets", "starlette", "openai", "numpy", "agentscope"}
+    assert not heavy & set(ran.stdout.split())
