@@ -11,6 +11,7 @@ import msgspec
 from ajet.schema.errors import EngineOverloadedError, ModelCallError
 from ajet.session import EpisodeSession
 
+ANTHROPIC_PATH = "/v1/messages"
 RETRY_AFTER_S = 1
 """What an overloaded engine or episode asks clients to wait."""
 
@@ -54,9 +55,12 @@ def error_headers(error: ModelCallError) -> dict[str, str]:
     return {"x-should-retry": "false"}
 
 
-def openai_error(error: ModelCallError) -> Answer:
-    """OpenAI's shape of an error."""
-    return json_answer({"error": openai_error_body(error)}, error.http_status, error_headers(error))
+def error_answer(error: ModelCallError, path: str) -> Answer:
+    """An error in the shape of the protocol that is spoken at `path`."""
+    body: dict[str, Any] = {"error": openai_error_body(error)}
+    if path == ANTHROPIC_PATH:
+        body = anthropic_error_body(error)
+    return json_answer(body, error.http_status, error_headers(error))
 
 
 def openai_error_body(error: ModelCallError) -> dict[str, Any]:
@@ -66,3 +70,21 @@ def openai_error_body(error: ModelCallError) -> dict[str, Any]:
         "param": getattr(error, "param", None),
         "code": error.code,
     }
+
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_error_body(error: ModelCallError) -> dict[str, Any]:
+    """Anthropic's shape; `code` is ours, for those who want to know more."""
+    status = error.http_status
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error), "code": error.code}}

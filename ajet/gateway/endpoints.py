@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ajet.gateway import fields
-from ajet.gateway.answer import Answer, Caller, json_answer, openai_error
+from ajet.gateway.answer import Answer, Caller, error_answer, json_answer
+from ajet.gateway.anthropic_messages import messages
 from ajet.gateway.fields import BadField, json_body
 from ajet.gateway.openai_chat import MODEL_PREFIX, chat_completions
 from ajet.schema.chat import DEFAULT_AGENT
-from ajet.schema.errors import ModelCallError
+from ajet.schema.errors import InvalidRequestError, ModelCallError
 
 Endpoint = Callable[[dict[str, Any], Caller], Awaitable[Answer]]
 
@@ -31,6 +32,8 @@ async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
     agent = fields.text(body, "agent") or None
     if caller.agent is not None and agent not in (None, caller.agent):
         raise BadField("agent", f"this key speaks for agent {caller.agent!r} alone")
+    if caller.agent is not None and call is None:
+        agent = caller.agent  # an agent's key can't reward the others
     caller.session.reward(float(value), call=call, agent=agent)
     return json_answer({"object": "reward", "reward": float(value), "call": call, "agent": agent})
 
@@ -44,6 +47,7 @@ async def models(body: dict[str, Any], caller: Caller) -> Answer:
 
 POST: dict[str, Endpoint] = {
     "/v1/chat/completions": chat_completions,
+    "/v1/messages": messages,
     "/v1/rewards": rewards,
 }
 GET: dict[str, Endpoint] = {"/v1/models": models}
@@ -51,20 +55,37 @@ GET: dict[str, Endpoint] = {"/v1/models": models}
 
 async def answer(method: str, path: str, body: bytes, caller: Caller) -> Answer:
     """Answer a request of somebody who may ask. Never raises for what a client or the model does."""
-    table = POST if method == "POST" else GET if method == "GET" else {}
-    endpoint = table.get(path)
+    path = normal_path(path)
+    if (missing := not_found(method, path)) is not None:
+        return missing
     try:
-        if endpoint is None:
-            return not_found(method, path)
-        return await endpoint(json_body(body) if method == "POST" else {}, caller)
+        return await (POST[path](json_body(body), caller) if method == "POST" else GET[path]({}, caller))
     except ModelCallError as error:
-        return openai_error(error)
+        return error_answer(error, path)
 
 
-def not_found(method: str, path: str) -> Answer:
-    """404, or 405 for a known path with another method."""
-    known = path in POST or path in GET
-    message = f"{method:.20} is not allowed for {path:.200}" if known else f"there is no {path:.200}"
-    code = "method_not_allowed" if known else "not_found"
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    return json_answer({"error": error}, 405 if known else 404)
+def normal_path(path: str) -> str:
+    """Some clients add a slash, or `/v1` to a base URL that has it already."""
+    while path.startswith("/v1/v1/"):
+        path = path[3:]
+    return path.rstrip("/")
+
+
+class NotFoundError(InvalidRequestError):
+    http_status = 404
+    code = "not_found"
+
+
+class MethodError(InvalidRequestError):
+    http_status = 405
+    code = "method_not_allowed"
+
+
+def not_found(method: str, path: str) -> Answer | None:
+    """404, or 405 for a known path with another method; None if there is an endpoint."""
+    table = POST if method == "POST" else GET if method == "GET" else {}
+    if path in table:
+        return None
+    if path in POST or path in GET:
+        return error_answer(MethodError(f"{method:.20} is not allowed for {path}"), path)
+    return error_answer(NotFoundError(f"there is no {path:.200}; endpoints: {', '.join([*POST, *GET])}"), path)

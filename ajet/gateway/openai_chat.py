@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,12 +11,15 @@ from ajet.gateway import fields
 from ajet.gateway.answer import Answer, Caller, encode, json_answer, openai_error_body, stream_answer
 from ajet.gateway.chat_messages import read_messages, read_tool_choice, read_tools
 from ajet.gateway.fields import BadField
+from ajet.gateway.keys import KeyScopeError
+from ajet.gateway.reply_stream import Event, ReplyStream
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, ChatReply, ChatRequest
 from ajet.schema.errors import ModelCallError
 from ajet.schema.generation import Completion, Sampling
 from ajet.session import EpisodeSession, ReplyDelta
 
 MODEL_PREFIX = "ajet/"
+MAX_AGENT_NAME = 200
 MAX_CHOICES = 64
 MAX_STOPS = 16
 NO_EFFECT = "this server can't honour it, and leaving it out would change the meaning of the request"
@@ -76,9 +78,14 @@ def read_chat_call(body: dict[str, Any], caller: Caller) -> ChatCall:
 def read_model(body: dict[str, Any], caller: Caller) -> tuple[str, str]:
     """The model's name as the client wrote it, and the agent that asks: the caller's, else that of `ajet/<agent>`."""
     model = fields.text(body, "model", MODEL_PREFIX + (caller.agent or DEFAULT_AGENT))
-    if caller.agent is not None:
-        return model, caller.agent
-    return model, (model.removeprefix(MODEL_PREFIX) if model.startswith(MODEL_PREFIX) else "") or DEFAULT_AGENT
+    named = model.removeprefix(MODEL_PREFIX) if model.startswith(MODEL_PREFIX) else ""
+    if len(named) > MAX_AGENT_NAME:
+        raise BadField("model", f"an agent's name has at most {MAX_AGENT_NAME} characters")
+    if caller.agent is None:
+        return model, named or DEFAULT_AGENT
+    if named not in ("", caller.agent):
+        raise KeyScopeError(f"this key speaks for agent {caller.agent!r} alone, not for {named!r}")
+    return model, caller.agent
 
 
 def read_sampling(body: dict[str, Any], default: Sampling) -> Sampling:
@@ -192,44 +199,9 @@ def _token(token_id: int, logprob: float, session: EpisodeSession) -> dict[str, 
 
 # ---------------------------------------------------------------- streaming
 
-_Event = ReplyDelta | list[ChatReply] | ModelCallError
-
-
-class ReplyStream:
-    """A session's call as events: deltas, then the replies or an error. Closing it cancels the generation."""
-
-    def __init__(self, request: ChatRequest, session: EpisodeSession) -> None:
-        self._request = request
-        self._session = session
-        self._events: asyncio.Queue[_Event] = asyncio.Queue()
-        self._task = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        try:
-            self._events.put_nowait(await self._session.complete(self._request, self._events.put_nowait))
-        except ModelCallError as error:
-            self._events.put_nowait(error)
-
-    async def first(self) -> _Event:
-        """The first event; raises if it is an error, so that the client gets its status."""
-        try:
-            event = await self._events.get()
-        except asyncio.CancelledError:
-            self._task.cancel()
-            raise
-        if isinstance(event, ModelCallError):
-            raise event
-        return event
-
-    async def next(self) -> _Event:
-        return await self._events.get()
-
-    def close(self) -> None:
-        self._task.cancel()
-
 
 async def chat_chunks(
-    call: ChatCall, session: EpisodeSession, stream: ReplyStream, event: _Event
+    call: ChatCall, session: EpisodeSession, stream: ReplyStream, event: Event
 ) -> AsyncIterator[bytes]:
     """Server-sent events, beginning with `event`. The last chunk of a choice carries its log-probabilities and ids."""
     head: dict[str, Any] = {

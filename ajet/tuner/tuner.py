@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.gateway.answer import Caller
 from ajet.gateway.endpoints import bare_call_id
+from ajet.gateway.keys import agent_key
 from ajet.gateway.openai_chat import MODEL_PREFIX
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET
 from ajet.schema.errors import ConfigError, FeatureUnavailableError, RewardError
@@ -21,6 +22,7 @@ from ajet.tuner.over_http import post_reward
 
 if TYPE_CHECKING:
     from ajet.context_tracker import ContextTracker  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    from ajet.gateway.gateway import Gateway
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class AjetTuner:
     """
 
     def __init__(
-        self, session: EpisodeSession, config: Any, loop: asyncio.AbstractEventLoop, gateway: Any = None
+        self, session: EpisodeSession, config: Any, loop: asyncio.AbstractEventLoop, gateway: Gateway | None = None
     ) -> None:
         """In the process that runs the episode: `loop` is the service loop, which `session` lives on."""
         self.config = config
@@ -94,12 +96,9 @@ class AjetTuner:
         self, agent_name: str = DEFAULT_AGENT, target_tag: str = DEFAULT_TARGET, debug_model: Any = None
     ) -> Any:
         """An `openai.AsyncOpenAI` (`client.chat.completions.create(messages=…)`)."""
-        if debug_model is not None and not self._trains(target_tag):
-            if not isinstance(debug_model, str | HelperModel):
-                return debug_model
-            connection = _helper(debug_model)
-        else:
-            connection = self._connection(agent_name, target_tag)
+        connection = self._connection(agent_name, target_tag, debug_model)
+        if not isinstance(connection, Connection):
+            return connection
         from ajet.tuner.openai_face import openai_client
 
         return openai_client(connection)
@@ -113,15 +112,59 @@ class AjetTuner:
         stream: bool = False,
     ) -> Any:
         """A chat model for AgentScope's agents, in the version that is installed (1.0.x or 2.x)."""
-        if debug_model is not None and not self._trains(target_tag):
-            if not isinstance(debug_model, str | HelperModel):
-                return debug_model
-            connection = _helper(debug_model)
-        else:
-            connection = self._connection(agent_name, target_tag)
+        connection = self._connection(agent_name, target_tag, debug_model)
+        if not isinstance(connection, Connection):
+            return connection
         from ajet.tuner.agentscope_face import agentscope_model
 
         return agentscope_model(connection, context_size=self.config.ajet.rollout.max_model_len, stream=stream)
+
+    def as_langchain_model(
+        self,
+        agent_name: str = DEFAULT_AGENT,
+        target_tag: str = DEFAULT_TARGET,
+        debug_model: Any = None,
+        **options: Any,
+    ) -> Any:
+        """A `langchain_openai.ChatOpenAI`, for LangChain and LangGraph; `options` go to its constructor."""
+        connection = self._connection(agent_name, target_tag, debug_model)
+        if not isinstance(connection, Connection):
+            return connection
+        from ajet.tuner.langchain_face import langchain_model
+
+        return langchain_model(connection, options)
+
+    def as_anthropic_client(
+        self, agent_name: str = DEFAULT_AGENT, target_tag: str = DEFAULT_TARGET, debug_model: Any = None
+    ) -> Any:
+        """An `anthropic.AsyncAnthropic` (`client.messages.create(model=…, max_tokens=…, messages=…)`)."""
+        if debug_model is not None and not self._trains(target_tag):
+            return debug_model  # a helper speaks OpenAI's protocol: here it must be a client of its own
+        connection = self._connection(agent_name, target_tag)
+        from ajet.tuner.anthropic_face import anthropic_client
+
+        return anthropic_client(connection)
+
+    def as_oai_baseurl_apikey(
+        self,
+        agent_name: str = DEFAULT_AGENT,
+        target_tag: str = DEFAULT_TARGET,
+        debug_model: str | HelperModel | None = None,
+    ) -> BaseUrlAndKey:
+        """For any client that speaks OpenAI's protocol, in any language: `.base_url`, `.api_key`, `.model`.
+        (Anthropic's protocol is at the same address, without `/v1`.)"""
+        if debug_model is not None and not self._trains(target_tag):
+            helper = _helper(debug_model)
+            return BaseUrlAndKey(helper.base_url, helper.api_key, helper.model)
+        if self._endpoint is None:
+            assert self._session is not None
+            if self._gateway is None:
+                raise FeatureUnavailableError("as_oai_baseurl_apikey needs a gateway, and this run has none")
+            gateway, session = self._gateway, self._session
+            key = self._crossing(agent_name, target_tag).call(lambda: gateway.register(session))
+            self._endpoint = BaseUrlAndKey(key.base_url, key.api_key, key.model)
+        own_key = agent_key(self._endpoint.api_key, agent_name, target_tag)
+        return BaseUrlAndKey(self._endpoint.base_url, own_key, MODEL_PREFIX + agent_name)
 
     # ------------------------------------------------------------ the rest
 
@@ -148,12 +191,18 @@ class AjetTuner:
     def _trains(self, target: str) -> bool:
         return not self._trainable_targets or target in self._trainable_targets
 
-    def _connection(self, agent: str, target: str) -> Connection:
-        model = MODEL_PREFIX + agent
+    def _connection(self, agent: str, target: str, debug_model: Any = None) -> Any:
+        """How the agent reaches its model. For a target that isn't trained, `debug_model`: itself if it is a client."""
+        if debug_model is not None and not self._trains(target):
+            return _helper(debug_model) if isinstance(debug_model, str | HelperModel) else debug_model
         if self._session is not None:
-            return Connection.in_process(Crossing(Caller(self._session, agent, target), self._loop), model)
-        assert self._endpoint is not None
-        return Connection(self._endpoint.base_url, self._endpoint.api_key, model)
+            return Connection.in_process(self._crossing(agent, target), MODEL_PREFIX + agent)
+        base_url, api_key, model = self.as_oai_baseurl_apikey(agent, target)
+        return Connection(base_url, api_key, model)
+
+    def _crossing(self, agent: str, target: str) -> Crossing:
+        assert self._session is not None
+        return Crossing(Caller(self._session, agent, target), self._loop)
 
 
 def _helper(debug_model: str | HelperModel) -> Connection:

@@ -1,0 +1,317 @@
+"""`POST /v1/messages`: Anthropic's protocol, whole or streamed, over the same sessions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+from ajet.gateway import fields
+from ajet.gateway.answer import Answer, Caller, anthropic_error_body, encode, json_answer, stream_answer
+from ajet.gateway.fields import BadField, kind
+from ajet.gateway.openai_chat import MAX_STOPS, read_model
+from ajet.gateway.reply_stream import Event, ReplyStream
+from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
+from ajet.schema.errors import ModelCallError, UnsupportedContentError
+from ajet.schema.generation import Sampling
+from ajet.session import ReplyDelta
+
+# ---------------------------------------------------------------- the request
+
+
+def read_request(body: dict[str, Any], caller: Caller) -> tuple[ChatRequest, str]:
+    """The chat request, and the model's name as the client wrote it."""
+    model, agent = read_model(body, caller)
+    max_tokens = fields.integer(body, "max_tokens", 1, 10**9)
+    if max_tokens is None:
+        raise BadField("max_tokens", "max_tokens is required")
+    tools = _tools(fields.array(body, "tools"))
+    messages = _system(body.get("system")) + _messages(fields.array(body, "messages"))
+    default = caller.session.settings.default_sampling
+    top_k = fields.integer(body, "top_k", -1, 10**9)
+    sampling = Sampling(
+        temperature=fields.number(body, "temperature", default.temperature, 0.0, 2.0),
+        top_p=fields.number(body, "top_p", default.top_p, 1e-6, 1.0),
+        top_k=default.top_k if top_k is None else top_k,
+        max_tokens=max_tokens,
+        stop=fields.strings(body, "stop_sequences", MAX_STOPS),
+    )
+    request = ChatRequest(
+        messages=messages,
+        tools=tools,
+        tool_choice=_tool_choice(body.get("tool_choice"), tools),
+        sampling=sampling,
+        agent=agent,
+        target=caller.target or DEFAULT_TARGET,
+    )
+    return request, model
+
+
+def _system(value: Any) -> list[Message]:
+    if value is None or value == "" or value == []:
+        return []
+    return [{"role": "system", "content": _text(value, "system")}]
+
+
+def _text(value: Any, where: str) -> str:
+    """A string, or a list of text blocks."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise BadField(where, f"{where} must be a string or a list of blocks, not {kind(value)}")
+    return "".join(_block_text(block, f"{where}[{index}]") for index, block in enumerate(value))
+
+
+def _block_text(block: Any, where: str) -> str:
+    if not isinstance(block, dict):
+        raise BadField(where, f"{where} must be an object, not {kind(block)}")
+    if block.get("type") != "text":
+        raise UnsupportedContentError(f"{where}: only text is supported, not {block.get('type')!r:.40}")
+    text = block.get("text")
+    if not isinstance(text, str):
+        raise BadField(f"{where}.text", f"{where}.text must be a string, not {kind(text)}")
+    return text
+
+
+def _messages(values: list[Any]) -> list[Message]:
+    if not values:
+        raise BadField("messages", "messages must hold at least one message")
+    messages: list[Message] = []
+    for index, value in enumerate(values):
+        where = f"messages[{index}]"
+        if not isinstance(value, dict):
+            raise BadField(where, f"{where} must be an object, not {kind(value)}")
+        role, content = value.get("role"), value.get("content")
+        if role == "user":
+            messages += _user(content, where)
+        elif role == "assistant":
+            messages.append(_assistant(content, where))
+        elif role == "system":
+            messages.append({"role": "system", "content": _text(content, f"{where}.content")})
+        else:
+            raise BadField(f"{where}.role", f"{where}.role must be user or assistant, not {role!r:.40}")
+    if messages[-1]["role"] == "assistant":
+        raise BadField("messages", "the last message must be the user's: beginning the reply is not supported")
+    return messages
+
+
+def _user(content: Any, where: str) -> list[Message]:
+    """Text and tool results, each in its own message, in their order."""
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    if not isinstance(content, list):
+        raise BadField(f"{where}.content", f"{where}.content must be a string or a list of blocks, not {kind(content)}")
+    messages: list[Message] = []
+    for index, block in enumerate(content):
+        place = f"{where}.content[{index}]"
+        if isinstance(block, dict) and block.get("type") == "tool_result":
+            call_id = block.get("tool_use_id")
+            if not isinstance(call_id, str):
+                raise BadField(f"{place}.tool_use_id", f"{place}.tool_use_id must be a string, not {kind(call_id)}")
+            text = _text(block.get("content") or "", f"{place}.content")
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+            continue
+        text = _block_text(block, place)
+        if messages and messages[-1]["role"] == "user":
+            messages[-1]["content"] += text
+        else:
+            messages.append({"role": "user", "content": text})
+    return messages or [{"role": "user", "content": ""}]
+
+
+def _assistant(content: Any, where: str) -> Message:
+    if isinstance(content, str):
+        return {"role": "assistant", "content": content}
+    if not isinstance(content, list):
+        raise BadField(f"{where}.content", f"{where}.content must be a string or a list of blocks, not {kind(content)}")
+    texts: list[str] = []
+    reasoning: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for index, block in enumerate(content):
+        place = f"{where}.content[{index}]"
+        block_type = block.get("type") if isinstance(block, dict) else None
+        if block_type == "tool_use":
+            name, call_id, given = block.get("name"), block.get("id"), block.get("input")
+            if not (isinstance(name, str) and isinstance(call_id, str) and isinstance(given, dict)):
+                raise BadField(place, f"{place} needs a name and an id (strings) and an input (object)")
+            function = {"name": name, "arguments": json.dumps(given, ensure_ascii=False)}
+            calls.append({"id": call_id, "type": "function", "function": function})
+        elif block_type == "thinking":
+            reasoning.append(fields.text(block, "thinking"))
+        elif block_type != "redacted_thinking":
+            texts.append(_block_text(block, place))
+    message: Message = {"role": "assistant", "content": "".join(texts)}
+    if reasoning:
+        message["reasoning_content"] = "".join(reasoning)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _tools(values: list[Any]) -> list[Tool]:
+    tools = []
+    for index, value in enumerate(values):
+        where = f"tools[{index}]"
+        if not isinstance(value, dict):
+            raise BadField(where, f"{where} must be an object, not {kind(value)}")
+        if value.get("type", "custom") not in ("custom", None):
+            raise BadField(f"{where}.type", f"{where}: only tools of your own are supported, not {value['type']!r:.40}")
+        name, schema = value.get("name"), value.get("input_schema", {})
+        if not isinstance(name, str) or not name or not isinstance(schema, dict):
+            raise BadField(where, f"{where} needs a name and an input_schema")
+        function: dict[str, Any] = {"name": name}
+        if description := fields.text(value, "description"):
+            function["description"] = description
+        tools.append({"type": "function", "function": {**function, "parameters": schema}})
+    return tools
+
+
+def _tool_choice(value: Any, tools: list[Tool]) -> Literal["auto", "none", "required"] | Tool:
+    if value is None:
+        return "auto"
+    choice = value.get("type") if isinstance(value, dict) else None
+    if choice in ("auto", "none"):
+        return "auto" if choice == "auto" else "none"
+    if choice == "any" and tools:
+        return "required"
+    if choice == "tool":
+        name = fields.text(value, "name")
+        if name in {tool["function"]["name"] for tool in tools}:
+            return {"type": "function", "function": {"name": name}}
+        raise BadField("tool_choice", f"tool_choice names {name!r:.60}, which is not among the tools")
+    raise BadField(
+        "tool_choice", 'tool_choice must be {"type": "auto" | "any" | "tool" | "none"}, with tools to choose'
+    )
+
+
+# ---------------------------------------------------------------- the answer
+
+
+async def messages(body: dict[str, Any], caller: Caller) -> Answer:
+    """Answer one request. Raises `ModelCallError`s as long as nothing was sent."""
+    request, model = read_request(body, caller)
+    if fields.flag(body, "stream"):
+        stream = ReplyStream(request, caller.session)
+        first = await stream.first()
+        return stream_answer(message_events(model, stream, first), stream.close)
+    (reply,) = await caller.session.complete(request)
+    answer = {**_head(reply.call_id, model), "content": _blocks(reply), **_ending(reply), "usage": _usage(reply)}
+    if fields.flag(body, "return_token_ids"):
+        answer |= {"prompt_token_ids": reply.prompt_ids, "token_ids": reply.completion.token_ids}
+    return json_answer(answer)
+
+
+def _head(call_id: str, model: str) -> dict[str, Any]:
+    return {"id": f"msg_{call_id}", "type": "message", "role": "assistant", "model": model}
+
+
+def _blocks(reply: ChatReply) -> list[dict[str, Any]]:
+    message = reply.message
+    blocks: list[dict[str, Any]] = []
+    if reasoning := message.get("reasoning_content"):
+        blocks.append({"type": "thinking", "thinking": reasoning, "signature": ""})
+    if text := message.get("content"):
+        blocks.append({"type": "text", "text": text})
+    return blocks + [_tool_use(call) for call in message.get("tool_calls", [])]
+
+
+def _tool_use(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": json.loads(function["arguments"])}
+
+
+def _ending(reply: ChatReply) -> dict[str, Any]:
+    stopped_by = reply.completion.stopped_by
+    if reply.finish_reason == "length":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if reply.finish_reason == "tool_calls":
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if isinstance(stopped_by, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": stopped_by}
+    return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def _usage(reply: ChatReply) -> dict[str, Any]:
+    cached = reply.completion.cached_prompt_tokens
+    return {
+        "input_tokens": len(reply.prompt_ids) - cached,
+        "output_tokens": len(reply.completion.token_ids),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+    }
+
+
+# ---------------------------------------------------------------- streaming
+
+_NO_USAGE = {"input_tokens": 0, "output_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+
+
+async def message_events(model: str, stream: ReplyStream, event: Event) -> AsyncIterator[bytes]:
+    """Anthropic's events: blocks are opened, filled and closed one after the other."""
+    blocks = _OpenBlocks()
+    try:
+        if isinstance(event, ModelCallError):
+            yield _sse("error", anthropic_error_body(event))
+            return
+        call_id = event.call_id if isinstance(event, ReplyDelta) else event[0].call_id
+        start = {**_head(call_id, model), "content": [], "stop_reason": None, "stop_sequence": None, "usage": _NO_USAGE}
+        yield _sse("message_start", {"type": "message_start", "message": start})
+        while isinstance(event, ReplyDelta):
+            delta = event.delta
+            if delta.reasoning:
+                yield blocks.add("thinking", {"type": "thinking_delta", "thinking": delta.reasoning})
+            if delta.content:
+                yield blocks.add("text", {"type": "text_delta", "text": delta.content})
+            if delta.tool_call is not None:
+                yield blocks.tool_use(delta.tool_call)
+            event = await stream.next()
+        yield blocks.close()
+        if isinstance(event, ModelCallError):
+            yield _sse("error", anthropic_error_body(event))
+            return
+        (reply,) = event
+        yield _sse("message_delta", {"type": "message_delta", "delta": _ending(reply), "usage": _usage(reply)})
+        yield _sse("message_stop", {"type": "message_stop"})
+    finally:
+        stream.close()
+
+
+class _OpenBlocks:
+    """Which content block is open, and its number."""
+
+    def __init__(self) -> None:
+        self._kind = ""
+        self._index = -1
+
+    def add(self, kind: str, delta: dict[str, Any]) -> bytes:
+        """Events that add to a block of this kind, opening one if needed."""
+        events = b"" if kind == self._kind else self._open(kind, {"type": kind, kind: ""})
+        return events + _sse(
+            "content_block_delta", {"type": "content_block_delta", "index": self._index, "delta": delta}
+        )
+
+    def tool_use(self, call: dict[str, Any]) -> bytes:
+        """Events of a whole tool call."""
+        function = call["function"]
+        block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
+        return self._open("tool_use", block) + self.add(
+            "tool_use", {"type": "input_json_delta", "partial_json": function["arguments"]}
+        )
+
+    def close(self) -> bytes:
+        if not self._kind:
+            return b""
+        self._kind = ""
+        return _sse("content_block_stop", {"type": "content_block_stop", "index": self._index})
+
+    def _open(self, kind: str, block: dict[str, Any]) -> bytes:
+        closed = self.close()
+        self._kind, self._index = kind, self._index + 1
+        if kind == "thinking":
+            block["signature"] = ""
+        start = {"type": "content_block_start", "index": self._index, "content_block": block}
+        return closed + _sse("content_block_start", start)
+
+
+def _sse(event: str, value: Any) -> bytes:
+    return b"event: " + event.encode() + b"\ndata: " + encode(value) + b"\n\n"

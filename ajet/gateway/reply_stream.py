@@ -1,0 +1,44 @@
+"""A session's call as events, for the protocols that stream."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ajet.schema.chat import ChatReply, ChatRequest
+from ajet.schema.errors import ModelCallError
+from ajet.session import EpisodeSession, ReplyDelta
+
+Event = ReplyDelta | list[ChatReply] | ModelCallError
+
+
+class ReplyStream:
+    """A session's call as events: deltas, then the replies or an error. Closing it cancels the generation."""
+
+    def __init__(self, request: ChatRequest, session: EpisodeSession) -> None:
+        self._request = request
+        self._session = session
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            self._events.put_nowait(await self._session.complete(self._request, self._events.put_nowait))
+        except ModelCallError as error:
+            self._events.put_nowait(error)
+
+    async def first(self) -> Event:
+        """The first event; raises if it is an error, so that the client gets its status."""
+        try:
+            event = await self._events.get()
+        except asyncio.CancelledError:
+            self._task.cancel()
+            raise
+        if isinstance(event, ModelCallError):
+            raise event
+        return event
+
+    async def next(self) -> Event:
+        return await self._events.get()
+
+    def close(self) -> None:
+        self._task.cancel()

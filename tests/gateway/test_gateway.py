@@ -1,0 +1,123 @@
+"""The gateway with real clients over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import anthropic
+import openai
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
+from session_fakes import FakeEngine, FakeRenderer, FakeTracker
+
+from ajet.engine.parsers import pick_parser
+from ajet.gateway import Gateway
+from ajet.schema.errors import RewardError
+from ajet.session import EpisodeSession, SessionSettings
+from ajet.tuner import AjetTuner
+
+CONFIG = SimpleNamespace(ajet=SimpleNamespace(rollout=SimpleNamespace(max_model_len=10_000)))
+USER = [{"role": "user", "content": "hello"}]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def in_workflow(engine: FakeEngine, workflow: Callable[[AjetTuner, AjetTuner], Awaitable[None]]) -> EpisodeSession:
+    """Run a workflow with a tuner of its own process and one as another process would have it."""
+
+    async def run() -> EpisodeSession:
+        session = EpisodeSession(
+            episode_id="e",
+            tracker=FakeTracker(),
+            renderer=FakeRenderer(),
+            engine=engine,
+            parser=pick_parser(None),
+            settings=SessionSettings(),
+        )
+        gateway = Gateway()
+        await gateway.start()
+        key = gateway.register(session)
+        near = AjetTuner(session, CONFIG, asyncio.get_running_loop(), gateway)
+        far = AjetTuner.remote(key.base_url, key.api_key, CONFIG)
+        await asyncio.to_thread(lambda: asyncio.run(workflow(near, far)))
+        await gateway.aclose()
+        return session
+
+    return asyncio.run(run())
+
+
+def test_openai_over_http() -> None:
+    async def workflow(near: AjetTuner, far: AjetTuner) -> None:
+        for tuner in (near, far):
+            base_url, api_key, model = tuner.as_oai_baseurl_apikey("solver")
+            client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+            whole = await client.chat.completions.create(model=model, messages=USER, tools=TOOLS)
+            assert whole.choices[0].message.tool_calls[0].function.name == "f"
+            stream = await client.chat.completions.create(model=model, messages=USER, stream=True)
+            assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == CALL
+            with pytest.raises(openai.PermissionDeniedError):
+                await client.chat.completions.create(model="ajet/other", messages=USER)
+
+    session = in_workflow(FakeEngine(CALL), workflow)
+    assert [call["agent"] for call in session.tracker.begun] == ["solver"] * 4
+
+
+def test_every_face_works_in_both_processes() -> None:
+    async def workflow(near: AjetTuner, far: AjetTuner) -> None:
+        for tuner in (near, far):
+            client = tuner.as_raw_openai_sdk_client("openai")
+            assert (await client.chat.completions.create(messages=USER)).choices[0].message.content == "hi"
+            claude: anthropic.AsyncAnthropic = tuner.as_anthropic_client("anthropic")
+            reply = await claude.messages.create(model="any", max_tokens=9, messages=USER)
+            assert reply.content[0].text == "hi" and reply.stop_reason == "end_turn"
+            model = tuner.as_langchain_model("langchain")
+            assert (await model.ainvoke("hello")).content == "hi"
+            assert model.invoke("hello").content == "hi"
+
+    session = in_workflow(FakeEngine("hi"), workflow)
+    assert [call["agent"] for call in session.tracker.begun] == ["openai", "anthropic", "langchain", "langchain"] * 2
+
+
+def test_anthropic_streams_tool_calls() -> None:
+    async def workflow(near: AjetTuner, far: AjetTuner) -> None:
+        tools = [{"name": "f", "input_schema": {"type": "object"}}]
+        for tuner in (near, far):
+            client: anthropic.AsyncAnthropic = tuner.as_anthropic_client()
+            async with client.messages.stream(model="m", max_tokens=500, messages=USER, tools=tools) as stream:
+                message = await stream.get_final_message()
+            thought, text, call = message.content
+            assert (thought.thinking, text.text, call.input) == ("hm", "ok", {"a": 1})
+            assert message.stop_reason == "tool_use"
+
+    in_workflow(FakeEngine(f"<think>\nhm\n</think>\n\nok\n{CALL}"), workflow)
+
+
+def test_rewards_from_another_process() -> None:
+    async def workflow(near: AjetTuner, far: AjetTuner) -> None:
+        client = far.as_raw_openai_sdk_client("a")
+        answer = await client.chat.completions.create(messages=USER)
+        far.reward(0.5, call=answer.id)
+        far.reward(1.0)
+        with pytest.raises(RewardError):
+            far.reward(1.0, agent=3)  # type: ignore[arg-type]
+
+    session = in_workflow(FakeEngine("hi"), workflow)
+    assert session.tracker.rewards == [(0.5, "c0", None), (1.0, None, None)]
+
+
+def test_a_client_that_leaves_cancels_its_generation() -> None:
+    engine = FakeEngine("hi", gate=asyncio.Event())
+
+    async def workflow(near: AjetTuner, far: AjetTuner) -> None:
+        client = far.as_raw_openai_sdk_client().with_options(timeout=0.1, max_retries=0)
+        with pytest.raises(openai.APITimeoutError):
+            await client.chat.completions.create(messages=USER)
+        await asyncio.sleep(0.1)
+
+    session = in_workflow(engine, workflow)
+    assert engine.cancelled == 1 and list(session.tracker.aborted.values()) == ["cancelled"]
