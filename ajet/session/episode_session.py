@@ -73,6 +73,8 @@ class EpisodeSession:
         self.settings = settings
         self.calls = 0
         self.helper_calls = 0
+        self.engine_failure: EngineError | None = None
+        """Why the latest call got no reply, where that was an engine's fault."""
         self._renderer = renderer
         self._engine = engine
         self._parser = parser
@@ -199,13 +201,20 @@ class EpisodeSession:
     async def _guarded(self, call: Coroutine[Any, Any, T]) -> T:
         """Whatever goes wrong inside an engine is an `EngineError` outside of it."""
         try:
-            return await call
+            reply = await call
+        except EngineError as error:
+            self.engine_failure = error
+            raise
         except AjetError:
             raise
         except TimeoutError as error:
-            raise GenerationTimeoutError(f"the engine did not answer in time: {error}") from error
+            self.engine_failure = GenerationTimeoutError(f"the engine did not answer in time: {error}")
+            raise self.engine_failure from error
         except Exception as error:
-            raise EngineError(f"the engine failed: {type(error).__name__}: {error}") from error
+            self.engine_failure = EngineError(f"the engine failed: {type(error).__name__}: {error}")
+            raise self.engine_failure from error
+        self.engine_failure = None
+        return reply
 
     def _abort(self, call_id: str, why: str) -> None:
         if call_id in self._begun:

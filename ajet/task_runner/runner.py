@@ -23,7 +23,13 @@ from ajet.task_runner.venue import Performance, Venue
 from ajet.task_runner.verdict import Verdict
 
 if TYPE_CHECKING:
+    from ajet.context_tracker import ContextTracker  # type: ignore[import-not-found,unused-ignore]
     from ajet.session import EpisodeSession
+
+NO_REWARD = (
+    "the workflow returned reward=None and there is no judge: return WorkflowOutput(reward=…), "
+    "or set ajet.task_judge.judge_protocol"
+)
 
 log = logging.getLogger(__name__)
 
@@ -161,15 +167,26 @@ class _Attempt:
         }
         if self._session is None:
             return self._without_calls(settlement, fields)
-        tracker = self._session.tracker
-        try:
-            episode: Episode = tracker.finish(settlement.reward, settlement.status, **fields)
-        except RewardError as error:
-            fields["failure"] = Failure(type(error).__name__, str(error))
-            fields["is_success"] = None
-            settlement.reward, settlement.status = None, EpisodeStatus.WORKFLOW_ERROR
-            episode = tracker.finish(None, EpisodeStatus.WORKFLOW_ERROR, **fields)
+        episode = self._finish(self._session.tracker, settlement, fields)
+        if episode.reward is None and episode.failure is None:
+            episode.status = EpisodeStatus.WORKFLOW_ERROR
+            episode.failure = Failure("RewardError", NO_REWARD)
         episode.timings["model"] = sum(call.seconds for call in episode.tree.calls)
+        return episode
+
+    @staticmethod
+    def _finish(tracker: ContextTracker, settlement: Settlement, fields: dict[str, Any]) -> Episode:
+        said = "\n".join(value for value in fields["metadata"].values() if isinstance(value, str))
+        # without a reward the tracker takes what the workflow gave by `tuner.reward`: not for an episode to be dropped
+        dropped = settlement.reward is None and settlement.failure is not None
+        status = EpisodeStatus.WORKFLOW_ERROR if dropped else settlement.status
+        try:
+            episode: Episode = tracker.finish(settlement.reward, status, output=said, **fields)
+        except RewardError as error:
+            fields |= {"failure": Failure(type(error).__name__, str(error)), "is_success": None}
+            episode = tracker.finish(None, EpisodeStatus.WORKFLOW_ERROR, **fields)
+            return episode
+        episode.status = settlement.status
         return episode
 
     def _without_calls(self, settlement: Settlement, fields: dict[str, Any]) -> Episode:

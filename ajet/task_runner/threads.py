@@ -85,6 +85,8 @@ class EpisodeThread(Generic[T]):
             with asyncio.Runner() as runner:
                 try:
                     value = runner.run(self._supervised())
+                except WorkflowInterrupted:
+                    raise
                 except BaseException as error:  # noqa: BLE001 - sys.exit() in user code must not end its thread unseen
                     self._leave()
                     self.result.set_exception(error)
@@ -92,8 +94,7 @@ class EpisodeThread(Generic[T]):
                     self._leave()
                     self.result.set_result(value)
         except WorkflowInterrupted:
-            if not self.result.done():
-                self.result.set_exception(WorkflowInterrupted())
+            self.result.cancel()  # its episode is over: nobody reads it
 
     async def _supervised(self) -> T:
         task = asyncio.current_task()

@@ -1,0 +1,167 @@
+"""Supplies for runners under test: real sessions and faces over a small tracker and an engine that says its line."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ajet.config import Config, make_config
+from ajet.engine.parsers import pick_parser
+from ajet.schema.call_tree import CallTree
+from ajet.schema.episode import Episode, EpisodeStatus, Outcome
+from ajet.schema.errors import ContextOverflowError, RewardError
+from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, Sampling
+from ajet.schema.ledger import Ledger
+from ajet.session import EpisodeSession, SessionSettings
+from ajet.task_judge.base_judge import BaseJudge
+from ajet.task_runner.runner import TaskRunner
+from ajet.task_runner.supplies import Access, EpisodeOrder
+from ajet.task_runner.threads import WorkflowThreads
+from ajet.task_runner.venue import ThreadVenue
+from ajet.tuner import AjetTuner
+from ajet.workflow import Workflow
+
+END = 0
+
+
+class CharRenderer:
+    """One token a character; 0 ends a turn."""
+
+    end_ids = frozenset({END})
+
+    def decode(self, token_ids: list[int], *, stopped_by: str | int | None = None) -> str:
+        return "".join(chr(token) for token in token_ids if token != END)
+
+
+@dataclass
+class SmallPrepared:
+    call_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+
+
+@dataclass
+class SmallTracker:
+    order: EpisodeOrder
+    max_model_len: int
+    outcomes: set[Outcome] = field(default_factory=set)
+    replies: list[Any] = field(default_factory=list)
+    episode_reward: float | None = None
+    _ids: Any = field(default_factory=itertools.count)
+
+    def begin(self, agent, target, messages, tools, sampling, *, trainable=True, template_kwargs=None):  # type: ignore[no-untyped-def]
+        text = "".join(str(message.get("content")) for message in messages)
+        room = self.max_model_len - len(text)
+        if room <= 0:
+            self.outcomes.add(Outcome.OVERFLOW)
+            raise ContextOverflowError("maximum context length exceeded")
+        return SmallPrepared(f"c{next(self._ids)}", [ord(c) for c in text], replace(sampling, max_tokens=room))
+
+    def commit(self, call_id: str, completion: Completion, reply: dict[str, Any]) -> None:
+        self.replies.append(reply)
+
+    def abort(self, call_id: str, why: str) -> None: ...
+
+    def reward(self, value: float, call: str | None = None, agent: str | None = None) -> None:
+        self.episode_reward = value
+
+    def finish(self, reward: Any, status: EpisodeStatus, *, output: str | None = None, **fields: Any) -> Episode:
+        if isinstance(reward, list):
+            if len(reward) != len(self.replies):
+                raise RewardError(f"{len(reward)} rewards for {len(self.replies)} model calls")
+            reward = sum(reward)
+        if reward is None and status in (EpisodeStatus.COMPLETED, EpisodeStatus.TRUNCATED):
+            reward = self.episode_reward
+        return Episode(
+            episode_id=self.order.episode_id,
+            task_id=self.order.workflow_task.task_id,
+            group_id=self.order.group_id,
+            repeat=self.order.workflow_task.task_thread_index,
+            status=status,
+            tree=CallTree(),
+            ledger=Ledger(),
+            reward=reward,
+            outcomes=tuple(self.outcomes),
+            **fields,
+        )
+
+
+class LineEngine:
+    """Says its line to everybody; an exception is raised instead. With several lines: one after the other."""
+
+    def __init__(self, *lines: str | BaseException) -> None:
+        self.lines = list(lines)
+        self.cancelled = 0
+        self.gate: asyncio.Event | None = None
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return EngineCapabilities("line")
+
+    async def generate(self, request: GenerateRequest, on_tokens: Any = None) -> Completion:
+        line = self.lines.pop(0) if len(self.lines) > 1 else self.lines[0]
+        if self.gate is not None:
+            try:
+                await self.gate.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        if isinstance(line, BaseException):
+            raise line
+        ids = [*map(ord, line), END]
+        return Completion(ids, [-0.5] * len(ids), "stop", END)
+
+    async def ready(self) -> None: ...
+    async def load_weights(self, source: Any, version: int) -> None: ...
+    async def pause(self) -> None: ...
+    async def resume(self) -> None: ...
+    async def aclose(self) -> None: ...
+    async def health(self) -> dict[str, Any]:
+        return {}
+
+
+class SmallSupplies:
+    def __init__(self, config: Config, engine: LineEngine, *, max_model_len: int = 1000) -> None:
+        self.config = config
+        self.engine = engine
+        self.loop = asyncio.get_running_loop()
+        self.sessions: list[EpisodeSession] = []
+        self.orders: list[EpisodeOrder] = []
+        self._max_model_len = max_model_len
+
+    async def open_session(self, order: EpisodeOrder) -> EpisodeSession:
+        session = EpisodeSession(
+            episode_id=order.episode_id,
+            tracker=SmallTracker(order, self._max_model_len),
+            renderer=CharRenderer(),
+            engine=self.engine,
+            parser=pick_parser(None),
+            settings=SessionSettings(trainable_targets=order.trainable_targets),
+            deadline_s=order.deadline_s,
+        )
+        self.sessions.append(session)
+        self.orders.append(order)
+        return session
+
+    def tuner(self, session: EpisodeSession) -> AjetTuner:
+        return AjetTuner(session, self.config, self.loop)
+
+    async def access(self, session: EpisodeSession) -> Access:
+        raise NotImplementedError
+
+
+def runner_of(
+    workflow: type[Workflow],
+    *lines: str | BaseException,
+    judge: type[BaseJudge] | None = None,
+    max_model_len: int = 1000,
+    grace_s: float = 0.2,
+    **overrides: Any,
+) -> TaskRunner:
+    """A runner of `workflow` in threads. `overrides`: config keys, `__` for a dot."""
+    config = make_config({key.replace("__", "."): value for key, value in overrides.items()})
+    supplies = SmallSupplies(config, LineEngine(*(lines or ("hello",))), max_model_len=max_model_len)
+    threads = WorkflowThreads(config.ajet.task_runner.max_lost_threads, grace_s=grace_s)
+    return TaskRunner(supplies, ThreadVenue(workflow, judge(config) if judge else None, supplies, threads))

@@ -1,0 +1,443 @@
+"""One episode, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from runner_fakes import SmallSupplies, runner_of
+
+from ajet.schema.episode import Episode, EpisodeStatus
+from ajet.schema.errors import ConfigError, EngineError, LostThreadsError, SessionClosedError
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.task_judge.base_judge import BaseJudge
+from ajet.task_runner.runner import TaskRunner
+from ajet.workflow import Workflow
+
+QUESTION = [{"role": "user", "content": "hi"}]
+TASK = WorkflowTask(task=Task(task_id="t", main_query="hi"), task_id="t", episode_uuid="e", task_thread_index=3)
+
+
+class Talk(Workflow):
+    """One model call; its length is the reward."""
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client()
+        reply = await client.chat.completions.create(model="any", messages=QUESTION)
+        said = reply.choices[0].message.content
+        return WorkflowOutput(reward=float(len(said)), metadata={"final_answer": said}, log_metrics={"x": 1})
+
+
+def workflow_that(act: Any) -> type[Workflow]:
+    """A workflow whose `execute` is `act(workflow_task, tuner)`."""
+
+    class Acting(Workflow):
+        async def execute(self, workflow_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+            return await act(workflow_task, tuner)
+
+    return Acting
+
+
+def judge_that(answer: Any) -> type[BaseJudge]:
+    class Answering(BaseJudge):
+        def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+            return answer() if callable(answer) else answer
+
+    return Answering
+
+
+def run(make: Any, **options: Any) -> Episode:
+    """Run one episode with the runner that `make()` builds on the loop."""
+
+    async def main() -> Episode:
+        return await make().run(TASK, **options)
+
+    return asyncio.run(main())
+
+
+async def no_reward(_task: WorkflowTask, _tuner: Any) -> WorkflowOutput:
+    return WorkflowOutput(metadata={"a": 1})
+
+
+# ---------------------------------------------------------------- ends well
+
+
+def test_a_completed_episode() -> None:
+    episode = run(lambda: runner_of(Talk, "hello"), group_id="g")
+    assert (episode.status, episode.reward, episode.failure) == (EpisodeStatus.COMPLETED, 5.0, None)
+    assert (episode.episode_id, episode.task_id, episode.group_id, episode.repeat) == ("e", "t", "g", 3)
+    assert (episode.metadata, episode.log_metrics) == ({"final_answer": "hello"}, {"x": 1})
+    assert episode.timings["total"] >= episode.timings["workflow"] > 0
+
+
+def test_a_plain_function_may_be_execute() -> None:
+    class Plain(Workflow):
+        def execute(self, workflow_task: WorkflowTask, tuner: Any) -> WorkflowOutput:  # type: ignore[override]
+            return WorkflowOutput(reward=1)
+
+    assert run(lambda: runner_of(Plain)).reward == 1.0
+
+
+def test_the_judge_is_asked_only_when_the_reward_is_open() -> None:
+    assert run(lambda: runner_of(Talk, "hello", judge=judge_that((9.0, True)))).reward == 5.0
+    episode = run(lambda: runner_of(workflow_that(no_reward), judge=judge_that((9.0, False))))
+    assert (episode.status, episode.reward, episode.is_success) == (EpisodeStatus.COMPLETED, 9.0, False)
+
+
+def test_an_async_judge_and_the_workflows_own_success() -> None:
+    class Slow(BaseJudge):
+        async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+            await asyncio.sleep(0)
+            return np.float32(0.5), np.bool_(False)
+
+    async def act(_task: WorkflowTask, _tuner: Any) -> WorkflowOutput:
+        return WorkflowOutput(is_success=True)
+
+    episode = run(lambda: runner_of(workflow_that(act), judge=Slow))
+    assert (episode.reward, episode.is_success) == (0.5, True)
+
+
+def test_a_reward_a_call_and_rewards_by_the_tuner() -> None:
+    async def listed(_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client()
+        await client.chat.completions.create(model="any", messages=QUESTION)
+        return WorkflowOutput(reward=[0.25])
+
+    async def given(_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        tuner.reward(0.75)
+        return WorkflowOutput()
+
+    async def too_many(_task: WorkflowTask, _tuner: Any) -> WorkflowOutput:
+        return WorkflowOutput(reward=[0.25, 1.0])
+
+    assert run(lambda: runner_of(workflow_that(listed))).reward == 0.25
+    assert run(lambda: runner_of(workflow_that(given))).reward == 0.75
+    episode = run(lambda: runner_of(workflow_that(too_many)))
+    assert (episode.status, episode.reward) == (EpisodeStatus.WORKFLOW_ERROR, None)
+    assert episode.failure is not None and episode.failure.kind == "RewardError"
+
+
+def test_each_episode_has_a_fresh_workflow_and_a_thread_of_its_own() -> None:
+    class Counting(Workflow):
+        seen: int = 0
+
+        async def execute(self, workflow_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+            self.seen += 1
+            time.sleep(0.2)  # blocks only itself
+            return WorkflowOutput(reward=self.seen, metadata={"thread": threading.current_thread().name})
+
+    async def main() -> list[Episode]:
+        runner = runner_of(Counting)
+        started = time.monotonic()
+        episodes = await asyncio.gather(*(runner.run(TASK) for _ in range(10)))
+        assert time.monotonic() - started < 1.5
+        return episodes
+
+    episodes = asyncio.run(main())
+    assert {episode.reward for episode in episodes} == {1.0}
+    assert len({episode.metadata["thread"] for episode in episodes}) == 10
+
+
+def test_the_targets_that_train_reach_the_session() -> None:
+    class Two(Workflow):
+        trainable_targets: list[str] | None = ["solver"]  # noqa: RUF012 - a pydantic field
+
+        async def execute(self, workflow_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+            return WorkflowOutput(reward=0)
+
+    async def main() -> tuple[str, ...]:
+        runner = runner_of(Two)
+        await runner.run(TASK, step=7, validation=True)
+        assert isinstance(runner.supplies, SmallSupplies)
+        (order,) = runner.supplies.orders
+        assert (order.step, order.validation) == (7, True)
+        return order.trainable_targets
+
+    assert asyncio.run(main()) == ("solver",)
+
+
+# ---------------------------------------------------------------- the workflow fails
+
+
+def raiser(error: BaseException) -> Any:
+    async def act(_task: WorkflowTask, _tuner: Any) -> WorkflowOutput:
+        raise error
+
+    return act
+
+
+def returner(value: Any) -> Any:
+    async def act(_task: WorkflowTask, _tuner: Any) -> Any:
+        return value
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "says"),
+    [
+        (raiser(KeyError("x")), "KeyError", "'x'"),
+        (raiser(SystemExit(3)), "SystemExit", "3"),
+        (raiser(KeyboardInterrupt()), "KeyboardInterrupt", ""),
+        (raiser(asyncio.CancelledError()), "CancelledError", ""),
+        (raiser(ExceptionGroup("several", [ValueError("a")])), "ExceptionGroup", "several"),
+        (returner(None), "WorkflowFault", "returned None of type NoneType, not a WorkflowOutput"),
+        (returner(1.0), "WorkflowFault", "of type float"),
+        (returner(WorkflowOutput(reward=float("nan"))), "RewardError", "nan, not a finite number"),
+        (returner(WorkflowOutput(reward=[])), "RewardError", "empty list"),
+        (no_reward, "RewardError", "there is no judge"),
+    ],
+)
+def test_a_workflow_that_fails_is_named(act: Any, kind: str, says: str) -> None:
+    episode = run(lambda: runner_of(workflow_that(act)))
+    assert (episode.status, episode.reward, episode.attempts) == (EpisodeStatus.WORKFLOW_ERROR, None, 1)
+    assert episode.failure is not None and episode.failure.kind == kind
+    assert says in episode.failure.message
+
+
+def test_the_traceback_shows_the_users_line() -> None:
+    episode = run(lambda: runner_of(workflow_that(raiser(KeyError("x")))))
+    assert episode.failure is not None
+    assert "raise error" in episode.failure.traceback
+    assert "verdict.py" not in episode.failure.traceback
+
+
+def test_workflow_errors_may_carry_a_reward() -> None:
+    episode = run(lambda: runner_of(workflow_that(raiser(KeyError())), failure_reward__workflow_error=-0.5))
+    assert (episode.status, episode.reward) == (EpisodeStatus.WORKFLOW_ERROR, -0.5)
+
+
+# ---------------------------------------------------------------- the judge fails
+
+
+@pytest.mark.parametrize("answer", [None, float("nan"), float("inf"), [1.0], "1.0", (None, True)])
+def test_a_judge_that_answers_wrongly_is_a_fault_and_never_zero(answer: Any) -> None:
+    asked = []
+    judge = judge_that(lambda: (asked.append(1), answer)[1])
+    episode = run(lambda: runner_of(workflow_that(no_reward), judge=judge))
+    assert (episode.status, episode.reward) == (EpisodeStatus.JUDGE_ERROR, None)
+    assert episode.failure is not None and episode.failure.kind == "JudgeFault"
+    assert len(asked) == 1
+
+
+def test_a_judge_that_raises_is_asked_again_without_running_the_workflow_again() -> None:
+    asked = []
+
+    def flaky() -> tuple[float, bool]:
+        asked.append(1)
+        if len(asked) == 1:
+            raise ConnectionError("busy")
+        return 1.0, True
+
+    episode = run(lambda: runner_of(workflow_that(no_reward), judge=judge_that(flaky)))
+    assert (episode.status, episode.reward, episode.attempts, len(asked)) == (EpisodeStatus.COMPLETED, 1.0, 1, 2)
+    assert episode.failure is None
+
+    def broken() -> None:
+        raise ConnectionError("busy")
+
+    episode = run(lambda: runner_of(workflow_that(no_reward), judge=judge_that(broken)))
+    assert (episode.status, episode.reward) == (EpisodeStatus.JUDGE_ERROR, None)
+    assert episode.failure is not None and episode.failure.kind == "ConnectionError"
+
+
+# ---------------------------------------------------------------- the model and the engine
+
+
+def test_an_overflow_let_through_is_truncated() -> None:
+    episode = run(lambda: runner_of(Talk, max_model_len=1))
+    assert (episode.status, episode.reward) == (EpisodeStatus.TRUNCATED, None)
+    assert episode.failure is not None and "ajet.failure_reward.overflow" in episode.failure.message
+    episode = run(lambda: runner_of(Talk, max_model_len=1, failure_reward__overflow=-1))
+    assert (episode.status, episode.reward) == (EpisodeStatus.TRUNCATED, -1.0)
+
+
+def test_an_overflow_that_the_workflow_handles_is_judged() -> None:
+    async def act(_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        import openai
+
+        client = tuner.as_raw_openai_sdk_client()
+        try:
+            await client.chat.completions.create(model="any", messages=QUESTION)
+        except openai.BadRequestError as error:
+            assert error.code == "context_length_exceeded"
+        return WorkflowOutput(reward=0.25)
+
+    episode = run(lambda: runner_of(workflow_that(act), max_model_len=1))
+    assert (episode.status, episode.reward) == (EpisodeStatus.TRUNCATED, 0.25)
+
+
+def test_a_fault_of_the_engine_is_retried_with_a_session_of_its_own() -> None:
+    async def main() -> None:
+        runner = runner_of(Talk, EngineError("gone"), "hello")
+        episode = await runner.run(TASK)
+        assert (episode.status, episode.reward, episode.attempts) == (EpisodeStatus.COMPLETED, 5.0, 2)
+        assert isinstance(runner.supplies, SmallSupplies)
+        assert [session.episode_id for session in runner.supplies.sessions] == ["e", "e.2"]
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_stays_away() -> None:
+    episode = run(lambda: runner_of(Talk, EngineError("gone"), rollout__episode_retries=2))
+    assert (episode.status, episode.reward, episode.attempts) == (EpisodeStatus.ENGINE_ERROR, None, 3)
+    assert episode.failure is not None and "gone" in episode.failure.message
+
+
+def test_a_session_that_can_never_open_ends_the_run() -> None:
+    async def main() -> None:
+        runner = runner_of(Talk)
+
+        async def broken(_order: Any) -> Any:
+            raise ConfigError("ajet.model.path: no such model")
+
+        runner.supplies.open_session = broken  # type: ignore[method-assign]
+        with pytest.raises(ConfigError, match="no such model"):
+            await runner.run(TASK)
+
+    asyncio.run(main())
+
+
+# ---------------------------------------------------------------- deadlines, stops, hangs
+
+
+def hanging(how: str) -> Any:
+    async def act(_task: WorkflowTask, _tuner: Any) -> WorkflowOutput:
+        while True:
+            if how == "await":
+                await asyncio.sleep(60)
+            elif how == "spin":
+                sum(range(100))
+            elif how == "stubborn":
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(60)
+            else:
+                time.sleep(0.05)
+
+    return act
+
+
+@pytest.mark.parametrize("how", ["await", "spin", "sleep", "stubborn"])
+def test_a_hang_ends_at_the_deadline_and_its_thread_soon_after(how: str) -> None:
+    async def main() -> None:
+        runner = runner_of(workflow_that(hanging(how)), rollout__episode_timeout=0.3)
+        episode = await runner.run(TASK)
+        assert (episode.status, episode.reward) == (EpisodeStatus.TIMEOUT, None)
+        assert episode.failure is not None and "episode_timeout" in episode.failure.message
+        assert how in ("await", "stubborn") or "in act" in episode.failure.traceback
+        assert isinstance(runner.supplies, SmallSupplies)
+        (session,) = runner.supplies.sessions
+        with pytest.raises(SessionClosedError):
+            session.check_open()
+        for _ in range(0 if how == "stubborn" else 100):
+            if not any(thread.name.startswith("ajet-episode") for thread in threading.enumerate()):
+                return
+            await asyncio.sleep(0.05)
+        assert how == "stubborn", "the thread is still there"
+
+    asyncio.run(main())
+
+
+def test_model_calls_in_flight_end_with_the_episode() -> None:
+    async def main() -> None:
+        runner = runner_of(Talk, rollout__episode_timeout=0.3)
+        assert isinstance(runner.supplies, SmallSupplies)
+        runner.supplies.engine.gate = asyncio.Event()
+        episode = await runner.run(TASK)
+        assert episode.status is EpisodeStatus.TIMEOUT
+        await asyncio.sleep(0)
+        assert runner.supplies.engine.cancelled == 1
+
+    asyncio.run(main())
+
+
+def test_a_timeout_may_carry_a_reward() -> None:
+    episode = run(
+        lambda: runner_of(workflow_that(hanging("await")), rollout__episode_timeout=0.1, failure_reward__timeout=-2)
+    )
+    assert (episode.status, episode.reward) == (EpisodeStatus.TIMEOUT, -2.0)
+
+
+def test_the_deadline_covers_the_judge() -> None:
+    judge = judge_that(lambda: time.sleep(5))
+    episode = run(lambda: runner_of(workflow_that(no_reward), judge=judge, rollout__episode_timeout=0.2))
+    assert episode.status is EpisodeStatus.TIMEOUT
+
+
+def test_no_deadline_while_debugging(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(_task: WorkflowTask, _tuner: Any) -> WorkflowOutput:
+        await asyncio.sleep(0.3)
+        return WorkflowOutput(reward=1)
+
+    def make() -> TaskRunner:
+        return runner_of(workflow_that(slow), rollout__episode_timeout=0.1)
+
+    assert run(make).status is EpisodeStatus.TIMEOUT
+    monkeypatch.setenv("AJET_DEBUG_TAGS", "X")
+    assert run(make).status is EpisodeStatus.COMPLETED
+
+
+def test_stopping_and_cancelling() -> None:
+    async def main() -> None:
+        runner = runner_of(workflow_that(hanging("await")))
+        stop = asyncio.Event()
+        running = asyncio.create_task(runner.run(TASK, stop=stop))
+        await asyncio.sleep(0.1)
+        stop.set()
+        episode = await running
+        assert (episode.status, episode.reward) == (EpisodeStatus.CANCELLED, None)
+        assert (await runner.run(TASK, stop=stop)).status is EpisodeStatus.CANCELLED
+
+        running = asyncio.create_task(runner.run(TASK))
+        await asyncio.sleep(0.1)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert isinstance(runner.supplies, SmallSupplies)
+        assert all(session.closed for session in runner.supplies.sessions)
+
+    asyncio.run(main())
+
+
+def test_too_many_threads_that_hang_for_good_end_the_run() -> None:
+    release = threading.Event()
+
+    async def blocked(_task: WorkflowTask, _tuner: Any) -> WorkflowOutput:
+        release.wait()  # in C, where no exception reaches it
+        return WorkflowOutput(reward=1)
+
+    async def main() -> None:
+        runner = runner_of(
+            workflow_that(blocked), grace_s=0.05, rollout__episode_timeout=0.1, task_runner__max_lost_threads=2
+        )
+        for _ in range(3):
+            assert (await runner.run(TASK)).status is EpisodeStatus.TIMEOUT
+        await asyncio.sleep(0.2)
+        with pytest.raises(LostThreadsError, match=r"wrapper_type: multi-processing(.|\n)*release.wait"):
+            await runner.run(TASK)
+        release.set()
+        await asyncio.sleep(0.2)
+        assert (await runner.run(TASK)).status is EpisodeStatus.COMPLETED
+
+    asyncio.run(main())
+
+
+def test_blocking_client_inside_async_code_stops_only_itself() -> None:
+    """A synchronous call from `async def execute`, while the service loop answers it."""
+
+    async def act(_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        from ajet.gateway.answer import Caller
+        from ajet.tuner.crossing import Crossing
+
+        crossing = Crossing(Caller(tuner._session), tuner._loop)
+        body = b'{"model": "any", "messages": [{"role": "user", "content": "hi"}]}'
+        answer, _ = crossing.ask_blocking("POST", "/v1/chat/completions", body, 5.0)
+        assert isinstance(answer.body, bytes)
+        return WorkflowOutput(reward=float(b"hello" in answer.body))
+
+    assert run(lambda: runner_of(workflow_that(act))).reward == 1.0

@@ -1,0 +1,101 @@
+"""The rules by which an episode's end becomes a status and a reward."""
+
+from __future__ import annotations
+
+import pytest
+
+from ajet.config.failure_reward import FailureRewardConfig
+from ajet.schema.episode import EpisodeStatus, Failure, Outcome
+from ajet.schema.errors import EngineError
+from ajet.task_runner.settle import End, Facts, Settlement, settle
+from ajet.task_runner.verdict import Verdict
+
+DEFAULTS = FailureRewardConfig()
+RETURNED = Verdict(finished=True, reward=0.5, is_success=True)
+
+
+def raised(**more: object) -> Verdict:
+    return Verdict(failure=Failure("KeyError", "'x'"), failed_in="workflow", **more)  # type: ignore[arg-type]
+
+
+def end(verdict: Verdict, *outcomes: Outcome, rules: FailureRewardConfig = DEFAULTS, **more: object) -> Settlement:
+    return settle(Facts(End.RETURNED, verdict, frozenset(outcomes), **more), rules)  # type: ignore[arg-type]
+
+
+def test_an_output_is_completed() -> None:
+    assert end(RETURNED) == Settlement(EpisodeStatus.COMPLETED, 0.5, None, True)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "rules", "reward"),
+    [
+        ([Outcome.LENGTH], {}, 0.5),
+        ([Outcome.MAX_STEPS], {}, 0.5),
+        ([Outcome.OVERFLOW], {}, 0.5),
+        ([Outcome.ABNORMAL], {}, -1.0),
+        ([Outcome.LENGTH, Outcome.ABNORMAL], {}, -1.0),
+        ([Outcome.LENGTH], {"truncated": -0.5}, -0.5),
+        ([Outcome.LENGTH], {"truncated": "drop"}, None),
+        ([Outcome.LENGTH, Outcome.OVERFLOW], {"truncated": "drop", "overflow": 0}, 0.0),
+        ([Outcome.ABNORMAL], {"abnormal": "judge"}, 0.5),
+    ],
+)
+def test_outcomes_are_kept_with_the_configured_reward(outcomes, rules, reward) -> None:
+    settled = end(RETURNED, *outcomes, rules=FailureRewardConfig(**rules))
+    assert (settled.status, settled.reward) == (EpisodeStatus.TRUNCATED, reward)
+    assert (settled.failure is None) == (reward is not None)
+
+
+def test_a_configured_reward_outweighs_a_judge_that_failed() -> None:
+    verdict = Verdict(finished=True, failed_in="judge", failure=Failure("JudgeFault", "None"))
+    assert end(verdict).status is EpisodeStatus.JUDGE_ERROR
+    assert end(verdict, Outcome.LENGTH).status is EpisodeStatus.JUDGE_ERROR
+    assert end(verdict, Outcome.ABNORMAL) == Settlement(EpisodeStatus.TRUNCATED, -1.0, None, False)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "rules", "reward"),
+    [
+        (Outcome.OVERFLOW, {}, None),
+        (Outcome.OVERFLOW, {"overflow": -1}, -1.0),
+        (Outcome.MAX_STEPS, {"truncated": 0.25}, 0.25),
+        (Outcome.ABNORMAL, {}, -1.0),
+    ],
+)
+def test_an_outcome_that_the_workflow_lets_through(outcome, rules, reward) -> None:
+    settled = end(raised(), outcome, rules=FailureRewardConfig(**rules))
+    assert (settled.status, settled.reward, settled.retry) == (EpisodeStatus.TRUNCATED, reward, False)
+    assert settled.failure is not None
+    assert ("set ajet.failure_reward." in settled.failure.message) == (reward is None)
+
+
+def test_a_cut_reply_excuses_no_error_of_the_workflow() -> None:
+    assert end(raised(), Outcome.LENGTH).status is EpisodeStatus.WORKFLOW_ERROR
+
+
+def test_workflow_error_and_timeout_are_dropped_or_rewarded() -> None:
+    assert end(raised()).reward is None
+    assert end(raised(), rules=FailureRewardConfig(workflow_error=-2)).reward == -2.0
+    late = settle(Facts(End.DEADLINE, where="line 3", timeout_s=5), FailureRewardConfig(timeout=-3))
+    assert (late.status, late.reward) == (EpisodeStatus.TIMEOUT, -3.0)
+    assert late.failure == Failure("EpisodeTimeout", "ajet.rollout.episode_timeout: no end within 5 s", "line 3")
+
+
+@pytest.mark.parametrize("code", ["engine_error", "overloaded", "timeout"])
+def test_the_engines_faults_are_retried(code: str) -> None:
+    settled = end(raised(model_error=code))
+    assert (settled.status, settled.reward, settled.retry) == (EpisodeStatus.ENGINE_ERROR, None, True)
+    assert end(raised(), engine_failure=EngineError("gone")).retry
+
+
+def test_a_request_that_was_wrong_is_the_workflows_error() -> None:
+    assert end(raised(model_error="invalid_request")).status is EpisodeStatus.WORKFLOW_ERROR
+
+
+def test_an_engine_failure_that_the_workflow_survived_is_forgotten() -> None:
+    assert end(RETURNED, engine_failure=EngineError("gone")).status is EpisodeStatus.COMPLETED
+
+
+def test_stopped_episodes_and_quit_debuggers_are_cancelled() -> None:
+    assert settle(Facts(End.STOPPED), DEFAULTS).status is EpisodeStatus.CANCELLED
+    assert end(raised(debugger_quit=True)).status is EpisodeStatus.CANCELLED
