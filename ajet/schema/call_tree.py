@@ -11,6 +11,7 @@ training on one the trainer's.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -147,6 +148,38 @@ class CallTree:
     def trained_tokens(self) -> int:
         return sum(int(call.mask.sum()) for call in self.calls)
 
+    def canonical(self) -> bytes:
+        """A digest of what was sampled in which context: equal for two trees that are the same up to names and order.
+
+        It sees tokens, logprobs, masks, versions, agents, targets, finish reasons and rewards; not times, not call names.
+        """
+        children = self.children()
+        digests: list[bytes] = [b""] * len(self.runs)
+        asked: dict[int, list[bytes]] = {}
+        for call in self.calls:
+            if call.run == ROOT:
+                asked.setdefault(call.prompt_run, []).append(_call_digest(call))
+        for index in range(len(self.runs) - 1, -1, -1):
+            run = self.runs[index]
+            digest = hashlib.blake2b(run.ids.tobytes(), digest_size=16)
+            digest.update(b"context" if run.call == ROOT else _call_digest(self.calls[run.call]))
+            for part in sorted(asked.get(index, [])) + sorted(digests[child] for child in children[index]):
+                digest.update(part)
+            digests[index] = digest.digest()
+        return b"".join(sorted(digests[index] for index, run in enumerate(self.runs) if run.parent == ROOT))
+
+    def isomorphic(self, other: CallTree) -> bool:
+        """Whether two trees are the same up to the names and the order of their calls."""
+        return len(self.runs) == len(other.runs) and self.canonical() == other.canonical()
+
     def summary(self) -> dict[str, Any]:
         """A few numbers for logs and tables."""
         return {"calls": len(self.calls), "tokens": self.tokens, "trained": self.trained_tokens}
+
+
+def _call_digest(call: Call) -> bytes:
+    digest = hashlib.blake2b(call.logprobs.tobytes(), digest_size=16)
+    digest.update(call.mask.tobytes())
+    facts = (call.agent, call.target, call.prompt_tokens, call.versions, call.finish_reason, call.trainable, call.drop)
+    digest.update(repr((*facts, call.reward)).encode())
+    return digest.digest()

@@ -42,6 +42,10 @@ class ImportPathError(UserError):
     """`module->Class` or `file.py->Class` that leads nowhere: says what exists instead."""
 
 
+class EpisodeFormatError(UserError):
+    """A stored episode that can't be read: cut short, altered, or of a newer format."""
+
+
 class MissingDependencyError(UserError):
     """An optional package is needed and absent: names the extra that brings it."""
 

@@ -1,0 +1,19 @@
+"""Messages → tokens, and one exact call tree per episode: see `docs/context_tracker.md`."""
+
+from ajet.context_tracker.forks import describe_reasons, top_reasons
+from ajet.context_tracker.record import PreparedCall
+from ajet.context_tracker.renderer import Renderer
+from ajet.context_tracker.samples import episode_samples, linear_samples
+from ajet.context_tracker.settings import TrackerSettings
+from ajet.context_tracker.tracker import ContextTracker
+
+__all__ = [
+    "ContextTracker",
+    "PreparedCall",
+    "Renderer",
+    "TrackerSettings",
+    "describe_reasons",
+    "episode_samples",
+    "linear_samples",
+    "top_reasons",
+]

@@ -1,0 +1,159 @@
+"""Messages in one plain form, and the key under which two messages count as the same.
+
+`plain_message` checks a message of a request and brings it into the form that templates are given: content is text,
+tool calls hold their arguments by value. `message_key` is what *extending* compares: tool calls by value, null like "",
+parts of type text joined, ids ignored where they are consistent, surrounding white space of a reply ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from ajet.schema.chat import Message, Tool
+from ajet.schema.errors import InvalidRequestError, UnsupportedContentError
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+INLINE_REASONING = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
+
+MessageKey = tuple[Hashable, ...]
+
+
+def content_text(content: Any, where: str) -> str:
+    """The text of a message's content: a string, null, or a list of text parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise InvalidRequestError(f"{where}.content must be a string, null or a list of parts, not {_kind(content)}")
+    texts = []
+    for index, part in enumerate(content):
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        field = TEXT_PARTS.get(str(kind))
+        if field is None or not isinstance(part.get(field), str):
+            raise UnsupportedContentError(
+                f"{where}.content[{index}] is of type {kind!r}: this model takes text only, in parts of type 'text'"
+            )
+        texts.append(part[field])
+    return "\n".join(texts)
+
+
+def plain_message(raw: Any, where: str) -> Message:
+    """The message as templates are given it; raises InvalidRequestError that names the place."""
+    if not isinstance(raw, Mapping):
+        raise InvalidRequestError(f"{where} must be an object with role and content, not {_kind(raw)}")
+    role = raw.get("role")
+    if role == "function":
+        role = "tool"
+    if role not in ROLES:
+        raise InvalidRequestError(f"{where}.role is {role!r}: use one of {', '.join(sorted(ROLES))}")
+    message: Message = {"role": role, "content": content_text(raw.get("content"), where)}
+    if role == "assistant":
+        reasoning = next((raw[field] for field in REASONING_FIELDS if isinstance(raw.get(field), str)), "")
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        calls = raw.get("tool_calls")
+        if calls:
+            message["tool_calls"] = [_plain_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    elif role == "tool":
+        message["tool_call_id"] = str(raw.get("tool_call_id") or "")
+    if role != "assistant" and raw.get("name"):
+        message["name"] = str(raw["name"])
+    return message
+
+
+def plain_messages(raw: Sequence[Any]) -> list[Message]:
+    """All messages of a request in plain form."""
+    return [plain_message(message, f"messages[{index}]") for index, message in enumerate(raw)]
+
+
+def _plain_call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidRequestError(f"{where} must be {{id, type: 'function', function: {{name, arguments}}}}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        # Not JSON: some agents send back what the model wrote; templates get it as the text that it is.
+        with contextlib.suppress(ValueError):
+            arguments = json.loads(arguments) if arguments.strip() else {}
+    elif arguments is None:
+        arguments = {}
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def message_key(message: Message, call_order: Mapping[str, int]) -> MessageKey:
+    """What a plain message is compared by. `call_order` numbers the ids of the last assistant message's tool calls."""
+    role = message["role"]
+    if role == "assistant":
+        calls = message.get("tool_calls", ())
+        values = tuple((call["function"]["name"], stable_json(call["function"]["arguments"])) for call in calls)
+        return (role, split_reasoning(message)[1].strip(), values)
+    if role == "tool":
+        identity = message["tool_call_id"]
+        return (role, message["content"], call_order.get(identity, identity), message.get("name", ""))
+    return (role, message["content"], message.get("name", ""))
+
+
+def split_reasoning(message: Message) -> tuple[str, str]:
+    """(reasoning, answer) of an assistant message, whether the reasoning has its own field or stands in `<think>`."""
+    content: str = message["content"]
+    if "reasoning_content" not in message and "</think>" in content and (found := INLINE_REASONING.match(content)):
+        return found[1], found[2]
+    return message.get("reasoning_content", ""), content
+
+
+def call_ids(message: Message) -> dict[str, int]:
+    """The ids of a message's tool calls, numbered."""
+    return {call["id"]: index for index, call in enumerate(message.get("tool_calls", ())) if call["id"]}
+
+
+def stable_json(value: Any) -> str:
+    """JSON that is equal exactly if the values are."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def tools_key(tools: Sequence[Tool]) -> str:
+    """What two tool lists are compared by. Order matters to a template, and so do the tools' own keys' orders."""
+    return json.dumps(tools, ensure_ascii=False, separators=(",", ":"), default=str) if tools else ""
+
+
+def snapshot(raw: Any) -> Any:
+    """A copy that later changes to the original can't reach, or None if `==` could not tell it from another message.
+
+    Python holds `1 == True == 1.0`, JSON does not: a message with such scalars is compared by its key alone.
+    """
+    try:
+        return _copy(raw)
+    except _Ambiguous:
+        return None
+
+
+class _Ambiguous(Exception):
+    pass
+
+
+def _copy(value: Any) -> Any:
+    if value is None or type(value) is str:
+        return value
+    if type(value) is dict:
+        return {key: _copy(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_copy(item) for item in value]
+    raise _Ambiguous
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

@@ -1,0 +1,168 @@
+"""`TextEncoder`: rendered text → token ids, where only the template's own control tokens become control tokens.
+
+Text is cut before each control token, and the pieces are encoded one by one and remembered: a history that is rendered
+again costs a look-up for each piece. That this gives the ids of encoding the whole text is checked for each tokenizer;
+one with which it does not (context-sensitive normalisers) is given whole texts.
+
+A control token inside a user's string is broken by a marker (`mark`) before rendering; the text is cut there, so that
+it can't be read as the token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+MARK = "\ufdd0"
+"""A noncharacter, which Unicode reserves for use inside a program. In a user's text it becomes U+FFFD."""
+ESCAPED_MARK = "\\ufdd0"
+"""How a template that writes JSON in ASCII shows the marker."""
+CACHE_CHARACTERS = 64_000_000
+"""Characters of remembered pieces, a few hundred MB at most; then all are forgotten."""
+XML_TAG = re.compile(r"</?[A-Za-z][\w\-]*/?>")
+
+
+def control_tokens(tokenizer: Any, template: str) -> tuple[str, ...]:
+    """The tokens that no user's text may produce.
+
+    Special ones, and added ones that the template writes. Not those that look like XML tags (`<think>`, `<tool_call>`)
+    and are not special: people put them in prompts on purpose, and models are trained to read them there.
+    """
+    chosen = []
+    for token in tokenizer.added_tokens_decoder.values():
+        text = token.content
+        if not text.strip():
+            continue
+        if token.special or (text in template and not XML_TAG.fullmatch(text)):
+            chosen.append(text)
+    return tuple(sorted(chosen, key=lambda text: (-len(text), text)))
+
+
+class TextEncoder:
+    """Encodes rendered texts. One per tokenizer."""
+
+    def __init__(self, tokenizer: Any, controls: tuple[str, ...], samples: Iterable[str]) -> None:
+        self.controls = controls
+        self._control = re.compile("|".join(map(re.escape, controls)) or "(?!)")
+        self._plain = _plain_encoder(tokenizer)
+        self._guard, self._guard_ids = self._find_guard(tokenizer)
+        self._cache: dict[str, list[int]] = {}
+        self._cached_characters = 0
+        self._in_pieces = all(self._encode_pieces(text) == self._plain(text) for text in samples)
+
+    def mark(self, value: Any) -> Any:
+        """The same data with every control token in its strings broken by a marker."""
+        if isinstance(value, str):
+            if MARK in value:
+                value = value.replace(MARK, "\ufffd")
+            return self._break(value) if self._control.search(value) else value
+        if isinstance(value, dict):
+            return {key: self.mark(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.mark(item) for item in value]
+        return value
+
+    def _break(self, text: str) -> str:
+        pieces, start = [], 0
+        while found := self._control.search(text, start):
+            cut = found.start() + 1
+            pieces.append(text[start:cut])
+            start = cut
+        pieces.append(text[start:])
+        return MARK.join(pieces)
+
+    def whole(self, text: str) -> list[int]:
+        """The ids of a whole rendered text."""
+        text = text.replace(ESCAPED_MARK, MARK) if ESCAPED_MARK in text else text
+        if self._in_pieces:
+            return self._encode_pieces(text)
+        first, *rest = text.split(MARK)
+        ids = list(self._plain(first))
+        for piece in rest:
+            ids += self._continue(piece)
+        return ids
+
+    def continuation(self, text: str) -> list[int]:
+        """The ids of a text that follows others."""
+        text = text.replace(ESCAPED_MARK, MARK) if ESCAPED_MARK in text else text
+        if self._in_pieces and self._control.match(text):
+            return self._encode_pieces(text)
+        ids: list[int] = []
+        for piece in text.split(MARK):
+            ids += self._continue(piece)
+        return ids
+
+    def first_control(self, text: str) -> str:
+        """The first control token in a text, or ""."""
+        found = self._control.search(text)
+        return found[0] if found else ""
+
+    def control_at_end(self, text: str) -> str:
+        """The control token that a text ends with, or ""."""
+        return next((token for token in self.controls if text.endswith(token)), "")
+
+    def _encode_pieces(self, text: str) -> list[int]:
+        ids: list[int] = []
+        cache = self._cache
+        cuts = [found.start() for found in self._control.finditer(text)]
+        for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+            if start == end:
+                continue
+            piece = text[start:end]
+            known = cache.get(piece)
+            if known is None:
+                known = self._encode_piece(piece)
+                self._cached_characters += len(piece) + 64
+                if self._cached_characters > CACHE_CHARACTERS:
+                    cache.clear()
+                    self._cached_characters = len(piece)
+                cache[piece] = known
+            ids += known
+        return ids
+
+    def _encode_piece(self, piece: str) -> list[int]:
+        if MARK not in piece:
+            return list(self._plain(piece))
+        first, *rest = piece.split(MARK)
+        ids = list(self._plain(first))
+        for part in rest:
+            ids += self._continue(part)
+        return ids
+
+    def _continue(self, text: str) -> list[int]:
+        """Encode a text without what some tokenizers put before the start of a text."""
+        if not text:
+            return []
+        if not self._guard:
+            return list(self._plain(text))
+        ids = self._plain(self._guard + text)
+        count = len(self._guard_ids)
+        return list(ids[count:]) if list(ids[:count]) == self._guard_ids else list(self._plain(text))
+
+    def _find_guard(self, tokenizer: Any) -> tuple[str, list[int]]:
+        """SentencePiece tokenizers add a space before a text; behind a newline they don't."""
+        word = list(self._plain("word"))
+        if tokenizer.decode(word + word) == "wordword":
+            return "", []
+        return "\n", list(self._plain("\n"))
+
+
+def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
+    """Encode without special tokens around the text, past the overhead of `tokenizer(text)`."""
+
+    def slow(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a tokenizer written in Python
+        return slow
+
+    def fast(text: str) -> list[int]:
+        # Another user of the tokenizer may have left padding or truncation on; the slow way sets them right.
+        if backend.padding is not None or backend.truncation is not None or backend.encode_special_tokens:
+            return slow(text)
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return fast

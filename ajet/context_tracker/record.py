@@ -1,0 +1,63 @@
+"""`CallRecord`: a call while its episode runs, and `PreparedCall`: what a session needs to have it answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ajet.context_tracker.conversation import Turn
+from ajet.context_tracker.growth import Node
+from ajet.schema.call_tree import Call
+from ajet.schema.chat import Message
+from ajet.schema.generation import Sampling
+
+
+@dataclass(slots=True, eq=False)
+class CallRecord:
+    """A call and where it stands in the trees of messages and of tokens."""
+
+    index: int
+    call: Call
+    turn: Turn
+    """The last message of its request."""
+    prompt: Node
+    has_tools: bool
+    kwargs_key: str
+    audited: int
+    """How many messages the conversation had when it was last rendered whole to check the appending."""
+    begun: int
+    """When it began and ended, in the order of what the tracker was told."""
+    ended: int = 0
+    requests_before: int = 0
+    """The serial number of the last request that came before the reply."""
+    reply: Node | None = None
+    reply_turn: Turn | None = None
+    ids: list[int] | None = None
+    """Prompt and reply, ready for the next call; None once another call has gone on from here."""
+    reasoning: str = ""
+    closed: bool = False
+    """Whether the reply ended by itself, so that other messages may follow."""
+
+    @property
+    def in_flight(self) -> bool:
+        return not self.ended
+
+    @property
+    def reply_key(self) -> tuple[bytes, bytes, str]:
+        """Tells equal replies apart by what was sampled, whichever came first."""
+        assert self.reply is not None
+        return self.reply.ids.tobytes(), self.call.logprobs.tobytes(), self.call.agent
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A call that may now be sent to the engine."""
+
+    call_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    """As asked, with max_tokens clipped to the room that is left, and the ids that end a reply."""
+    agent: str
+    turn: int
+    extends: str | None
+    """The call that it continues."""
+    new_messages: list[Message]

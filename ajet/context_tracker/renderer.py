@@ -1,0 +1,117 @@
+"""`Renderer`: messages and tools → the token ids that the engine sees. One per tokenizer, shared by all episodes.
+
+`whole` renders a conversation through the model's chat template; `appended` gives only the ids that new messages add
+behind a recorded reply, or says why the template does not allow that. Neither decodes anything that was sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ajet.context_tracker.canonical import plain_messages
+from ajet.context_tracker.settings import ReasoningHistory
+from ajet.context_tracker.template import ChatTemplate
+from ajet.context_tracker.template_probe import NotStable, Skeleton, TemplateProbe, skeleton_of
+from ajet.schema.chat import Message, Tool
+
+__all__ = ["NotStable", "Renderer"]
+
+
+class Renderer:
+    """Not thread-safe: it belongs to the service loop."""
+
+    def __init__(
+        self, tokenizer: Any, *, reasoning_history: ReasoningHistory = "template", end_tokens: Iterable[str] = ()
+    ) -> None:
+        """`end_tokens`: further tokens that end a reply, beyond the tokenizer's own and those of its template."""
+        self.tokenizer = tokenizer
+        self.template = ChatTemplate(tokenizer)
+        self.encoder = self.template.encoder
+        self.reasoning_history = reasoning_history
+        self.probe = TemplateProbe(self.template, reasoning_history)
+        ids = [tokenizer.convert_tokens_to_ids(token) for token in (*self.probe.end_tokens, *end_tokens)]
+        self.end_ids: frozenset[int] = frozenset(
+            i for i in (*ids, tokenizer.eos_token_id) if i is not None and i != tokenizer.unk_token_id
+        )
+        """Ids that close a reply."""
+
+    @property
+    def supports_tools(self) -> bool:
+        """Whether the template tells the model about tools."""
+        return self.template.takes_tools
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The ids of any messages in OpenAI's form."""
+        return self.whole(plain_messages(messages), tools, template_kwargs or {}, generate=add_generation_prompt)
+
+    def whole(
+        self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, Any], *, generate: bool = True
+    ) -> list[int]:
+        """The ids of a whole conversation of plain messages."""
+        return self.encoder.whole(self.text(messages, tools, kwargs, generate=generate))
+
+    def text(
+        self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, Any], *, generate: bool = True
+    ) -> str:
+        """The rendered text of plain messages, a marker where a user's text imitates a control token."""
+        fitted = self.template.fit(messages, first=True)
+        return self.template.text(fitted, self.encoder.mark(list(tools)) or None, kwargs, generate=generate)
+
+    def appended(
+        self, skeleton: Skeleton, reply: Message, new: Sequence[Message], has_tools: bool, kwargs: Mapping[str, Any]
+    ) -> str | NotStable:
+        """The text that new messages add behind a reply to a history of this shape."""
+        return self.probe.appended(skeleton, reply, new, has_tools, kwargs)
+
+    def closing_ids(self, text: str, sampled: Sequence[int]) -> list[int]:
+        """The ids of appended text, without the end token that the model sampled itself."""
+        ids = self.encoder.continuation(text)
+        if ids and sampled and sampled[-1] == ids[0] and ids[0] in self.end_ids:
+            return ids[1:]
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, stopped_by: str | int | None = None) -> str:
+        """The raw text of a reply: its end token removed, cut at the stop string."""
+        ids = list(token_ids)
+        if ids and (ids[-1] in self.end_ids or ids[-1] == stopped_by):
+            ids.pop()
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if isinstance(stopped_by, str) and stopped_by in text:
+            text = text[: text.rindex(stopped_by)]
+        return text
+
+    def audit(
+        self,
+        history: Sequence[Message],
+        reply: Message,
+        new: Sequence[Message],
+        tools: Sequence[Tool],
+        kwargs: Mapping[str, Any],
+        appended: str,
+    ) -> bool:
+        """Whether the whole conversation, rendered, ends as `appended` says and begins with the history's prompt."""
+        whole = self.text([*history, reply, *new], tools, kwargs)
+        if not whole.endswith(appended):
+            return False
+        if self.reasoning_history == "keep":
+            return True
+        return whole.startswith(self.text(history, tools, kwargs))
+
+    def forbid(
+        self,
+        history: Sequence[Message],
+        reply: Message,
+        new: Sequence[Message],
+        has_tools: bool,
+        kwargs: Mapping[str, Any],
+    ) -> NotStable:
+        """Never again append for a shape that an audit found wrong."""
+        return self.probe.forbid(skeleton_of(history), reply, new, has_tools, kwargs)

@@ -1,0 +1,258 @@
+"""`ChatTemplate`: a tokenizer's chat template, and the form of messages that it understands.
+
+Templates differ in what they accept: some raise on a system message, on two user messages in a row or on a tool call's
+arguments as text; others leave such things out without a word. What this one does is found by rendering small
+conversations of sentinel words and looking for them. `fit` then brings messages into a form that it renders in full.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from ajet.context_tracker.encoder import TextEncoder, control_tokens
+from ajet.schema.chat import Message, Tool
+from ajet.schema.errors import ConfigError, InvalidRequestError
+
+STUB_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "ajetprobetool",
+        "description": "ajetprobedescription",
+        "parameters": {"type": "object", "properties": {"ajetkey": {"type": "string", "description": "a key"}}},
+    },
+}
+SHORT_ID_LENGTH = 9
+"""Mistral's templates raise on tool-call ids of any other length."""
+
+
+class TemplateRefusal(InvalidRequestError):
+    """The chat template raised on these messages."""
+
+
+def stub_word(kind: str, index: int) -> str:
+    """A word that no template writes, and that trimming and JSON leave as it is."""
+    return f"ajet{kind}{index}x"
+
+
+def stub_call(index: int, count: int = 1) -> list[dict[str, Any]]:
+    """Tool calls of sentinel words."""
+    return [
+        {
+            "id": f"call_{index}_{n}",
+            "type": "function",
+            "function": {"name": "ajetprobetool", "arguments": {"ajetkey": stub_word("call", 100 * index + n)}},
+        }
+        for n in range(count)
+    ]
+
+
+class ChatTemplate:
+    """Renders messages as text, and knows which messages the template can take."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        source = getattr(tokenizer, "chat_template", None)
+        if not source:
+            raise ConfigError(
+                "the model's tokenizer has no chat template, so messages can't become a prompt: use an instruction-"
+                "tuned model, or put a chat_template.jinja beside its tokenizer files"
+            )
+        self._tokenizer = tokenizer
+        self.source: str = source if isinstance(source, str) else "\n".join(dict(source).values())
+        user = [{"role": "user", "content": stub_word("user", 0)}]
+        reply = {"role": "assistant", "content": stub_word("reply", 0)}
+        samples = [self._render(user, None, {}, True)]
+        talk = self._try([*user, reply, {"role": "user", "content": stub_word("user", 1) + " two\n\n  lines é"}])
+        samples += [talk] if talk else []
+        self.encoder = TextEncoder(tokenizer, control_tokens(tokenizer, self.source), samples)
+
+    # ------------------------------------------------------------------ rendering
+
+    def text(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, kwargs: Mapping[str, Any], *, generate: bool
+    ) -> str:
+        """The text of messages that `fit` returned; raises TemplateRefusal."""
+        return self._render(messages, tools, kwargs, generate)
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, kwargs: Mapping[str, Any], generate: bool
+    ) -> str:
+        from jinja2.exceptions import TemplateError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages), tools=tools or None, tokenize=False, add_generation_prompt=generate, **kwargs
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            # What a template may raise by itself, or run into with messages that it does not expect.
+            raise TemplateRefusal(f"the model's chat template does not take these messages: {error}") from error
+        return text
+
+    def _try(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> str | None:
+        try:
+            return self._render(messages, tools, {}, False)
+        except TemplateRefusal:
+            return None
+
+    def _shows(self, messages: Sequence[Message], *words: str, tools: Sequence[Tool] | None = None) -> bool:
+        text = self._try(messages, tools)
+        return text is not None and all(word in text for word in words)
+
+    # ------------------------------------------------------------------ what the template understands
+
+    @cached_property
+    def takes_developer(self) -> bool:
+        return "developer" in self.source
+
+    @cached_property
+    def takes_system(self) -> bool:
+        return self._shows([_stub("system", 0), _stub("user", 0)], stub_word("system", 0), stub_word("user", 0))
+
+    @cached_property
+    def takes_late_system(self) -> bool:
+        talk = [_stub("user", 0), _stub("assistant", 0), _stub("system", 1), _stub("user", 1)]
+        twice = [_stub("system", 0), _stub("system", 1), _stub("user", 0)]
+        word = stub_word("system", 1)
+        return self._shows(talk, word) and self._shows(twice, stub_word("system", 0), word)
+
+    @cached_property
+    def takes_user_twice(self) -> bool:
+        return self._shows([_stub("user", 0), _stub("user", 1)], stub_word("user", 0), stub_word("user", 1))
+
+    @cached_property
+    def takes_reasoning(self) -> bool:
+        """Whether the template reads reasoning from its own field; else it stands in the text, in `<think>`."""
+        reply = {**_stub("assistant", 0), "reasoning_content": stub_word("reason", 0)}
+        return self._shows([_stub("user", 0), reply], stub_word("reason", 0))
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template tells the model about tools at all."""
+        talk = [_stub("system", 0), _stub("user", 0)]
+        return any(self._shows(messages, "ajetprobetool", tools=[STUB_TOOL]) for messages in (talk, talk[1:]))
+
+    @cached_property
+    def _tool_form(self) -> tuple[bool, bool, bool, bool]:
+        """(tool calls shown, tool results shown, arguments as text, ids cut short)."""
+        for as_text in (False, True):
+            for short in (False, True):
+                calls = _shape_calls(stub_call(0), as_text, short)
+                reply = {"role": "assistant", "content": "", "tool_calls": calls}
+                call_id = calls[0]["id"]
+                result = {**_stub("tool", 0), "tool_call_id": call_id, "name": "ajetprobetool"}
+                talk = [_stub("user", 0), reply, result]
+                text = self._try([*talk, _stub("assistant", 1)], [STUB_TOOL]) or self._try(talk, [STUB_TOOL])
+                if text is None or "'ajetkey'" in text:  # refused, or a Python dict printed as it is
+                    continue
+                called = stub_word("call", 0) in text and "ajetprobetool" in text
+                return called, stub_word("tool", 0) in text, as_text, short
+        return False, False, False, False
+
+    @property
+    def takes_tool_calls(self) -> bool:
+        return self._tool_form[0]
+
+    @property
+    def takes_tool_results(self) -> bool:
+        return self._tool_form[1]
+
+    # ------------------------------------------------------------------ fitting messages
+
+    def fit(self, messages: Sequence[Message], *, first: bool) -> list[Message]:
+        """Plain messages in a form that the template renders in full. `first`: they begin the conversation.
+
+        What the template has no place for is kept as text: a system message goes into the next user message, a late one
+        becomes a user message, a tool result too; a tool call is written into the reply.
+        """
+        fitted: list[Message] = []
+        held: list[str] = []  # system texts on their way into the next user message
+        for message in messages:
+            role = message["role"]
+            if role == "developer" and not self.takes_developer:
+                role = "system"
+            if role == "system":
+                leading = first and all(m["role"] == "system" for m in fitted)
+                if leading and not self.takes_system:
+                    held.append(message["content"])
+                    continue
+                if leading and fitted and not self.takes_late_system:
+                    fitted[-1]["content"] += "\n\n" + self.encoder.mark(message["content"])
+                    continue
+                if not leading and not self.takes_late_system:
+                    role = "user"
+            elif role == "tool" and not self.takes_tool_results:
+                role = "user"
+            if held and role != "system":
+                content = "\n\n".join(held)
+                held = []
+                if role == "user":
+                    message = {**message, "content": f"{content}\n\n{message['content']}"}
+                else:
+                    self._append(fitted, {"role": "user", "content": self.encoder.mark(content)})
+            self._append(fitted, self._fit_one(message, role))
+        if held:
+            self._append(fitted, {"role": "user", "content": self.encoder.mark("\n\n".join(held))})
+        return fitted
+
+    def _append(self, fitted: list[Message], message: Message) -> None:
+        last = fitted[-1] if fitted else None
+        if last and last["role"] == message["role"] == "user" and not self.takes_user_twice:
+            last["content"] += "\n\n" + message["content"]
+        else:
+            fitted.append(message)
+
+    def _fit_one(self, message: Message, role: str) -> Message:
+        mark = self.encoder.mark
+        fit: Message = {"role": role, "content": mark(message["content"])}
+        if "name" in message and role == message["role"]:
+            fit["name"] = mark(message["name"])
+        if role == "tool":
+            fit["tool_call_id"] = mark(self._fit_id(message["tool_call_id"]))
+        if role != "assistant":
+            return fit
+        if reasoning := message.get("reasoning_content"):
+            if self.takes_reasoning:
+                fit["reasoning_content"] = mark(reasoning)
+            else:
+                fit["content"] = f"<think>\n{mark(reasoning).strip()}\n</think>\n\n{fit['content']}"
+        if calls := message.get("tool_calls"):
+            if self.takes_tool_calls:
+                fit["tool_calls"] = mark(_shape_calls(calls, self._tool_form[2], self._tool_form[3]))
+            else:
+                fit["content"] = "\n".join(filter(None, [fit["content"], *map(_call_as_text, mark(calls))]))
+        return fit
+
+    def _fit_id(self, identity: str) -> str:
+        return _short_id(identity) if self._tool_form[3] else identity
+
+
+def _stub(role: str, index: int) -> Message:
+    return {"role": role, "content": stub_word("reply" if role == "assistant" else role, index)}
+
+
+def _shape_calls(calls: Sequence[Mapping[str, Any]], as_text: bool, short: bool) -> list[dict[str, Any]]:
+    shaped = []
+    for call in calls:
+        arguments = call["function"]["arguments"]
+        if as_text and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        function = {"name": call["function"]["name"], "arguments": arguments}
+        identity = _short_id(call["id"]) if short else call["id"]
+        shaped.append({"id": identity, "type": "function", "function": function})
+    return shaped
+
+
+def _short_id(identity: str) -> str:
+    if len(identity) == SHORT_ID_LENGTH and identity.isalnum():
+        return identity
+    return hashlib.sha256(identity.encode()).hexdigest()[:SHORT_ID_LENGTH]
+
+
+def _call_as_text(call: Mapping[str, Any]) -> str:
+    body = json.dumps(
+        {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}, ensure_ascii=False
+    )
+    return f"<tool_call>\n{body}\n</tool_call>"

@@ -1,0 +1,414 @@
+"""`ContextTracker`: every model call of one episode, exactly as the engine saw it. Touched on the service loop only.
+
+`begin` turns a request into prompt ids: recorded ids + what is new, where the request continues a recorded call and the
+chat template allows it; the whole conversation rendered, where not. `commit` stores what the engine sampled. `finish`
+balances the ledger and hands over the episode. Nothing that was sampled is ever decoded and encoded again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ajet.context_tracker.abnormal import find_abnormal
+from ajet.context_tracker.canonical import plain_message, split_reasoning, tools_key
+from ajet.context_tracker.conversation import Conversations, Turn
+from ajet.context_tracker.forks import changed_message
+from ajet.context_tracker.growth import Growth
+from ajet.context_tracker.record import CallRecord, PreparedCall
+from ajet.context_tracker.renderer import NotStable, Renderer
+from ajet.context_tracker.rewards import Rewards
+from ajet.context_tracker.settings import TrackerSettings
+from ajet.context_tracker.settle import settle
+from ajet.schema.call_tree import ROOT, Call, CallTree, Fork
+from ajet.schema.chat import Message, Tool
+from ajet.schema.episode import Episode, EpisodeStatus, Outcome
+from ajet.schema.errors import (
+    AbnormalOutputError,
+    ContextOverflowError,
+    EngineError,
+    InvalidRequestError,
+    SessionClosedError,
+    TooManyStepsError,
+)
+from ajet.schema.generation import Completion, Sampling
+
+CANDIDATES = 3
+"""How many recorded calls, latest first, are tried before a request is rendered whole."""
+FIRST_AUDIT = 8
+"""Messages at which appended text is first compared with the whole conversation's; then at each doubling."""
+
+
+class ContextTracker:
+    """Grows the call tree of one episode."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        settings: TrackerSettings,
+        *,
+        episode_id: str = "",
+        task_id: str = "",
+        group_id: str = "",
+        repeat: int = 0,
+        tag: str = "",
+    ) -> None:
+        self.renderer = renderer
+        self.settings = settings
+        self._identity = {
+            "episode_id": episode_id,
+            "task_id": task_id,
+            "group_id": group_id,
+            "repeat": repeat,
+            "tag": tag,
+        }
+        self._started = time.monotonic()
+        self._clock = 0
+        self._records: list[CallRecord] = []
+        self._by_id: dict[str, CallRecord] = {}
+        self._conversations = Conversations()
+        self._growth = Growth()
+        self._toolsets: list[list[Tool]] = []
+        self._toolset_index: dict[str, int] = {"": ROOT}
+        self._last_tools: tuple[list[Tool], int] = ([], ROOT)
+        self._steps: Counter[str] = Counter()
+        self._outcomes: set[Outcome] = set()
+        self._rewards = Rewards()
+        self._abnormal: str | None = None
+        self._finished = False
+
+    # ------------------------------------------------------------------ one call
+
+    def begin(
+        self,
+        agent: str,
+        target: str,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        sampling: Sampling,
+        *,
+        trainable: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+        choice: int = 0,
+    ) -> PreparedCall:
+        """Record a request and say what the engine is to be given.
+
+        `choice` > 0: a further choice of the same request (`n` > 1), which is not counted as a step.
+        """
+        self._check_open(agent, choice)
+        if not messages:
+            raise InvalidRequestError("messages is empty: send at least one message")
+        kwargs = dict(template_kwargs or {})
+        walk = self._conversations.walk(messages)
+        toolset = self._toolset(tools)
+        kwargs_key = json.dumps(kwargs, sort_keys=True, default=str) if kwargs else ""
+
+        parent, appended, fork = self._find_parent(agent, walk.turn, toolset, tools, kwargs, kwargs_key)
+        if parent is not None and appended is not None:
+            assert parent.reply is not None
+            sampled = parent.reply.ids[-1:].tolist()
+            delta = self.renderer.closing_ids(appended, sampled)
+            base = parent.ids if parent.ids is not None else self._growth.path_ids(parent.reply)
+            prompt_ids = base + delta
+            origin = parent.reply
+        else:
+            resolved = [turn.resolved() for turn in walk.turn.path()]
+            delta = prompt_ids = self.renderer.whole(resolved, tools, kwargs)
+            origin = self._growth.root
+        self._check_room(len(prompt_ids))
+        prompt, shared = self._growth.add_context(origin, delta)
+        if parent is not None:
+            parent.ids = None
+        if fork is None and parent is None and self.settings.detect_forks:
+            fork = self._explain(agent, walk.turn, walk.known)
+        if fork is not None:
+            fork.tokens = len(delta) - shared
+        self._clock += 1
+        self._steps[agent] += choice == 0
+        call = Call(
+            name=f"call-{len(self._records)}",
+            agent=agent,
+            target=target,
+            turn=0 if parent is None else parent.call.turn + 1,
+            prompt_run=ROOT,
+            prompt_tokens=len(prompt_ids),
+            sampling=self._clip(sampling, len(prompt_ids)),
+            trainable=trainable,
+            extends=ROOT if parent is None else parent.index,
+            new_messages=[step.resolved() for step in walk.turn.since(_reply_depth(parent))],
+            tools=toolset,
+            fork=fork,
+            started_s=time.monotonic() - self._started,
+        )
+        audited = parent.audited if parent is not None else max(FIRST_AUDIT, walk.turn.depth)
+        record = CallRecord(
+            len(self._records), call, walk.turn, prompt, bool(tools), kwargs_key, audited, self._clock, ids=prompt_ids
+        )
+        if parent is not None and walk.turn.depth >= 2 * audited:
+            record.audited = walk.turn.depth
+        walk.turn.prompts.append(record)
+        self._records.append(record)
+        self._by_id[call.name] = record
+        return PreparedCall(
+            call.name,
+            prompt_ids,
+            call.sampling,
+            agent,
+            call.turn,
+            parent.call.name if parent is not None else None,
+            call.new_messages,
+        )
+
+    def commit(
+        self,
+        call_id: str,
+        completion: Completion,
+        reply: Message,
+        *,
+        text: str | None = None,
+        malformed: Sequence[str] = (),
+    ) -> None:
+        """Record what the engine sampled; `reply` as the parser read it. Raises AbnormalOutputError after recording.
+
+        `text`: the raw text, if it is known already. `malformed`: what the parser could not read.
+        """
+        record = self._in_flight(call_id)
+        ids, logprobs = completion.token_ids, completion.logprobs
+        if len(ids) != len(logprobs):
+            raise EngineError(f"the engine returned {len(ids)} tokens but {len(logprobs)} logprobs for {call_id}")
+        call = record.call
+        self._clock += 1
+        record.ended = self._clock
+        record.requests_before = self._conversations.serial
+        call.seconds = time.monotonic() - self._started - call.started_s
+        call.finish_reason = completion.finish_reason
+        call.versions = list(completion.versions)
+        call.reply = dict(reply)
+        if ids:
+            call.logprobs = np.asarray(logprobs, np.float32)
+            call.mask = np.full(len(ids), call.trainable and completion.finish_reason != "abort")
+            record.reply = self._growth.add_sampled(record.prompt, ids, record.index)
+            record.reply_turn = self._conversations.add_reply(record.turn, reply, record)
+            record.reasoning = split_reasoning(plain_message(reply, "reply"))[0].strip()
+            record.closed = completion.finish_reason == "stop"
+            record.ids = record.ids + ids if record.ids is not None else None
+        if completion.finish_reason == "abort":
+            call.drop = "aborted"
+        elif not call.trainable:
+            call.drop = "not_trainable"
+        self._check_output(record, completion, reply, text, malformed)
+
+    def abort(self, call_id: str, why: str) -> None:
+        """The call got no reply (cancelled, engine failure)."""
+        record = self._in_flight(call_id)
+        self._clock += 1
+        record.ended = self._clock
+        record.ids = None
+        record.call.finish_reason = "abort"
+        record.call.drop = "aborted"
+        record.call.seconds = time.monotonic() - self._started - record.call.started_s
+        record.call.reply = {"role": "assistant", "content": "", "aborted": why}
+        self._steps[record.call.agent] -= 1
+
+    def reward(self, value: float, call: str | None = None, agent: str | None = None) -> None:
+        """Give one call, one agent, or (with neither) the episode a reward of its own."""
+        self._rewards.give(value, call, agent, self._by_id, self._steps)
+
+    # ------------------------------------------------------------------ the episode
+
+    @property
+    def outcomes(self) -> set[Outcome]:
+        """What the model did that may cut the episode short, as far as seen."""
+        last = max((r for r in self._records if r.ended and r.reply), key=lambda r: r.ended, default=None)
+        cut = last is not None and last.call.finish_reason == "length"
+        return self._outcomes | ({Outcome.LENGTH} if cut else set())
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls so far, in the order in which they began."""
+        return [record.call for record in self._records]
+
+    @property
+    def in_flight(self) -> list[str]:
+        """Calls that have begun and not ended."""
+        return [record.call.name for record in self._records if record.in_flight]
+
+    @property
+    def tree(self) -> CallTree:
+        """The call tree as it is now."""
+        return self._growth.export([(r.call, r.prompt, r.reply) for r in self._records], self._toolsets)
+
+    def finish(
+        self,
+        reward: float | Sequence[float] | None,
+        status: EpisodeStatus = EpisodeStatus.COMPLETED,
+        *,
+        output: str | None = None,
+        **episode_fields: Any,
+    ) -> Episode:
+        """End the episode. `reward=None`: it failed, unless the workflow gave the episode a reward itself.
+
+        A list holds one reward for each call that got a reply. `output`: the text that the workflow returned, to tell
+        which of several replies to one prompt it was built upon.
+        """
+        if self._finished:
+            raise SessionClosedError("the episode is finished already")
+        for name in self.in_flight:
+            self.abort(name, "the episode ended first")
+        total = self._rewards.settle(reward, status, self._records)
+        self._finished = True
+        tree = self.tree
+        ledger = settle(tree, self._records, self.settings, failed=total is None, output=output)
+        fields: dict[str, Any] = {**self._identity, **episode_fields}
+        fields.setdefault("outcomes", tuple(sorted(self.outcomes)))
+        return Episode(
+            status=status, tree=tree, ledger=ledger, reward=total, agent_rewards=self._rewards.by_agent, **fields
+        )
+
+    # ------------------------------------------------------------------ finding what a request continues
+
+    def _find_parent(
+        self, agent: str, turn: Turn, toolset: int, tools: Sequence[Tool], kwargs: dict[str, Any], kwargs_key: str
+    ) -> tuple[CallRecord | None, str | None, Fork | None]:
+        """(the call that the request extends, the text to append, why it does not extend a nearer one)."""
+        fork: Fork | None = None
+        for spoken in islice(_with_replies(turn), CANDIDATES):
+            record, why = self._usable(agent, spoken, toolset, kwargs_key)
+            detail = ""
+            if record is not None:
+                new = [step.resolved() for step in turn.since(spoken.depth)]
+                history = record.turn
+                appended = self.renderer.appended(history.skeleton, spoken.message, new, bool(tools), kwargs)
+                if isinstance(appended, str) and turn.depth >= 2 * record.audited:
+                    appended = self._audit(record, spoken, new, tools, kwargs, appended)
+                if isinstance(appended, str):
+                    return record, appended, fork
+                why, detail = "template_not_stable", appended.why
+            if fork is None and self.settings.detect_forks:
+                fork = Fork(why, (record or spoken.replies[-1]).index, detail)
+        return None, None, fork
+
+    def _usable(self, agent: str, spoken: Turn, toolset: int, kwargs_key: str) -> tuple[CallRecord | None, str]:
+        """The recorded call whose reply this message is and which may be gone on from, or why there is none."""
+        why = ""
+        usable = []
+        for record in spoken.replies:
+            if not record.closed:
+                why = why or ("reply_cut_by_length" if record.call.finish_reason == "length" else "reply_aborted")
+            elif record.call.tools != toolset and self.renderer.supports_tools:
+                why = why or "tools_changed"
+            elif record.kwargs_key != kwargs_key:
+                why = why or "template_arguments_changed"
+            elif spoken.reasoning and spoken.reasoning.strip() != record.reasoning:
+                why = why or "reasoning_changed"
+            else:
+                usable.append(record)
+        if not usable:
+            return None, why
+        return min(usable, key=lambda record: (record.call.agent != agent, record.reply_key)), ""
+
+    def _audit(
+        self,
+        record: CallRecord,
+        spoken: Turn,
+        new: list[Message],
+        tools: Sequence[Tool],
+        kwargs: dict[str, Any],
+        appended: str,
+    ) -> str | NotStable:
+        """Check an appended text against the whole conversation, at each doubling of its length."""
+        history = [step.resolved() for step in record.turn.path()]
+        if self.renderer.audit(history, spoken.message, new, tools, kwargs, appended):
+            return appended
+        return self.renderer.forbid(history, spoken.message, new, bool(tools), kwargs)
+
+    def _explain(self, agent: str, turn: Turn, known: int) -> Fork | None:
+        calls = [record for record in self._records if record.call.agent == agent]
+        found = changed_message(calls, turn, known)
+        return Fork(found[0], found[1].index, found[2]) if found else None
+
+    def _toolset(self, tools: Sequence[Tool]) -> int:
+        if not tools:
+            return ROOT
+        if self._last_tools[0] == tools:
+            return self._last_tools[1]
+        key = tools_key(tools)
+        index = self._toolset_index.get(key)
+        if index is None:
+            index = self._toolset_index[key] = len(self._toolsets)
+            self._toolsets.append(json.loads(key))
+        self._last_tools = (json.loads(key), index)
+        return index
+
+    # ------------------------------------------------------------------ limits and checks
+
+    def _check_open(self, agent: str, choice: int) -> None:
+        if self._finished:
+            raise SessionClosedError("the episode is over: it takes no further model calls")
+        if self._abnormal is not None and self.settings.terminate_on_abnormal:
+            raise AbnormalOutputError(f"the episode was ended after an abnormal reply: {self._abnormal}")
+        if choice == 0 and self._steps[agent] >= self.settings.max_steps:
+            self._outcomes.add(Outcome.MAX_STEPS)
+            raise TooManyStepsError(
+                f"agent {agent!r} has used its {self.settings.max_steps} model calls "
+                "(ajet.rollout.multi_turn.max_steps): end the episode here, or raise the limit"
+            )
+
+    def _check_room(self, tokens: int) -> None:
+        limit = self.settings.max_model_len
+        if tokens >= limit:
+            self._outcomes.add(Outcome.OVERFLOW)
+            raise ContextOverflowError(
+                f"This model's maximum context length is {limit} tokens. However, your messages resulted in {tokens} "
+                "tokens. Please reduce the length of the messages."
+            )
+
+    def _clip(self, sampling: Sampling, prompt_tokens: int) -> Sampling:
+        limits = [self.settings.max_response_length_in_one_turn, self.settings.max_model_len - prompt_tokens]
+        if sampling.max_tokens is not None:
+            limits.append(sampling.max_tokens)
+        ends = () if sampling.ignore_eos else sorted(self.renderer.end_ids - set(sampling.stop_token_ids))
+        return replace(sampling, max_tokens=min(limits), stop_token_ids=(*sampling.stop_token_ids, *ends))
+
+    def _check_output(
+        self, record: CallRecord, completion: Completion, reply: Message, text: str | None, malformed: Sequence[str]
+    ) -> None:
+        if not self.settings.checks or completion.finish_reason == "abort":
+            return
+        if text is None:
+            text = self.renderer.decode(completion.token_ids, stopped_by=completion.stopped_by)
+        tools = [] if record.call.tools == ROOT else self._toolsets[record.call.tools]
+        found = find_abnormal(text, reply, tools, self.settings.checks, self.renderer.encoder.controls, malformed)
+        if found is None:
+            return
+        self._outcomes.add(Outcome.ABNORMAL)
+        if self.settings.terminate_on_abnormal:
+            self._abnormal = found
+            raise AbnormalOutputError(f"the model's reply failed a check of compute_madness_checklist: {found}")
+
+    def _in_flight(self, call_id: str) -> CallRecord:
+        record = self._by_id.get(call_id)
+        if self._finished or record is None or not record.in_flight:
+            raise SessionClosedError(f"{call_id} is not in flight: never begun, ended already, or its episode is over")
+        return record
+
+
+def _with_replies(turn: Turn) -> Iterator[Turn]:
+    """The recorded replies in a request's messages, latest first."""
+    current: Turn | None = turn
+    while current is not None:
+        if current.replies:
+            yield current
+        current = current.parent
+
+
+def _reply_depth(parent: CallRecord | None) -> int:
+    """How many messages the request of a call and its reply are."""
+    return 0 if parent is None or parent.reply_turn is None else parent.reply_turn.depth

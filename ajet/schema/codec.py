@@ -1,0 +1,155 @@
+"""Call trees and episodes as bytes and back: msgpack, token arrays as columns, no pickle.
+
+`decode_…(encode_…(x))` is identical to `x`. Data from outside is checked: what is not such a record is an
+EpisodeFormatError. Values in `metadata` that are no data (a user's own objects) are stored as their `repr`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, Run
+from ajet.schema.episode import Episode, EpisodeStatus, Failure, Outcome
+from ajet.schema.errors import EpisodeFormatError
+from ajet.schema.generation import Sampling
+from ajet.schema.ledger import Ledger
+
+T = TypeVar("T")
+
+FORMAT = 1
+"""Of the bytes. A reader refuses a newer one."""
+
+_COLUMNS = ("logprobs", "mask")
+_OWN_FORM = {"sampling": Sampling, "fork": Fork}
+_CALL_FIELDS = [field.name for field in fields(Call) if field.name not in (*_COLUMNS, *_OWN_FORM)]
+_EPISODE_FIELDS = [
+    field.name for field in fields(Episode) if field.name not in ("status", "tree", "ledger", "outcomes", "failure")
+]
+
+
+def encode_tree(tree: CallTree) -> bytes:
+    """A call tree as bytes."""
+    return msgspec.msgpack.encode({"format": FORMAT, "tree": _tree_data(tree)}, enc_hook=_plain)
+
+
+def decode_tree(data: bytes) -> CallTree:
+    """The call tree that `encode_tree` was given."""
+    return _read(data, lambda record: _tree(record["tree"]))
+
+
+def encode_episode(episode: Episode) -> bytes:
+    """An episode as bytes."""
+    record = {name: getattr(episode, name) for name in _EPISODE_FIELDS}
+    record["status"] = str(episode.status)
+    record["outcomes"] = [str(outcome) for outcome in episode.outcomes]
+    record["ledger"] = msgspec.to_builtins(episode.ledger)
+    record["failure"] = None if episode.failure is None else msgspec.to_builtins(episode.failure)
+    record["tree"] = _tree_data(episode.tree)
+    return msgspec.msgpack.encode({"format": FORMAT, "episode": record}, enc_hook=_plain)
+
+
+def decode_episode(data: bytes) -> Episode:
+    """The episode that `encode_episode` was given."""
+    return _read(data, lambda record: _episode(record["episode"]))
+
+
+def _read(data: bytes, build: Callable[[dict[str, Any]], T]) -> T:
+    try:
+        record = msgspec.msgpack.decode(data)
+        if not isinstance(record, dict) or not isinstance(record.get("format"), int):
+            raise EpisodeFormatError("these bytes are no episode record")
+        if record["format"] > FORMAT:
+            raise EpisodeFormatError(
+                f"the record has format {record['format']}, this version reads up to {FORMAT}: update ajet"
+            )
+        return build(record)
+    except (msgspec.DecodeError, msgspec.ValidationError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise EpisodeFormatError(f"the episode record is damaged: {type(error).__name__}: {error}") from error
+
+
+def _tree_data(tree: CallTree) -> dict[str, Any]:
+    calls = []
+    for call in tree.calls:
+        record = {name: getattr(call, name) for name in _CALL_FIELDS}
+        record["sampling"] = msgspec.to_builtins(call.sampling)
+        record["fork"] = None if call.fork is None else msgspec.to_builtins(call.fork)
+        record["versions"] = [list(version) for version in call.versions]
+        calls.append(record)
+    return {
+        "lengths": [len(run.ids) for run in tree.runs],
+        "parents": [run.parent for run in tree.runs],
+        "run_calls": [run.call for run in tree.runs],
+        "ids": _join([run.ids for run in tree.runs], np.int32),
+        "sampled": [len(call.logprobs) for call in tree.calls],
+        "logprobs": _join([call.logprobs for call in tree.calls], np.float32),
+        "mask": np.packbits(_concatenate([call.mask for call in tree.calls], np.bool_)).tobytes(),
+        "calls": calls,
+        "toolsets": tree.toolsets,
+    }
+
+
+def _tree(record: dict[str, Any]) -> CallTree:
+    runs: list[Run] = []
+    ids = _split(np.frombuffer(record["ids"], "<i4").astype(np.int32), record["lengths"])
+    for piece, parent, call in zip(ids, record["parents"], record["run_calls"], strict=True):
+        if not ROOT <= parent < len(runs) or not ROOT <= call < len(record["calls"]):
+            raise ValueError("a run points to no run or call before it")
+        start = 0 if parent == ROOT else runs[parent].start + len(runs[parent].ids)
+        runs.append(Run(piece, parent, start, call))
+    sampled = record["sampled"]
+    logprobs = _split(np.frombuffer(record["logprobs"], "<f4").astype(np.float32), sampled)
+    bits = np.unpackbits(np.frombuffer(record["mask"], np.uint8), count=sum(sampled)).astype(np.bool_)
+    calls = []
+    for data, call_logprobs, mask in zip(record["calls"], logprobs, _split(bits, sampled), strict=True):
+        if not (ROOT <= data["run"] < len(runs) and ROOT <= data["prompt_run"] < len(runs)):
+            raise ValueError("a call points to no run")
+        data["versions"] = [(int(first), int(version)) for first, version in data["versions"]]
+        data["sampling"] = msgspec.convert(data["sampling"], Sampling)
+        data["fork"] = msgspec.convert(data["fork"], Fork | None)
+        calls.append(Call(logprobs=call_logprobs, mask=mask, **data))
+    return CallTree(runs, calls, record["toolsets"])
+
+
+def _episode(record: dict[str, Any]) -> Episode:
+    own = {name: record[name] for name in _EPISODE_FIELDS}
+    return Episode(
+        status=EpisodeStatus(record["status"]),
+        tree=_tree(record["tree"]),
+        ledger=msgspec.convert(record["ledger"], Ledger),
+        outcomes=tuple(Outcome(outcome) for outcome in record["outcomes"]),
+        failure=msgspec.convert(record["failure"], Failure | None),
+        **own,
+    )
+
+
+def _concatenate(arrays: list[Any], kind: Any) -> Any:
+    return np.concatenate(arrays) if arrays else np.zeros(0, kind)
+
+
+def _join(arrays: list[Any], kind: Any) -> bytes:
+    joined: bytes = _concatenate(arrays, kind).astype(np.dtype(kind).newbyteorder("<")).tobytes()
+    return joined
+
+
+def _split(joined: Any, lengths: list[int]) -> list[Any]:
+    if sum(lengths) != len(joined) or any(length < 0 for length in lengths):
+        raise ValueError(f"{len(joined)} values where {sum(lengths)} were announced")
+    pieces = []
+    start = 0
+    for length in lengths:
+        pieces.append(joined[start : start + length])
+        start += length
+    return pieces
+
+
+def _plain(value: Any) -> Any:
+    """What msgpack does not know: numpy and torch values and pydantic models as data, other objects as their repr."""
+    for method in ("tolist", "model_dump"):
+        if callable(found := getattr(value, method, None)):
+            return found()
+    return repr(value)
