@@ -151,7 +151,7 @@ class CallTree:
     def canonical(self) -> bytes:
         """A digest of what was sampled in which context: equal for two trees that are the same up to names and order.
 
-        It sees tokens, logprobs, masks, versions, agents, targets, finish reasons and rewards; not times, not call names.
+        It sees tokens, logprobs, masks, versions, agents, targets, finish reasons and rewards; not times, not names.
         """
         children = self.children()
         digests: list[bytes] = [b""] * len(self.runs)

@@ -4,7 +4,7 @@ from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings, line
 from ajet.schema.codec import decode_episode, encode_episode
 from ajet.schema.episode import EpisodeStatus
 from ajet.schema.generation import Completion, Sampling
-from tests.context_tracker.families import tokenizer
+from tracker_families import tokenizer
 
 
 def test_a_linear_episode_is_one_sample_and_survives_storage() -> None:
