@@ -1,0 +1,33 @@
+"""From a loaded configuration to an engine. Returns at once: weights load in the background."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ajet.engine.base import Engine
+from ajet.engine.model_source import ModelSource
+from ajet.schema.errors import ConfigError
+
+ENGINES = ("torch", "vllm", "sglang", "remote", "scripted")
+
+
+def build_engine(config: Any) -> Engine:
+    """Build the engine that `rollout.engine` names, for the model in `model.path`."""
+    name = config.ajet.rollout.engine
+    if name == "scripted":
+        return _scripted(config)
+    raise ConfigError(f"rollout.engine {name!r} does not exist: one of {', '.join(ENGINES)}")
+
+
+def _scripted(config: Any) -> Engine:
+    from ajet.engine.scripted import ScriptedEngine, read_replies
+
+    path = getattr(config.ajet.rollout, "scripted_replies", None)
+    if not path:
+        raise ConfigError("rollout.engine: scripted needs rollout.scripted_replies, a YAML or JSON list of replies")
+    source = config.ajet.model.path
+    return ScriptedEngine(
+        read_replies(path),
+        lambda: ModelSource.resolve(source).tokenizer(),
+        max_model_len=config.ajet.rollout.max_model_len,
+    )

@@ -1,0 +1,119 @@
+"""Where a model comes from: `tiny:<name>`, a local folder, or a Hugging Face id. Light to import; loads on demand."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+TINY = "tiny:"
+_LOADING = threading.RLock()
+"""Tokenizer and weights are often loaded by two threads at once, and transformers imports its parts lazily in circles:
+two threads that enter such a circle from different sides see half-made modules."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model that can be loaded."""
+
+    name: str
+    """What the user wrote."""
+    path: str
+    """What transformers and vLLM load: a folder, or a hub id."""
+
+    @classmethod
+    def resolve(cls, name: str | Path) -> ModelSource:
+        """Find the model. A tiny model is built on first use; a hub id is downloaded only when loaded."""
+        name = str(name)
+        if name.startswith(TINY) or name == TINY.rstrip(":"):
+            from ajet.engine.tiny.models import tiny_folder
+
+            return cls(name, str(tiny_folder(name.removeprefix(TINY.rstrip(":")).removeprefix(":"))))
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            if not (folder / "config.json").is_file():
+                raise ConfigError(
+                    f"model folder {name} holds no config.json: point model.path at a Hugging Face folder"
+                )
+            return cls(name, str(folder))
+        if not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise ConfigError(f"model folder {name!r} does not exist (model.path: a folder, a hub id, or tiny:<name>)")
+        return cls(name, name)
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Load the tokenizer."""
+        try:
+            with _LOADING:
+                from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+                loader = PreTrainedTokenizerFast if _has_tiny_tokenizer(Path(self.path)) else AutoTokenizer
+                tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(self.path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"no tokenizer could be loaded for model {self.name!r}: {error}") from error
+        return tokenizer
+
+    def model(self, dtype: str = "auto", attn: str = "auto", device: str | None = None) -> PreTrainedModel:
+        """Load the weights in evaluation mode. `auto` means bfloat16 on a GPU, float32 on a CPU; SDPA attention."""
+        try:
+            with _LOADING:
+                import torch
+                from transformers import AutoModelForCausalLM
+
+                device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+                with _no_progress_bar():
+                    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                        self.path,
+                        dtype=torch_dtype(dtype, device),
+                        attn_implementation="sdpa" if attn == "auto" else attn,
+                    )
+        except (OSError, ValueError, ImportError) as error:
+            raise ConfigError(f"model {self.name!r} could not be loaded: {error}") from error
+        untyped: Any = model
+        untyped.to(device).eval()
+        return model
+
+
+def _has_tiny_tokenizer(folder: Path) -> bool:
+    file = folder / "tokenizer_config.json"
+    if not file.is_file():
+        return False
+    from ajet.engine.tiny.tokenizer import MARK
+
+    return bool(json.loads(file.read_text(encoding="utf-8")).get(MARK))
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Loading shows no bar of its own between the lines of ours."""
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def torch_dtype(name: str, device: str) -> torch.dtype:
+    """The number format a setting asks for."""
+    import torch
+
+    if name == "auto":
+        return torch.float32 if device == "cpu" else torch.bfloat16
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ConfigError(f"model.dtype {name!r} is no number format: use auto, float32, bfloat16 or float16")
+    return found

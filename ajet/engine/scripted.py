@@ -1,0 +1,197 @@
+"""The scripted engine: replies from a file or a function instead of a model.
+
+Runs any workflow end to end without weights: for tests, for `ajet validate --run`, for trying a tool loop. The replies
+are tokenised with a real tokenizer, so ids are real; the logprobs are made up: all 0.0, which no model would give.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.engine.base import OnTokens
+from ajet.engine.sampling_rules import Stop, StopRule, check_request
+from ajet.schema.chat import Message
+from ajet.schema.errors import ConfigError, EngineError
+from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Reply = str | Message
+MADE_UP_LOGPROB = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedCall:
+    """What a reply function is told."""
+
+    prompt: str
+    """The prompt as text, special tokens included."""
+    index: int
+    """How many calls the same session made before."""
+    session_id: str
+    request: GenerateRequest
+
+
+ReplyFunction = Callable[[ScriptedCall], Reply]
+
+
+def read_replies(path: str | Path) -> list[Reply]:
+    """Read a YAML or JSON list of replies: each a text, or a message with content and tool_calls."""
+    import yaml
+
+    file = Path(path).expanduser()
+    try:
+        text = file.read_text(encoding="utf-8")
+        content: Any = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"the file of scripted replies can't be read: {error}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file}: neither JSON nor YAML: {error}") from error
+    if not isinstance(content, list) or not content:
+        raise ConfigError(f"{file}: expected a list of replies (texts, or messages with content and tool_calls)")
+    for index, reply in enumerate(content):
+        if not isinstance(reply, str | dict):
+            raise ConfigError(f"{file}: reply {index} is a {type(reply).__name__}, expected a text or a message")
+    return content
+
+
+class ScriptedEngine:
+    """An `Engine` that says what it was told to say.
+
+    A list is spoken in order by each session by itself, and its last reply repeats; so concurrent episodes do not
+    disturb each other. A function decides by the prompt.
+    """
+
+    def __init__(
+        self,
+        replies: Sequence[Reply] | ReplyFunction,
+        tokenizer: PreTrainedTokenizerBase | Callable[[], PreTrainedTokenizerBase],
+        *,
+        max_model_len: int = 32768,
+        end_ids: frozenset[int] | None = None,
+    ) -> None:
+        if not callable(replies) and not replies:
+            raise ConfigError("a scripted engine needs at least one reply")
+        self._replies = replies
+        self._given = tokenizer
+        self._loaded: PreTrainedTokenizerBase | None = None
+        self._end_ids = end_ids
+        self._max_model_len = max_model_len
+        self._calls: Counter[str] = Counter()
+        self._version = 0
+        self._running = asyncio.Event()
+        self._running.set()
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        details = {"logprobs": "made up (0.0)"}
+        return EngineCapabilities("scripted", load_weights=True, max_model_len=self._max_model_len, details=details)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Loaded on first use."""
+        if self._loaded is None:
+            given: Any = self._given
+            is_tokenizer = hasattr(given, "convert_ids_to_tokens")
+            self._loaded = given if is_tokenizer else given()
+        assert self._loaded is not None
+        return self._loaded
+
+    async def ready(self) -> None:
+        await asyncio.to_thread(lambda: self.tokenizer)
+
+    async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
+        if self._closed:
+            raise EngineError("the scripted engine is closed")
+        await self._running.wait()
+        await self.ready()
+        room = check_request(request, max_model_len=self._max_model_len, vocabulary=len(self.tokenizer))
+        self._enter()
+        try:
+            await asyncio.sleep(0)  # a place to be cancelled at, as with a model
+            drawn, stop = self._draw(request, room)
+        finally:
+            self._leave()
+        logprobs = [MADE_UP_LOGPROB] * len(drawn)
+        if on_tokens is not None:
+            on_tokens(TokenChunk(drawn, logprobs))
+        top = [[(token, MADE_UP_LOGPROB)] for token in drawn] if request.top_logprobs else None
+        return Completion(drawn, logprobs, stop.reason, stop.by, [(0, self._version)], top)
+
+    def _draw(self, request: GenerateRequest, room: int) -> tuple[list[int], Stop]:
+        index = self._calls[request.session_id]
+        self._calls[request.session_id] += 1
+        if callable(self._replies):
+            prompt = self._decode(request.prompt_ids)
+            reply = self._replies(ScriptedCall(prompt, index, request.session_id, request))
+        else:
+            reply = self._replies[min(index, len(self._replies) - 1)]
+        rule = StopRule.of(request.sampling, self._ends(), room)
+        drawn: list[int] = []
+        for token in self._spell(reply):
+            drawn.append(token)
+            stop = rule.check(drawn, self._decode)
+            if stop is not None:
+                return drawn, stop
+        return drawn, Stop("stop", drawn[-1])
+
+    def _spell(self, reply: Reply) -> list[int]:
+        """The reply's ids, an end token last."""
+        text = reply if isinstance(reply, str) else self._render(reply)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        end = self.tokenizer.eos_token_id
+        return ids if ids and ids[-1] == end else [*ids, int(end)]
+
+    def _render(self, message: Message) -> str:
+        """The text by which the model's template writes this message."""
+        question = [{"role": "user", "content": "?"}]
+        template: Any = self.tokenizer.apply_chat_template
+        before = template(question, tokenize=False, add_generation_prompt=True)
+        after = template([*question, {"role": "assistant", "content": "", **message}], tokenize=False)
+        end = self._decode([int(self.tokenizer.eos_token_id)])
+        return str(after).removeprefix(str(before)).split(end)[0]
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+    def _ends(self) -> frozenset[int]:
+        return self._end_ids if self._end_ids is not None else frozenset({int(self.tokenizer.eos_token_id)})
+
+    def _enter(self) -> None:
+        self._in_flight += 1
+        self._idle.clear()
+
+    def _leave(self) -> None:
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
+
+    async def load_weights(self, source: Any, version: int) -> None:
+        """There are none; the version is passed on to later replies."""
+        self._version = version
+
+    async def pause(self) -> None:
+        self._running.clear()
+        await self._idle.wait()
+
+    async def resume(self) -> None:
+        self._running.set()
+
+    async def health(self) -> dict[str, Any]:
+        if self._closed:
+            raise EngineError("the scripted engine is closed")
+        return {"engine": "scripted", "version": self._version, "in_flight": self._in_flight}
+
+    async def aclose(self) -> None:
+        self._closed = True

@@ -1,0 +1,1 @@
+"""The `tiny:` models: small, deterministic, built offline. For tests, for teaching, and for trying a workflow."""
