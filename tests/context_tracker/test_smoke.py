@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from tracker_families import tokenizer
+
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings, linear_samples
 from ajet.schema.codec import decode_episode, encode_episode
 from ajet.schema.episode import EpisodeStatus
 from ajet.schema.generation import Completion, Sampling
-from tracker_families import tokenizer
 
 
 def test_a_linear_episode_is_one_sample_and_survives_storage() -> None:
