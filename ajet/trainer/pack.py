@@ -72,6 +72,13 @@ class Edges:
     def __len__(self) -> int:
         return len(self.position)
 
+    def by_call(self) -> list[tuple[tuple[int, int], slice]]:
+        """((episode, call), its edges) in order: a call's edges stand together, in the order of its reply."""
+        starts = np.flatnonzero(np.diff(self.episode, prepend=-1) | np.diff(self.call, prepend=-1))
+        keys = zip(self.episode[starts].tolist(), self.call[starts].tolist(), strict=True)
+        bounds = [*starts.tolist(), len(self)]
+        return [(key, slice(bounds[i], bounds[i + 1])) for i, key in enumerate(keys)]
+
 
 @dataclass(slots=True)
 class Pack:

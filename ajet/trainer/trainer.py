@@ -1,0 +1,295 @@
+"""One update of the weights from a batch of call trees and their credit. Knows no backbone."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ajet.credit.weights import EpisodeCredit
+from ajet.schema.call_tree import CallTree
+from ajet.trainer.forward import Forward, PackForward, RowForward
+from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss, trajectory_means
+from ajet.trainer.optimizer import MasterAdamW, OptimSettings
+from ajet.trainer.pack import Item, Pack, items_of
+from ajet.trainer.planner import CostModel, plan
+from ajet.trainer.selfcheck import compare, tree_support
+
+log = logging.getLogger("ajet.trainer")
+
+Batch = Sequence[tuple[CallTree, EpisodeCredit]]
+_CallKey = tuple[int, int]
+_Known = dict[_CallKey, NDArray[np.float64]]
+"""Logprobs of the trained tokens of calls, by (episode of the batch, call)."""
+
+AUTO_TOKENS_CPU = 16384
+"""Tokens of one pack where memory is plain RAM and a longer pack gains nothing."""
+
+AUTO_TOKENS_GPU = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """How a batch becomes an update."""
+
+    loss: LossSettings = field(default_factory=LossSettings)
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    mini_batches: int = 1
+    """Optimiser steps a batch."""
+    max_tokens: int | None = None
+    """Unique tokens of one forward and backward pass. None: by the device."""
+    gradient_checkpointing: bool = False
+    seed: int = 0
+
+
+class Trainer:
+    """Trains a Hugging Face causal model in place: an engine that shares its parameters sees every update."""
+
+    def __init__(self, model: Any, settings: TrainSettings, *, reference: Any = None) -> None:
+        self.model = model
+        self.settings = settings
+        self.reference = reference
+        """The frozen reference of the KL term. None with LoRA: the base weights are the reference."""
+        self.updates = 0
+        self.optimizer = MasterAdamW(model.named_parameters(), settings.optim)
+        self._costs = CostModel.of(model)
+        self._forward: Forward | None = None
+        device = next(model.parameters()).device
+        self._device = device
+        self._budget = settings.max_tokens or (AUTO_TOKENS_CPU if device.type == "cpu" else AUTO_TOKENS_GPU)
+        self._wants_reference = settings.loss.kl_coef > 0 and settings.loss.policy_loss is not PolicyLoss.SFT
+        if self._wants_reference and reference is None and not hasattr(model, "disable_adapter"):
+            raise ValueError("a KL term needs a reference model (or a LoRA model, whose base is the reference)")
+        model.eval()
+        if settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+    # ------------------------------------------------------------------------------------------------ the update
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Train on the batch. Returns metrics; `train/updates` is how many optimiser steps were taken."""
+        began = time.perf_counter()
+        items = items_of(batch)
+        if not items:
+            return {"train/updates": 0.0, "tokens/trained": 0.0}
+        forward = self._executor(items)
+        meter = _Meter()
+        parts = self._mini_batches(items)
+        packs_of = [self._plan(part, forward) for part in parts]
+        with self._training(), forward.session(self.model):
+            old = self._logprobs(forward, packs_of, self.model) if len(parts) > 1 else None
+            reference = self._reference_logprobs(forward, packs_of)
+            meter.time("time/logprobs", began)
+            began = time.perf_counter()
+            for packs in packs_of:
+                self._step(forward, packs, old, reference, meter)
+        meter.time("time/update", began)
+        for packs in packs_of:
+            meter.packs(packs)
+        meter.values["train/updates"] = float(meter.applied)
+        return meter.values
+
+    def logprobs(self, batch: Batch) -> _Known:
+        """The current policy's logprobs of all trained tokens, by (episode, call)."""
+        return self._measure(batch, self.model)
+
+    def reference_logprobs(self, batch: Batch) -> _Known:
+        """The same of the reference."""
+        if self.reference is not None:
+            return self._measure(batch, self.reference)
+        with self.model.disable_adapter():
+            return self._measure(batch, self.model)
+
+    # ------------------------------------------------------------------------------------------------ its parts
+
+    def _step(
+        self, forward: Forward, packs: list[Pack], old: _Known | None, reference: _Known | None, meter: _Meter
+    ) -> None:
+        """One optimiser step: the packs' gradients add up."""
+        settings = self.settings.loss
+        log_ratio_T = None
+        if settings.policy_loss is PolicyLoss.GSPO and len(packs) > 1 and old is not None:
+            log_ratio_T = self._trajectory_ratios(forward, packs, old)
+        for pack in packs:
+            logprobs = forward(self.model, pack, entropy=settings.entropy_coef != 0 or meter.wants_entropy)
+            edges = self._tensors(pack, old, reference)
+            edges.log_ratio_T = log_ratio_T
+            result = policy_loss(logprobs.logprob_E, edges, settings, logprobs.entropy_E)
+            result.loss.backward()  # type: ignore[no-untyped-call]
+            meter.add(result.sums)
+        done = self.optimizer.step(self.updates)
+        if not done.applied:
+            log.warning("update %d: the gradient is not finite; the weights stay as they are", self.updates)
+        meter.step(done.grad_norm, done.applied, self.settings.optim.lr_at(self.updates))
+        self.updates += 1
+
+    def _trajectory_ratios(self, forward: Forward, packs: list[Pack], old: _Known) -> Tensor:
+        count = 1 + max(int(pack.edges.trajectory.max()) for pack in packs)
+        sums = torch.zeros(count, device=self._device)
+        numbers = torch.zeros(count, device=self._device)
+        with torch.no_grad():
+            for pack in packs:
+                gap = forward(self.model, pack).logprob_E - self._on_device(_at(pack, old))
+                trajectory = torch.from_numpy(pack.edges.trajectory).to(self._device)
+                pack_sums, pack_numbers = trajectory_means(gap.float(), trajectory, count)
+                sums += pack_sums
+                numbers += pack_numbers
+        return sums / numbers.clamp(min=1)
+
+    def _reference_logprobs(self, forward: Forward, packs_of: list[list[Pack]]) -> _Known | None:
+        if not self._wants_reference:
+            return None
+        if self.reference is None:
+            with self.model.disable_adapter():
+                return self._logprobs(forward, packs_of, self.model)
+        with forward.session(self.reference):
+            return self._logprobs(forward, packs_of, self.reference)
+
+    def _logprobs(self, forward: Forward, packs_of: list[list[Pack]], model: Any) -> _Known:
+        """Inside a session of this model."""
+        known: _Known = {}
+        with torch.no_grad():
+            for packs in packs_of:
+                for pack in packs:
+                    values = forward(model, pack).logprob_E.double().cpu().numpy()
+                    for key, where in pack.edges.by_call():
+                        known[key] = values[where]
+        return known
+
+    def _measure(self, batch: Batch, model: Any) -> _Known:
+        items = items_of(batch)
+        if not items:
+            return {}
+        forward = self._executor(items)
+        with forward.session(model):
+            return self._logprobs(forward, [self._plan(items, forward)], model)
+
+    def _plan(self, items: list[Item], forward: Forward) -> list[Pack]:
+        return plan(items, self._costs, self._budget, trees=isinstance(forward, PackForward))
+
+    def _executor(self, items: list[Item]) -> Forward:
+        """Chosen once: trees unless the model can't, or its first trees differ from rows."""
+        if self._forward is None:
+            why = tree_support(self.model) or compare(self.model, items)
+            if why is not None:
+                log.warning("training in rows, without sharing between branches: %s", why)
+            self._forward = RowForward(self._budget) if why is not None else PackForward()
+        return self._forward
+
+    def _mini_batches(self, items: list[Item]) -> list[list[Item]]:
+        """Whole episodes, shuffled into parts of about the same number; each part's weights add up to the batch's."""
+        count = self.settings.mini_batches
+        episodes = sorted({item.episode for item in items})
+        if count == 1 or len(episodes) < 2:
+            return [items]
+        np.random.default_rng([self.settings.seed, self.updates]).shuffle(episodes)
+        total = sum(_weight(item) for item in items)
+        parts = []
+        for chosen in np.array_split(np.array(episodes), min(count, len(episodes))):
+            part = [item for item in items if item.episode in set(chosen.tolist())]
+            scale = total / sum(_weight(item) for item in part)
+            parts.append([replace(item, entries=[(a, w * scale) for a, w in item.entries]) for item in part])
+        return parts
+
+    def _tensors(self, pack: Pack, old: _Known | None, reference: _Known | None) -> EdgeTensors:
+        edges = pack.edges
+        device = self._device
+        return EdgeTensors(
+            sampler_E=self._on_device(edges.sampler_logprob),
+            trajectory_E=torch.from_numpy(edges.trajectory).to(device),
+            entry_edge_M=torch.from_numpy(edges.entry_edge).to(device),
+            advantage_M=self._on_device(edges.entry_advantage),
+            weight_M=self._on_device(edges.entry_weight),
+            old_E=None if old is None else self._on_device(_at(pack, old)),
+            reference_E=None if reference is None else self._on_device(_at(pack, reference)),
+        )
+
+    def _on_device(self, values: NDArray[np.float64]) -> Tensor:
+        dtype = torch.float64 if next(self.model.parameters()).dtype is torch.float64 else torch.float32
+        return torch.from_numpy(values).to(self._device, dtype)
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """Dropout stays off: the policy that is trained is the one that was sampled. Only what must knows it trains."""
+        switched = []
+        if self.settings.gradient_checkpointing:
+            switched = [module for module in self.model.modules() if getattr(module, "gradient_checkpointing", False)]
+        for module in switched:
+            module.training = True
+        try:
+            yield
+        finally:
+            for module in switched:
+                module.training = False
+
+
+def _weight(item: Item) -> float:
+    return int(item.tree.calls[item.call].mask.sum()) * sum(weight for _, weight in item.entries)
+
+
+def _at(pack: Pack, known: _Known) -> NDArray[np.float64]:
+    """Known values in the order of the pack's edges."""
+    return np.concatenate([known[key] for key, _ in pack.edges.by_call()])
+
+
+class _Meter:
+    """Collects the metrics of one update."""
+
+    wants_entropy = True
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self.applied = 0
+        self._steps = 0
+        self._weight = 0.0
+        self._sums: dict[str, float] = {}
+
+    def add(self, sums: dict[str, Tensor]) -> None:
+        """The weighted sums of one pack."""
+        for name, value in sums.items():
+            number = float(value)
+            if name.endswith("/max"):
+                self._sums[name] = max(self._sums.get(name, -np.inf), number)
+            else:
+                self._sums[name] = self._sums.get(name, 0.0) + number
+
+    def step(self, grad_norm: float, applied: bool, lr: float) -> None:
+        """One optimiser step."""
+        self._steps += 1
+        self.applied += applied
+        self.values["train/grad_norm"] = grad_norm
+        self.values["train/lr"] = lr
+        weight = self._sums.get("weight/sum", 0.0) or 1.0
+        for name, value in self._sums.items():
+            if name == "weight/sum":
+                continue
+            if name.endswith("/max"):
+                self.values[f"loss/{name.removesuffix('/max')}_max"] = value
+            elif name == "total/sum":
+                self.values["loss/total"] = value / self._steps
+            else:
+                self.values[f"loss/{name.removesuffix('/sum')}"] = value / weight
+
+    def time(self, name: str, began: float) -> None:
+        """Seconds since `began`."""
+        self.values[name] = time.perf_counter() - began
+
+    def packs(self, packs: list[Pack]) -> None:
+        """What was computed, and what flat rows would have cost."""
+        add = {
+            "tokens/trained": sum(len(pack.edges) for pack in packs),
+            "tokens/computed": sum(len(pack) for pack in packs),
+            "tokens/as_flat_rows": sum(pack.unshared_tokens for pack in packs),
+            "tokens/packs": len(packs),
+        }
+        for name, value in add.items():
+            self.values[name] = self.values.get(name, 0.0) + value
+        self.values["tokens/packing_ratio"] = self.values["tokens/as_flat_rows"] / self.values["tokens/computed"]
