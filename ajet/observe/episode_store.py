@@ -1,0 +1,252 @@
+"""`EpisodeStore`: reads `episodes.sqlite` of a run, while it goes or after. It never writes.
+
+Lists come from narrow rows, filtered and sorted by the database; an episode's body is decoded when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ajet.observe.episode_codec import Annotation, decode_annotation, decode_episode
+from ajet.observe.episode_text import words
+from ajet.observe.store_schema import open_for_reading
+from ajet.schema.episode import Episode
+from ajet.schema.errors import UserError
+
+SortKey = Literal[
+    "id", "step", "task_id", "reward", "advantage", "status", "turns", "calls", "tokens", "sampled", "trained", "forks",
+    "seconds", "tag",
+]  # fmt: skip
+SORT_KEYS: tuple[str, ...] = get_args(SortKey)
+
+
+class EpisodeNotFoundError(UserError):
+    """No such episode: never recorded, not kept by the settings, or it made room for newer ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFilter:
+    """Which episodes; None or '' asks nothing."""
+
+    step_min: int | None = None
+    step_max: int | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    task: str = ""
+    group: str = ""
+    status: str = ""
+    agent: str = ""
+    tag: str = ""
+    failure: str = ""
+    success: bool | None = None
+    validation: bool | None = None
+    text: str = ""
+    """Words that all occur in the messages; the last one may be unfinished. Quotes make a phrase."""
+
+
+@dataclass(slots=True)
+class RecordedEpisode:
+    """An episode, and what was recorded about it."""
+
+    episode: Episode
+    step: int
+    validation: bool
+    recorded: float
+    query: str
+    annotation: Annotation
+
+
+@dataclass(slots=True)
+class Facets:
+    """What there is to filter by, with counts."""
+
+    total: int = 0
+    first_step: int = 0
+    last_step: int = 0
+    statuses: dict[str, int] = field(default_factory=dict)
+    tags: dict[str, int] = field(default_factory=dict)
+    agents: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    validations: int = 0
+
+
+class EpisodeStore:
+    """Any thread may call any method."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._connection = open_for_reading(path)
+        self._lock = threading.Lock()
+        self._facets: tuple[int, Facets] | None = None
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def page(
+        self,
+        where: EpisodeFilter | None = None,
+        *,
+        sort: SortKey = "id",
+        descending: bool = True,
+        offset: int = 0,
+        limit: int = 100,
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Rows of a page, and how many there are on all pages."""
+        if sort not in SORT_KEYS:
+            raise ValueError(f"sort by {sort!r}? There are {', '.join(SORT_KEYS)}")
+        condition, values = _condition(where or EpisodeFilter())
+        direction = "DESC" if descending else "ASC"
+        order = f"{sort} IS NULL, {sort} {direction}, id {direction}"
+        with self._lock:
+            total = self._connection.execute(f"SELECT count(*) FROM episode WHERE {condition}", values).fetchone()[0]
+            # the page's ids first: sorting whole rows would carry their text along
+            rows = self._connection.execute(
+                f"SELECT * FROM episode WHERE id IN (SELECT id FROM episode WHERE {condition} "
+                f"ORDER BY {order} LIMIT ? OFFSET ?) ORDER BY {order}",
+                (*values, limit, offset),
+            ).fetchall()
+        return [_row(row) for row in rows], int(total)
+
+    def ids(self, where: EpisodeFilter | None = None) -> list[str]:
+        """The ids of all these episodes, in the order of recording."""
+        condition, values = _condition(where or EpisodeFilter())
+        with self._lock:
+            query = f"SELECT episode_id FROM episode WHERE {condition} ORDER BY id"
+            return [row[0] for row in self._connection.execute(query, values)]
+
+    def get(self, episode_id: str) -> RecordedEpisode:
+        """One episode with everything that is known of it."""
+        with self._lock:
+            row = self._connection.execute(
+                "SELECT step, validation, recorded, body.data AS body, annotation.data AS annotation, query "
+                "FROM episode JOIN body USING (id) LEFT JOIN annotation USING (id) LEFT JOIN task USING (task_id) "
+                "WHERE episode_id = ?",
+                (episode_id,),
+            ).fetchone()
+        if row is None:
+            raise EpisodeNotFoundError(
+                f"no episode {episode_id!r} in {self.path}: it was not recorded, ajet.recorder.keep left it out, or it "
+                f"made room for newer ones (ajet.recorder.max_gb)"
+            )
+        return RecordedEpisode(
+            episode=decode_episode(row["body"]),
+            step=row["step"],
+            validation=bool(row["validation"]),
+            recorded=row["recorded"],
+            query=row["query"] or "",
+            annotation=decode_annotation(row["annotation"]) if row["annotation"] else Annotation(),
+        )
+
+    def all(self, where: EpisodeFilter | None = None) -> Iterator[RecordedEpisode]:
+        """All these episodes, one at a time."""
+        for episode_id in self.ids(where):
+            yield self.get(episode_id)
+
+    def neighbours(self, episode_id: str) -> tuple[str | None, str | None]:
+        """The episodes recorded before and after this one."""
+        with self._lock:
+            row = self._connection.execute("SELECT id FROM episode WHERE episode_id = ?", (episode_id,)).fetchone()
+            if row is None:
+                return None, None
+            before = self._connection.execute(
+                "SELECT episode_id FROM episode WHERE id < ? ORDER BY id DESC LIMIT 1", (row[0],)
+            ).fetchone()
+            after = self._connection.execute(
+                "SELECT episode_id FROM episode WHERE id > ? ORDER BY id LIMIT 1", (row[0],)
+            ).fetchone()
+        return (before[0] if before else None), (after[0] if after else None)
+
+    def token_bytes(self, ids: list[int]) -> dict[int, bytes]:
+        """The bytes of these token ids; ids whose tokenizer was never given are left out."""
+        found: dict[int, bytes] = {}
+        with self._lock:
+            for start in range(0, len(ids), 500):
+                chunk = ids[start : start + 500]
+                marks = ", ".join("?" * len(chunk))
+                query = f"SELECT id, bytes FROM token WHERE id IN ({marks})"
+                found.update((row[0], row[1]) for row in self._connection.execute(query, chunk))
+        return found
+
+    def facets(self) -> Facets:
+        """What there is to filter by. Counted again only when something was recorded."""
+        with self._lock:
+            last = self._connection.execute("SELECT coalesce(max(id), 0) FROM episode").fetchone()[0]
+            if self._facets is None or self._facets[0] != last:
+                self._facets = (last, self._count())
+            return self._facets[1]
+
+    def _count(self) -> Facets:
+        total, first, newest, validations = self._connection.execute(
+            "SELECT count(*), coalesce(min(step), 0), coalesce(max(step), 0), coalesce(sum(validation), 0) FROM episode"
+        ).fetchone()
+        return Facets(
+            total=total,
+            first_step=first,
+            last_step=newest,
+            statuses=self._counts("SELECT status, count(*) FROM episode GROUP BY status"),
+            tags=self._counts("SELECT tag, count(*) FROM episode WHERE tag != '' GROUP BY tag"),
+            agents=self._counts("SELECT name, count(*) FROM agent GROUP BY name"),
+            failures=self._counts("SELECT failure, count(*) FROM episode WHERE failure != '' GROUP BY failure"),
+            validations=validations,
+        )
+
+    def _counts(self, query: str) -> dict[str, int]:
+        return {row[0]: row[1] for row in self._connection.execute(f"{query} ORDER BY 2 DESC LIMIT 200")}
+
+
+def _row(row: Any) -> dict[str, Any]:
+    record = dict(row)
+    record["agents"] = json.loads(record["agents"])
+    record["outcomes"] = record["outcomes"].split()
+    record["validation"] = bool(record["validation"])
+    record["success"] = None if record["success"] is None else bool(record["success"])
+    return record
+
+
+def _condition(where: EpisodeFilter) -> tuple[str, list[Any]]:
+    clauses: list[str] = []
+    values: list[Any] = []
+
+    def add(clause: str, *given: Any) -> None:
+        clauses.append(clause)
+        values.extend(given)
+
+    for column, low, high in (("step", where.step_min, where.step_max), ("reward", where.reward_min, where.reward_max)):
+        if low is not None:
+            add(f"{column} >= ?", low)
+        if high is not None:
+            add(f"{column} <= ?", high)
+    equal = (
+        ("task_id", where.task), ("group_id", where.group), ("status", where.status), ("tag", where.tag),
+        ("failure", where.failure),
+    )  # fmt: skip
+    for column, wanted in equal:
+        if wanted:
+            add(f"{column} = ?", wanted)
+    if where.success is not None:
+        add("success = ?", int(where.success))
+    if where.validation is not None:
+        add("validation = ?", int(where.validation))
+    if where.agent:
+        add("id IN (SELECT episode FROM agent WHERE name = ?)", where.agent)
+    match = _match(where.text)
+    if match:
+        add("id IN (SELECT rowid FROM words WHERE words MATCH ?)", match)
+    return " AND ".join(clauses) or "1", values
+
+
+def _match(text: str) -> str:
+    """The index's own query language, with nothing of the user's text read as part of it."""
+    phrases: list[str] = []
+    for index, part in enumerate(text.replace("\0", " ").split('"')):
+        pieces = [part] if index % 2 else part.split()
+        phrases.extend(" ".join(words(piece).split()) for piece in pieces)
+    wanted = [f'"{phrase}"' for phrase in phrases if any(character.isalnum() for character in phrase)]
+    if wanted and not text.endswith((" ", '"')):
+        wanted[-1] += "*"
+    return " AND ".join(wanted)

@@ -1,0 +1,121 @@
+"""Episodes out of an experiment, for other programs: JSONL, parquet, or conversations to fine-tune on (`sft`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ajet.observe.episode_store import EpisodeFilter, EpisodeStore, RecordedEpisode
+from ajet.observe.trajectory import conversation, episode_json, last_calls
+from ajet.schema.call_tree import ROOT
+from ajet.schema.errors import MissingDependencyError
+
+_ROWS_A_GROUP = 256
+
+
+class ExportFormat(StrEnum):
+    """What is written."""
+
+    JSONL = "jsonl"
+    """One episode a line, with everything: tree, ids, logprobs, masks, credit."""
+    PARQUET = "parquet"
+    """One model call a row: ids, logprobs, mask, advantage as typed columns."""
+    SFT = "sft"
+    """One conversation a line: `messages` and `tools`, as chat fine-tuning tools read them."""
+
+
+def export_episodes(store: EpisodeStore, where: EpisodeFilter, form: ExportFormat, target: Path) -> int:
+    """Write the episodes; how many records were written."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f"{target.name}.tmp")
+    recorded = store.all(where)
+    if form is ExportFormat.PARQUET:
+        count = _write_parquet(scratch, recorded)
+    else:
+        records = sft_records(recorded) if form is ExportFormat.SFT else map(_full_record, recorded)
+        count = 0
+        with scratch.open("w", encoding="utf-8") as file:
+            for record in records:
+                file.write(json.dumps(record, ensure_ascii=form is ExportFormat.JSONL) + "\n")
+                count += 1
+    scratch.replace(target)
+    return count
+
+
+def sft_records(recorded: Iterator[RecordedEpisode]) -> Iterator[dict[str, Any]]:
+    """Each conversation of usable episodes that ends in a reply."""
+    for one in recorded:
+        tree = one.episode.tree
+        if not one.episode.usable:
+            continue
+        for index in last_calls(tree):
+            call = tree.calls[index]
+            if call.run != ROOT and call.trainable:
+                record: dict[str, Any] = {"messages": conversation(tree, index)}
+                if call.tools != ROOT:
+                    record["tools"] = tree.toolsets[call.tools]
+                about = {"episode_id": one.episode.episode_id, "agent": call.agent, "reward": one.episode.reward}
+                yield {**record, "task_id": one.episode.task_id, **about}
+
+
+def _full_record(one: RecordedEpisode) -> dict[str, Any]:
+    return episode_json(one.episode, one.step, one.annotation)
+
+
+def _call_rows(one: RecordedEpisode) -> Iterator[dict[str, Any]]:
+    episode = one.episode
+    credit = one.annotation.credit
+    for index, call in enumerate(episode.tree.calls):
+        sampled = episode.tree.runs[call.run].ids.tolist() if call.run != ROOT else []
+        yield {
+            "episode_id": episode.episode_id,
+            "step": one.step,
+            "task_id": episode.task_id,
+            "group_id": episode.group_id,
+            "status": str(episode.status),
+            "reward": episode.reward,
+            "call": index,
+            "agent": call.agent,
+            "turn": call.turn,
+            "extends": call.extends,
+            "finish_reason": call.finish_reason,
+            "prompt_ids": list(episode.tree.prompt_ids(index)),
+            "token_ids": sampled,
+            "logprobs": list(call.logprobs),
+            "mask": list(call.mask),
+            "advantage": credit[index].advantage if credit else None,
+            "weight": credit[index].weight if credit else None,
+            "messages": json.dumps(conversation(episode.tree, index)),
+        }
+
+
+def _write_parquet(target: Path, recorded: Iterator[RecordedEpisode]) -> int:
+    try:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise MissingDependencyError("--format parquet needs pyarrow: `pip install pyarrow`") from error
+    schema = arrow.schema(
+        [
+            ("episode_id", arrow.string()), ("step", arrow.int64()), ("task_id", arrow.string()),
+            ("group_id", arrow.string()), ("status", arrow.string()), ("reward", arrow.float64()),
+            ("call", arrow.int32()), ("agent", arrow.string()), ("turn", arrow.int32()), ("extends", arrow.int32()),
+            ("finish_reason", arrow.string()), ("prompt_ids", arrow.list_(arrow.int32())),
+            ("token_ids", arrow.list_(arrow.int32())), ("logprobs", arrow.list_(arrow.float32())),
+            ("mask", arrow.list_(arrow.bool_())), ("advantage", arrow.float64()), ("weight", arrow.float64()),
+            ("messages", arrow.string()),
+        ]
+    )  # fmt: skip
+    count = 0
+    waiting: list[dict[str, Any]] = []
+    with parquet.ParquetWriter(target, schema) as writer:
+        for one in recorded:
+            waiting.extend(_call_rows(one))
+            if len(waiting) >= _ROWS_A_GROUP:
+                writer.write_table(arrow.Table.from_pylist(waiting, schema))
+                count, waiting = count + len(waiting), []
+        writer.write_table(arrow.Table.from_pylist(waiting, schema))
+    return count + len(waiting)

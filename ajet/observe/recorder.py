@@ -1,0 +1,267 @@
+"""`EpisodeRecorder`: writes every episode into `episodes.sqlite`, on a thread of its own.
+
+`record` returns at once with a future that is done when the episode is in the file: what was acknowledged survives a
+kill of the process. Episodes are written in batches, one transaction each.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ajet.observe.episode_codec import Annotation, CallCreditRecord, encode_annotation, encode_episode
+from ajet.observe.episode_rows import delete_oldest, insert_annotation, insert_episode, rewind
+from ajet.observe.secrets import Masker
+from ajet.observe.store_schema import open_for_writing, used_bytes
+from ajet.observe.token_text import TokenBytes, token_bytes_of
+from ajet.observe.trajectory import write_trajectory
+from ajet.schema.call_tree import FloatArray
+from ajet.schema.episode import Episode, EpisodeStatus
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 256
+_GIB = 1024**3
+_PRUNE_TO = 0.95
+"""Beyond `max_gb`, the oldest episodes go until this share of it is left: not one by one for each new one."""
+
+
+class CallCreditLike(Protocol):
+    """The credit of one call, as `ajet.credit` gives it."""
+
+    @property
+    def advantage(self) -> float: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def entries(self) -> Sequence[tuple[float, float]]: ...
+
+
+class EpisodeCreditLike(Protocol):
+    """The credit of an episode's calls, in the order of its tree."""
+
+    @property
+    def calls(self) -> Sequence[CallCreditLike]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderSettings:
+    """Which episodes are kept."""
+
+    keep: Literal["all", "every_n", "failures"] = "all"
+    every_n: int = 10
+    max_gb: float = 10.0
+    json_files: bool = False
+    """`trainer_common.save_trajectory_as_json_file`: each kept episode as `trajectories/step_N/<id>.json` too."""
+
+    @classmethod
+    def from_config(cls, config: Any) -> RecorderSettings:
+        recorder = config.ajet.recorder
+        return cls(
+            keep=recorder.keep,
+            every_n=recorder.every_n,
+            max_gb=recorder.max_gb,
+            json_files=config.ajet.trainer_common.save_trajectory_as_json_file,
+        )
+
+
+@dataclass(slots=True)
+class _Job:
+    """One piece of work for the writer."""
+
+    work: Callable[[sqlite3.Connection], bool]
+    done: Future[bool]
+
+
+class EpisodeRecorder:
+    """The one writer of an experiment's episodes. Any thread may call any method."""
+
+    def __init__(
+        self,
+        path: Path,
+        settings: RecorderSettings | None = None,
+        *,
+        masker: Masker | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        self.path = path
+        self.settings = settings or RecorderSettings()
+        self._masker = masker or Masker()
+        self._token_bytes: TokenBytes | None = token_bytes_of(tokenizer) if tokenizer is not None else None
+        self._named: set[int] = set()
+        self._unnamed: set[int] = set()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        open_for_writing(path).close()  # a file that can't be written is an error here, not on the writer's thread
+        self._thread = threading.Thread(target=self._run, name="episode-recorder", daemon=True)
+        self._thread.start()
+
+    def use_tokenizer(self, tokenizer: Any) -> None:
+        """From now on (and for ids seen before) keep the text of each token id beside the episodes."""
+        self._token_bytes = token_bytes_of(tokenizer)
+
+    def keeps(self, episode: Episode, step: int) -> bool:
+        """Whether the settings keep this episode."""
+        if self.settings.keep == "every_n":
+            return step % self.settings.every_n == 0
+        return self.settings.keep == "all" or episode.status is not EpisodeStatus.COMPLETED
+
+    def record(
+        self,
+        episode: Episode,
+        step: int,
+        credit: EpisodeCreditLike | None = None,
+        *,
+        validation: bool = False,
+        trainer_logprobs: Sequence[FloatArray] | None = None,
+        query: str = "",
+    ) -> Future[bool]:
+        """Write an episode that is finished and changes no more. `query`: its task's main query.
+
+        The future is true when the episode is in the file, false if the settings don't keep it; it raises if it could
+        not be written (say, the disk is full), which the log says too.
+        """
+        done: Future[bool] = Future()
+        if not self.keeps(episode, step):
+            done.set_result(False)
+            return done
+        annotation = _annotation(credit, trainer_logprobs)
+
+        def write(connection: sqlite3.Connection) -> bool:
+            self._mask(episode)
+            insert_episode(connection, episode, encode_episode(episode), step, validation, query, time.time())
+            if annotation is not None:
+                insert_annotation(connection, episode.episode_id, annotation, encode_annotation(annotation))
+            if self.settings.json_files:
+                write_trajectory(self.path.parent / "trajectories", episode, step, annotation)
+            self._name_tokens(connection, episode)
+            return True
+
+        return self._submit(write, done)
+
+    def annotate(
+        self,
+        episode_id: str,
+        credit: EpisodeCreditLike | None = None,
+        trainer_logprobs: Sequence[FloatArray] | None = None,
+    ) -> Future[bool]:
+        """Add what became known after recording. The future is false if the episode is not kept."""
+        annotation = _annotation(credit, trainer_logprobs) or Annotation()
+        data = encode_annotation(annotation)
+        return self._submit(lambda connection: insert_annotation(connection, episode_id, annotation, data))
+
+    def rewind(self, step: int) -> Future[bool]:
+        """The run resumes after `step`: forget episodes of later steps."""
+        return self._submit(lambda connection: rewind(connection, step))
+
+    def flush(self) -> None:
+        """Return when everything recorded so far is in the file."""
+        self._submit(lambda connection: True).result()
+
+    def close(self) -> None:
+        """Write what is waiting and close the file."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _submit(self, work: Callable[[sqlite3.Connection], bool], done: Future[bool] | None = None) -> Future[bool]:
+        job = _Job(work, done or Future())
+        self._jobs.put(job)
+        return job.done
+
+    # ------------------------------------------------------------ on the writer's thread
+
+    def _run(self) -> None:
+        connection = open_for_writing(self.path)
+        self._forget_unwritten_names(connection)
+        ended = False
+        while not ended:
+            batch = [self._jobs.get()]
+            while len(batch) < _BATCH and not self._jobs.empty():
+                batch.append(self._jobs.get())
+            ended = None in batch
+            self._write(connection, [job for job in batch if job is not None])
+        connection.close()
+
+    def _write(self, connection: sqlite3.Connection, jobs: list[_Job]) -> None:
+        results: list[tuple[_Job, bool | Exception]] = []
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for job in jobs:
+                results.append((job, self._try(connection, job)))
+            connection.execute("COMMIT")
+            self._prune(connection)
+        except sqlite3.Error as error:  # nothing of this batch is acknowledged
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            self._forget_unwritten_names(connection)
+            results = [(job, error) for job in jobs]
+        for job, result in results:
+            if isinstance(result, Exception):
+                logger.error("episode not recorded: %s: %s", type(result).__name__, result)
+                job.done.set_exception(result)
+            else:
+                job.done.set_result(result)
+
+    def _try(self, connection: sqlite3.Connection, job: _Job) -> bool | Exception:
+        """One job of a batch, undone alone if it fails: an episode that can't be encoded costs only itself."""
+        connection.execute("SAVEPOINT job")
+        try:
+            result: bool | Exception = job.work(connection)
+        except sqlite3.OperationalError:  # disk full, input/output error: no matter of this job
+            raise
+        except Exception as error:  # noqa: BLE001  reported through the future, and in the log
+            connection.execute("ROLLBACK TO job")
+            result = error
+        connection.execute("RELEASE job")
+        return result
+
+    def _prune(self, connection: sqlite3.Connection) -> None:
+        limit = self.settings.max_gb * _GIB
+        if used_bytes(connection) <= limit:
+            return
+        removed = 0
+        while used_bytes(connection) > limit * _PRUNE_TO:
+            connection.execute("BEGIN IMMEDIATE")
+            gone = delete_oldest(connection, _BATCH)
+            connection.execute("COMMIT")
+            if not gone:
+                break
+            removed += gone
+        logger.info("episodes.sqlite reached recorder.max_gb: the %d oldest episodes made room", removed)
+
+    def _mask(self, episode: Episode) -> None:
+        """Errors and metadata may quote a secret of the environment. Messages and tokens are kept as they were."""
+        if episode.failure is not None:
+            episode.failure.message = self._masker.text(episode.failure.message)
+            episode.failure.traceback = self._masker.text(episode.failure.traceback)
+
+    def _name_tokens(self, connection: sqlite3.Connection, episode: Episode) -> None:
+        ids = {index for run in episode.tree.runs for index in set(run.ids.tolist())}
+        self._unnamed |= ids - self._named
+        if self._token_bytes is not None and self._unnamed:
+            named = self._token_bytes(sorted(self._unnamed))
+            connection.executemany("INSERT OR IGNORE INTO token (id, bytes) VALUES (?, ?)", named.items())
+            self._named |= self._unnamed
+            self._unnamed = set()
+
+    def _forget_unwritten_names(self, connection: sqlite3.Connection) -> None:
+        self._named = {row[0] for row in connection.execute("SELECT id FROM token")}
+
+
+def _annotation(credit: EpisodeCreditLike | None, trainer_logprobs: Sequence[FloatArray] | None) -> Annotation | None:
+    if credit is None and trainer_logprobs is None:
+        return None
+    calls = None
+    if credit is not None:
+        calls = [
+            CallCreditRecord(float(call.advantage), float(call.weight), [(float(a), float(w)) for a, w in call.entries])
+            for call in credit.calls
+        ]
+    return Annotation(calls, list(trainer_logprobs) if trainer_logprobs is not None else None)

@@ -1,0 +1,255 @@
+"""Episodes on disk: exact, filtered, bounded, and safe from a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore
+from ajet.observe.export_episodes import ExportFormat, export_episodes
+from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.token_text import token_bytes_of
+from ajet.schema.episode import Episode, EpisodeStatus, Failure
+from benchmarks._synthetic_run import Vocabulary, credit_of, math_episode, trainer_logprobs
+
+ROOT = Path(__file__).parents[2]
+
+
+def episodes(count: int, seed: int = 0, vocabulary: Vocabulary | None = None) -> list[Episode]:
+    rng, vocabulary = random.Random(seed), vocabulary or Vocabulary()
+    return [math_episode(vocabulary, rng, task=i // 4, step=i // 8, repeat=i % 4) for i in range(count)]
+
+
+def test_an_episode_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    vocabulary = Vocabulary()
+    group = episodes(4, vocabulary=vocabulary)
+    recorder = EpisodeRecorder(tmp_path / "episodes.sqlite", tokenizer=vocabulary)
+    rng = random.Random(1)
+    logprobs = [trainer_logprobs(episode, rng) for episode in group]
+    for episode, credit, trainer in zip(group, credit_of(group), logprobs, strict=True):
+        assert recorder.record(episode, 3, credit, trainer_logprobs=trainer, query="How many?").result()
+    recorder.close()
+    store = EpisodeStore(tmp_path / "episodes.sqlite")
+    for episode, trainer in zip(group, logprobs, strict=True):
+        back = store.get(episode.episode_id)
+        assert back.step == 3 and back.query == "How many?"
+        for mine, theirs in zip(episode.tree.runs, back.episode.tree.runs, strict=True):
+            assert np.array_equal(mine.ids, theirs.ids) and mine.ids.dtype == theirs.ids.dtype
+        for mine_call, their_call in zip(episode.tree.calls, back.episode.tree.calls, strict=True):
+            assert mine_call.logprobs.tobytes() == their_call.logprobs.tobytes()
+            assert np.array_equal(mine_call.mask, their_call.mask)
+            assert (mine_call.reply, mine_call.fork, mine_call.versions) == (
+                their_call.reply, their_call.fork, their_call.versions,
+            )  # fmt: skip
+        assert back.episode.ledger == episode.ledger and back.episode.status is episode.status
+        assert back.annotation.trainer_logprobs is not None
+        assert all(np.array_equal(a, b) for a, b in zip(trainer, back.annotation.trainer_logprobs, strict=True))
+    ids = group[0].tree.path_ids(group[0].tree.calls[0].run)
+    text = store.token_bytes(sorted(set(ids.tolist())))
+    assert b"".join(text[index] for index in ids).decode().startswith("<|im_start|>system\nYou solve problems")
+
+
+def test_filters_sort_and_pages(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite")
+    everyone = episodes(64)
+    for index, episode in enumerate(everyone):
+        recorder.record(episode, index // 8, validation=index >= 56)
+    recorder.flush()
+    store = EpisodeStore(tmp_path / "e.sqlite")
+    rows, total = store.page(limit=10)
+    assert total == 64 and len(rows) == 10 and rows[0]["episode_id"] == everyone[-1].episode_id
+    rows, total = store.page(EpisodeFilter(step_min=2, step_max=3), sort="reward", descending=False)
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    assert total == 16 and rewards == sorted(rewards)
+    assert {row["group_id"] for row in store.page(EpisodeFilter(group=everyone[5].group_id))[0]} == {
+        everyone[5].group_id
+    }
+    with_checker = sum(any(call.agent == "checker" for call in episode.tree.calls) for episode in everyone)
+    assert store.page(EpisodeFilter(agent="checker"))[1] == with_checker
+    assert store.page(EpisodeFilter(validation=True))[1] == 8
+    failed = [episode for episode in everyone if episode.status is EpisodeStatus.WORKFLOW_ERROR]
+    assert store.page(EpisodeFilter(status="workflow_error"))[1] == len(failed)
+    facets = store.facets()
+    assert facets.total == 64 and facets.last_step == 7 and facets.tags.keys() == {"easy", "medium", "hard"}
+    assert store.neighbours(everyone[1].episode_id) == (everyone[0].episode_id, everyone[2].episode_id)
+    with pytest.raises(EpisodeNotFoundError, match=r"ajet\.recorder\.keep"):
+        store.get("nothing")
+    recorder.close()
+
+
+def test_text_filter_finds_words_phrases_and_chinese_and_reads_no_query_language(tmp_path: Path) -> None:
+    one, two = episodes(2)
+    one.tree.calls[0].reply["content"] = 'The "quick" fox; 苹果的数量是五 NEAR(x)'
+    two.tree.calls[0].reply["content"] = "fox quick the"
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite")
+    recorder.record(one, 0)
+    recorder.record(two, 0)
+    recorder.close()
+    store = EpisodeStore(tmp_path / "e.sqlite")
+
+    def found(text: str) -> set[str]:
+        return {row["episode_id"] for row in store.page(EpisodeFilter(text=text))[0]}
+
+    both = {one.episode_id, two.episode_id}
+    assert found("fox qui") == both
+    assert found('"quick fox"') == {one.episode_id}
+    assert found("数量") == {one.episode_id} and found("量数") == set()
+    for hostile in ("NEAR(", "a AND", '"', "*", "text:fox", "'; DROP TABLE episode", "-fox", "\0"):
+        found(hostile)
+    assert found("  ") == both
+
+
+def test_keep_failures_and_every_n(tmp_path: Path) -> None:
+    everyone = episodes(200)
+    failures = EpisodeRecorder(tmp_path / "f.sqlite", RecorderSettings(keep="failures"))
+    kept = [failures.record(episode, 1).result() for episode in everyone]
+    assert kept == [episode.status is not EpisodeStatus.COMPLETED for episode in everyone] and any(kept)
+    failures.close()
+    every = EpisodeRecorder(tmp_path / "n.sqlite", RecorderSettings(keep="every_n", every_n=3))
+    assert [every.record(episode, step).result() for step, episode in enumerate(everyone[:7])] == [
+        True, False, False, True, False, False, True,
+    ]  # fmt: skip
+    every.close()
+
+
+def test_size_is_bounded_and_the_oldest_go(tmp_path: Path) -> None:
+    limit = 2 * 1024 * 1024
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite", RecorderSettings(max_gb=limit / 1024**3))
+    rng, vocabulary = random.Random(0), Vocabulary()
+    for index in range(300):
+        recorder.record(math_episode(vocabulary, rng, task=index, long=6000), index)
+        if index % 50 == 0:
+            recorder.flush()
+    recorder.close()
+    store = EpisodeStore(tmp_path / "e.sqlite")
+    rows, total = store.page(limit=1000)
+    assert 0 < total < 300 and rows[0]["step"] == 299, "the newest stay"
+    assert (tmp_path / "e.sqlite").stat().st_size < 3 * limit
+    assert store.page(EpisodeFilter(text="apples"))[1] == total, "the text index forgot what went"
+
+
+def test_credit_may_come_later_and_a_resume_forgets_later_steps(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite")
+    group = [episode for episode in episodes(40) if episode.usable]
+    for step, episode in enumerate(group[:4]):
+        recorder.record(episode, step)
+    assert recorder.annotate(group[0].episode_id, credit_of(group)[0]).result()
+    assert not recorder.annotate("unknown", credit_of(group)[0]).result()
+    assert recorder.rewind(1).result()
+    recorder.close()
+    store = EpisodeStore(tmp_path / "e.sqlite")
+    rows, total = store.page()
+    assert total == 2 and rows[1]["advantage"] is not None and rows[0]["advantage"] is None
+
+
+def test_odd_values_are_recorded_and_cost_no_other_episode(tmp_path: Path) -> None:
+    one, two, three = episodes(3)
+    one.metadata = {"object": object(), "numpy": np.float32(2), "half": "\ud83d"}
+    one.tree.calls[0].reply["content"] = "half a pair \ud83d and \u202e bidi \x00\x1b[31m"
+    two.failure = Failure("X", "y", "z")
+    two.tree.calls[0].turn = "not a number"  # type: ignore[assignment]
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite")
+    futures = [recorder.record(episode, 1) for episode in (one, two, three)]
+    assert futures[0].result() and futures[2].result()
+    with pytest.raises(TypeError):
+        futures[1].result()
+    recorder.close()
+    store = EpisodeStore(tmp_path / "e.sqlite")
+    assert "half a pair \\ud83d" in store.get(one.episode_id).episode.tree.calls[0].reply["content"]
+    assert store.page()[1] == 2
+
+
+def test_exports(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite", RecorderSettings(json_files=True))
+    group = episodes(12)
+    for episode in group:
+        recorder.record(episode, 1)
+    recorder.close()
+    store = EpisodeStore(tmp_path / "e.sqlite")
+    assert export_episodes(store, EpisodeFilter(), ExportFormat.JSONL, tmp_path / "all.jsonl") == 12
+    first = json.loads((tmp_path / "all.jsonl").read_text().splitlines()[0])
+    assert first["tree"]["calls"][0]["logprobs"] == group[0].tree.calls[0].logprobs.tolist()
+    wins = EpisodeFilter(reward_min=1.0)
+    count = export_episodes(store, wins, ExportFormat.SFT, tmp_path / "sft.jsonl")
+    record = json.loads((tmp_path / "sft.jsonl").read_text().splitlines()[0])
+    assert count >= store.page(wins)[1] and [message["role"] for message in record["messages"]][:2] == [
+        "system",
+        "user",
+    ]
+    assert record["messages"][-1]["role"] == "assistant" and record["tools"][0]["function"]["name"] == "calculator"
+    parquet = pytest.importorskip("pyarrow.parquet")
+    calls = export_episodes(store, EpisodeFilter(), ExportFormat.PARQUET, tmp_path / "calls.parquet")
+    table = parquet.read_table(tmp_path / "calls.parquet")
+    assert table.num_rows == calls == sum(len(episode.tree.calls) for episode in group)
+    assert table["token_ids"][0].as_py() == group[0].tree.runs[group[0].tree.calls[0].run].ids.tolist()
+    assert len(list((tmp_path / "trajectories" / "step_1").glob("*.json"))) == 12
+
+
+def test_bytes_of_tokens() -> None:
+    class ByteLevel:
+        def __init__(self) -> None:
+            self.added_tokens_decoder = {3: "<|end|>"}
+            self.tokens = ["Ġhello", "ä½", "ł", "<|end|>"]
+
+        def get_vocab(self) -> dict[str, int]:
+            return {**{token: index for index, token in enumerate(self.tokens)}, "Ġ": 9}
+
+        def convert_ids_to_tokens(self, index: int) -> str:
+            return self.tokens[index]
+
+    named = token_bytes_of(ByteLevel())(range(4))
+    assert named[0] == b" hello" and (named[1] + named[2]).decode() == "你" and named[3] == b"<|end|>"
+
+
+WRITER = """
+import random, sys
+from pathlib import Path
+from ajet.observe.recorder import EpisodeRecorder
+from benchmarks._synthetic_run import Vocabulary, credit_of, math_episode
+rng, vocabulary = random.Random(int(sys.argv[2])), Vocabulary()
+recorder = EpisodeRecorder(Path(sys.argv[1]), tokenizer=vocabulary)
+for index in range(1_000_000):
+    episode = math_episode(vocabulary, rng, task=index)
+    done = recorder.record(episode, index, credit_of([episode])[0])
+    done.add_done_callback(lambda done, name=episode.episode_id: print(name, flush=True))
+    if index % 7 == 0:
+        done.result()
+"""
+
+
+def kill_and_check(path: Path, seed: int, wait: float) -> int:
+    """Kill a writer at a random moment; every acknowledged episode must be there. How many were."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    program = [sys.executable, "-c", WRITER, str(path), str(seed)]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, env=environment, text=True)
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    time.sleep(wait)
+    process.send_signal(signal.SIGKILL)
+    acknowledged = [line.strip() for line in [first, *process.stdout] if line.endswith("\n")]
+    process.wait()
+    store = EpisodeStore(path)
+    assert store._connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    there = set(store.ids())
+    assert not [name for name in acknowledged if name not in there]
+    for name in acknowledged[-3:]:
+        store.get(name).episode.ledger.balance()
+    store.close()
+    return len(acknowledged)
+
+
+@pytest.mark.slow
+def test_a_kill_loses_no_acknowledged_episode(tmp_path: Path) -> None:
+    rng = random.Random()
+    path = tmp_path / "episodes.sqlite"
+    counts = [kill_and_check(path, seed, rng.random() * 0.2) for seed in range(20)]
+    assert sum(counts) > 20
