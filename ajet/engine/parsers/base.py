@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ajet.engine.parsers.calls import Call, Incomplete, Unreadable
+from ajet.engine.parsers.calls import Call, Incomplete, NoCall, Unreadable
 from ajet.schema.chat import Message, Tool
 
 ReadCalls = Callable[[str, Sequence[Tool]], list[Call]]
@@ -195,7 +195,7 @@ class ReplyStream:
                 self._tried = at + len(close)  # the mark may stand inside a string: look for the next
                 continue
             except Unreadable as error:
-                self._give_up(block, at, close, str(error), deltas)
+                self._give_up(block, at, close, error, deltas)
                 return True
             self._take(calls, self._buffer[at + len(close) :], deltas)
             return True
@@ -207,7 +207,7 @@ class ReplyStream:
             self._take(block.read(self._buffer, self._tools), "", deltas)
         except Unreadable as error:
             at, close = _first_of(self._buffer, block.close)
-            self._give_up(block, at if close else len(self._buffer), close or "", str(error), deltas)
+            self._give_up(block, at if close else len(self._buffer), close or "", error, deltas)
         return True
 
     def _take(self, calls: list[Call], rest: str, deltas: list[Delta]) -> None:
@@ -219,9 +219,10 @@ class ReplyStream:
         self._buffer = rest
         self._turn(_Mode.TEXT)
 
-    def _give_up(self, block: Block, at: int, close: str, why: str, deltas: list[Delta]) -> None:
+    def _give_up(self, block: Block, at: int, close: str, why: Unreadable, deltas: list[Delta]) -> None:
         """What can't be read stays text."""
-        self._malformed.append(f"tool call: {why}")
+        if not isinstance(why, NoCall):
+            self._malformed.append(f"tool call: {why}")
         opening = "" if block.keep_open else block.open
         text, self._buffer = opening + self._buffer[:at] + close, self._buffer[at + len(close) :]
         self._mode, self._block = _Mode.TEXT, None

@@ -21,6 +21,10 @@ class Incomplete(Unreadable):
     """Not a tool call as far as it goes; more text could make it one."""
 
 
+class NoCall(Unreadable):
+    """Something else after all: text, and nothing wrong with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One tool call as a model wrote it."""
@@ -108,7 +112,7 @@ def read_json_calls(body: str, tools: Sequence[Tool] = (), *, separators: str = 
     """One or more JSON calls, one after the other or as a list. Raises `Unreadable`."""
     at = skip_space(body, 0)
     if at == len(body):
-        raise Incomplete("empty")
+        raise Unreadable("empty")
     in_list = body[at] == "["
     if in_list:
         at = skip_space(body, at + 1)
@@ -119,7 +123,7 @@ def read_json_calls(body: str, tools: Sequence[Tool] = (), *, separators: str = 
             in_list = False
             break
         if body[at] != "{":
-            raise Unreadable(f"expected a JSON object, found {body[at : at + 20]!r}")
+            raise Unreadable(f"{'text after the call' if calls else 'no JSON object'}: {body[at : at + 20]!r}")
         fields, at = json_object(body, at)
         calls.append(call_of(fields, ("arguments", "parameters")))
         at = skip_space(body, at)
