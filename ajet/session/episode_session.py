@@ -27,7 +27,7 @@ from ajet.session.decoding import IncrementalText
 from ajet.session.settings import SessionSettings
 
 if TYPE_CHECKING:
-    from ajet.context_tracker import ContextTracker, PreparedCall, Renderer  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    from ajet.context_tracker import ContextTracker, PreparedCall, Renderer
 
 T = TypeVar("T")
 
@@ -112,8 +112,7 @@ class EpisodeSession:
 
     def decode_token(self, token_id: int) -> str:
         """The text of one token, for log-probabilities."""
-        text: str = self._renderer.decode([token_id])
-        return text
+        return self._renderer.decode([token_id])
 
     def reward(self, value: float, call: str | None = None, agent: str | None = None) -> None:
         """A reward for one call, one agent, or the episode."""
@@ -170,6 +169,7 @@ class EpisodeSession:
             self.settings.sampling(request.sampling, trained=trained, seed=seed),
             trainable=trained,
             template_kwargs=request.chat_template_kwargs or None,
+            choice=choice,
         )
         self._begun.add(prepared.call_id)
         try:
@@ -183,7 +183,7 @@ class EpisodeSession:
             self._abort(prepared.call_id, _why(error))
             raise
         self._begun.discard(prepared.call_id)
-        self.tracker.commit(prepared.call_id, completion, reply.message)
+        self.tracker.commit(prepared.call_id, completion, reply.message, text=reply.text, malformed=reply.malformed)
         return reply
 
     async def _generate(self, prepared: PreparedCall, top_logprobs: int, reader: _ReplyReader) -> Completion:

@@ -21,7 +21,7 @@ from ajet.tuner.crossing import Crossing
 from ajet.tuner.over_http import post_reward
 
 if TYPE_CHECKING:
-    from ajet.context_tracker import ContextTracker  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    from ajet.context_tracker import ContextTracker
     from ajet.gateway.gateway import Gateway
 
 

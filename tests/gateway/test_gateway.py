@@ -6,39 +6,25 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import anthropic
 import openai
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from session_fakes import FakeEngine, FakeRenderer, FakeTracker
+from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, new_session
 
-from ajet.engine.parsers import pick_parser
 from ajet.gateway import Gateway
 from ajet.schema.errors import RewardError
-from ajet.session import EpisodeSession, SessionSettings
+from ajet.session import EpisodeSession
 from ajet.tuner import AjetTuner
 
-CONFIG = SimpleNamespace(ajet=SimpleNamespace(rollout=SimpleNamespace(max_model_len=10_000)))
-USER = [{"role": "user", "content": "hello"}]
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
-
-def in_workflow(engine: FakeEngine, workflow: Callable[[AjetTuner, AjetTuner], Awaitable[None]]) -> EpisodeSession:
+def in_workflow(engine: LineEngine, workflow: Callable[[AjetTuner, AjetTuner], Awaitable[None]]) -> EpisodeSession:
     """Run a workflow with a tuner of its own process and one as another process would have it."""
 
     async def run() -> EpisodeSession:
-        session = EpisodeSession(
-            episode_id="e",
-            tracker=FakeTracker(),
-            renderer=FakeRenderer(),
-            engine=engine,
-            parser=pick_parser(None),
-            settings=SessionSettings(),
-        )
+        session = new_session(engine)
         gateway = Gateway()
         await gateway.start()
         key = gateway.register(session)
@@ -63,8 +49,8 @@ def test_openai_over_http() -> None:
             with pytest.raises(openai.PermissionDeniedError):
                 await client.chat.completions.create(model="ajet/other", messages=USER)
 
-    session = in_workflow(FakeEngine(CALL), workflow)
-    assert [call["agent"] for call in session.tracker.begun] == ["solver"] * 4
+    session = in_workflow(LineEngine(CALL), workflow)
+    assert [call.agent for call in session.tracker.calls] == ["solver"] * 4
 
 
 def test_every_face_works_in_both_processes() -> None:
@@ -79,8 +65,8 @@ def test_every_face_works_in_both_processes() -> None:
             assert (await model.ainvoke("hello")).content == "hi"
             assert model.invoke("hello").content == "hi"
 
-    session = in_workflow(FakeEngine("hi"), workflow)
-    assert [call["agent"] for call in session.tracker.begun] == ["openai", "anthropic", "langchain", "langchain"] * 2
+    session = in_workflow(LineEngine("hi"), workflow)
+    assert [call.agent for call in session.tracker.calls] == ["openai", "anthropic", "langchain", "langchain"] * 2
 
 
 def test_anthropic_streams_tool_calls() -> None:
@@ -94,7 +80,7 @@ def test_anthropic_streams_tool_calls() -> None:
             assert (thought.thinking, text.text, call.input) == ("hm", "ok", {"a": 1})
             assert message.stop_reason == "tool_use"
 
-    in_workflow(FakeEngine(f"<think>\nhm\n</think>\n\nok\n{CALL}"), workflow)
+    in_workflow(LineEngine(f"<think>\nhm\n</think>\n\nok\n{CALL}"), workflow)
 
 
 def test_rewards_from_another_process() -> None:
@@ -106,12 +92,13 @@ def test_rewards_from_another_process() -> None:
         with pytest.raises(RewardError):
             far.reward(1.0, agent=3)  # type: ignore[arg-type]
 
-    session = in_workflow(FakeEngine("hi"), workflow)
-    assert session.tracker.rewards == [(0.5, "c0", None), (1.0, None, None)]
+    session = in_workflow(LineEngine("hi"), workflow)
+    episode = session.tracker.finish(None)
+    assert episode.reward == 1.0 and episode.tree.calls[0].reward == 0.5
 
 
 def test_a_client_that_leaves_cancels_its_generation() -> None:
-    engine = FakeEngine("hi", gate=asyncio.Event())
+    engine = LineEngine("hi", gate=asyncio.Event())
 
     async def workflow(near: AjetTuner, far: AjetTuner) -> None:
         client = far.as_raw_openai_sdk_client().with_options(timeout=0.1, max_retries=0)
@@ -120,4 +107,4 @@ def test_a_client_that_leaves_cancels_its_generation() -> None:
         await asyncio.sleep(0.1)
 
     session = in_workflow(engine, workflow)
-    assert engine.cancelled == 1 and list(session.tracker.aborted.values()) == ["cancelled"]
+    assert engine.cancelled == 1 and aborted(session) == ["cancelled"]

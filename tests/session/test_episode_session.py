@@ -6,63 +6,46 @@ import asyncio
 from typing import Any
 
 import pytest
-from session_fakes import FakeEngine, FakeRenderer, FakeTracker
+from session_parts import CALL, TOOLS, USER, LineEngine, aborted, new_session, replied
 
-from ajet.engine.parsers import pick_parser
 from ajet.schema.chat import ChatRequest
 from ajet.schema.errors import EngineError, GenerationTimeoutError, SessionClosedError
 from ajet.schema.generation import Completion, Sampling
-from ajet.session import EpisodeSession, SessionSettings
+from ajet.session import SessionSettings
 from ajet.session.settings import SeedKey
-
-USER = [{"role": "user", "content": "hello"}]
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-
-
-def session_of(engine: FakeEngine, settings: SessionSettings | None = None, **more: Any) -> EpisodeSession:
-    return EpisodeSession(
-        episode_id="e",
-        tracker=FakeTracker(),
-        renderer=FakeRenderer(),
-        engine=engine,
-        parser=pick_parser(None),
-        settings=settings or SessionSettings(),
-        **more,
-    )
 
 
 def test_a_reply_is_parsed_and_recorded() -> None:
     async def run() -> None:
-        session = session_of(FakeEngine(f"<think>\nhm\n</think>\n\nLook: {CALL}"))
+        session = new_session(LineEngine(f"<think>\nhm\n</think>\n\nLook: {CALL}"))
         (reply,) = await session.complete(ChatRequest(USER, tools=TOOLS))
         assert reply.finish_reason == "tool_calls"
         assert reply.message["content"] == "Look:"
         assert reply.message["reasoning_content"] == "hm"
         assert reply.message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
-        completion, message = session.tracker.committed[reply.call_id]
-        assert message == reply.message and completion is reply.completion
+        (call,) = replied(session)
+        assert call.name == reply.call_id and call.reply == reply.message
+        assert call.logprobs.tolist() == reply.completion.logprobs
 
     asyncio.run(run())
 
 
 def test_choices_run_at_once_and_each_is_recorded() -> None:
     async def run() -> None:
-        session = session_of(FakeEngine("a", "b", "c"))
+        session = new_session(LineEngine("a", "b", "c"))
         replies = await session.complete(ChatRequest(USER, n=3))
         assert sorted(reply.text for reply in replies) == ["a", "b", "c"]
-        assert set(session.tracker.committed) == {reply.call_id for reply in replies}
+        assert {call.name for call in replied(session)} == {reply.call_id for reply in replies}
 
     asyncio.run(run())
 
 
 def test_one_failing_choice_ends_the_others() -> None:
     async def run() -> None:
-        session = session_of(FakeEngine("a", EngineError("broken"), "c"))
+        session = new_session(LineEngine("a", EngineError("broken"), "c"))
         with pytest.raises(EngineError, match="broken"):
             await session.complete(ChatRequest(USER, n=3))
-        tracker = session.tracker
-        assert len(tracker.committed) + len(tracker.aborted) == 3
+        assert len(replied(session)) + len(aborted(session)) == 3
 
     asyncio.run(run())
 
@@ -77,10 +60,10 @@ def test_one_failing_choice_ends_the_others() -> None:
 )
 def test_engine_faults_are_typed_and_aborted(fault: Exception, error: type[EngineError]) -> None:
     async def run() -> None:
-        session = session_of(FakeEngine(fault))
+        session = new_session(LineEngine(fault))
         with pytest.raises(error):
             await session.complete(ChatRequest(USER))
-        assert list(session.tracker.aborted) == ["c0"] and not session.tracker.committed
+        assert len(aborted(session)) == 1 and not replied(session)
 
     asyncio.run(run())
 
@@ -98,56 +81,56 @@ def test_engine_faults_are_typed_and_aborted(fault: Exception, error: type[Engin
     ],
 )
 def test_a_malformed_result_is_no_reply(completion: Completion) -> None:
-    class Bad(FakeEngine):
+    class Bad(LineEngine):
         async def generate(self, request: Any, on_tokens: Any = None) -> Completion:
             return completion
 
     async def run() -> None:
-        session = session_of(Bad("x"))
+        session = new_session(Bad("x"))
         with pytest.raises(EngineError):
             await session.complete(ChatRequest(USER, sampling=Sampling(max_tokens=10)))
-        assert list(session.tracker.aborted) == ["c0"]
+        assert len(aborted(session)) == 1
 
     asyncio.run(run())
 
 
 def test_cancelling_the_caller_cancels_the_generation() -> None:
     async def run() -> None:
-        engine = FakeEngine("x", gate=asyncio.Event())
-        session = session_of(engine)
+        engine = LineEngine("x", gate=asyncio.Event())
+        session = new_session(engine)
         task = asyncio.create_task(session.complete(ChatRequest(USER, n=2)))
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert engine.cancelled == 2 and len(session.tracker.aborted) == 2
+        assert engine.cancelled == 2 and len(aborted(session)) == 2
 
     asyncio.run(run())
 
 
 def test_revoking_ends_calls_in_flight_and_refuses_later_ones() -> None:
     async def run() -> None:
-        engine = FakeEngine("x", gate=asyncio.Event())
-        session = session_of(engine)
+        engine = LineEngine("x", gate=asyncio.Event())
+        session = new_session(engine)
         closed = []
         session.on_close(lambda: closed.append(True))
         task = asyncio.create_task(session.complete(ChatRequest(USER)))
         await asyncio.sleep(0.01)
         session.revoke()
-        assert session.tracker.aborted and closed == [True]
+        assert aborted(session) and closed == [True]
         with pytest.raises(SessionClosedError):
             await task
         with pytest.raises(SessionClosedError):
             await session.complete(ChatRequest(USER))
-        assert engine.cancelled == 1 and len(session.tracker.begun) == 1
+        assert engine.cancelled == 1 and len(session.tracker.calls) == 1
 
     asyncio.run(run())
 
 
 def test_past_the_deadline_nothing_is_asked() -> None:
     async def run() -> None:
-        engine = FakeEngine("x")
-        session = session_of(engine, deadline_s=0.0)
+        engine = LineEngine("x")
+        session = new_session(engine, deadline_s=0.0)
         with pytest.raises(GenerationTimeoutError):
             await session.complete(ChatRequest(USER))
         assert not engine.requests
@@ -181,7 +164,7 @@ def test_seeds_depend_on_the_place_of_a_call_and_on_nothing_else() -> None:
 
 def test_deltas_add_up_to_the_reply() -> None:
     async def run() -> None:
-        session = session_of(FakeEngine(f"héllo wörld STOP {CALL} tail"))
+        session = new_session(LineEngine(f"héllo wörld STOP {CALL} tail"))
         deltas = []
         request = ChatRequest(USER, tools=TOOLS, n=2)
         replies = await session.complete(request, deltas.append)
@@ -196,9 +179,9 @@ def test_deltas_add_up_to_the_reply() -> None:
 
 def test_disabled_tool_calls_are_never_offered() -> None:
     async def run() -> None:
-        session = session_of(FakeEngine(CALL), SessionSettings(force_disable_toolcalls=True))
+        session = new_session(LineEngine(CALL), SessionSettings(force_disable_toolcalls=True))
         (reply,) = await session.complete(ChatRequest(USER, tools=TOOLS))
-        assert session.tracker.begun[0]["tools"] == []
+        assert session.tracker.tree.toolsets == []
         assert reply.message == {"role": "assistant", "content": CALL}
 
     asyncio.run(run())

@@ -6,40 +6,26 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from session_fakes import FakeEngine, FakeRenderer, FakeTracker
+from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied
 
-from ajet.engine.parsers import pick_parser
 from ajet.schema.errors import RewardError
 from ajet.session import EpisodeSession, SessionSettings
 from ajet.tuner import AjetTuner, HelperModel
 
-CONFIG = SimpleNamespace(ajet=SimpleNamespace(rollout=SimpleNamespace(max_model_len=10_000)))
-USER = [{"role": "user", "content": "hello"}]
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-
 
 def in_workflow(
-    engine: FakeEngine, workflow: Callable[[AjetTuner], Awaitable[None]], **settings: Any
+    engine: LineEngine, workflow: Callable[[AjetTuner], Awaitable[None]], **settings: Any
 ) -> EpisodeSession:
     """Run a workflow as an episode does: in its own thread and loop."""
 
     async def run() -> EpisodeSession:
-        session = EpisodeSession(
-            episode_id="e",
-            tracker=FakeTracker(),
-            renderer=FakeRenderer(),
-            engine=engine,
-            parser=pick_parser(None),
-            settings=SessionSettings(**settings),
-        )
+        session = new_session(engine, SessionSettings(**settings))
         tuner = AjetTuner(session, CONFIG, asyncio.get_running_loop())
         await asyncio.to_thread(lambda: asyncio.run(workflow(tuner)))
         return session
@@ -54,30 +40,31 @@ def test_openai_client_whole_and_streamed() -> None:
         whole = await client.chat.completions.create(messages=USER, tools=TOOLS, n=2, logprobs=True)
         assert whole.choices[0].message.tool_calls[0].function.arguments == '{"a": 1}'
         assert whole.choices[0].finish_reason == "tool_calls" and whole.choices[0].message.content is None
-        assert len(whole.choices[1].logprobs.content) == len(CALL) + 1
+        assert len(whole.choices[1].logprobs.content) == count(CALL)
         other = client.with_options(timeout=20)
         stream = await other.chat.completions.create(
             model="any", messages=USER, tools=TOOLS, stream=True, stream_options={"include_usage": True}
         )
         chunks = [chunk async for chunk in stream]
         calls = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or []]
-        assert calls[0].function.name == "f" and chunks[-1].usage.completion_tokens == len(CALL) + 1
+        assert calls[0].function.name == "f" and chunks[-1].usage.completion_tokens == count(CALL)
         assert [model.id async for model in client.models.list()] == ["ajet/solver"]
         tuner.reward(0.5, call=whole.id)
         with pytest.raises(RewardError):
             tuner.reward(float("nan"))
 
-    session = in_workflow(FakeEngine(CALL), workflow)
-    tracker = session.tracker
-    assert {call["agent"] for call in tracker.begun} == {"solver"}
-    assert len(tracker.committed) == 3 and tracker.rewards == [(0.5, "c0", None)]
+    session = in_workflow(LineEngine(CALL), workflow)
+    assert {call.agent for call in session.tracker.calls} == {"solver"}
+    assert len(replied(session)) == 3
+    episode = session.tracker.finish(1.0)
+    assert [call.reward for call in episode.tree.calls] == [0.5, None, None]
 
 
 def test_errors_are_openais_own() -> None:
     async def workflow(tuner: AjetTuner) -> None:
         client = tuner.as_raw_openai_sdk_client()
         with pytest.raises(openai.BadRequestError) as overflow:
-            await client.chat.completions.create(messages=[{"role": "user", "content": "x" * 200_000}])
+            await client.chat.completions.create(messages=[{"role": "user", "content": "x " * 200_000}])
         assert overflow.value.code == "context_length_exceeded"
         with pytest.raises(openai.BadRequestError, match="image_url"):
             parts = [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]
@@ -87,8 +74,8 @@ def test_errors_are_openais_own() -> None:
         with pytest.raises(openai.InternalServerError):
             await client.chat.completions.create(messages=USER)
 
-    session = in_workflow(FakeEngine(RuntimeError("broken")), workflow)
-    assert len(session.tracker.begun) == 1, "a fault of the engine is not asked again behind the workflow's back"
+    session = in_workflow(LineEngine(RuntimeError("broken")), workflow)
+    assert len(session.tracker.calls) == 1, "a fault of the engine is not asked again behind the workflow's back"
 
 
 def test_a_blocking_client_in_a_plain_thread() -> None:
@@ -103,7 +90,7 @@ def test_a_blocking_client_in_a_plain_thread() -> None:
         stream = client.chat.completions.create(model="m", messages=USER, stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "hi"
 
-    assert len(in_workflow(FakeEngine("hi"), workflow).tracker.committed) == 2
+    assert len(replied(in_workflow(LineEngine("hi"), workflow))) == 2
 
 
 def test_giving_up_on_a_call_cancels_it() -> None:
@@ -117,9 +104,9 @@ def test_giving_up_on_a_call_cancels_it() -> None:
     async def gate() -> asyncio.Event:
         return asyncio.Event()
 
-    engine = FakeEngine("hi", gate=asyncio.run(gate()))
+    engine = LineEngine("hi", gate=asyncio.run(gate()))
     session = in_workflow(engine, workflow)
-    assert engine.cancelled == 2 and len(session.tracker.aborted) == 2
+    assert engine.cancelled == 2 and len(aborted(session)) == 2
 
 
 def test_leaving_a_stream_cancels_it() -> None:
@@ -131,9 +118,9 @@ def test_leaving_a_stream_cancels_it() -> None:
                 break
         await asyncio.sleep(0.05)
 
-    engine = FakeEngine("x" * 5000)
+    engine = LineEngine("x" * 5000)
     session = in_workflow(engine, workflow)
-    assert engine.cancelled == 1 and not session.tracker.committed
+    assert engine.cancelled == 1 and not replied(session)
 
 
 def test_agentscope_model() -> None:
@@ -144,7 +131,7 @@ def test_agentscope_model() -> None:
         agent = Agent(name="a", system_prompt="s", model=tuner.as_agentscope_model())
         assert (await agent.reply(UserMsg("user", "17*3?"))).get_text_content() == "51"
 
-    assert len(in_workflow(FakeEngine("51"), workflow).tracker.committed) == 1
+    assert len(replied(in_workflow(LineEngine("51"), workflow))) == 1
 
 
 def test_targets_that_are_not_trained_go_to_their_own_model() -> None:
@@ -158,5 +145,5 @@ def test_targets_that_are_not_trained_go_to_their_own_model() -> None:
         frozen = tuner.as_raw_openai_sdk_client(target_tag="critic")
         await frozen.chat.completions.create(messages=USER)
 
-    session = in_workflow(FakeEngine("x"), workflow, trainable_targets=("policy",))
-    assert [call["trainable"] for call in session.tracker.begun] == [False]
+    session = in_workflow(LineEngine("x"), workflow, trainable_targets=("policy",))
+    assert [call.trainable for call in session.tracker.calls] == [False]
