@@ -63,6 +63,7 @@ class TaskRunner:
         base_id = workflow_task.episode_uuid or uuid.uuid4().hex
         for attempt in range(1, self._retries + 2):
             episode_id = base_id if attempt == 1 else f"{base_id}.{attempt}"
+            await self.venue.ready()
             order = EpisodeOrder(
                 workflow_task.model_copy(update={"episode_uuid": episode_id}), episode_id, group_id, step, validation
             )
@@ -138,7 +139,7 @@ class _Attempt:
             if self._stop is not None and self._stop.is_set():
                 return Facts(End.STOPPED)
             assert self._timeout_s is not None
-            return Facts(End.DEADLINE, where=performance.where(), timeout_s=self._timeout_s)
+            return Facts(End.DEADLINE, where=await performance.where(), timeout_s=self._timeout_s)
         finally:
             for waiter in waiters:
                 waiter.cancel()

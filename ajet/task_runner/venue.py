@@ -27,7 +27,7 @@ class Performance(Protocol):
         """Wait for workflow and judge. Cancelling the wait leaves the code running: `release` ends it."""
         ...
 
-    def where(self) -> str:
+    async def where(self) -> str:
         """Where the code is now, for the record of a deadline."""
         ...
 
@@ -38,6 +38,10 @@ class Performance(Protocol):
 
 class Venue(Protocol):
     """A kind of place for performances."""
+
+    async def ready(self) -> None:
+        """Wait until performances can begin: it does not count as an episode's time. Raises a `UserError`."""
+        ...
 
     def begin(self, workflow_task: WorkflowTask, open_session: OpenSession) -> Performance: ...
 
@@ -66,6 +70,9 @@ class ThreadVenue:
         )
         return _ThreadPerformance(thread, self.threads)
 
+    async def ready(self) -> None:
+        """A thread is always at hand."""
+
     async def aclose(self) -> None:
         """Nothing to close: threads end with their episodes, and lost ones with the process."""
 
@@ -81,7 +88,7 @@ class _ThreadPerformance:
     async def verdict(self) -> Verdict:
         return await asyncio.shield(asyncio.wrap_future(self._thread.result))
 
-    def where(self) -> str:
+    async def where(self) -> str:
         return self._thread.stack()
 
     def release(self) -> None:

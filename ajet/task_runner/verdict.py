@@ -76,6 +76,7 @@ async def perform(
     open_tuner: OpenTuner,
     *,
     judge_retries: int = 0,
+    on_judge: Callable[[], None] = lambda: None,
 ) -> Verdict:
     """Run the workflow, then the judge if it left the reward open. Raises nothing but `WorkflowInterrupted`.
 
@@ -98,6 +99,7 @@ async def perform(
     verdict.workflow_s = time.perf_counter() - started
     if verdict.finished and verdict.reward is None and judge_ is not None:
         started = time.perf_counter()
+        on_judge()
         await _judge(verdict, judge_, workflow_task, output, judge_retries)
         verdict.judge_s = time.perf_counter() - started
     return verdict

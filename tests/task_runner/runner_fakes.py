@@ -9,6 +9,7 @@ from typing import Any
 
 from ajet.config import Config, make_config
 from ajet.engine.parsers import pick_parser
+from ajet.gateway.gateway import Gateway
 from ajet.schema.call_tree import CallTree
 from ajet.schema.episode import Episode, EpisodeStatus, Outcome
 from ajet.schema.errors import ContextOverflowError, RewardError
@@ -129,6 +130,7 @@ class SmallSupplies:
         self.loop = asyncio.get_running_loop()
         self.sessions: list[EpisodeSession] = []
         self.orders: list[EpisodeOrder] = []
+        self.gateway: Gateway | None = None
         self._max_model_len = max_model_len
 
     async def open_session(self, order: EpisodeOrder) -> EpisodeSession:
@@ -149,7 +151,11 @@ class SmallSupplies:
         return AjetTuner(session, self.config, self.loop)
 
     async def access(self, session: EpisodeSession) -> Access:
-        raise NotImplementedError
+        if self.gateway is None:
+            self.gateway = Gateway()
+            await self.gateway.start()
+        key = self.gateway.register(session)
+        return Access(key.base_url, key.api_key)
 
 
 def runner_of(

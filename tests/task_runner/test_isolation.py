@@ -1,0 +1,286 @@
+"""`wrapper_type: multi-processing`: real processes that crash, hang, exit and lie."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runner_fakes import LineEngine, SmallSupplies
+
+from ajet.config import make_config
+from ajet.schema.episode import Episode, EpisodeStatus
+from ajet.schema.errors import EngineError, ImportPathError
+from ajet.schema.task import Task, WorkflowTask
+from ajet.task_runner.isolation.venue import ProcessVenue
+from ajet.task_runner.runner import TaskRunner
+
+CODE = """
+from __future__ import annotations
+import asyncio, ctypes, json, os, random, signal, subprocess, sys, time
+from ajet import Workflow, WorkflowOutput
+from ajet.task_judge.base_judge import BaseJudge
+
+class Agent(Workflow):
+    async def execute(self, workflow_task, tuner):
+        act = workflow_task.task.main_query
+        if act == "exit":
+            os._exit(7)
+        if act == "segfault":
+            ctypes.string_at(0)
+        if act == "raise":
+            raise KeyError("mine")
+        if act == "sys_exit":
+            sys.exit(3)
+        if act == "hang":
+            print("before the hang", file=sys.stderr, flush=True)
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+            while True:
+                time.sleep(60)
+        if act == "spawn":
+            child = subprocess.Popen(["sleep", "600"])
+            with open(workflow_task.task.metadata["file"], "w") as file:
+                file.write(str(child.pid))
+            time.sleep(60)
+        if act == "garbage":
+            for descriptor in range(3, 20):
+                try:
+                    os.write(descriptor, b"not json\\n")
+                except OSError:
+                    pass
+            os._exit(0)
+        if act == "where":
+            return WorkflowOutput(reward=1, metadata={"pid": os.getpid(), "random": random.random(),
+                "heavy": sorted({"torch", "transformers"} & set(sys.modules)), "when": object(),
+                "size": tuner.config.frozen_lake.size})
+        if act.startswith("judge"):
+            return WorkflowOutput(metadata={"act": act})
+        client = tuner.as_raw_openai_sdk_client()
+        reply = await client.chat.completions.create(model="any", messages=[{"role": "user", "content": "hi"}])
+        if act == "reward":
+            tuner.reward(0.5)
+            return WorkflowOutput()
+        return WorkflowOutput(reward=len(reply.choices[0].message.content))
+
+class Judge(BaseJudge):
+    def compute_reward(self, workflow_task, workflow_output):
+        act = workflow_output.metadata.get("act")
+        if act == "judge_exit":
+            os._exit(9)
+        if act == "judge_none":
+            return None
+        if act == "judge_nan":
+            return float("nan"), True
+        return 0.25, False
+
+class Unconstructed(Workflow):
+    def __init__(self, **fields):
+        os._exit(4)
+"""
+
+Scene = Callable[[TaskRunner, SmallSupplies], Awaitable[None]]
+
+
+def play(folder: Path, scene: Scene, *lines: str | BaseException, workflow: str = "Agent", **overrides: Any) -> None:
+    """Run `scene` with a runner whose workflows are isolated."""
+    (folder / "agent.py").write_text(textwrap.dedent(CODE))
+    keys = {
+        "rollout.user_workflow": f"{folder}/agent.py->{workflow}",
+        "task_judge.judge_protocol": f"{folder}/agent.py->Judge",
+        "task_runner.wrapper_type": "multi-processing",
+        **{key.replace("__", "."): value for key, value in overrides.items()},
+    }
+
+    async def main() -> None:
+        config = make_config(keys, frozen_lake={"size": 8})
+        supplies = SmallSupplies(config, LineEngine(*(lines or ("hello",))))
+        venue = ProcessVenue(config, supplies)
+        try:
+            await scene(TaskRunner(supplies, venue), supplies)
+        finally:
+            await venue.aclose()
+            if supplies.gateway is not None:
+                await supplies.gateway.aclose()
+
+    asyncio.run(main())
+
+
+def episode_of(runner: TaskRunner, act: str, **metadata: Any) -> Awaitable[Episode]:
+    task = Task(task_id=act, main_query=act, metadata=metadata)
+    return runner.run(WorkflowTask(task=task, task_id=act, episode_uuid=f"e-{act}"))
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_good_and_bad_episodes_side_by_side(tmp_path: Path) -> None:
+    async def scene(runner: TaskRunner, _supplies: SmallSupplies) -> None:
+        acts = ["talk", "reward", "judge", "judge_none", "judge_nan", "judge_exit"]
+        acts += ["exit", "segfault", "raise", "sys_exit", "garbage"]
+        episodes = dict(zip(acts, await asyncio.gather(*(episode_of(runner, act) for act in acts)), strict=True))
+        found = {act: (episode.status.value, episode.reward) for act, episode in episodes.items()}
+        assert found == {
+            "talk": ("completed", 5.0),
+            "reward": ("completed", 0.25),  # the judge is asked, as its reward is open
+            "judge": ("completed", 0.25),
+            "judge_none": ("judge_error", None),
+            "judge_nan": ("judge_error", None),
+            "judge_exit": ("judge_error", None),
+            "exit": ("workflow_error", None),
+            "segfault": ("workflow_error", None),
+            "raise": ("workflow_error", None),
+            "sys_exit": ("workflow_error", None),
+            "garbage": ("workflow_error", None),
+        }
+        messages = {act: episode.failure.message for act, episode in episodes.items() if episode.failure}
+        assert messages["exit"] == "the workflow's process exited with code 7"
+        assert messages["segfault"] == "the workflow's process was killed by SIGSEGV"
+        assert messages["judge_exit"] == "the judge's process exited with code 9"
+        assert messages["raise"] == "'mine'"
+        assert "unreadable" in messages["garbage"]
+        segfault = episodes["segfault"].failure
+        assert segfault is not None and "Segmentation fault" in segfault.traceback
+        assert "agent.py" in segfault.traceback and "in execute" in segfault.traceback
+        assert all(episode.attempts == 1 for episode in episodes.values())
+
+    play(tmp_path, scene)
+
+
+def test_a_hang_is_killed_and_shows_where(tmp_path: Path) -> None:
+    async def scene(runner: TaskRunner, _supplies: SmallSupplies) -> None:
+        await runner.venue.ready()
+        episode = await episode_of(runner, "hang")
+        assert episode.status is EpisodeStatus.TIMEOUT
+        assert episode.failure is not None
+        assert "before the hang" in episode.failure.traceback
+        assert "in execute" in episode.failure.traceback
+
+    play(tmp_path, scene, rollout__episode_timeout=1.0)
+
+
+def test_what_a_worker_started_dies_with_it(tmp_path: Path) -> None:
+    async def scene(runner: TaskRunner, _supplies: SmallSupplies) -> None:
+        stop = asyncio.Event()
+        file = tmp_path / "pid"
+        task = Task(task_id="t", main_query="spawn", metadata={"file": str(file)})
+        running = asyncio.create_task(runner.run(WorkflowTask(task=task), stop=stop))
+        while not (file.exists() and file.read_text()):
+            await asyncio.sleep(0.02)
+        child = int(file.read_text())
+        assert is_alive(child)
+        stop.set()
+        assert (await running).status is EpisodeStatus.CANCELLED
+        for _ in range(100):
+            if not is_alive(child):
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError("the child of a stopped worker lives on")
+
+    play(tmp_path, scene)
+
+
+def test_workers_are_fresh_light_and_see_the_users_config(tmp_path: Path) -> None:
+    async def scene(runner: TaskRunner, _supplies: SmallSupplies) -> None:
+        one, two = await asyncio.gather(episode_of(runner, "where"), episode_of(runner, "where"))
+        assert one.metadata["pid"] != two.metadata["pid"]
+        assert one.metadata["random"] != two.metadata["random"]
+        assert one.metadata["heavy"] == []
+        assert one.metadata["size"] == 8
+        assert one.metadata["when"].startswith("<object object")
+
+    play(tmp_path, scene)
+
+
+def test_a_workflow_that_dies_while_it_is_made(tmp_path: Path) -> None:
+    async def scene(runner: TaskRunner, _supplies: SmallSupplies) -> None:
+        episode = await episode_of(runner, "any")
+        assert episode.status is EpisodeStatus.WORKFLOW_ERROR
+        assert episode.failure is not None and "exited with code 4" in episode.failure.message
+
+    play(tmp_path, scene, workflow="Unconstructed")
+
+
+def test_the_engines_faults_are_known_through_http_too(tmp_path: Path) -> None:
+    async def scene(runner: TaskRunner, supplies: SmallSupplies) -> None:
+        episode = await episode_of(runner, "talk")
+        assert (episode.status, episode.reward, episode.attempts) == (EpisodeStatus.COMPLETED, 5.0, 2)
+        assert [session.episode_id for session in supplies.sessions] == ["e-talk", "e-talk.2"]
+
+    play(tmp_path, scene, EngineError("gone"), "hello")
+
+
+def test_code_that_cannot_be_imported_is_refused_by_name(tmp_path: Path) -> None:
+    async def scene(runner: TaskRunner, _supplies: SmallSupplies) -> None:
+        with pytest.raises(ImportPathError, match=r"ajet.rollout.user_workflow: .*Agnt.*did you mean 'Agent'"):
+            await episode_of(runner, "talk")
+
+    play(tmp_path, scene, workflow="Agnt")
+
+
+def test_a_fork_server_that_dies_is_replaced(tmp_path: Path) -> None:
+    async def scene(runner: TaskRunner, _supplies: SmallSupplies) -> None:
+        assert isinstance(runner.venue, ProcessVenue)
+        await runner.venue.ready()
+        file = tmp_path / "pid"
+        running = asyncio.ensure_future(episode_of(runner, "spawn", file=str(file)))
+        while not (file.exists() and file.read_text()):
+            await asyncio.sleep(0.02)
+        os.kill(runner.venue.server._process.pid, signal.SIGKILL)
+        episode = await running
+        assert episode.status is EpisodeStatus.WORKFLOW_ERROR
+        assert (await episode_of(runner, "talk")).reward == 5.0
+        os.kill(int(file.read_text()), signal.SIGKILL)
+
+    play(tmp_path, scene)
+
+
+def test_no_process_outlives_the_one_that_runs_the_episodes(tmp_path: Path) -> None:
+    """SIGKILL it: server and workers end by themselves."""
+    (tmp_path / "agent.py").write_text(textwrap.dedent(CODE))
+    program = f"""
+import asyncio, sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}]
+from runner_fakes import LineEngine, SmallSupplies
+from ajet.config import make_config
+from ajet.schema.task import Task, WorkflowTask
+from ajet.task_runner.isolation.venue import ProcessVenue
+from ajet.task_runner.runner import TaskRunner
+
+async def main():
+    config = make_config({{"rollout.user_workflow": "{tmp_path}/agent.py->Agent",
+                           "task_runner.wrapper_type": "multi-processing"}})
+    supplies = SmallSupplies(config, LineEngine("x"))
+    venue = ProcessVenue(config, supplies)
+    print(venue.server._process.pid, flush=True)
+    task = Task(task_id="t", main_query="spawn", metadata={{"file": "{tmp_path}/pid"}})
+    await TaskRunner(supplies, venue).run(WorkflowTask(task=task))
+
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        server = int(process.stdout.readline())
+        file = tmp_path / "pid"
+        while not (file.exists() and file.read_text()):
+            assert process.poll() is None
+            time.sleep(0.02)
+        child = int(file.read_text())
+        assert is_alive(server) and is_alive(child)
+        process.kill()
+    for _ in range(250):
+        if not is_alive(server) and not is_alive(child):
+            return
+        time.sleep(0.02)
+    raise AssertionError("a process lives on")
