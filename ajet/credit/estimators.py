@@ -113,6 +113,20 @@ def compute_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditS
     return Credit(credited, zero_variance_groups=sum(flat), metrics=_metrics(groups, credited, flat))
 
 
+def imitation_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditSettings) -> Credit:
+    """Advantage 1 for every call, weighted as ever: supervised fine-tuning."""
+    everyone = [episode for group in groups for episode in group]
+    weights = iter(token_weights(everyone, settings.loss_norm, settings.dr_grpo_length, settings.multiplicity))
+    credited = []
+    for group in groups:
+        row = []
+        for episode in group:
+            calls = _entries(episode, [1.0] * len(episode.calls), next(weights), settings.multiplicity)
+            row.append(EpisodeCredit(episode.episode_id, calls))
+        credited.append(row)
+    return Credit(credited, metrics=_metrics(groups, credited, [False] * len(groups)))
+
+
 def call_values(episode: EpisodeSummary, settings: CreditSettings) -> list[float]:
     """What each call led to: its own reward and, discounted by gamma, what its agent's next calls brought.
 

@@ -1,0 +1,1 @@
+"""The embedded backbone: rollout, credit and update on one machine, with PyTorch alone."""
