@@ -76,4 +76,4 @@ def run(arguments: str) -> str:
     try:
         return calculator(str(json.loads(arguments)["expression"]))
     except (ValueError, KeyError, TypeError):
-        return "error: the arguments must be {\"expression\": \"…\"}"
+        return 'error: the arguments must be {"expression": "…"}'

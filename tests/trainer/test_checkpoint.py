@@ -1,0 +1,202 @@
+"""Checkpoints are complete or absent, survive kills, and bring a trainer back bit for bit."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models import small_model
+from test_trainer import a_batch, gap, weights
+
+from ajet.trainer.checkpoint import MARKER, CheckpointError, CheckpointFolder, load
+from ajet.trainer.loss import LossSettings
+from ajet.trainer.optimizer import OptimSettings
+from ajet.trainer.state import read_trainer, write_trainer
+from ajet.trainer.trainer import Trainer, TrainSettings
+
+
+def fill(folder: Path) -> None:
+    (folder / "hf").mkdir()
+    (folder / "hf" / "model.safetensors").write_bytes(b"weights")
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=2)
+    for step, score in ((1, 0.1), (2, 0.9), (3, 0.2), (4, 0.3), (5, 0.4)):
+        assert folder.save(step, {"score": score}, fill) is not None
+    assert names(tmp_path) == ["step_2", "step_4", "step_5"]
+    assert folder.best() == tmp_path / "step_2"
+    newest = folder.newest()
+    assert newest is not None and newest.state == {"step": 5, "score": 0.4}
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2, 3):
+        folder.save(step, {}, fill)
+    (tmp_path / "step_3" / "hf" / "model.safetensors").write_bytes(b"wEights")  # same size, other content
+    (tmp_path / "step_2" / MARKER).write_text("{")
+    found = folder.newest()
+    assert found is not None and found.step == 1
+    assert "step_3" in caplog.text and "step_2" in caplog.text
+    with pytest.raises(CheckpointError, match="damaged"):
+        load(tmp_path / "step_3")
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint_in_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, {}, fill)
+
+    def full(path: Path) -> None:
+        fill(path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert folder.save(2, {}, full) is None
+    assert names(tmp_path) == ["step_1"]
+    assert "No space left" in caplog.text and "step 2" in caplog.text
+
+
+def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    (tmp_path / ".step_7.99").mkdir(parents=True)
+    (tmp_path / "step_6").mkdir()
+    assert folder.newest() is None
+    folder.save(1, {}, fill)
+    assert names(tmp_path) == ["step_1"]
+
+
+def test_the_link_to_the_newest_weights_moves_in_one_step(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    for step in (1, 2):
+        saved = folder.save(step, {}, fill)
+        assert saved is not None
+        folder.point(tmp_path / "hf", saved)
+        assert (tmp_path / "hf").resolve() == saved.path / "hf"
+
+
+def kill_and_resume(root: Path, kills: int, seed: int) -> None:
+    """SIGKILL a run at random moments; each resume must not be older than the last announced step."""
+    script = Path(__file__).parent / "crashing_run.py"
+    rng = random.Random(seed)
+    announced = 0
+    for _ in range(kills):
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(root), "100000"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        first = process.stdout.readline().split()
+        assert first[:1] == ["resumed"], process.communicate()[1]
+        assert int(first[1]) >= announced
+        for _ in range(rng.randrange(4)):
+            process.stdout.readline()
+        time.sleep(rng.random() * 0.02)
+        process.send_signal(signal.SIGKILL)
+        rest = process.stdout.read()
+        process.wait()
+        said = [line.split() for line in rest.splitlines(keepends=True) if line.endswith("\n")]
+        announced = max([int(first[1]), *(int(line[1]) for line in said if line[0] == "saved")])
+    found = CheckpointFolder(root).newest()
+    assert found is not None and found.step >= announced
+
+
+def test_kills_at_random_moments_lose_nothing_announced(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, kills=20, seed=1)
+
+
+# ------------------------------------------------------------------------------------------- of a real trainer
+
+SETTINGS = TrainSettings(LossSettings(), OptimSettings(lr=1e-2, schedule="cosine", total_steps=10), mini_batches=2)
+
+
+def test_a_trainer_resumes_bit_for_bit(tmp_path: Path) -> None:
+    straight = Trainer(small_model(), SETTINGS)
+    for step in range(6):
+        straight.update(a_batch(step))
+
+    first = Trainer(small_model(), SETTINGS)
+    for step in range(3):
+        first.update(a_batch(step))
+    folder = CheckpointFolder(tmp_path)
+    assert folder.save(3, {"updates": first.updates}, lambda path: write_trainer(first, None, path)) is not None
+    draws = (random.random(), np.random.random(), float(torch.rand(1)))
+
+    second = Trainer(small_model(seed=5), SETTINGS)
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    found = folder.newest()
+    assert found is not None
+    read_trainer(second, found)
+    assert (random.random(), np.random.random(), float(torch.rand(1))) == draws
+    for step in range(3, 6):
+        second.update(a_batch(step))
+    assert gap(weights(straight.model), weights(second.model)) == 0.0
+    assert second.updates == straight.updates
+
+
+def test_the_weights_load_with_transformers(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    trainer = Trainer(small_model(), SETTINGS)
+    trainer.update(a_batch())
+    write_trainer(trainer, None, tmp_path)
+    assert gap(weights(AutoModelForCausalLM.from_pretrained(tmp_path / "hf")), weights(trainer.model)) == 0.0
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".safetensors", ".json"}
+
+
+def test_a_lora_checkpoint_holds_adapter_and_merged_weights(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    def build() -> Trainer:
+        config = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+        torch.manual_seed(3)
+        return Trainer(peft.get_peft_model(small_model(), config), SETTINGS)
+
+    trainer = build()
+    trainer.update(a_batch())
+    folder = CheckpointFolder(tmp_path)
+    found = folder.save(1, {"updates": trainer.updates}, lambda path: write_trainer(trainer, None, path))
+    assert found is not None
+    again = build()
+    read_trainer(again, found)
+    trainer.update(a_batch(1))
+    again.update(a_batch(1))
+    assert gap(weights(trainer.model), weights(again.model)) == 0.0
+    ids = torch.arange(12)[None]
+    merged = AutoModelForCausalLM.from_pretrained(found.path / "hf")
+    restored = build()
+    read_trainer(restored, found)
+    with torch.no_grad():
+        assert torch.allclose(merged(ids).logits, restored.model(ids).logits, atol=1e-5)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
+    trainer = Trainer(small_model(), SETTINGS)
+    found = CheckpointFolder(tmp_path).save(1, {"updates": 0}, lambda path: write_trainer(trainer, None, path))
+    assert found is not None
+    with pytest.raises(CheckpointError, match="step_1 does not fit"):
+        read_trainer(Trainer(small_model(num_hidden_layers=1), SETTINGS), found)
+
+
+def test_the_marker_lists_every_file(tmp_path: Path) -> None:
+    found = CheckpointFolder(tmp_path).save(1, {}, fill)
+    assert found is not None
+    assert set(json.loads((found.path / MARKER).read_text())) == {"hf/model.safetensors", "state.json"}
