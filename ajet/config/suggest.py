@@ -132,22 +132,28 @@ def _step(fragment: dict[str, Any], part: Any) -> dict[str, Any] | None:
 
 def allowed(fragment: dict[str, Any]) -> str:
     """What a key takes, in words."""
+    words = list(dict.fromkeys(_kinds(fragment)))
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _kinds(fragment: dict[str, Any]) -> list[str]:
+    """Each kind of value that a key takes."""
     fragment = _dereferenced(fragment)
     if "anyOf" in fragment:
-        return _alternatives([allowed(option) for option in fragment["anyOf"]])
+        return [kind for option in fragment["anyOf"] for kind in _kinds(option)]
     if "const" in fragment:
-        return f"`{fragment['const']}`"
+        return [f"`{fragment['const']}`"]
     if fragment.get("pattern") == "->":
-        return f"`{fragment['description']}`"
+        return [f"`{fragment['description']}`"]
     if "enum" in fragment:
-        return _alternatives([f"`{value}`" for value in fragment["enum"]])
+        return [f"`{value}`" for value in fragment["enum"]]
     kind = fragment.get("type")
     if kind in ("integer", "number"):
-        return ("a whole number" if kind == "integer" else "a number") + _bounds(fragment)
+        return [("a whole number" if kind == "integer" else "a number") + _bounds(fragment)]
     if kind == "array":
-        return f"a list of {allowed(fragment['items'])}" if fragment.get("items") else "a list"
+        return [f"a list of {allowed(fragment['items'])}" if fragment.get("items") else "a list"]
     words = {"boolean": "true or false", "string": "text", "null": "null", "object": "a group of keys"}
-    return words.get(str(kind), "anything")
+    return [words.get(str(kind), "anything")]
 
 
 def choices(fragment: dict[str, Any]) -> list[str]:
@@ -157,11 +163,6 @@ def choices(fragment: dict[str, Any]) -> list[str]:
     items = choices(fragment["items"]) if isinstance(fragment.get("items"), dict) else []
     own = [*fragment.get("enum", []), *([fragment["const"]] if "const" in fragment else [])]
     return [*(str(word) for word in own), *inner, *items]
-
-
-def _alternatives(words: list[str]) -> str:
-    unique = list(dict.fromkeys(words))
-    return unique[0] if len(unique) == 1 else f"{', '.join(unique[:-1])} or {unique[-1]}"
 
 
 def _bounds(fragment: dict[str, Any]) -> str:

@@ -109,7 +109,7 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError:
         folder = path.parent
         present = [entry.name for entry in folder.glob("*.y*ml")] if folder.is_dir() else []
-        near = nearest(path.name, present)
+        near = next((name for name in present if Path(name).stem == nearest(path.stem, map(_stem, present))), None)
         there = f"did you mean {folder / near}?" if near else ", ".join(sorted(present)[:8])
         where = f"\n    {'' if near else 'there is: '}{there}" if there else ""
         raise ConfigError(f"{path}: no such file" + where) from None
@@ -124,6 +124,10 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}:{line}: not UTF-8 text\n    save the file as UTF-8") from None
+
+
+def _stem(name: str) -> str:
+    return Path(name).stem
 
 
 def parse_yaml(text: str, name: str) -> Node:

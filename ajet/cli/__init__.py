@@ -1,0 +1,1 @@
+"""The `ajet` command: one file a subcommand, imported when it is used."""

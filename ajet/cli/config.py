@@ -1,0 +1,73 @@
+"""`ajet config show CONF | schema | docs`: the resolved config, the JSON schema, the documentation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from importlib import import_module
+from typing import get_args
+
+from ajet.schema.errors import FeatureUnavailableError
+
+EPILOG = """\
+ajet config show my.yaml                      all keys, defaults filled in, secrets masked
+ajet config show my.yaml rollout.num_repeat=8
+ajet config schema > ajet.schema.json         for completion in an editor
+ajet config docs > docs/configuration.md
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print one of the three."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.what == "schema":
+        from ajet.config.docs import editor_schema
+
+        print(json.dumps(editor_schema(), indent=2, ensure_ascii=False))
+    elif arguments.what == "docs":
+        from ajet.config.docs import markdown
+
+        sys.stdout.write(markdown())
+    else:
+        print(_resolved(arguments.conf, arguments.overrides, arguments.backbone))
+    return 0
+
+
+def _parser() -> ArgumentParser:
+    from argparse import RawDescriptionHelpFormatter
+
+    parser = ArgumentParser("ajet config", epilog=EPILOG, formatter_class=RawDescriptionHelpFormatter)
+    what = parser.add_subparsers(dest="what", required=True, metavar="show|schema|docs")
+    show = what.add_parser("show", help="the resolved config of a file")
+    show.add_argument("conf", metavar="CONF")
+    show.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    show.add_argument("--backbone", help="print what this backbone is given instead (verl, trinity)")
+    what.add_parser("schema", help="the JSON schema of a file")
+    what.add_parser("docs", help="the reference of all keys, in Markdown")
+    return parser
+
+
+def _resolved(conf: str, overrides: Sequence[str], backbone: str | None) -> str:
+    import yaml
+
+    from ajet.config import load_config
+    from ajet.config.root import BackboneName
+    from ajet.observe.secrets import Masker
+
+    chosen: BackboneName | None = next((name for name in get_args(BackboneName) if name == backbone), None)
+    config = load_config(conf, overrides, backbone=chosen, complete=False)
+    resolved = config.model_dump(mode="json")
+    masker = Masker(resolved)
+    if backbone is not None:
+        from ajet.cli.launch import BACKBONES, backbone_entry
+
+        if backbone not in BACKBONES:
+            raise FeatureUnavailableError(f"no backbone {backbone!r}\n    allowed: {', '.join(BACKBONES)}")
+        backbone_entry(backbone)
+        show = getattr(import_module(BACKBONES[backbone]), "show_config", None)
+        if show is not None:
+            return masker.text(show(config).rstrip())
+    return yaml.safe_dump(masker.value(resolved), sort_keys=False, allow_unicode=True, width=120).rstrip()

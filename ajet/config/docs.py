@@ -1,0 +1,124 @@
+"""What the schema says about itself: the Markdown reference and the JSON schema for editors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from ajet.config.root import Config
+from ajet.config.section import Block, Section
+from ajet.config.suggest import KnownKey, allowed, fragment_at, json_schema, known_keys
+
+INTERPOLATION = {"type": "string", "pattern": r"\$\{.*\}"}
+"""An interpolation may stand where a number is meant."""
+
+HEAD = """\
+# Configuration
+
+<!-- Written by `ajet config docs` from the schema in ajet/config/: don't edit. -->
+
+A run is described by one YAML file:
+
+```bash
+ajet --conf my_agent.yaml
+ajet --conf my_agent.yaml rollout.num_repeat=8 trainer_common.optim.lr=2e-6
+```
+
+- Everything AgentJet reads stands under `ajet:`. A key it does not know is an error that names the line and the key
+  that was probably meant.
+- On the command line, a key may be written in full (`ajet.rollout.num_repeat=8`) or without `ajet.`
+  (`rollout.num_repeat=8`). Values are read as YAML: `[a, b]`, `null`, `true`, `1e-6`.
+- Other top-level blocks are yours. `frozen_lake: {size: 4}` is `tuner.config.frozen_lake.size` in the workflow, and
+  `ajet.user` is `tuner.config.ajet.user`. A block that the file does not have can be added with `+frozen_lake.size=4`.
+- Top-level `verl:`, `trinity:` and `trainer:` blocks go to that backbone as they are; `hydra:` and `defaults:` are
+  ignored.
+- Values may refer to others (`${ajet.rollout.num_repeat}`, `${.neighbour}`) and to the environment
+  (`${oc.env:NAME}`, `${oc.env:NAME,default}`).
+- File names are looked for in the working directory, then beside the YAML.
+
+`ajet validate FILE` checks a file and says what would run, `ajet config show FILE` prints it with all defaults filled
+in and secrets masked, and `ajet config schema` prints the JSON schema. To get completion and checks in an editor that
+speaks YAML's language server:
+
+```bash
+ajet config schema > ajet.schema.json
+```
+
+```yaml
+# yaml-language-server: $schema=ajet.schema.json
+```
+"""
+
+
+def markdown() -> str:
+    """`docs/configuration.md`."""
+    parts = [HEAD]
+    for path, section in _sections():
+        level = "##" if len(path) <= 2 else "###"
+        parts.append(f"{level} `{'.'.join(path)}`\n\n{_section_text(section)}\n\n{_table(path)}")
+    return "\n".join(parts)
+
+
+def _sections() -> Iterator[tuple[tuple[str, ...], type[Section]]]:
+    for path, key in known_keys().items():
+        if path[0] == "ajet" and key.section is not None and any(_leaves(path)):
+            yield path, key.section
+
+
+def _leaves(path: tuple[str, ...]) -> list[KnownKey]:
+    return [key for key in known_keys().values() if key.path[:-1] == path and key.section is None]
+
+
+def _section_text(section: type[Section]) -> str:
+    text = " ".join((section.__doc__ or "").split())
+    text = text.partition(": ")[2] or text
+    return text[:1].upper() + text[1:]
+
+
+def _table(path: tuple[str, ...]) -> str:
+    rows = ["| key | takes | default | |", "|---|---|---|---|"]
+    for key in _leaves(path):
+        fragment = fragment_at(key.path) or {}
+        cells = (f"`{key.path[-1]}`", _takes(key, fragment), _default(key), _oneline(key.field.description or ""))
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _takes(key: KnownKey, fragment: dict[str, Any]) -> str:
+    return "any keys" if key.field.annotation is Block else allowed(fragment)
+
+
+def _default(key: KnownKey) -> str:
+    value = key.field.get_default(call_default_factory=True)
+    if value is None:
+        return "null"
+    if isinstance(value, Block):
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, float):
+        return f"`{value:g}`" if abs(value) < 1e-3 or value != int(value) else f"`{value:.1f}`"
+    if isinstance(value, list):
+        return f"`[{', '.join(map(str, value))}]`"
+    return f"`{value}`" if str(value) else "`''`"
+
+
+def _oneline(text: str) -> str:
+    return " ".join(text.split())
+
+
+def editor_schema() -> dict[str, Any]:
+    """The JSON schema of a whole file, for editors: interpolations are allowed everywhere."""
+    schema = copy.deepcopy(json_schema())
+    for definition in [schema, *schema.get("$defs", {}).values()]:
+        properties = definition.get("properties", {})
+        for name, fragment in properties.items():
+            properties[name] = _or_interpolation(fragment)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": Config.__name__}
+
+
+def _or_interpolation(fragment: dict[str, Any]) -> dict[str, Any]:
+    shown: dict[str, Any] = {key: fragment.pop(key) for key in ("title", "description", "default") if key in fragment}
+    options = fragment["anyOf"] if list(fragment) == ["anyOf"] else [fragment]
+    return {**shown, "anyOf": [*options, INTERPOLATION]}
