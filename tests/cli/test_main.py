@@ -1,0 +1,145 @@
+"""The `ajet` command line: its surface (frozen), its errors, and that it answers at once."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ajet import __version__
+from ajet.cli.arguments import build_parser, parse_arguments
+from ajet.cli.main import COMMANDS, RUN_HELP, main
+from ajet.schema.errors import UserError
+
+HEAVY = {
+    "agentscope",
+    "datasets",
+    "langchain_core",
+    "numpy",
+    "omegaconf",
+    "openai",
+    "pydantic",
+    "ray",
+    "starlette",
+    "torch",
+    "transformers",
+    "uvicorn",
+    "vllm",
+    "yaml",
+}
+CPU_SECONDS = 0.25
+
+FLAGS = {
+    "--autokill",
+    "--backbone",
+    "--conf",
+    "--debug",
+    "--exp-dir",
+    "--fresh",
+    "--json",
+    "--kill",
+    "--prefix",
+    "--quiet",
+    "--ray-address",
+    "--skip-check-avail-gpu",
+    "--with-logview",
+    "--with-ray",
+    "--with-ray-cluster",
+}
+"""The surface that users' scripts rely on: a flag may be added here, never taken away."""
+
+NAMES = {"chat", "config", "doctor", "eval", "export", "init", "report", "serve", "validate", "view", "vllm"}
+
+
+def test_the_surface_is_what_users_know() -> None:
+    assert {flag for action in build_parser()._actions for flag in action.option_strings} == FLAGS
+    assert set(COMMANDS) == NAMES
+    assert all(flag in RUN_HELP for flag in FLAGS)
+
+
+def run_python(program: str, *arguments: str) -> tuple[str, float]:
+    """Its output, and the least CPU seconds of three tries (wall time depends on what else the machine does)."""
+    least = float("inf")
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        ran = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        least = min(least, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return ran.stdout, least
+
+
+@pytest.mark.parametrize("what", ["import ajet", "--help", "--version"])
+def test_it_answers_at_once_and_loads_nothing_heavy(what: str) -> None:
+    tail = "; import sys; print('LOADED', *{name.split('.')[0] for name in sys.modules})"
+    call = what if what.startswith("import") else f"from ajet.cli.main import main; main([{what!r}])"
+    output, seconds = run_python(call + tail)
+    assert not HEAVY & set(output.rpartition("LOADED")[2].split())
+    assert seconds <= CPU_SECONDS
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "ajet --conf FILE.yaml" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ajet {__version__}\n"
+    assert main([]) == 2
+
+
+def test_the_module_is_the_command() -> None:
+    ran = subprocess.run([sys.executable, "-m", "ajet", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"ajet {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["inti"], "did you mean `ajet init`?"),
+        (["x.yaml"], "ajet --conf x.yaml"),
+        (["frobnicate"], "commands: "),
+        (["--conf"], "expected one argument"),
+        (["--backbone=debug"], "--conf FILE.yaml is needed"),
+        (["--conf", "x.yaml", "--backbon=debug"], "did you mean --backbone?"),
+        (["--conf", "x.yaml", "y.yaml"], "write --conf y.yaml"),
+        (["--conf", "x.yaml", "num_repeat"], "key=value"),
+        (["--conf", "x.yaml", "--with-ray", "--ray-address=a"], "not allowed with"),
+        (["--conf", "x.yaml", "--with-appworld=3"], "takes no value"),
+        (["--conf", "nowhere.yaml"], "nowhere.yaml: no such file"),
+        (["--conf", "x.yaml", "--backbone=verll"], "did you mean verl? allowed: local, debug, verl, trinity"),
+    ],
+)
+def test_what_can_not_be_understood_is_one_message_and_exit_code_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert says in error
+    assert "Traceback" not in error
+
+
+def test_arguments_in_any_order() -> None:
+    line = "rollout.num_repeat=8 --with-appworld --conf a=b.yaml --debug x.y=1 --with-ray +mine.z="
+    parsed = parse_arguments(line.split())
+    assert parsed.conf == "a=b.yaml"
+    assert parsed.services == ("appworld",)
+    assert parsed.overrides == ("rollout.num_repeat=8", "+mine.z=", "x.y=1")
+    assert parsed.debug_tags == "all"
+    assert parsed.options.ray == "private"
+    assert parse_arguments(["--conf", "x", "--debug", "A,B"]).debug_tags == "A,B"
+    with pytest.raises(UserError):
+        parse_arguments(["--conf", "x", "--quiet", "--json"])
+
+
+def test_a_reader_that_goes_away_is_no_crash() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ran = subprocess.run(
+        [sys.executable, "-m", "ajet", "config", "docs"], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert "Traceback" not in ran.stderr
