@@ -52,7 +52,7 @@ class SmallTracker:
     episode_reward: float | None = None
     _ids: Any = field(default_factory=itertools.count)
 
-    def begin(self, agent, target, messages, tools, sampling, *, trainable=True, template_kwargs=None):  # type: ignore[no-untyped-def]
+    def begin(self, agent, target, messages, tools, sampling, *, **_more):  # type: ignore[no-untyped-def]
         text = "".join(str(message.get("content")) for message in messages)
         room = self.max_model_len - len(text)
         if room <= 0:
@@ -60,7 +60,7 @@ class SmallTracker:
             raise ContextOverflowError("maximum context length exceeded")
         return SmallPrepared(f"c{next(self._ids)}", [ord(c) for c in text], replace(sampling, max_tokens=room))
 
-    def commit(self, call_id: str, completion: Completion, reply: dict[str, Any]) -> None:
+    def commit(self, call_id: str, completion: Completion, reply: dict[str, Any], **_more: Any) -> None:
         self.replies.append(reply)
 
     def abort(self, call_id: str, why: str) -> None: ...
