@@ -1,19 +1,15 @@
-"""An episode as bytes and back: MessagePack with arrays as raw columns, then zlib. No pickle.
-
-Token ids, logprobs and masks come back bit for bit. Values of the user's own (metadata, log metrics) that MessagePack
-has no form for are kept as their text.
-"""
+"""An episode as compressed bytes and back (`ajet.schema.codec` gives the form), and what is recorded beside it."""
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from ajet.schema import codec
 from ajet.schema.call_tree import FloatArray
 from ajet.schema.episode import Episode
 
@@ -43,51 +39,43 @@ class Annotation:
 def encode_episode(episode: Episode) -> bytes:
     """The episode, compressed."""
     try:
-        packed = msgspec.msgpack.encode(episode, enc_hook=_encode_other)
+        data = codec.encode_episode(episode)
     except UnicodeEncodeError:  # half a surrogate pair, as a JSON escape in a tool call may bring
-        plain = msgspec.to_builtins(episode, builtin_types=(bytes,), enc_hook=_encode_other)
-        packed = msgspec.msgpack.encode(_encodable(plain))
-    return zlib.compress(packed, _LEVEL)
+        data = codec.encode_episode(_encodable(episode))
+    return zlib.compress(data, _LEVEL)
 
 
 def decode_episode(data: bytes) -> Episode:
     """The inverse of `encode_episode`."""
-    return msgspec.msgpack.decode(zlib.decompress(data), type=Episode, dec_hook=_decode_other)
+    return codec.decode_episode(zlib.decompress(data))
 
 
 def encode_annotation(annotation: Annotation) -> bytes:
     """The annotation, compressed."""
-    return zlib.compress(msgspec.msgpack.encode(annotation, enc_hook=_encode_other), _LEVEL)
+    return zlib.compress(msgspec.msgpack.encode(annotation, enc_hook=_column), _LEVEL)
 
 
 def decode_annotation(data: bytes) -> Annotation:
     """The inverse of `encode_annotation`."""
-    return msgspec.msgpack.decode(zlib.decompress(data), type=Annotation, dec_hook=_decode_other)
+    return msgspec.msgpack.decode(zlib.decompress(data), type=Annotation, dec_hook=_array)
 
 
-def _encode_other(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tobytes() if value.dtype in _COLUMNS else value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    return str(value)
+def _column(values: Any) -> bytes:
+    return np.asarray(values, "<f4").tobytes()
+
+
+def _array(_kind: Any, data: Any) -> FloatArray:
+    return np.frombuffer(data, "<f4").astype(np.float32)
 
 
 def _encodable(value: Any) -> Any:
+    """`value` with what UTF-8 can't hold written as an escape."""
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        return value.encode("utf-8", "backslashreplace").decode("utf-8") if type(value) is str else value
     if isinstance(value, dict):
         return {_encodable(key): _encodable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_encodable(item) for item in value]
+        return type(value)(_encodable(item) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{entry.name: _encodable(getattr(value, entry.name)) for entry in fields(value)})
     return value
-
-
-_COLUMNS = (np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_))
-
-
-def _decode_other(kind: Any, value: Any) -> NDArray[Any]:
-    dtype = kind.__args__[1].__args__[0]
-    return np.array(value, dtype) if isinstance(value, list) else np.frombuffer(value, dtype).copy()
