@@ -52,7 +52,7 @@ class SmallTracker:
     episode_reward: float | None = None
     _ids: Any = field(default_factory=itertools.count)
 
-    def begin(self, agent, target, messages, tools, sampling, *, **_more):  # type: ignore[no-untyped-def]
+    def begin(self, agent, target, messages, tools, sampling, **_more):  # type: ignore[no-untyped-def]
         text = "".join(str(message.get("content")) for message in messages)
         room = self.max_model_len - len(text)
         if room <= 0:
