@@ -14,6 +14,11 @@ ENGINES = ("torch", "vllm", "sglang", "remote", "scripted")
 def build_engine(config: Any) -> Engine:
     """Build the engine that `rollout.engine` names, for the model in `model.path`."""
     name = config.ajet.rollout.engine
+    if name == "torch":
+        from ajet.engine.torch.engine import TorchEngine
+        from ajet.engine.torch.settings import TorchEngineSettings
+
+        return TorchEngine(config.ajet.model.path, TorchEngineSettings.from_config(config))
     if name == "scripted":
         return _scripted(config)
     raise ConfigError(f"rollout.engine {name!r} does not exist: one of {', '.join(ENGINES)}")

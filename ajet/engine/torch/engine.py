@@ -1,0 +1,178 @@
+"""The embedded engine as the rest of the program sees it: the `Engine` protocol in front of a thread.
+
+The thread is started at once and loads the model while the caller goes on. Whatever comes from outside is a message in
+its inbox, so nothing else ever touches model and scheduler, but for a trainer, between `pause` and `resume`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import weakref
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.engine.base import OnTokens
+from ajet.engine.model_source import ModelSource
+from ajet.engine.torch.messages import Cancel, Close, Command, Inbox, Pause, Resume, Submit, Ticket
+from ajet.engine.torch.settings import TorchEngineSettings
+from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError
+from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ajet.engine.torch.worker import Worker
+
+log = logging.getLogger(__name__)
+
+JOIN_SECONDS = 10.0
+"""How long closing waits for the step in progress."""
+
+
+class TorchEngine:
+    """Continuous batching over a Hugging Face model in this process."""
+
+    def __init__(self, model: str | Path | ModelSource | PreTrainedModel, settings: TorchEngineSettings) -> None:
+        self._settings = settings
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._loaded: Future[Worker] = Future()
+        self._dead: Exception | None = None
+        self._thread = threading.Thread(
+            target=_live, args=(weakref.ref(self), model, settings, self._inbox, self._loaded), daemon=True
+        )
+        self._thread.name = "ajet-engine"
+        self._thread.start()
+        weakref.finalize(self, _close, self._inbox, self._thread)
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        details = {"deterministic": self._settings.deterministic, "max_num_seqs": self._settings.max_num_seqs}
+        return EngineCapabilities(
+            "torch", load_weights=True, max_model_len=self._settings.max_model_len, details=details
+        )
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The served model, parameters and all. To change it, `pause` first and `load_weights(None, version)` after."""
+        return self._worker().runner.model
+
+    def _worker(self) -> Worker:
+        if not self._loaded.done():
+            raise EngineError("the model is still loading: await engine.ready() first")
+        return self._loaded.result()
+
+    async def ready(self) -> None:
+        await asyncio.shield(asyncio.wrap_future(self._loaded))
+
+    async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
+        try:
+            async with asyncio.timeout(request.deadline_s):
+                await self.ready()
+                return await self._generate(request, on_tokens)
+        except TimeoutError as error:
+            raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
+
+    async def _generate(self, request: GenerateRequest, on_tokens: OnTokens | None) -> Completion:
+        self._check_alive()
+        loop = asyncio.get_running_loop()
+        ticket = Ticket(request, loop, loop.create_future(), on_tokens)
+        self._inbox.put(Submit(ticket))
+        self._check_alive()  # the thread may have emptied its inbox for the last time in between
+        try:
+            return await ticket.answer
+        except asyncio.CancelledError:
+            self._inbox.put(Cancel(ticket))
+            raise
+
+    async def load_weights(self, source: Any, version: int) -> None:
+        """Serve other weights: None (changed in place), a state dict, or a folder of safetensors."""
+        await self.ready()
+        await self._command(Command(lambda worker: worker.load_weights(source, version)))
+
+    async def pause(self) -> None:
+        await self.ready()
+        await self._command(Pause())
+
+    async def resume(self) -> None:
+        self._check_alive()
+        self._inbox.put(Resume())
+
+    async def health(self) -> dict[str, Any]:
+        if not self._loaded.done():
+            self._check_alive()
+            return {"engine": "torch", "loading": True}
+        facts: dict[str, Any] = await self._command(Command(lambda worker: worker.facts()))
+        return facts
+
+    async def aclose(self) -> None:
+        self._inbox.put(Close())
+        await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
+        if self._dead is None:
+            self._dead = EngineError("the engine is closed")
+
+    async def _command(self, command: Command | Pause) -> Any:
+        self._check_alive()
+        self._inbox.put(command)
+        self._check_alive()
+        return await asyncio.wrap_future(command.done)
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineError(f"the embedded engine is gone: {self._dead}") from self._dead
+
+    def _died(self, error: Exception) -> None:
+        self._dead = error
+
+
+def _live(
+    engine: weakref.ref[TorchEngine],
+    model: str | Path | ModelSource | PreTrainedModel,
+    settings: TorchEngineSettings,
+    inbox: Inbox,
+    loaded: Future[Worker],
+) -> None:
+    """The thread: load, serve, and let nobody wait when it ends."""
+    try:
+        worker = _load(model, settings, inbox)
+    except Exception as error:  # noqa: BLE001 - whoever awaits `ready` gets it
+        failure = error if isinstance(error, AjetError) else EngineError(f"the model could not be loaded: {error!r}")
+        _note_death(engine, failure)
+        loaded.set_exception(failure)
+        return
+    loaded.set_result(worker)
+    death = EngineError("it is closed")
+    try:
+        worker.run()
+    except Exception as error:  # a dead thread must fail those who wait for it, whatever killed it
+        log.exception("the embedded engine died")
+        death = error if isinstance(error, EngineError) else EngineError(repr(error))
+    _note_death(engine, death)
+    worker.fail_all(EngineError(f"the embedded engine is gone: {death}"))
+
+
+def _load(model: str | Path | ModelSource | PreTrainedModel, settings: TorchEngineSettings, inbox: Inbox) -> Worker:
+    from ajet.engine.torch.worker import Worker
+
+    if isinstance(model, str | Path):
+        model = ModelSource.resolve(model)
+    if isinstance(model, ModelSource):
+        weights = model.model(settings.dtype, settings.attn, settings.device)
+        return Worker(weights, model.tokenizer(), settings, inbox)
+    return Worker(model, ModelSource.resolve(str(model.config.name_or_path)).tokenizer(), settings, inbox)
+
+
+def _note_death(engine: weakref.ref[TorchEngine], error: Exception) -> None:
+    alive = engine()
+    if alive is not None:
+        alive._died(error)
+
+
+def _close(inbox: Inbox, thread: threading.Thread) -> None:
+    """When the engine is dropped, or the interpreter ends: torch must not be computing by then."""
+    inbox.put(Close())
+    if thread is not threading.current_thread():
+        thread.join(JOIN_SECONDS)

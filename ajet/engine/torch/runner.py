@@ -1,0 +1,158 @@
+"""One forward pass: which tokens go in, and the logits of those after which something is drawn.
+
+`probe` finds out, with a few tokens, whether a model can be served: it must compute attention through transformers'
+interface, alike in all layers, and give the same logits as its own forward pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedModel
+
+from ajet.engine.torch.attention import Layout, Part, serving
+from ajet.engine.torch.kv import KVPool, KVShape
+from ajet.schema.errors import FeatureUnavailableError
+
+PROBE_TOKENS = 7
+PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
+"""By how much the engine's logits may differ from the model's own: rounding, but no wrong position or mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The new tokens of one sequence in this step, and whether something is drawn after the last of them."""
+
+    part: Part
+    tokens: list[int]
+    draws: bool
+
+
+class Runner:
+    """Runs a model over the tokens of many sequences at once."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.dtype = next(model.parameters()).dtype
+        parameters = inspect.signature(model.forward).parameters
+        self._picks_logits = "logits_to_keep" in parameters
+        config: Any = model.config.get_text_config()
+        self.vocabulary = int(config.vocab_size)
+        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        self.kv_shape = _find_kv_shape(self)
+        _check_against_own_forward(self)
+
+    def forward(self, rows: list[Work], chunks: list[Work], pad_to: int = 0) -> torch.Tensor:
+        """Logits (float32) of the work that draws, rows first.
+
+        With `pad_to`, a step of rows goes through every matrix as exactly so many, and one of a chunk likewise.
+        """
+        work = [*rows, *chunks]
+        tokens = [token for item in work for token in item.tokens]
+        positions = [position for item in work for position in range(item.part.context, item.part.end)]
+        picks, end = [], 0
+        for item in work:
+            end += item.part.count
+            if item.draws:
+                picks.append(end - 1)
+        padding = [0] * max(0, pad_to - len(tokens))
+        layout = Layout([item.part for item in rows], [item.part for item in chunks])
+        drawing = len(picks)
+        if pad_to and rows:
+            picks += [0] * (pad_to - drawing)
+        return self.logits(tokens + padding, positions + padding, layout, picks)[:drawing]
+
+    def rows_are_alike(self, width: int) -> bool:
+        """Whether equal rows of a step come out equal to the last bit, wherever in the batch they stand."""
+        logits = self.logits([1] * width, [0] * width, Layout([], []), list(range(width)))
+        return bool((logits == logits[0]).all())
+
+    def logits(self, tokens: list[int], positions: list[int], layout: Any, picks: list[int] | None) -> torch.Tensor:
+        """Logits after the picked tokens of one packed row; after all if None."""
+        device = self.device
+        extra: dict[str, Any] = {}
+        picked = None if picks is None else torch.tensor(picks, dtype=torch.long, device=device)
+        if self._picks_logits and picked is not None:
+            extra["logits_to_keep"] = picked
+        with serving(self.model):
+            output = self.model(
+                input_ids=torch.tensor([tokens], device=device),
+                position_ids=torch.tensor([positions], device=device),
+                use_cache=False,
+                layout=layout,
+                **extra,
+            )
+        logits: torch.Tensor = output.logits[0]
+        if picked is not None and not self._picks_logits:
+            logits = logits[picked]
+        return logits.float()
+
+
+class _Recorder:
+    """A layout of one sequence without storage that notes what each layer brings."""
+
+    def __init__(self) -> None:
+        self.layers: list[tuple[int, int, int, int]] = []
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        self.layers.append((layer, key.shape[1], key.shape[3], value.shape[3]))
+        gqa = query.shape[1] != key.shape[1]
+        read = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=gqa)
+        return read.transpose(1, 2)
+
+
+def _unservable(model: PreTrainedModel, why: str) -> FeatureUnavailableError:
+    return FeatureUnavailableError(
+        f"the embedded engine can't serve {type(model).__name__}: {why}. Use rollout.engine: vllm for this model"
+    )
+
+
+def _find_kv_shape(runner: Runner) -> KVShape:
+    model = runner.model
+    rope: Any = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        raise _unservable(model, f"its rotary embedding ({rope['rope_type']}) depends on the length of a batch")
+    recorder = _Recorder()
+    tokens = list(range(PROBE_TOKENS))
+    try:
+        runner.logits(tokens, tokens, recorder, None)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise _unservable(model, str(error)) from error
+    if sorted(layer for layer, *_ in recorder.layers) != list(range(len(recorder.layers))) or not recorder.layers:
+        raise _unservable(model, "not every layer computes its attention through transformers' attention interface")
+    shapes = {tuple(shape) for _, *shape in recorder.layers}
+    if len(shapes) != 1:
+        raise _unservable(model, "its layers have keys of different shapes")
+    heads, key_size, value_size = shapes.pop()
+    return KVShape(len(recorder.layers), heads, key_size, value_size)
+
+
+def _check_against_own_forward(runner: Runner) -> None:
+    """Two sequences, computed in chunks and rows, must give what the model gives by itself."""
+    model, device = runner.model, runner.device
+    tokens = [(7 * index + 3) % runner.vocabulary for index in range(PROBE_TOKENS)]
+    with torch.inference_mode():
+        own = model(input_ids=torch.tensor([tokens], device=device), use_cache=False).logits[0, -1].float()
+    pool = KVPool(runner.kv_shape, runner.dtype, device, 1024)
+    first, second = pool.allocate(PROBE_TOKENS, PROBE_TOKENS), pool.allocate(PROBE_TOKENS, PROBE_TOKENS)
+    assert first is not None and second is not None
+    other = tokens[::-1]
+    runner.forward([], [Work(Part(first, 0, 3), tokens[:3], False), Work(Part(second, 0, 5), other[:5], False)])
+    runner.forward([Work(Part(second, 5, 1), other[5:6], True)], [Work(Part(first, 3, 3), tokens[3:6], False)])
+    ours = runner.forward([Work(Part(first, 6, 1), tokens[6:7], True)], [])[0]
+    difference = float((own - ours).abs().max())
+    if not difference <= PROBE_TOLERANCE.get(runner.dtype, 1e-3):
+        raise _unservable(model, f"its logits come out differently (by {difference:.3g})")

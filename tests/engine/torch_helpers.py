@@ -1,0 +1,53 @@
+"""Asking the embedded engine, and what a plain forward pass says to it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import torch
+
+from ajet.engine.torch.engine import TorchEngine
+from ajet.schema.generation import Completion, GenerateRequest, Sampling
+
+NEAR_TIE = 1e-4
+
+
+def request(
+    prompt: list[int], top_logprobs: int = 0, deadline_s: float | None = None, **sampling: Any
+) -> GenerateRequest:
+    return GenerateRequest(prompt, Sampling(**sampling), top_logprobs=top_logprobs, deadline_s=deadline_s)
+
+
+def ask_all(engine: TorchEngine, requests: list[GenerateRequest]) -> list[Completion]:
+    """All at once, from a loop of their own."""
+
+    async def gather() -> list[Completion]:
+        return list(await asyncio.gather(*(engine.generate(each) for each in requests)))
+
+    return asyncio.run(gather())
+
+
+def ask(engine: TorchEngine, prompt: list[int], **sampling: Any) -> Completion:
+    return ask_all(engine, [request(prompt, **sampling)])[0]
+
+
+def health(engine: TorchEngine) -> dict[str, Any]:
+    return asyncio.run(engine.health())
+
+
+def random_prompt(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(500) for _ in range(length)]
+
+
+def forward_logits(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0].float()
+    return logits
+
+
+def forward_logprobs(model: Any, prompt: list[int], drawn: list[int], temperature: float = 1.0) -> list[float]:
+    """The logprobs of the drawn tokens by one full forward pass."""
+    rows = torch.log_softmax(forward_logits(model, prompt + drawn) / temperature, -1)
+    return [float(rows[len(prompt) - 1 + index, token]) for index, token in enumerate(drawn)]
