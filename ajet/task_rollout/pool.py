@@ -153,6 +153,11 @@ class RolloutPool:
             if not place.cancelled():
                 self._places.release()
 
+    @property
+    def running(self) -> int:
+        """Episodes that run or wait for a place."""
+        return len(self._stops)
+
     def stop_all(self) -> None:
         """End every episode, waiting or running, as `cancelled`."""
         for stop in list(self._stops):
