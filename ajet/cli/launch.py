@@ -93,17 +93,17 @@ def choose_backbone(flag: BackboneName | None, config: Config) -> tuple[Backbone
 def backbone_entry(name: str) -> Callable[..., int]:
     """A backbone's `run`."""
     module = BACKBONES[name]
-    if find_spec(module) is None or not _has_code(module):
+    entry: Callable[..., int] | None = getattr(import_module(module), "run", None) if _has_code(module) else None
+    if entry is None:
         raise FeatureUnavailableError(
             f"the {name} backbone is not part of this version\n    available: {', '.join(available_backbones())}"
         )
-    entry: Callable[..., int] = import_module(module).run
     return entry
 
 
 def available_backbones() -> list[str]:
     """The backbones that this version has."""
-    return [name for name, module in BACKBONES.items() if find_spec(module) is not None and _has_code(module)]
+    return [name for name, module in BACKBONES.items() if _has_code(module)]
 
 
 def _has_code(module: str) -> bool:

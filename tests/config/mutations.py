@@ -229,7 +229,6 @@ def wrong_types() -> Iterator[Mutation]:
             ("", "max_prompt_length", "3,000", whole),
             ("", "num_repeat", "four", whole),
             ("", "max_model_len", "'18 000'", whole),
-            ("", "max_env_worker", "010", whole),
             ("", "temperature", "hot", number),
             ("", "temperature", "false", number),
             ("", "temperature", ".nan", number),
@@ -237,7 +236,7 @@ def wrong_types() -> Iterator[Mutation]:
             ("", "episode_timeout", "20min", number),
             ("", "episode_timeout", ".inf", number),
             ("", "kl_loss_coef", "[0.1]", number),
-            ("", "lr", "1e-6 # fine\n      clip_grad: small", "clip_grad"),
+            ("", "lr", "1e-6e", number),
             ("", "agent_madness_termination", "maybe", switch),
             ("", "agent_madness_termination", "3", switch),
             ("", "enable_oversample", "[true]", switch),
@@ -468,4 +467,4 @@ def attacks() -> Iterator[Mutation]:
     yield Mutation("undefined alias", f"{VALID}what: *nothing\n".encode(), ("broken.yaml:", "*nothing", "&nothing"))
     yield Mutation("noise", random.Random(1).randbytes(4000), ("broken.yaml",))
     yield Mutation("long number", replaced(line, f"num_repeat: {'9' * 10_000}"), (f":{line}: ajet.rollout.num_repeat",))
-    yield Mutation("long float", replaced(line, f"temperature: 1{'0' * 400}.0"), (f"broken.yaml:{line}: ajet.rollout",))
+    yield Mutation("long float", replaced(line + 1, f"temperature: 1{'0' * 400}.0"), ("ajet.rollout.temperature",))
