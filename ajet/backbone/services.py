@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 import time
@@ -285,19 +286,26 @@ class Services:
         await self.gateway.aclose()
 
 
-def threads_left(patience_s: float = 0.5) -> list[threading.Thread]:
-    """Threads for which the interpreter would wait at its exit: user code left them, and they may never end."""
+POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-")
+"""Names of threads that `asyncio.to_thread` and executors make: Python waits for them at exit, daemons or not."""
+
+
+def leave(code: int, patience_s: float = 0.5) -> int:
+    """The last act of a program: give `code` back, or, if user code left threads that may never end, end the process.
+
+    The interpreter would wait for such threads for ever.
+    """
     until = time.monotonic() + patience_s
-    while True:
-        threads = [thread for thread in threading.enumerate() if not thread.daemon]
-        left = [thread for thread in threads if thread is not threading.main_thread()]
-        if not left or time.monotonic() > until:
-            return left
+    while _threads_left():
+        if time.monotonic() > until:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            logging.shutdown()
+            os._exit(code)
         time.sleep(0.02)
+    return code
 
 
-def flush_output() -> None:
-    """Before the process is left without the interpreter's own farewell."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    logging.shutdown()
+def _threads_left() -> list[threading.Thread]:
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    return [thread for thread in others if not thread.daemon or thread.name.startswith(POOL_THREADS)]

@@ -10,10 +10,10 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.task import Task, WorkflowTask
@@ -23,6 +23,7 @@ from ajet.task_runner.runner import TaskRunner
 if TYPE_CHECKING:
     from ajet.config import Config
 
+T = TypeVar("T")
 OnEpisode = Callable[[Episode], None]
 """Called on the service loop for each episode that ends, refilled and cancelled ones too. Must be quick."""
 
@@ -122,21 +123,23 @@ class RolloutPool:
         validation: bool = False,
     ) -> list[EpisodeGroup]:
         """A batch: one group a task, in the order of `tasks`."""
-        async with asyncio.TaskGroup() as batch:
-            groups = [
-                batch.create_task(
-                    self.run_group(
-                        task,
-                        num_repeat=num_repeat,
-                        batch_index=index,
-                        step=step,
-                        validation=validation,
-                        group_id=f"{step}-{index}-{task.task_id}",
-                    )
-                )
-                for index, task in enumerate(tasks)
-            ]
-        return [group.result() for group in groups]
+        return await _all(
+            self.run_group(
+                task,
+                num_repeat=num_repeat,
+                batch_index=index,
+                step=step,
+                validation=validation,
+                group_id=f"{step}-{index}-{task.task_id}",
+            )
+            for index, task in enumerate(tasks)
+        )
+
+    async def run_episodes(self, tasks: Sequence[Task], *, validation: bool = False) -> list[Episode]:
+        """One attempt at each task, in the order of `tasks`."""
+        return await _all(
+            self.run_episode(task, batch_index=index, validation=validation) for index, task in enumerate(tasks)
+        )
 
     @asynccontextmanager
     async def _place(self, stop: asyncio.Event) -> AsyncIterator[None]:
@@ -259,6 +262,16 @@ class _Group:
             validation=self.validation,
             stop=self.stop,
         )
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results in order. What ends the run (a `UserError`, lost threads) ends the rest first, and comes out bare."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in work]
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def _rewards_differ(episodes: list[Episode]) -> bool:

@@ -1,0 +1,89 @@
+"""`--backbone=debug`: the first few tasks, one episode each, in this one process, without Ray or GPU. Trains nothing.
+
+Shows each episode turn by turn and ends with a table. A breakpoint in an IDE, or `bp("TAG")` with `--debug TAG`, stops
+in the workflow: then nothing times out and one episode runs at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ajet.backbone.debug_view import EpisodeView, JsonView, QuietView, View
+from ajet.backbone.options import LaunchOptions
+from ajet.backbone.services import Services
+from ajet.observe.episode_metrics import episode_metrics
+from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.schema.episode import Episode
+from ajet.schema.task import Task
+from ajet.task_reader import build_reader, read_training_tasks
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+    from ajet.observe.experiment import ExperimentFolder
+
+EXIT_ALL_FAILED = 1
+EXIT_INTERRUPTED = 130
+DEBUGGER_QUIT = "BdbQuit"
+
+
+def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | None = None) -> int:
+    """0: at least one episode has a reward; 1: none has; 130: interrupted, or the debugger was left."""
+    tasks = _first_tasks(config)
+    view = _view(config, options or LaunchOptions())
+    recorder = EpisodeRecorder(experiment.episodes, RecorderSettings.from_config(config), masker=experiment.masker)
+    try:
+        code = _Session(config, tasks, view, recorder).run()
+    finally:
+        recorder.close()
+    threshold = config.ajet.task_judge.success_threshold
+    experiment.metrics.log(0, episode_metrics(view.episodes, success_threshold=threshold))
+    view.close(experiment.path)
+    return code
+
+
+class _Session:
+    """The episodes of one debug run."""
+
+    def __init__(self, config: Config, tasks: list[Task], view: View, recorder: EpisodeRecorder) -> None:
+        self._tasks = tasks
+        self._view = view
+        self._recorder = recorder
+        self._queries = {task.task_id: task.main_query for task in tasks}
+        self._quit = False
+        self._services = Services(
+            config, parallel=min(config.ajet.debug.debug_max_parallel, len(tasks)), on_episode=self._ended
+        )
+
+    def run(self) -> int:
+        try:
+            with self._services as services:
+                self._view.started(len(self._tasks), services.pool.parallel)
+                services.run(self._episodes())
+                self._recorder.use_tokenizer(services.model().tokenizer)
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+        if self._quit:
+            return EXIT_INTERRUPTED
+        return 0 if any(episode.usable for episode in self._view.episodes) else EXIT_ALL_FAILED
+
+    async def _episodes(self) -> None:
+        await self._services.pool.run_episodes(self._tasks)
+
+    def _ended(self, episode: Episode) -> None:
+        self._recorder.record(episode, 0, query=self._queries.get(episode.task_id, ""))
+        self._view.episode(episode, self._queries.get(episode.task_id, ""))
+        if episode.failure is not None and episode.failure.kind == DEBUGGER_QUIT:
+            self._quit = True
+            self._services.pool.stop_all()
+
+
+def _first_tasks(config: Config) -> list[Task]:
+    reader = build_reader(config.ajet.task_reader, config.base_dirs)
+    return read_training_tasks(reader)[: config.ajet.debug.debug_first_n_tasks]
+
+
+def _view(config: Config, options: LaunchOptions) -> View:
+    if options.json:
+        return JsonView()
+    threshold = config.ajet.task_judge.success_threshold
+    return QuietView() if options.quiet else EpisodeView(threshold)

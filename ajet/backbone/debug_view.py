@@ -1,0 +1,215 @@
+"""What a debug run shows: each episode turn by turn when it ends, and a table of all."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ajet.context_tracker import describe_reasons
+from ajet.observe.episode_metrics import is_success
+from ajet.schema.call_tree import ROOT, Call
+from ajet.schema.chat import Message
+from ajet.schema.episode import Episode
+
+TEXT_CHARS = 600
+"""How much of one message is shown: enough to see what happened. All of it is in `episodes.sqlite`."""
+TRACEBACK_LINES = 12
+
+
+class View:
+    """Collects the episodes; subclasses show them. Only `episode` is called on the service loop."""
+
+    def __init__(self) -> None:
+        self.episodes: list[Episode] = []
+        self._lock = threading.Lock()
+
+    def started(self, tasks: int, parallel: int) -> None:
+        """The workflow is imported and its episodes begin."""
+
+    def episode(self, episode: Episode, query: str) -> None:
+        """An episode ended."""
+        with self._lock:
+            self.episodes.append(episode)
+            self.show(episode, query)
+
+    def show(self, episode: Episode, query: str) -> None:
+        """Show one episode."""
+
+    def close(self, folder: Path) -> None:
+        """All episodes ended, or the run was interrupted."""
+
+
+class QuietView(View):
+    """Only what failed, on standard error."""
+
+    def show(self, episode: Episode, query: str) -> None:
+        if episode.failure is not None:
+            line = f"{episode.task_id}: {episode.status}: {episode.failure.kind}: {episode.failure.message}"
+            print(printable(line), file=sys.stderr)
+
+
+class JsonView(View):
+    """One JSON object an episode, on standard output."""
+
+    def show(self, episode: Episode, query: str) -> None:
+        print(json.dumps({"event": "episode", "query": query, **facts(episode), "messages": conversation(episode)}))
+
+    def close(self, folder: Path) -> None:
+        print(json.dumps({"event": "ended", "episodes": len(self.episodes), "folder": str(folder)}), flush=True)
+
+
+class EpisodeView(View):
+    """For people."""
+
+    def __init__(self, success_threshold: float) -> None:
+        super().__init__()
+        from rich.console import Console
+
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._threshold = success_threshold
+        self._total = 0
+
+    def started(self, tasks: int, parallel: int) -> None:
+        self._total = tasks
+        at_once = "one at a time" if parallel == 1 else f"{parallel} at once"
+        self._line(f"{tasks} task{'s' * (tasks != 1)}, one episode each, {at_once}", "dim")
+
+    def show(self, episode: Episode, query: str) -> None:
+        number = f"{len(self.episodes)}/{self._total}"
+        self._line(f"\n── episode {number} · task {episode.task_id} " + "─" * 30, "bold")
+        if query:
+            self._line(f"   {shortened(query, 200)}", "dim")
+        for call in episode.tree.calls:
+            self._call(call)
+        style = "green" if is_success(episode, self._threshold) else "yellow" if episode.usable else "red"
+        self._line(f"   {in_short(episode)}", style)
+        if episode.failure is not None:
+            self._line(f"   {episode.failure.kind}: {shortened(episode.failure.message, TEXT_CHARS)}", "red")
+            for line in episode.failure.traceback.rstrip().splitlines()[-TRACEBACK_LINES:]:
+                self._line(f"   │ {line}", "dim")
+
+    def _call(self, call: Call) -> None:
+        for message in call.new_messages:
+            self._message(message, "cyan" if message.get("role") == "tool" else "dim")
+        cut = f", {call.finish_reason}" if call.finish_reason != "stop" else ""
+        tokens = f"{len(call.logprobs)} tokens{cut}"
+        self._line(f"   {call.agent} · turn {call.turn + 1} ({tokens}{', not trained' * (not call.trainable)})", "bold")
+        self._message(call.reply, "")
+
+    def _message(self, message: Message, style: str) -> None:
+        if text := message_text(message.get("reasoning_content")):
+            self._line(f"     (thinks) {shortened(text)}", "dim")
+        text = message_text(message.get("content"))
+        speaker = "" if message.get("role") == "assistant" else f"{message.get('role')}: "
+        if text or not message.get("tool_calls"):
+            self._line(f"     {speaker}{shortened(text)}", style)
+        for name, arguments in tool_calls(message):
+            self._line(f"     → {name}({shortened(arguments, 200)})", "cyan")
+
+    def close(self, folder: Path) -> None:
+        if self.episodes:
+            self._console.print()
+            self._console.print(self._table())
+            for line in describe_reasons(episode.tree for episode in self.episodes):
+                self._line(f"branches: {line}", "dim")
+        failed = sum(not episode.usable for episode in self.episodes)
+        interrupted = f", {self._total - len(self.episodes)} not run" * (len(self.episodes) < self._total)
+        self._line(f"{len(self.episodes)} episodes, {failed} without a reward{interrupted}. Recorded in {folder}")
+
+    def _table(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        table.add_column("task", overflow="fold")
+        table.add_column("status")
+        for name in ("reward", "success", "turns", "tool calls", "tokens", "seconds"):
+            table.add_column(name, justify="right")
+        for episode in self.episodes:
+            row = facts(episode)
+            success = is_success(episode, self._threshold) if episode.usable else None
+            cells = [
+                str(row["task"]),
+                str(row["status"]),
+                "–" if episode.reward is None else f"{episode.reward:g}",
+                {True: "yes", False: "no", None: "–"}[success],
+                *(str(row[name]) for name in ("turns", "tool_calls", "tokens")),
+                f"{row['seconds']:.1f}",
+            ]
+            style = "" if episode.usable else "red"
+            table.add_row(*(Text(printable(cell), style=style) for cell in cells))
+        return table
+
+    def _line(self, text: str, style: str = "") -> None:
+        """One line as it is: what a model wrote is neither markup nor a command to the terminal."""
+        self._console.print(printable(text), style=style or None, markup=False)
+
+
+def in_short(episode: Episode) -> str:
+    """`completed · reward 1 · 2 turns, 1 tool call, 34 tokens · 1.2 s`"""
+    row = facts(episode)
+    reward = "no reward" if episode.reward is None else f"reward {episode.reward:g}"
+    counts = ", ".join(_counted(int(row[name]), word) for name, word in COUNTED)
+    outcomes = f" ({', '.join(episode.outcomes)})" if episode.outcomes else ""
+    tries = f" · {episode.attempts} attempts" if episode.attempts > 1 else ""
+    return f"{episode.status}{outcomes} · {reward} · {counts} · {row['seconds']:.1f} s{tries}"
+
+
+COUNTED = (("turns", "turn"), ("tool_calls", "tool call"), ("tokens", "token"))
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
+def facts(episode: Episode) -> dict[str, Any]:
+    """An episode in a row."""
+    calls = [call for call in episode.tree.calls if call.run != ROOT]
+    return {
+        "task": episode.task_id,
+        "episode": episode.episode_id,
+        "status": str(episode.status),
+        "reward": episode.reward,
+        "is_success": episode.is_success,
+        "turns": len(calls),
+        "tool_calls": sum(len(call.reply.get("tool_calls") or ()) for call in calls),
+        "tokens": episode.tree.sampled_tokens,
+        "seconds": round(episode.timings.get("total", 0.0), 3),
+        "failure": None if episode.failure is None else f"{episode.failure.kind}: {episode.failure.message}",
+    }
+
+
+def conversation(episode: Episode) -> list[Message]:
+    """What was said, in the order of the calls."""
+    return [message for call in episode.tree.calls for message in (*call.new_messages, call.reply)]
+
+
+def tool_calls(message: Message) -> Iterator[tuple[str, str]]:
+    """Name and arguments of each tool call."""
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        arguments = function.get("arguments")
+        yield str(function.get("name")), arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def message_text(content: Any) -> str:
+    """A message's text, whichever form it has."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return "" if content is None else str(content)
+
+
+def shortened(text: str, limit: int = TEXT_CHARS) -> str:
+    """The text on few lines, cut at `limit`."""
+    if len(text) > limit:
+        text = f"{text[:limit]}… ({len(text) - limit} more characters)"
+    return text.replace("\n", "\n       ")
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would obey: control characters, and marks that turn the reading direction."""
+    return "".join(char if char in "\n\t" or (char.isprintable()) else f"\\x{ord(char):02x}" for char in text)
