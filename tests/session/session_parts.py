@@ -1,4 +1,4 @@
-"""Real sessions for tests: a tiny model's tokenizer and template, tracker, parser; only the engine is told what to say."""
+"""Real sessions for tests: a tiny tokenizer and template, tracker, parser; only the engine is told what to say."""
 
 from __future__ import annotations
 
