@@ -2,7 +2,7 @@
 
 The stub engine answers with 50 tokens, so that all that is measured is ours: HTTP, JSON, keys, rendering, tracking,
 parsing. With one call at a time it answers at once; with many it takes as long as the request's `max_tokens` says (in
-milliseconds over 50, random), so that so many are really in flight, and the time it took is subtracted. A raw asyncio client
+milliseconds over 50, random), so that so many are really in flight; that time is subtracted. A raw asyncio client
 (bytes in, bytes out) plays the agents in another process, so that its own cost isn't counted as ours. Bodies hold 20
 messages and 2 tools; each conversation grows as agents' do, so the tracker extends a recorded call most of the time.
 """

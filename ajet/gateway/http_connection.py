@@ -139,10 +139,8 @@ class HttpConnection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:  # we speak nothing else: go on as if it had not been asked
-            self._parser = httptools.HttpRequestParser(self)
-            if rest := data[upgrade.args[0] :]:
-                self.data_received(rest)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read_again(data[upgrade.args[0] :])
             return
         except httptools.HttpParserCallbackError:
             log.exception("fault of the gateway while reading a request")
@@ -170,6 +168,18 @@ class HttpConnection(asyncio.Protocol):
         """The server ends."""
         self._transport.abort()
 
+    def _read_again(self, rest: bytes) -> None:
+        """A client asks to speak HTTP/2 from now on, as Java's does at first. The parser takes its body for that: read
+        the request again as if the client had not asked, which is the answer "no"."""
+        request, parser = self._request, self._parser
+        if parser.get_method() == b"CONNECT":
+            self._refuse(405, "method_not_allowed", "CONNECT is not allowed")
+            return
+        lines = [parser.get_method() + b" " + self._url + b" HTTP/" + parser.get_http_version().encode()]
+        lines += [b"%b: %b" % item for item in request.headers.items() if item[0] not in (b"connection", b"upgrade")]
+        self._parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
     # ------------------------------------------------------------ the parser's side
 
     def on_message_begin(self) -> None:
@@ -192,6 +202,8 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(431, "headers_too_large", f"headers larger than {MAX_HEAD_BYTES} bytes")
             return
         self._head_bytes = 0
+        if self._parser.should_upgrade():
+            return
         request.method = self._parser.get_method().decode("latin-1")
         request.path = self._url.partition(b"?")[0].decode("latin-1")
         request.http10 = self._parser.get_http_version() == "1.0"
@@ -229,7 +241,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self._in_body = False
         self._head_bytes = 0
-        if self._refused:
+        if self._refused or self._parser.should_upgrade():
             return
         request = self._request
         request.body = b"".join(self._body)

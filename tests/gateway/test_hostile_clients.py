@@ -1,0 +1,428 @@
+"""Wrong keys, slow, greedy and broken clients: refused with the right status, and nothing of them is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+import resource
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
+sys.path.insert(0, str(Path(__file__).parent))
+from raw_http import Place, place, post, read_reply, request_bytes, send
+from session_parts import USER, LineEngine, aborted, replied
+
+from ajet.gateway import Gateway, GatewaySettings
+from ajet.gateway.http_connection import HttpLimits
+from ajet.gateway.keys import KeyRing, agent_key
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "m", "messages": USER}
+
+
+# ---------------------------------------------------------------- keys
+
+
+def wrong_keys(right: str, count: int) -> list[str]:
+    """Forged, damaged, truncated, foreign, expired and widened keys."""
+    draw = random.Random(0)
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    foreign = KeyRing(100)
+    mine = agent_key(right, "a", "t")
+    keys = ["sk-ajet-", "", "Bearer", "sk-1", right.upper(), right[:-1], right + "A", f"{right}.x.y", "sk-ajet-é" * 9]
+    while len(keys) < count:
+        kind = len(keys) % 7
+        if kind == 0:
+            keys.append("sk-ajet-" + "".join(draw.choices(alphabet, k=60)))
+        elif kind == 1:
+            at = draw.randrange(8, len(right))
+            keys.append(right[:at] + draw.choice(alphabet.replace(right[at], "")) + right[at + 1 :])
+        elif kind == 2:
+            keys.append(right[: draw.randrange(len(right))])
+        elif kind == 3:
+            keys.append(foreign.new_episode()[1])
+        elif kind == 4:  # another agent's name over this one's signature
+            head, _, signature = mine.split(".")
+            keys.append(f"{head}.{agent_key(right, str(len(keys)), 't').split('.')[1]}.{signature}")
+        elif kind == 5:  # an agent's signature as the episode's
+            head, _, signature = mine.split(".")
+            keys.append(head + signature)
+        else:
+            at = draw.randrange(8, len(mine))
+            keys.append(mine[:at] + draw.choice(alphabet.replace(mine[at], "")) + mine[at + 1 :])
+    return keys
+
+
+def test_wrong_keys_are_refused_and_leave_no_trace() -> None:
+    async def run() -> None:
+        async with place() as here:
+            keys = wrong_keys(here.key.api_key, 2000)
+            statuses: dict[int, int] = {}
+
+            async def try_some(some: list[str]) -> None:
+                for key in some:
+                    data = request_bytes("POST", CHAT, key.encode("utf-8").decode("latin-1"), BODY)
+                    reply = await send(here.port, data)
+                    statuses[reply.status] = statuses.get(reply.status, 0) + 1
+
+            await asyncio.gather(*(try_some(keys[start::20]) for start in range(20)))
+            assert statuses == {401: 2000}
+            assert here.session.tracker.calls == [] and not here.engine.requests
+            assert (await post(here, CHAT, BODY)).status == 200
+
+    asyncio.run(run())
+
+
+def test_keys_of_expired_finished_and_other_episodes() -> None:
+    async def run() -> None:
+        async with place(key_ttl_s=-1) as here:
+            reply = await post(here, CHAT, BODY)
+            assert reply.status == 401 and "expired" in reply.json()["error"]["message"]
+        async with place() as here:
+            mine = here.key.for_agent("solver", "t")
+            assert (await post(here, CHAT, {**BODY, "model": "ajet/critic"}, mine.api_key)).status == 403
+            assert (await post(here, CHAT, {**BODY, "model": "gpt-4o"}, mine.api_key)).status == 200
+            assert (await post(here, "/v1/rewards", {"reward": 1, "agent": "critic"}, mine.api_key)).status == 400
+            assert [call.agent for call in here.session.tracker.calls] == ["solver"]
+            here.session.revoke()
+            for key in (here.key.api_key, mine.api_key):
+                reply = await post(here, CHAT, BODY, key)
+                assert reply.status == 409 and reply.headers["x-should-retry"] == "false"
+            assert len(here.session.tracker.calls) == 1
+
+    asyncio.run(run())
+
+
+def test_errors_have_the_shape_of_the_protocol() -> None:
+    async def run() -> None:
+        async with place() as here:
+            reply = await post(here, "/v1/messages", {"messages": USER})
+            assert reply.status == 400
+            error = reply.json()
+            assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
+            reply = await post(here, "/v1/messages", {}, "wrong")
+            assert (reply.status, reply.json()["error"]["type"]) == (401, "authentication_error")
+            reply = await post(here, CHAT, {"messages": []})
+            assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+            assert reply.json()["error"]["param"] == "messages"
+            assert (await post(here, "/v1/embeddings", {})).status == 404
+            assert (await send(here.port, request_bytes("GET", CHAT, "k"))).status == 405
+            assert (await send(here.port, request_bytes("GET", "/healthz", ""))).json()["status"] == "ok"
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- slow clients
+
+
+def test_slow_clients_are_cut_while_honest_ones_are_served() -> None:
+    async def drip(here: Place, start: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+        writer.write(start)
+        answer = asyncio.ensure_future(reader.read())
+        try:
+            while not answer.done():
+                writer.write(b"x")
+                await asyncio.wait([answer], timeout=0.1)
+        finally:
+            writer.close()
+        return answer.result()
+
+    async def run() -> None:
+        limits = HttpLimits(header_deadline_s=0.6, body_deadline_s=0.6)
+        async with place(limits=limits) as here:
+            head = f"POST {CHAT} HTTP/1.1\r\nauthorization: Bearer {here.key.api_key}\r\n"
+            starts = [b"POST / HTTP/1.1\r\nx-", b"", f"{head}content-length: 5000\r\n\r\n".encode()] * 40
+            slow = [asyncio.ensure_future(drip(here, start)) for start in starts]
+            for _ in range(20):
+                assert (await post(here, CHAT, BODY)).status == 200
+            _, pending = await asyncio.wait(slow, timeout=8)
+            assert not pending
+            answers = [task.result() for task in slow]
+            assert all(b" 408 " in answer or b" 400 " in answer or not answer for answer in answers)
+            assert all(b" 408 " in answer for answer in answers[2::3])
+            assert len(here.session.tracker.calls) == 20
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- bodies
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def test_oversized_nested_bombed_and_truncated_bodies() -> None:
+    async def run() -> None:
+        async with place(limits=HttpLimits(max_body_bytes=1_000_000)) as here:
+            key = here.key.api_key
+            bomb = gzip.compress(b" " * 200_000_000, 9)
+            deep = b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+            before = peak_mb()
+            cases: list[tuple[bytes, int]] = [
+                (request_bytes("POST", CHAT, key, b"x" * 1_000_001), 413),
+                (request_bytes("POST", CHAT, key, bomb, content_encoding="gzip"), 413),
+                (request_bytes("POST", CHAT, key, deep), 400),
+                (request_bytes("POST", CHAT, key, json.dumps({"messages": USER, "x": [[]] * 200}).encode()), 200),
+                (request_bytes("POST", CHAT, key, b'{"messages": [{"role": "us'), 400),
+                (request_bytes("POST", CHAT, key, b'{"messages": "\xff\xfe"}'), 400),
+                (request_bytes("POST", CHAT, key, b"[1]"), 400),
+                (request_bytes("POST", CHAT, key, b""), 400),
+                (request_bytes("POST", CHAT, key, gzip.compress(b"{}")[:-4], content_encoding="gzip"), 400),
+                (request_bytes("POST", CHAT, key, b"not gzip", content_encoding="gzip"), 400),
+                (request_bytes("POST", CHAT, key, b"{}", content_encoding="br"), 415),
+                (request_bytes("POST", CHAT, key, BODY, x_big="y" * 40_000), 431),
+                (b"NONSENSE\r\n\r\n", 400),
+                (
+                    request_bytes("POST", CHAT, key, gzip.compress(json.dumps(BODY).encode()), content_encoding="gzip"),
+                    200,
+                ),
+                (
+                    request_bytes(
+                        "POST", CHAT, key, zlib.compress(json.dumps(BODY).encode()), content_encoding="deflate"
+                    ),
+                    200,
+                ),
+            ]
+            for number, (data, status) in enumerate(cases):
+                reply = await send(here.port, data)
+                assert reply.status == status, (number, reply)
+            endless = (
+                f"POST {CHAT} HTTP/1.1\r\nauthorization: Bearer {key}\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+            )
+            reply = await send(here.port, endless + b"10000\r\n" + (b"x" * 0x10000 + b"\r\n10000\r\n") * 30)
+            assert reply.status == 413
+            assert peak_mb() - before < 64
+            assert len(replied(here.session)) == 3
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- HTTP itself
+
+
+def test_one_connection_many_requests() -> None:
+    async def run() -> None:
+        async with place() as here:
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            one = request_bytes("POST", CHAT, here.key.api_key, BODY)
+            writer.write(one * 20)  # pipelined
+            for _ in range(20):
+                assert (await read_reply(reader)).status == 200
+            for part in (one[:30], one[30:90], one[90:-3], one[-3:]):
+                writer.write(part)
+                await asyncio.sleep(0.01)
+            assert (await read_reply(reader)).status == 200
+            body = json.dumps({**BODY, "stream": True}).encode()
+            chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+            head = f"POST {CHAT} HTTP/1.1\r\nx-api-key: {here.key.api_key}\r\n"
+            writer.write(
+                f"{head}transfer-encoding: chunked\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n".encode() + chunked
+            )
+            streamed = await read_reply(reader)
+            assert streamed.status == 200 and streamed.body.endswith(b"data: [DONE]\n\n\r\n")
+            writer.write(f"{head}expect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n".encode())
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(body)
+            assert (await read_reply(reader)).status == 200
+            writer.close()
+            old = request_bytes("POST", "/v1/v1/chat/completions/", here.key.api_key, {**BODY, "stream": True})
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write(old.replace(b"HTTP/1.1", b"HTTP/1.0"))
+            assert (await reader.read()).endswith(b"data: [DONE]\n\n")
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_too_many_at_once_are_asked_to_wait() -> None:
+    async def run() -> None:
+        engine = LineEngine("hi", gate=asyncio.Event())
+        async with place(engine, max_concurrent_per_episode=4) as here:
+            waiting = [asyncio.ensure_future(post(here, CHAT, {**BODY, "stream": i % 2 == 0})) for i in range(4)]
+            await asyncio.sleep(0.1)
+            reply = await post(here, CHAT, BODY)
+            assert reply.status == 429 and int(reply.headers["retry-after"]) >= 1
+            assert reply.json()["error"]["type"] == "rate_limit_error"
+            assert engine.gate is not None
+            engine.gate.set()
+            assert [reply.status for reply in await asyncio.gather(*waiting)] == [200] * 4
+            assert (await post(here, CHAT, BODY)).status == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_connection_that_ends_cancels_what_was_asked_on_it(stream: bool) -> None:
+    async def run() -> None:
+        engine = LineEngine("hi", gate=asyncio.Event())
+        async with place(engine) as here:
+            _, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write(request_bytes("POST", CHAT, here.key.api_key, {**BODY, "stream": stream, "n": 3}))
+            await asyncio.sleep(0.1)
+            writer.close()
+            await asyncio.sleep(0.1)
+            assert engine.cancelled == 3 and aborted(here.session) == ["cancelled"] * 3
+
+    asyncio.run(run())
+
+
+def test_closing_the_gateway_cuts_everybody() -> None:
+    async def run() -> None:
+        engine = LineEngine("hi", gate=asyncio.Event())
+        async with place(engine) as here:
+            waiting = asyncio.ensure_future(post(here, CHAT, BODY))
+            await asyncio.sleep(0.1)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await waiting
+        assert engine.cancelled == 1
+
+    asyncio.run(run())
+
+
+def test_a_taken_port_is_an_error() -> None:
+    async def run() -> None:
+        async with place() as here:
+            with pytest.raises(OSError):
+                await Gateway(GatewaySettings(port=here.port)).start()
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- fuzzing
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=9),
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=6), inner, max_size=4)),
+    max_leaves=8,
+)
+roles = st.sampled_from(["system", "user", "assistant", "tool", "developer", "function", "x"])
+part = st.one_of(
+    anything,
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "image_url", "tool_use", "tool_result", "thinking", "refusal"])},
+        optional={
+            key: st.one_of(st.text(max_size=5), anything)
+            for key in ("text", "id", "name", "input", "tool_use_id", "content")
+        },
+    ),
+)
+function = st.fixed_dictionaries(
+    {}, optional={"name": st.one_of(st.just("f"), anything), "arguments": anything, "parameters": anything}
+)
+call = st.one_of(anything, st.fixed_dictionaries({}, optional={"id": anything, "type": anything, "function": function}))
+message = st.one_of(
+    anything,
+    st.fixed_dictionaries(
+        {"role": st.one_of(roles, scalars)},
+        optional={
+            "content": st.one_of(st.text(max_size=9), st.lists(part, max_size=3), anything),
+            "tool_calls": st.one_of(st.lists(call, max_size=2), anything),
+            "tool_call_id": anything,
+            "name": anything,
+            "reasoning_content": anything,
+        },
+    ),
+)
+FIELDS = """model n stream stream_options temperature top_p top_k max_completion_tokens stop seed logprobs
+top_logprobs tool_choice response_format chat_template_kwargs return_token_ids stop_token_ids presence_penalty system
+stop_sequences prompt reward call agent modalities ignore_eos repetition_penalty min_p""".split()  # noqa: SIM905
+tool = st.one_of(
+    anything,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["function", "custom", "x"]),
+            "function": function,
+            "name": anything,
+            "input_schema": anything,
+        },
+    ),
+)
+bodies = st.one_of(
+    anything,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "messages": st.one_of(st.lists(message, max_size=4), anything),
+            "tools": st.one_of(st.lists(tool, max_size=3), anything),
+            "max_tokens": st.one_of(st.integers(-1, 50), anything),
+            **dict.fromkeys(FIELDS, anything),
+        },
+    ),
+)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([CHAT, "/v1/messages", "/v1/completions", "/v1/rewards"]), bodies),
+        min_size=20,
+        max_size=20,
+    )
+)
+def test_no_body_makes_the_gateway_fail(requests: list[tuple[str, Any]]) -> None:
+    async def run() -> None:
+        async with place(LineEngine("fine")) as here:
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            for path, body in requests:
+                writer.write(request_bytes("POST", path, here.key.api_key, body))
+                reply = await read_reply(reader)
+                assert reply.status < 500, (path, body, reply)
+                if reply.headers.get("connection") == "close":
+                    writer.close()
+                    reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.close()
+            assert not here.session.tracker.in_flight
+
+    asyncio.run(run())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=60),
+            st.sampled_from(
+                [
+                    b"\r\n",
+                    b"POST ",
+                    b" HTTP/1.1\r\n",
+                    b"content-length: 3\r\n",
+                    b"transfer-encoding: chunked\r\n",
+                    b"\r\n\r\n",
+                ]
+            ),
+        ),
+        max_size=12,
+    )
+)
+def test_no_bytes_make_the_gateway_fail(pieces: list[bytes]) -> None:
+    async def run() -> None:
+        async with place(limits=HttpLimits(header_deadline_s=0.01, body_deadline_s=0.01)) as here:
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write(b"".join(pieces))
+            writer.write_eof()
+            answer = await asyncio.wait_for(reader.read(), 5)
+            assert b" 500 " not in answer
+            writer.close()
+            assert (await post(here, CHAT, BODY)).status == 200
+
+    asyncio.run(run())
