@@ -167,6 +167,13 @@ def end_recorded(prefix: str = "") -> list[str]:
     return said or ["nothing that ajet started is still running"]
 
 
+def still_running() -> list[str]:
+    """The names of recorded processes that are alive."""
+    records = [record for file in sorted(state_folder().glob("*.json")) if (record := _read(file)) is not None]
+    here = [record for record in records if record.host == socket.gethostname() and record.boot == _boot()]
+    return [f"{record.prefix}{record.name}" for record in here if start_time(record.pid) == record.started]
+
+
 def _read(file: Path) -> Record | None:
     try:
         return Record(**json.loads(file.read_text()))

@@ -1,0 +1,302 @@
+"""`ajet doctor`: this machine and its packages: what is there, what conflicts, and the command that fixes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+GIB = 1024**3
+MEMORY_GIB, DISK_GIB, SHARED_MEMORY_GIB = 4.0, 5.0, 1.0
+"""Below these the tiny models still run; a real model, its checkpoints, or Ray won't."""
+USES_WIDTH = 40
+"""Columns for what an absent package would be for."""
+OPEN_FILES = 4096
+"""Each concurrent episode may hold a few sockets."""
+
+
+class Level(StrEnum):
+    """How a finding is meant."""
+
+    OK = "ok"
+    ABSENT = "absent"
+    """Optional, and not installed."""
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+SIGNS = {Level.OK: ("✓", "32"), Level.ABSENT: ("·", "2"), Level.WARNING: ("!", "33"), Level.PROBLEM: ("✗", "31")}
+
+
+class Finding(NamedTuple):
+    """One line of the report."""
+
+    level: Level
+    what: str
+    detail: str
+    fix: str = ""
+
+
+class Optional(NamedTuple):
+    """A package that only some need."""
+
+    package: str
+    extra: str
+    lets: str
+    lowest: str = ""
+    below: str = ""
+
+
+OPTIONAL = (
+    Optional("agentscope", "agentscope", "agents written with AgentScope", "1.0.8", "2.0.11"),
+    Optional("langchain-openai", "langchain", "agents written with LangChain"),
+    Optional("anthropic", "anthropic", "agents written with Anthropic's client"),
+    Optional("vllm", "vllm", "rollout.engine: vllm", "0.22"),
+    Optional("flash-attn", "flash-attn", "model.attn: flash_attention_2"),
+    Optional("verl", "verl", "--backbone=verl", "0.8", "0.10"),
+    Optional("trinity-rft", "trinity", "--backbone=trinity", "0.6.0", "0.7"),
+    Optional("tensorboard", "trackers", "trainer_common.logger: tensorboard"),
+    Optional("wandb", "trackers", "trainer_common.logger: wandb"),
+    Optional("swanlab", "trackers", "trainer_common.logger: swanlab"),
+    Optional("mlflow-skinny", "trackers", "trainer_common.logger: mlflow"),
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print the report. Exit code 1 if something must be fixed."""
+    ArgumentParser("ajet doctor", description=__doc__).parse_args(argv)
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    findings: list[Finding] = []
+    for title, checks in SECTIONS:
+        print(f"\033[1m{title}\033[0m" if colour else title)
+        for check in checks:
+            for finding in check():
+                findings.append(finding)
+                print(render(finding, colour), flush=True)
+    problems = [finding for finding in findings if finding.level is Level.PROBLEM]
+    warnings = [finding for finding in findings if finding.level is Level.WARNING]
+    if problems:
+        print(f"\n{len(problems)} to fix, in the order above.")
+    else:
+        print("\nReady." + (f" {len(warnings)} worth a look." if warnings else ""))
+    return 1 if problems else 0
+
+
+def render(finding: Finding, colour: bool) -> str:
+    """A finding as one line, and its fix as another."""
+    sign, code = SIGNS[finding.level]
+    if colour:
+        sign = f"\033[{code}m{sign}\033[0m"
+    line = f"  {sign} {finding.what:<18}{finding.detail}"
+    return f"{line}\n      fix: {finding.fix}" if finding.fix else line
+
+
+def installed(package: str) -> str | None:
+    """The version of a package, without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def as_numbers(version: str) -> tuple[int, ...]:
+    """`2.0.10+cpu` → (2, 0, 10), to compare."""
+    numbers = []
+    for part in version.partition("+")[0].split("."):
+        digits = "".join(character for character in part if character.isdigit())
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def pip(what: str) -> str:
+    """The command that installs into this environment."""
+    editable = "-e " if what.startswith(("/", ".")) else ""
+    return f"pip install {editable}'{what}'"
+
+
+def ours_with(extra: str) -> str:
+    """This program with an extra, from where it was installed."""
+    try:
+        origin = metadata.distribution("agentjet").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        origin = None
+    here = json.loads(origin or "{}")
+    if here.get("dir_info", {}).get("editable"):
+        folder = Path(here["url"].removeprefix("file://"))
+        return f"{'.' if folder == Path.cwd() else folder}[{extra}]"
+    return f"agentjet[{extra}]"
+
+
+def check_python() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    fits = (3, 11) <= sys.version_info[:2] < (3, 13)
+    fix = "" if fits else "make a new environment with Python 3.11 or 3.12"
+    yield Finding(Level.OK if fits else Level.PROBLEM, "Python", f"{version}  {sys.prefix}", fix)
+
+
+def check_machine() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    yield Finding(Level.OK, "CPU", f"{cores} core{'' if cores == 1 else 's'}")
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free, total = (int(fields[name].split()[0]) / 1024**2 for name in ("MemAvailable", "MemTotal"))
+    few = free < MEMORY_GIB
+    yield Finding(
+        Level.WARNING if few else Level.OK,
+        "memory",
+        f"{free:.1f} GiB free of {total:.1f}",
+        "close other programs, or keep to the tiny: models" if few else "",
+    )
+    disk = shutil.disk_usage(Path.cwd()).free / GIB
+    full = disk < DISK_GIB
+    yield Finding(
+        Level.WARNING if full else Level.OK,
+        "disk",
+        f"{disk:.1f} GiB free here",
+        "free some space, or use --exp-dir on another disk; old runs are in saved_experiments/" if full else "",
+    )
+
+
+def check_limits() -> Iterator[Finding]:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < OPEN_FILES
+    if few:
+        possible = hard == resource.RLIM_INFINITY or hard >= OPEN_FILES
+        fix = f"ulimit -n {OPEN_FILES}" if possible else f"lower rollout.max_env_worker (the hard limit is {hard})"
+        yield Finding(Level.WARNING, "open files", f"at most {soft}", fix)
+    shared = shutil.disk_usage("/dev/shm").total / GIB if Path("/dev/shm").is_dir() else 0.0
+    if shared < SHARED_MEMORY_GIB and (installed("verl") or installed("trinity-rft")):
+        yield Finding(
+            Level.WARNING, "shared memory", f"{shared:.2f} GiB in /dev/shm", "in a container: docker run --shm-size=8g"
+        )
+
+
+def check_torch() -> Iterator[Finding]:
+    version = installed("torch")
+    if version is None:
+        yield Finding(Level.PROBLEM, "torch", "not installed", pip("torch>=2.8"))
+        return
+    old = as_numbers(version) < (2, 8)
+    yield Finding(Level.PROBLEM if old else Level.OK, "torch", version, pip("torch>=2.8") if old else "")
+    yield from check_gpu(version)
+
+
+def check_gpu(version: str) -> Iterator[Finding]:
+    """The GPUs that torch sees, and those it ought to see."""
+    import torch
+
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            busy = free < total / 2
+            yield Finding(
+                Level.WARNING if busy else Level.OK,
+                f"GPU {index}",
+                f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} GiB free of {total / GIB:.0f}",
+                "nvidia-smi shows what uses it; `ajet --kill` ends what ajet left" if busy else "",
+            )
+    elif shutil.which("nvidia-smi") and Path("/proc/driver/nvidia/version").exists():
+        cpu_build = version.endswith("+cpu") or torch.version.cuda is None
+        yield Finding(
+            Level.PROBLEM,
+            "GPU",
+            "there is one, but this torch is a CPU build" if cpu_build else "there is one, but torch can't use it",
+            pip("torch") + " --force-reinstall"
+            if cpu_build
+            else "update the NVIDIA driver, or check CUDA_VISIBLE_DEVICES",
+        )
+    else:
+        yield Finding(Level.OK, "GPU", "none: the local and debug backbones run on the CPU")
+
+
+def check_core() -> Iterator[Finding]:
+    for package, lowest, below in (
+        ("transformers", "5.5", "5.24"),
+        ("datasets", "3.0", ""),
+        ("openai", "1.60", ""),
+        ("pydantic", "2.9", ""),
+        ("omegaconf", "2.3", ""),
+    ):
+        yield from _in_range(package, lowest, below, needed=True)
+
+
+def _in_range(
+    package: str, lowest: str, below: str, *, needed: bool, lets: str = "", extra: str = ""
+) -> Iterator[Finding]:
+    version = installed(package)
+    bounds = f">={lowest}" if lowest else ""
+    bounds += f"{',' if bounds else ''}<{below}" if below else ""
+    wanted = ours_with(extra) if extra else f"{package}{bounds}"
+    if version is None:
+        if needed:
+            yield Finding(Level.PROBLEM, package, "not installed", pip(wanted))
+        else:
+            yield Finding(Level.ABSENT, package, f"{lets:<{USES_WIDTH}}{pip(wanted)}")
+        return
+    too_old = bool(lowest) and as_numbers(version) < as_numbers(lowest)
+    too_new = bool(below) and as_numbers(version) >= as_numbers(below)
+    if too_old or too_new:
+        level = Level.PROBLEM if needed else Level.WARNING
+        yield Finding(level, package, f"{version}, but {bounds} is supported", pip(f"{package}{bounds}"))
+    else:
+        yield Finding(Level.OK, package, version)
+
+
+def check_optional() -> Iterator[Finding]:
+    for option in OPTIONAL:
+        yield from _in_range(
+            option.package, option.lowest, option.below, needed=False, lets=option.lets, extra=option.extra
+        )
+
+
+def check_conflicts() -> Iterator[Finding]:
+    """Packages that can't share an environment."""
+    verl, trinity, transformers = installed("verl"), installed("trinity-rft"), installed("transformers")
+    found = False
+    if verl and as_numbers(verl) >= (0, 9) and trinity:
+        found = True
+        yield Finding(
+            Level.PROBLEM,
+            "verl, trinity-rft",
+            f"verl {verl} needs transformers <5.11, trinity-rft {trinity} needs >=5.12.1",
+            "keep each in its own environment: pip uninstall verl, or pip uninstall trinity-rft",
+        )
+    elif verl and as_numbers(verl) >= (0, 9) and transformers and as_numbers(transformers) >= (5, 11):
+        found = True
+        detail = f"verl {verl} needs transformers <5.11, here is {transformers}"
+        yield Finding(Level.PROBLEM, "verl", detail, pip("transformers>=5.5,<5.11"))
+    elif trinity and transformers and as_numbers(transformers) < (5, 12, 1):
+        found = True
+        detail = f"trinity-rft {trinity} needs transformers >=5.12.1, here is {transformers}"
+        yield Finding(Level.PROBLEM, "trinity-rft", detail, pip("transformers>=5.12.1,<5.24"))
+    if not found:
+        yield Finding(Level.OK, "conflicts", "none among verl, trinity-rft and transformers")
+
+
+def check_state() -> Iterator[Finding]:
+    """What earlier runs left."""
+    from ajet.cli.services import still_running
+
+    left = still_running()
+    if left:
+        yield Finding(Level.WARNING, "still running", ", ".join(left), "ajet --kill")
+    else:
+        yield Finding(Level.OK, "still running", "nothing that ajet started")
+
+
+Check = Callable[[], Iterator[Finding]]
+SECTIONS: tuple[tuple[str, tuple[Check, ...]], ...] = (
+    ("machine", (check_python, check_machine, check_limits, check_torch, check_state)),
+    ("packages", (check_core, check_conflicts)),
+    ("optional", (check_optional,)),
+)

@@ -1,0 +1,65 @@
+"""`ajet init NAME`: a new project folder (workflow, YAML, data, README, test) that runs as it is."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+from ajet.schema.errors import UserError
+
+TEMPLATE = Path(__file__).parent / "project_template"
+TRAINING_TASKS, VALIDATION_TASKS = 64, 16
+
+
+def run(argv: Sequence[str]) -> int:
+    """Make the folder and say what to do next."""
+    parser = ArgumentParser("ajet init", description=__doc__)
+    parser.add_argument("name", metavar="NAME", help="the new folder; its last part names the project")
+    folder = Path(parser.parse_args(argv).name)
+    project = folder.name
+    if not re.fullmatch(r"[A-Za-z][\w-]*", project):
+        raise UserError(f"{project!r} can't name a project\n    use letters, digits, - and _, beginning with a letter")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists already\n    choose another name, or an empty folder")
+    written = make_project(folder, project)
+    for file in written:
+        print(f"  {folder / file}")
+    print(
+        f"\nNext:\n"
+        f"  cd {folder}\n"
+        f"  ajet --conf {project}.yaml --backbone=debug    # run two tasks and look at the episodes\n"
+        f"  ajet --conf {project}.yaml                     # train\n"
+        f"Then write your agent into workflow.py and your tasks into data/."
+    )
+    return 0
+
+
+def make_project(folder: Path, project: str) -> list[Path]:
+    """Write the files; returns their names within the folder."""
+    written = []
+    for source in sorted(TEMPLATE.rglob("*")):
+        if not source.is_file() or source.suffix not in (".py", ".md", ".yaml"):
+            continue
+        name = source.relative_to(TEMPLATE)
+        target = name.with_name(name.name.replace("project.yaml", f"{project}.yaml"))
+        (folder / target).parent.mkdir(parents=True, exist_ok=True)
+        (folder / target).write_text(source.read_text(encoding="utf-8").replace("PROJECT", project), encoding="utf-8")
+        written.append(target)
+    for split, count in (("train", TRAINING_TASKS), ("validation", VALIDATION_TASKS)):
+        target = Path("data") / f"{split}.jsonl"
+        (folder / target).parent.mkdir(exist_ok=True)
+        lines = [json.dumps(sum_task(split, index)) for index in range(count)]
+        (folder / target).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        written.append(target)
+    return written
+
+
+def sum_task(split: str, index: int) -> dict[str, str]:
+    """A small sum, the same in every new project."""
+    draw = random.Random(f"{split}:{index}")
+    left, right = draw.randint(0, 49), draw.randint(0, 49)
+    return {"id": f"{split}-{index}", "question": f"What is {left} + {right}?", "answer": str(left + right)}

@@ -1,0 +1,29 @@
+"""How the agent works on one task. Change this file first."""
+
+from __future__ import annotations
+
+from ajet import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
+
+SYSTEM_PROMPT = "Answer with the number alone."
+
+
+class MyWorkflow(Workflow):
+    """Asks the model once and compares its answer with the task's.
+
+    `client` is an OpenAI client: call it as often as you like, with tools, from several agents, or hand
+    `tuner.as_oai_baseurl_apikey()` to any framework. Every call is recorded and trained.
+    """
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        task = workflow_task.task
+        client = tuner.as_raw_openai_sdk_client()
+        reply = await client.chat.completions.create(
+            model="policy",
+            messages=[
+                {"role": "system", "content": SYSTEM_PROMPT},
+                {"role": "user", "content": task.main_query},
+            ],
+        )
+        answer = reply.choices[0].message.content or ""
+        right = task.metadata["answer"] in answer.split()
+        return WorkflowOutput(reward=1.0 if right else 0.0, is_success=right, metadata={"answer": answer})
