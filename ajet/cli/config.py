@@ -22,7 +22,7 @@ ajet config docs > docs/configuration.md
 def run(argv: Sequence[str]) -> int:
     """Print one of the three."""
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     if arguments.what == "schema":
         from ajet.config.docs import editor_schema
 
@@ -31,6 +31,8 @@ def run(argv: Sequence[str]) -> int:
         from ajet.config.docs import markdown
 
         sys.stdout.write(markdown())
+    elif arguments.conf is None:
+        parser.error("ajet config show CONF: which file?")
     else:
         print(_resolved(arguments.conf, arguments.overrides, arguments.backbone))
     return 0
@@ -40,13 +42,10 @@ def _parser() -> ArgumentParser:
     from argparse import RawDescriptionHelpFormatter
 
     parser = ArgumentParser("ajet config", epilog=EPILOG, formatter_class=RawDescriptionHelpFormatter)
-    what = parser.add_subparsers(dest="what", required=True, metavar="show|schema|docs")
-    show = what.add_parser("show", help="the resolved config of a file")
-    show.add_argument("conf", metavar="CONF")
-    show.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    show.add_argument("--backbone", help="print what this backbone is given instead (verl, trinity)")
-    what.add_parser("schema", help="the JSON schema of a file")
-    what.add_parser("docs", help="the reference of all keys, in Markdown")
+    parser.add_argument("what", choices=["show", "schema", "docs"])
+    parser.add_argument("conf", nargs="?", metavar="CONF", help="for show: the YAML file")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for show: as in a run")
+    parser.add_argument("--backbone", help="for show: print what this backbone is given instead (verl, trinity)")
     return parser
 
 

@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("conf", metavar="CONF")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--backbone", help="check for this backbone")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     from ajet.cli.launch import choose_backbone, known_backbone
     from ajet.config import load_config
 

@@ -1,0 +1,211 @@
+"""`ajet init`, `validate`, `doctor` and `config`, as a new user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from ajet.cli import doctor
+from ajet.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A new project, as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "init", "my-agent")[0] == 0
+    monkeypatch.chdir(tmp_path / "my-agent")
+    return tmp_path / "my-agent"
+
+
+def test_a_new_project_is_valid_and_its_test_passes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "validate", "my-agent.yaml")
+    assert code == 0
+    assert "MyWorkflow (workflow.py)" in out
+    assert "64 to train on, 16 to validate on" in out
+    assert "10 steps" in out
+    assert "160 episodes" in out
+    assert "PROJECT" not in "".join(path.read_text() for path in project.rglob("*") if path.is_file())
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+
+
+@pytest.mark.slow
+def test_a_new_project_runs_as_it_is(project: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "ajet", "--conf", "my-agent.yaml", "--backbone=debug"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("backbone: debug (from --backbone)\n")
+    assert "2 episodes, 0 without a reward" in ran.stdout
+    assert (project / "saved_experiments" / "my-agent-debug" / "episodes.sqlite").exists()
+
+
+@pytest.mark.parametrize("name", ["1st", "a b", "x.y", "-"])
+def test_names_that_can_not_be(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, error = run(capsys, "init", name)
+    assert code == 2
+    assert "can't name a project" in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = run(capsys, "init", str(project))
+    assert code == 2
+    assert "exists already" in error
+
+
+def test_validate_names_what_is_wrong_beyond_the_config(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workflow = (project / "workflow.py").read_text()
+    (project / "other.py").write_text(workflow.replace("class MyWorkflow(", "class YourWorkflow("))
+    other = "rollout.user_workflow=other.py->MyWorkflow"
+    assert "did you mean 'YourWorkflow'?" in run(capsys, "validate", "my-agent.yaml", other)[2]
+    (project / "broken.py").write_text(workflow + "\nimport no_such_package\n")
+    broken = "rollout.user_workflow=broken.py->MyWorkflow"
+    assert "no_such_package" in run(capsys, "validate", "my-agent.yaml", broken)[2]
+    with (project / "data" / "train.jsonl").open("a") as data:
+        data.write('{"question": }\n')
+    code, _, error = run(capsys, "validate", "my-agent.yaml")
+    assert code == 2
+    assert "train.jsonl:65: not JSON" in error
+
+
+def test_validate_counts_as_the_config_says(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(
+        capsys,
+        "validate",
+        "my-agent.yaml",
+        "trainer_common.total_training_steps=null",
+        "trainer_common.total_epochs=3",
+        "data.train_batch_size=10",
+        "trainer_common.val_before_train=true",
+        "trainer_common.val_pass_n=2",
+    )
+    assert "10 tasks × 4 = 40 episodes in 10 groups" in out
+    assert "20 steps (3.12 epochs), 800 episodes" in out
+    assert "5 × 32 episodes" in out
+    _, out, _ = run(capsys, "validate", "my-agent.yaml", "--backbone=debug", "debug.debug_first_n_tasks=100")
+    assert "64 episodes, one for each of the first tasks" in out
+
+
+def test_the_documentation_of_all_keys_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "config", "docs")
+    current = (ROOT / "docs" / "configuration.md").read_text()
+    assert out == current, "run: ajet config docs > docs/configuration.md"
+
+
+def test_the_json_schema_describes_the_ready_configs(capsys: pytest.CaptureFixture[str]) -> None:
+    import yaml
+    from jsonschema import Draft202012Validator
+
+    schema = json.loads(run(capsys, "config", "schema")[1])
+    Draft202012Validator.check_schema(schema)
+    validator = Draft202012Validator(schema)
+    for file in (ROOT / "configs").glob("*.yaml"):
+        assert not list(validator.iter_errors(yaml.safe_load(file.read_text())))
+    assert validator.is_valid({"ajet": {"rollout": {"num_repeat": "${oc.env:N}"}}, "mine": 1})
+    assert not validator.is_valid({"ajet": {"rollout": {"num_repeat": "four"}}})
+    assert not validator.is_valid({"ajet": {"rolout": {}}})
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name)
+def test_the_ready_configs_are_valid(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    code, _, error = run(capsys, "validate", str(file))
+    assert code == 0, error
+
+
+def test_show_fills_in_defaults_and_masks_secrets(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("config", "show", "my-agent.yaml", "rollout.num_repeat=9", "+mine.api_key=sk-abcdefghijklmnopqrst")
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0
+    assert "num_repeat: 9" in out
+    assert "top_p: 1.0" in out
+    assert "abcdefghij" not in out
+
+
+def test_doctor_finds_this_machine_usable() -> None:
+    ran = subprocess.run([sys.executable, "-m", "ajet", "doctor"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
+    for word in ("Python", "memory", "disk", "torch", "transformers", "verl"):
+        assert word in ran.stdout
+
+
+def test_doctor_names_conflicts_and_their_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"transformers": "5.23.0", "verl": "0.9.1", "torch": "2.13.0"}
+    monkeypatch.setattr(doctor, "installed", versions.get)
+    (conflict,) = doctor.check_conflicts()
+    assert conflict.level is doctor.Level.PROBLEM
+    assert conflict.fix == "pip install 'transformers>=5.5,<5.11'"
+    versions["trinity-rft"] = "0.6.0"
+    (conflict,) = doctor.check_conflicts()
+    assert "pip uninstall verl" in conflict.fix
+    del versions["verl"]
+    versions["transformers"] = "5.10.4"
+    (conflict,) = doctor.check_conflicts()
+    assert "5.12.1" in conflict.fix
+    findings = {finding.what: finding for finding in doctor.check_core()}
+    assert findings["openai"].fix == "pip install 'openai>=1.60'"
+    versions["agentscope"] = "2.0.11"
+    findings = {finding.what: finding for finding in doctor.check_optional()}
+    assert findings["agentscope"].level is doctor.Level.WARNING
+    assert findings["agentscope"].fix == "pip install 'agentscope>=1.0.8,<2.0.11'"
+    assert findings["vllm"].level is doctor.Level.ABSENT
+
+
+def test_versions_compare_by_number() -> None:
+    assert doctor.as_numbers("2.0.10+cpu") == (2, 0, 10) < doctor.as_numbers("2.0.11rc1")
+    assert doctor.installed("surely-not-installed") is None
+    assert doctor.installed("pytest") == metadata.version("pytest")
+
+
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, command in COMMANDS.items():
+        if not command.exists:
+            assert main([name]) == 2
+            assert "not part of this version" in capsys.readouterr().err
+            continue
+        with pytest.raises(SystemExit) as ended:
+            main([name, "--help"])
+        assert ended.value.code == 0
+        assert "usage: ajet" in capsys.readouterr().out
+
+
+def test_the_template_is_part_of_the_package() -> None:
+    template = Path(doctor.__file__).parent / "project_template"
+    assert {path.name for path in template.rglob("*.*") if "__pycache__" not in path.parts} >= {
+        "workflow.py",
+        "project.yaml",
+        "README.md",
+        "test_workflow.py",
+    }
