@@ -1,0 +1,53 @@
+"""`ajet view [EXPERIMENT]`: look at runs and episodes in the browser, while they go and after."""
+
+from __future__ import annotations
+
+import os
+import threading
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve until Ctrl-C."""
+    parser = ArgumentParser("ajet view", description="Look at runs and episodes in the browser.")
+    parser.add_argument(
+        "experiment",
+        nargs="?",
+        type=Path,
+        help="an experiment's folder, its name, or a folder of experiments (default: saved_experiments)",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
+    parser.add_argument("--port", type=int, help="port (default: 8642, or a free one)")
+    parser.add_argument(
+        "--password", default=os.environ.get("AJET_VIEW_PASSWORD"), help="needed if --host is reachable"
+    )
+    parser.add_argument("--no-browser", action="store_true", help="only print the link")
+    arguments = parser.parse_args(argv)
+
+    from ajet.viewer.serve import Viewer, ViewerSettings
+
+    settings = ViewerSettings(
+        root=find_experiment(arguments.experiment),
+        host=arguments.host,
+        port=arguments.port,
+        password=arguments.password,
+    )
+    viewer = Viewer(settings)
+    print(f"{viewer.url}\n(Ctrl-C ends it)", flush=True)
+    if not arguments.no_browser and os.environ.get("DISPLAY"):
+        import webbrowser
+
+        threading.Timer(0.5, webbrowser.open, [viewer.url]).start()
+    viewer.serve()
+    return 0
+
+
+def find_experiment(given: Path | None) -> Path:
+    """The folder that is meant: given as a path, or as a name within `saved_experiments`."""
+    root = Path("saved_experiments")
+    if given is None:
+        return root
+    named = root / given
+    return named if not given.exists() and named.exists() else given

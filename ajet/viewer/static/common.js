@@ -1,0 +1,181 @@
+// Helpers of every page. Text from models enters the page through text nodes only.
+
+/** An element with attributes and children (strings become text nodes). */
+export function el(name, attributes = {}, ...children) {
+  const node = name === "svg" || name === "path" || name === "circle"
+    ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (key === "on") for (const [event, handler] of Object.entries(value)) node.addEventListener(event, handler);
+    else node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+export const $ = (id) => document.getElementById(id);
+export const experiment = () => document.body.dataset.experiment;
+export const apiOf = (name) => `/api/x/${encodeURIComponent(name)}`;
+export const pageOf = (name, ...rest) => [`/x/${encodeURIComponent(name)}`, ...rest.map(encodeURIComponent)].join("/");
+
+/** JSON from this server; an error carries what the server said. */
+export async function fetchJson(url, options = {}) {
+  const answer = await fetch(url, options);
+  if (answer.status === 401) location.reload();
+  const value = await answer.json();
+  if (!answer.ok) throw new Error(value.error || answer.statusText);
+  return value;
+}
+
+/** Call `work` now and every `seconds`, while the page is looked at, until it returns false. */
+export function poll(seconds, work) {
+  let stopped = false;
+  const turn = async () => {
+    if (stopped) return;
+    let goOn = true;
+    try { if (!document.hidden) goOn = await work(); showLost(false); } catch (error) { if (error.name !== "AbortError") showLost(true); }
+    if (goOn === false) return;
+    setTimeout(turn, seconds * 1000);
+  };
+  turn();
+  return () => { stopped = true; };
+}
+
+function showLost(lost) {
+  const live = $("live");
+  if (!lost && live.dataset.lost) { live.hidden = true; delete live.dataset.lost; }
+  if (lost) { live.dataset.lost = "1"; live.hidden = false; live.className = "pill bad"; live.textContent = "viewer stopped"; }
+}
+
+export function showLive(running) {
+  const live = $("live");
+  live.hidden = !running;
+  live.className = "pill good running";
+  live.textContent = "live";
+}
+
+// ---------------------------------------------------------------- numbers and times
+
+export function number(value, digits = 4) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  const size = Math.abs(value);
+  if (size >= 10000) return Math.round(value).toLocaleString("en");
+  if (size > 0 && size < 1e-3) return value.toExponential(1);
+  return String(Number(value.toPrecision(digits)));
+}
+export const short = (value) => number(value, 3);
+export const signed = (value) => value === null || value === undefined ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "") + number(Math.abs(value), 3);
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 10) return `${value.toFixed(1)} s`;
+  if (value < 60) return `${Math.round(value)} s`;
+  if (value < 3600) return `${Math.floor(value / 60)} min ${String(Math.round(value % 60)).padStart(2, "0")} s`;
+  return `${Math.floor(value / 3600)} h ${String(Math.floor(value % 3600 / 60)).padStart(2, "0")} min`;
+}
+export function ago(time) {
+  if (!time) return "–";
+  const passed = Date.now() / 1000 - time;
+  if (passed < 90) return "now";
+  if (passed < 5400) return `${Math.round(passed / 60)} min ago`;
+  if (passed < 129600) return `${Math.round(passed / 3600)} h ago`;
+  return new Date(time * 1000).toISOString().slice(0, 10);
+}
+export const clock = (time) => new Date(time * 1000).toLocaleString("sv");
+
+// ---------------------------------------------------------------- parts
+
+const STATUS = { completed: "good", running: "good running", truncated: "warn", killed: "warn", interrupted: "warn", cancelled: "warn", unknown: "" };
+export const pill = (status) => el("span", { class: `pill ${STATUS[status] ?? "bad"}` }, String(status).replaceAll("_", " "));
+export const rewardClass = (reward) => reward === null || reward === undefined ? "muted" : reward > 0 ? "good" : reward < 0 ? "bad" : "";
+export const signClass = (value) => value > 0 ? "good" : value < 0 ? "bad" : "muted";
+
+/** A class that gives each agent its colour, the same on every page that lists agents in the same order. */
+export function agentColours(names) {
+  const unique = [...new Set(names)];
+  return (name) => `a${Math.max(0, unique.indexOf(name)) % 8}`;
+}
+
+export function spark(values, label) {
+  const svg = el("svg", { class: "spark", viewBox: "0 0 100 28", preserveAspectRatio: "none", role: "img", "aria-label": label });
+  if (values.length > 1) {
+    const low = Math.min(...values), span = Math.max(...values) - low || 1;
+    const points = values.map((value, i) => `${(100 * i / (values.length - 1)).toFixed(1)},${(26 - 24 * (value - low) / span).toFixed(1)}`);
+    svg.append(el("path", { d: `M${points.join("L")}` }));
+  }
+  return svg;
+}
+
+export function toast(text) {
+  const box = $("toast");
+  box.textContent = text;
+  box.classList.add("shown");
+  clearTimeout(toast.timer);
+  toast.timer = setTimeout(() => box.classList.remove("shown"), 1600);
+}
+export async function copy(text, what) {
+  try { await navigator.clipboard.writeText(text); } catch {
+    // a page served to another machine over plain HTTP has no clipboard API
+    const area = el("textarea", { class: "visually-hidden" });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  toast(`${what} copied`);
+}
+export const copyLink = () => copy(location.href, "Link");
+
+/** Put these values into the URL (an empty one is taken out), without leaving the page. */
+export function setUrl(values) {
+  const url = new URL(location.href);
+  for (const [key, value] of Object.entries(values)) {
+    if (value === "" || value === null || value === undefined) url.searchParams.delete(key);
+    else url.searchParams.set(key, value);
+  }
+  if (url.href !== location.href) history.replaceState(null, "", url);
+}
+
+export function debounce(work, milliseconds) {
+  let timer;
+  return (...values) => { clearTimeout(timer); timer = setTimeout(() => work(...values), milliseconds); };
+}
+
+// ---------------------------------------------------------------- text of models
+
+// control characters, and those that reorder or hide text: shown by name
+const ODD = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
+const SHOWN_CHARACTERS = 20000;
+export const oddName = (character) => `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+export const hasOdd = (text) => text.search(ODD) >= 0;
+
+/** Append text to a node, with characters that could deceive made visible. */
+export function appendText(node, text) {
+  let last = 0;
+  for (const match of text.matchAll(ODD)) {
+    if (match.index > last) node.append(text.slice(last, match.index));
+    node.append(el("span", { class: "ctl", title: "a character that is not printed" }, oddName(match[0])));
+    last = match.index + match[0].length;
+  }
+  if (last < text.length) node.append(text.slice(last));
+  return node;
+}
+
+/** A block of text; a very long one shows its start, and the rest on demand. */
+export function textBlock(text, className = "text") {
+  const block = el("div", { class: className, dir: "auto" });
+  if (text.length <= SHOWN_CHARACTERS) return appendText(block, text);
+  appendText(block, text.slice(0, SHOWN_CHARACTERS));
+  const rest = el("button", { class: "more", type: "button" }, `… show ${(text.length - SHOWN_CHARACTERS).toLocaleString("en")} more characters`);
+  let shown = SHOWN_CHARACTERS;
+  rest.addEventListener("click", () => {
+    const next = Math.min(text.length, shown + 10 * SHOWN_CHARACTERS);
+    rest.before(appendText(el("span"), text.slice(shown, next)));
+    shown = next;
+    if (shown >= text.length) rest.remove();
+    else rest.textContent = `… show ${(text.length - shown).toLocaleString("en")} more characters`;
+  });
+  block.append(rest);
+  return block;
+}

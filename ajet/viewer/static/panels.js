@@ -1,0 +1,68 @@
+// Which charts there are, in which order, and which metrics each shows.
+const percent = { format: (value) => value === null ? "–" : `${Number((100 * value).toPrecision(3))} %` };
+
+export const SECTIONS = [
+  { title: "Outcome", panels: [
+    { title: "Reward", metrics: ["reward/mean"] },
+    { title: "Success", metrics: ["success/rate"], ...percent },
+    { title: "pass@k", match: /^success\/pass@\d+$/, ...percent },
+    { title: "Validation reward", metrics: ["val/reward/mean"] },
+    { title: "Validation success", match: /^val\/success\/(rate|pass@\d+)$/, ...percent },
+  ] },
+  { title: "Episodes", panels: [
+    { title: "Turns", metrics: ["episode/turns"], hint: "mean an episode" },
+    { title: "Reply length", metrics: ["episode/reply_length"], hint: "sampled tokens a call" },
+    { title: "Tokens an episode", metrics: ["episode/tokens", "episode/sampled_tokens", "episode/trained_tokens"] },
+    { title: "How episodes ended", match: /^status\//, stacked: true, hint: "episodes" },
+    { title: "Outcomes", match: /^outcome\//, stacked: true, hint: "episodes the model cut short" },
+    { title: "Failures", match: /^failure\//, stacked: true, hint: "episodes by error" },
+  ] },
+  { title: "Policy", panels: [
+    { title: "Loss", metrics: ["train/loss"] },
+    { title: "KL", metrics: ["train/kl"], hint: "to the starting model" },
+    { title: "Entropy", metrics: ["train/entropy"] },
+    { title: "Clip fraction", metrics: ["train/clip_fraction"], ...percent },
+    { title: "Gradient norm", metrics: ["train/grad_norm"] },
+    { title: "Staleness", metrics: ["train/staleness"], hint: "policy versions" },
+    { title: "Learning rate", metrics: ["train/lr"] },
+  ] },
+  { title: "Speed", panels: [
+    { title: "Tokens a second", metrics: ["perf/tokens_per_second"] },
+    { title: "Time of a step", metrics: ["time/rollout", "time/judge", "time/train", "time/sync"], stacked: true, hint: "seconds" },
+    { title: "Packing ratio", metrics: ["train/packing_ratio"], hint: "tokens of rows / tokens computed" },
+  ] },
+  { title: "Where tokens went", panels: [
+    { title: "Masked", match: /^masked\//, stacked: true, hint: "tokens without loss" },
+    { title: "Dropped", match: /^dropped\//, stacked: true, hint: "tokens in no sample" },
+    { title: "Forks", match: /^fork\//, stacked: true, hint: "calls that could not extend another" },
+  ] },
+];
+
+export const TILES = [
+  { label: "Reward", metric: "reward/mean" }, { label: "Success", metric: "success/rate", ...percent },
+  { label: "KL", metric: "train/kl" }, { label: "Entropy", metric: "train/entropy" },
+  { label: "Tokens a second", metric: "perf/tokens_per_second" },
+  { label: "Seconds a step", metric: "time/step" }, { label: "Turns", metric: "episode/turns" },
+];
+
+/** The metrics of a panel that some run has. */
+export function metricsOf(panel, names) {
+  return panel.match ? names.filter((name) => panel.match.test(name)) : panel.metrics.filter((name) => names.includes(name));
+}
+
+/** Panels for metrics that no section above shows, by their prefix. */
+export function otherSections(names) {
+  const shown = new Set(["time", "val/time"]);
+  for (const section of SECTIONS) for (const panel of section.panels) for (const name of metricsOf(panel, names)) shown.add(name);
+  const groups = new Map();
+  for (const name of names) {
+    if (shown.has(name)) continue;
+    const prefix = name.includes("/") ? name.slice(0, name.indexOf("/")) : "other";
+    if (!groups.has(prefix)) groups.set(prefix, []);
+    groups.get(prefix).push({ title: name.slice(name.indexOf("/") + 1), metrics: [name] });
+  }
+  const order = ["user", "tag", "val", "reward", "success", "episode", "time"];
+  const rank = (prefix) => (order.indexOf(prefix) + order.length + 1) % (order.length + 1);
+  return [...groups].sort(([a], [b]) => rank(a) - rank(b) || a.localeCompare(b)).map(([prefix, panels]) => ({ title: TITLES[prefix] || prefix, panels }));
+}
+const TITLES = { user: "Logged by the workflow", tag: "By tag", val: "Validation", reward: "More about rewards", episode: "More about episodes", time: "More times", train: "More about training", perf: "More about speed" };
