@@ -85,6 +85,7 @@ class Services:
         self._on_start = on_start
         self._tracker_settings = TrackerSettings.from_config(config)
         self._model: Future[Model] = Future()
+        self._imported = threading.Event()
         self._engine_trouble: UserError | None = None
         self._threads = [
             threading.Thread(target=self._serve, name="ajet-service", daemon=True),
@@ -106,8 +107,11 @@ class Services:
         for thread in self._threads:
             thread.start()
         self.run(self.gateway.start())
-        if not isolated:
-            self.venue = self._thread_venue()
+        try:
+            if not isolated:
+                self.venue = self._thread_venue()
+        finally:
+            self._imported.set()
         self.runner = TaskRunner(self, self.venue)
         self.pool = self.run(self._make_pool(isolated))
         return self
@@ -228,12 +232,17 @@ class Services:
         )
 
     def _load(self) -> None:
-        """In a thread: the tokenizer first, as episodes can begin with it, then the engine, which loads by itself."""
+        """In a thread: the tokenizer first, as episodes can begin with it, then the engine, which loads by itself.
+
+        The engine's libraries wait for the user's: imports share one interpreter lock, and the workflow's first line is
+        what someone who debugs waits for.
+        """
         name = self.config.ajet.model.path
         try:
             tokenizer = ModelSource.resolve(name).tokenizer()
             renderer = Renderer(tokenizer, reasoning_history=self.config.ajet.rollout.reasoning_history)
             parser = pick_parser(getattr(tokenizer, "chat_template", None))
+            self._imported.wait()
             engine = self._make_engine(self.config)
         except UserError as error:
             self._model.set_exception(error)

@@ -13,6 +13,42 @@ EngineName = Literal["torch", "vllm", "sglang", "remote", "scripted"]
 OutputCheck = Literal["nonsense", "non_ascii", "format_type_1", "wrong_toolcall"]
 
 
+class RemoteConfig(Section):
+    """`ajet.rollout.remote`: the server that `rollout.engine: remote` talks to."""
+
+    base_url: str | list[str] | None = None
+    """Its address, up to and including `/v1`, or several equal ones. null: the environment's `OPENAI_BASE_URL`."""
+    api_key: str | list[str] | None = None
+    """Its key, or several that take turns. null: the environment's `OPENAI_API_KEY`."""
+    model: str | None = None
+    """The name that the server knows the model by. null: `model.path`."""
+    max_parallel: Positive = 32
+    """Requests under way at the same time."""
+    requests_per_minute: AboveZero | None = None
+    """Requests begun in a minute, for each address and key. null: no limit."""
+    max_attempts: Positive = 6
+    """How often a request is tried that fails for a passing reason."""
+    timeout: AboveZero = 600.0
+    """Seconds for one attempt."""
+
+
+class VllmConfig(Section):
+    """`ajet.rollout.vllm`: how `rollout.engine: vllm` runs."""
+
+    mode: Literal["server", "in_process"] = "server"
+    """`server`: servers started, watched and stopped by us, one a replica; `in_process`: inside this process."""
+    python: str | None = None
+    """The Python interpreter that has vLLM, where it lives in an environment of its own."""
+    gpu_memory_utilization: Annotated[float, NotBool, Field(gt=0, le=1)] = 0.6
+    """Share of the GPU's memory for weights and cache; the local trainer needs the rest."""
+    start_timeout: AboveZero = 600.0
+    """Seconds that a server may take to come up."""
+    max_restarts: Count = 3
+    """How often a server that died is started again before the run fails."""
+    extra_args: list[str] = []
+    """Further arguments for vLLM's server, as on its command line."""
+
+
 class MultiTurnConfig(Section):
     """`ajet.rollout.multi_turn`: how long an episode may become."""
 
@@ -68,7 +104,7 @@ class RolloutConfig(Section):
     """Tokens of one reply. The smallest of this, the client's `max_tokens` and the room left applies."""
     max_env_worker: Positive = 64
     """Episodes that run at the same time."""
-    max_num_seqs: Positive = 10
+    max_num_seqs: Positive = 64
     """Replies that one engine draws at the same time."""
     episode_timeout: AboveZero = 1200.0
     """Seconds that an episode may take, judge included."""
@@ -100,6 +136,14 @@ class RolloutConfig(Section):
     """Seed of everything that is drawn while episodes run."""
     deterministic: bool = False
     """Run in lockstep with fixed shapes and keyed random numbers, so that a run repeats bit for bit. Slower."""
+    kv_cache_gb: AboveZero | None = None
+    """Memory of the embedded engine for keys and values, cached prefixes included. null: a share of what is free."""
+    scripted_replies: str | None = None
+    """For `engine: scripted`: a YAML or JSON list of replies (texts, or messages with content and tool_calls)."""
+    remote: RemoteConfig = RemoteConfig()
+    """For `engine: remote`: which server."""
+    vllm: VllmConfig = VllmConfig()
+    """For `engine: vllm`: how it runs."""
     multi_turn: MultiTurnConfig = MultiTurnConfig()
     """How long an episode may become."""
     val_kwargs: ValKwargsConfig = ValKwargsConfig()

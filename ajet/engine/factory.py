@@ -19,6 +19,11 @@ def build_engine(config: Any) -> Engine:
         from ajet.engine.torch.settings import TorchEngineSettings
 
         return TorchEngine(config.ajet.model.path, TorchEngineSettings.from_config(config))
+    if name == "remote":
+        from ajet.engine.remote.engine import RemoteEngine
+        from ajet.engine.remote.settings import RemoteSettings
+
+        return RemoteEngine(RemoteSettings.from_config(config))
     if name == "scripted":
         return _scripted(config)
     raise ConfigError(f"rollout.engine {name!r} does not exist: one of {', '.join(ENGINES)}")
@@ -27,7 +32,7 @@ def build_engine(config: Any) -> Engine:
 def _scripted(config: Any) -> Engine:
     from ajet.engine.scripted import ScriptedEngine, read_replies
 
-    path = getattr(config.ajet.rollout, "scripted_replies", None)
+    path = config.ajet.rollout.scripted_replies
     if not path:
         raise ConfigError("rollout.engine: scripted needs rollout.scripted_replies, a YAML or JSON list of replies")
     source = config.ajet.model.path

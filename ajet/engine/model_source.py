@@ -54,10 +54,7 @@ class ModelSource:
         """Load the tokenizer."""
         try:
             with _LOADING:
-                from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-                loader = PreTrainedTokenizerFast if _has_tiny_tokenizer(Path(self.path)) else AutoTokenizer
-                tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(self.path)
+                tokenizer: PreTrainedTokenizerBase = _tokenizer_loader(self.path).from_pretrained(self.path)
         except (OSError, ValueError) as error:
             raise ConfigError(f"no tokenizer could be loaded for model {self.name!r}: {error}") from error
         return tokenizer
@@ -81,6 +78,17 @@ class ModelSource:
         untyped: Any = model
         untyped.to(device).eval()
         return model
+
+
+def _tokenizer_loader(path: str) -> Any:
+    """`AutoTokenizer` imports torch, which takes a second: not where its choice is known."""
+    if _has_tiny_tokenizer(Path(path)):
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _has_tiny_tokenizer(folder: Path) -> bool:

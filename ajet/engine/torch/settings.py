@@ -34,7 +34,7 @@ class TorchEngineSettings:
         return cls(
             max_model_len=rollout.max_model_len,
             max_num_seqs=rollout.max_num_seqs,
-            kv_cache_gb=getattr(rollout, "kv_cache_gb", None),
+            kv_cache_gb=rollout.kv_cache_gb,
             deterministic=rollout.deterministic,
             seed=rollout.seed,
             dtype=model.dtype,

@@ -1,0 +1,1 @@
+"""Models behind an OpenAI-compatible server: an engine where that speaks token ids, a chat model anywhere."""

@@ -1,0 +1,116 @@
+"""The remote engine: a model behind an OpenAI-compatible server that somebody else runs.
+
+Where the server takes and returns token ids (vLLM's does), it is exact and an `Engine` like any other, but for its
+weights. Elsewhere it has `reply` only: it can play a helper, or be talked to in a debug run, and trains nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ajet.engine.base import OnTokens
+from ajet.engine.remote.chat import ask_chat
+from ajet.engine.remote.client import RemoteClient
+from ajet.engine.remote.completions import CompletionReader, completion_body
+from ajet.engine.remote.settings import RemoteSettings
+from ajet.engine.sampling_rules import check_request
+from ajet.schema.chat import ChatReply, ChatRequest
+from ajet.schema.errors import EngineError, FeatureUnavailableError, GenerationTimeoutError, InvalidRequestError
+from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, Sampling, TokenChunk
+
+
+class RemoteEngine:
+    """An `Engine` over HTTP, and a chat model."""
+
+    def __init__(self, settings: RemoteSettings) -> None:
+        self._settings = settings
+        self._client: RemoteClient | None = None
+        self._exact: bool | None = None
+        self._asking = asyncio.Lock()
+        self._version = 0
+        self._closed = False
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """`exact_tokens` is known once `ready` has asked the server; until then it counts as absent."""
+        details = {"model": self._settings.model, "endpoints": len(self._settings.endpoints)}
+        length = self._settings.max_model_len
+        return EngineCapabilities("remote", exact_tokens=bool(self._exact), max_model_len=length, details=details)
+
+    @property
+    def client(self) -> RemoteClient:
+        if self._closed:
+            raise EngineError("the remote engine is closed")
+        if self._client is None:
+            self._client = RemoteClient(self._settings)
+        return self._client
+
+    async def ready(self) -> None:
+        """Find out whether the server speaks token ids."""
+        async with self._asking:
+            if self._exact is None:
+                self._exact = await self._speaks_token_ids()
+
+    async def _speaks_token_ids(self) -> bool:
+        request = GenerateRequest([1], Sampling(temperature=0.0))
+        try:
+            answer = await self.client.post("/completions", completion_body(request, self._settings.model, 1))
+            CompletionReader(request, 0).read(answer)
+        except InvalidRequestError:  # no such path, or fields it does not know: a server for chat only
+            return False
+        except EngineError as error:
+            if "does not speak token ids" in str(error):
+                return False
+            raise
+        return bool(answer.get("choices"))
+
+    async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
+        await self.ready()
+        if not self._exact:
+            raise EngineError(
+                f"the server of {self._settings.model!r} does not return token ids, so it can't be an engine: "
+                "use it as a helper (debug_model=…), or serve the model with vLLM"
+            )
+        room = check_request(request, max_model_len=self._settings.max_model_len, vocabulary=2**31)
+        body = completion_body(request, self._settings.model, room)
+        reader = CompletionReader(request, self._version)
+        try:
+            async with asyncio.timeout(request.deadline_s):
+                if on_tokens is None:
+                    reader.read(await self.client.post("/completions", body, sticky=request.session_id))
+                else:
+                    await self._stream(body, reader, on_tokens, request.session_id)
+        except TimeoutError as error:
+            raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
+        return reader.completion()
+
+    async def _stream(self, body: dict[str, Any], reader: CompletionReader, on_tokens: OnTokens, sticky: str) -> None:
+        def on_event(event: dict[str, Any]) -> None:
+            ids, logprobs = reader.read(event)
+            if ids:
+                on_tokens(TokenChunk(list(ids), logprobs))
+
+        await self.client.stream("/completions", body, on_event, sticky=sticky)
+
+    async def reply(self, request: ChatRequest) -> ChatReply:
+        """One reply to a chat request, without tokens."""
+        return await ask_chat(self.client, request, self._settings.model)
+
+    async def load_weights(self, source: Any, version: int) -> None:
+        raise FeatureUnavailableError("a remote server's weights are not ours to change: use rollout.engine: vllm")
+
+    async def pause(self) -> None:
+        """Its work goes on elsewhere: there is nothing of ours to hold back."""
+
+    async def resume(self) -> None:
+        """See `pause`."""
+
+    async def health(self) -> dict[str, Any]:
+        client = self.client
+        return {"engine": "remote", "requests": client.requests, "retries": client.retries, "exact": self._exact}
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._client is not None:
+            await self._client.aclose()

@@ -1,0 +1,299 @@
+"""The remote engine against real sockets: exact where the server speaks token ids, patient, and typed in its errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from ajet.engine.base import Engine
+from ajet.engine.remote.engine import RemoteEngine
+from ajet.engine.remote.settings import Endpoint, RemoteSettings, pair_endpoints
+from ajet.schema.chat import ChatRequest
+from ajet.schema.errors import (
+    ConfigError,
+    ContextOverflowError,
+    EngineError,
+    EngineOverloadedError,
+    FeatureUnavailableError,
+    GenerationTimeoutError,
+    InvalidRequestError,
+)
+from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
+
+Answer = tuple[int, dict[str, str], Any]
+Handle = Callable[[str, dict[str, Any], str], Answer]
+
+
+class Server:
+    """An HTTP server whose answers a test decides."""
+
+    def __init__(self) -> None:
+        self.handle: Handle = completions
+        self.seen: list[tuple[str, dict[str, Any], str]] = []
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                key = self.headers.get("authorization", "").removeprefix("Bearer ")
+                owner.seen.append((self.path, body, key))
+                status, headers, content = owner.handle(self.path, body, key)
+                streamed = isinstance(content, list)
+                data = events(content) if streamed else json.dumps(content).encode()
+                self.send_response(status)
+                for name, value in {**headers, "content-length": str(len(data))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+
+def events(contents: list[Any]) -> bytes:
+    return b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in contents) + b"data: [DONE]\n\n"
+
+
+def choice(ids: list[int], finish: str | None = "stop", stop: Any = None) -> dict[str, Any]:
+    logprobs = {
+        "token_logprobs": [-0.5] * len(ids),
+        "top_logprobs": [{"token_id:7": -0.5, "token_id:9": -1.5}] * len(ids),
+    }
+    return {"choices": [{"token_ids": ids, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}]}
+
+
+def completions(path: str, body: dict[str, Any], key: str) -> Answer:
+    """A server that speaks token ids."""
+    if body.get("stream"):
+        return 200, {"content-type": "text/event-stream"}, [choice([7], None), choice([8, 9], "stop", 9)]
+    return 200, {}, choice([7, 8, 9], "length" if body["max_tokens"] == 3 else "stop")
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.http.shutdown()
+
+
+def settings(server: Server, **options: Any) -> RemoteSettings:
+    endpoints = options.pop("endpoints", (Endpoint(server.url, "k"),))
+    return RemoteSettings(endpoints, "m", **{"first_pause_s": 0.01, "timeout_s": 5.0, **options})
+
+
+def draw(engine: RemoteEngine, on_tokens: Any = None, **fields: Any) -> Any:
+    sampling = Sampling(**fields.pop("sampling", {}))
+    request = GenerateRequest(fields.pop("prompt", [1, 2]), sampling, **fields)
+
+    async def once() -> Any:
+        try:
+            return await engine.generate(request, on_tokens)
+        finally:
+            await engine.aclose()
+
+    return asyncio.run(once())
+
+
+def test_token_ids_go_out_and_come_back(server: Server) -> None:
+    engine = RemoteEngine(settings(server))
+    assert isinstance(engine, Engine)
+    reply = draw(engine, top_logprobs=2, sampling={"top_k": 4, "seed": 3, "max_tokens": 3})
+    assert (reply.token_ids, reply.logprobs, reply.finish_reason) == ([7, 8, 9], [-0.5] * 3, "length")
+    assert reply.top_logprobs[0] == [(7, -0.5), (9, -1.5)]
+    path, body, key = server.seen[-1]
+    assert (path, body["prompt"], body["top_k"], body["seed"], key) == ("/v1/completions", [1, 2], 4, 3, "k")
+    assert engine.capabilities.exact_tokens
+
+
+def test_an_end_token_is_named_by_its_id(server: Server) -> None:
+    assert draw(RemoteEngine(settings(server))).stopped_by == 9
+
+
+def test_tokens_stream(server: Server) -> None:
+    chunks: list[TokenChunk] = []
+    reply = draw(RemoteEngine(settings(server)), chunks.append)
+    assert [chunk.token_ids for chunk in chunks] == [[7], [8, 9]]
+    assert (reply.token_ids, reply.stopped_by) == ([7, 8, 9], 9)
+
+
+def failing(times: int, status: int, headers: dict[str, str] | None = None) -> Handle:
+    left = [times]
+
+    def handle(path: str, body: dict[str, Any], key: str) -> Answer:
+        if left[0] > 0:
+            left[0] -= 1
+            return status, headers or {}, {"error": {"message": "not now"}}
+        return completions(path, body, key)
+
+    return handle
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_passing_faults_are_tried_again(server: Server, status: int) -> None:
+    server.handle = failing(3, status)
+    assert draw(RemoteEngine(settings(server))).token_ids == [7, 8, 9]
+
+
+def test_a_fault_that_stays_is_typed(server: Server) -> None:
+    server.handle = failing(99, 429)
+    with pytest.raises(EngineOverloadedError, match="not now"):
+        draw(RemoteEngine(settings(server, max_attempts=3)))
+    assert len(server.seen) == 3
+    server.handle = failing(99, 500)
+    with pytest.raises(EngineError, match="500"):
+        draw(RemoteEngine(settings(server, max_attempts=2)))
+
+
+def test_retry_after_is_obeyed(server: Server) -> None:
+    server.handle = failing(1, 429, {"retry-after": "0.2"})
+    began = time.monotonic()
+    draw(RemoteEngine(settings(server)))
+    assert time.monotonic() - began >= 0.2
+
+
+def test_nobody_there_is_an_engine_error(server: Server) -> None:
+    server.http.shutdown()
+    server.http.server_close()
+    with pytest.raises(EngineError, match="can't be reached"):
+        draw(RemoteEngine(settings(server, max_attempts=2)))
+
+
+def test_what_is_wrong_with_the_request_is_said_at_once(server: Server) -> None:
+    async def scenario() -> None:
+        engine = RemoteEngine(settings(server))
+        await engine.ready()
+        server.handle = failing(99, 400)
+        with pytest.raises(InvalidRequestError, match="not now"):
+            await engine.generate(GenerateRequest([1], Sampling()))
+        server.handle = lambda *_: (400, {}, {"error": {"message": "maximum context length is 5"}})
+        with pytest.raises(ContextOverflowError):
+            await engine.generate(GenerateRequest([1], Sampling()))
+        assert len(server.seen) == 3
+        with pytest.raises(InvalidRequestError, match="temperature"):
+            await engine.generate(GenerateRequest([1], Sampling(temperature=-1)))
+        assert len(server.seen) == 3
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_refused_key_is_left_for_the_next(server: Server) -> None:
+    def handle(path: str, body: dict[str, Any], key: str) -> Answer:
+        return completions(path, body, key) if key == "good" else (401, {}, {"error": "bad key"})
+
+    server.handle = handle
+    keys = (Endpoint(server.url, "bad"), Endpoint(server.url, "good"))
+    assert draw(RemoteEngine(settings(server, endpoints=keys))).token_ids
+    with pytest.raises(EngineError, match="api_key"):
+        draw(RemoteEngine(settings(server, endpoints=keys[:1])))
+
+
+def test_keys_take_turns_when_one_is_exhausted(server: Server) -> None:
+    def handle(path: str, body: dict[str, Any], key: str) -> Answer:
+        return completions(path, body, key) if key == "b" else (429, {"retry-after": "60"}, {})
+
+    server.handle = handle
+    keys = (Endpoint(server.url, "a"), Endpoint(server.url, "b"))
+    began = time.monotonic()
+    assert draw(RemoteEngine(settings(server, endpoints=keys))).token_ids
+    assert time.monotonic() - began < 30
+
+
+def test_a_deadline_is_kept(server: Server) -> None:
+    async def scenario() -> None:
+        engine = RemoteEngine(settings(server))
+        await engine.ready()
+
+        def slow(path: str, body: dict[str, Any], key: str) -> Answer:
+            time.sleep(0.5)
+            return completions(path, body, key)
+
+        server.handle = slow
+        with pytest.raises(GenerationTimeoutError):
+            await engine.generate(GenerateRequest([1], Sampling(), deadline_s=0.05))
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_the_pace_is_kept(server: Server) -> None:
+    async def scenario() -> None:
+        engine = RemoteEngine(settings(server, requests_per_minute=60 / 0.1))
+        await engine.ready()
+        began = time.monotonic()
+        await asyncio.gather(*(engine.generate(GenerateRequest([1], Sampling())) for _ in range(4)))
+        assert time.monotonic() - began >= 0.3
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def chat_only(path: str, body: dict[str, Any], key: str) -> Answer:
+    """A server for chat, as most are."""
+    if path != "/v1/chat/completions":
+        return 404, {}, {"error": {"message": "no such path"}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]} if body.get("tools") else {"content": "hi"}
+    return 200, {}, {"id": "x", "choices": [{"message": message, "finish_reason": "stop"}]}
+
+
+def test_a_server_without_token_ids_can_be_talked_to_but_not_trained(server: Server) -> None:
+    server.handle = chat_only
+
+    async def scenario() -> None:
+        engine = RemoteEngine(settings(server))
+        await engine.ready()
+        assert not engine.capabilities.exact_tokens
+        with pytest.raises(EngineError, match="token ids"):
+            await engine.generate(GenerateRequest([1], Sampling()))
+        with pytest.raises(FeatureUnavailableError):
+            await engine.load_weights(None, 1)
+        reply = await engine.reply(ChatRequest([{"role": "user", "content": "?"}]))
+        assert (reply.message["content"], reply.finish_reason, reply.completion.token_ids) == ("hi", "stop", [])
+        tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+        reply = await engine.reply(ChatRequest([{"role": "user", "content": "?"}], tools=[tool]))
+        assert reply.finish_reason == "tool_calls"
+        assert set(server.seen[-1][1]) == {"model", "messages", "tools", "tool_choice", "temperature", "top_p"}
+        await engine.aclose()
+        with pytest.raises(EngineError, match="closed"):
+            await engine.reply(ChatRequest([]))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("content", [[], "x", {"choices": []}, {"choices": [{"token_ids": [1], "logprobs": {}}]}])
+def test_a_malformed_answer_is_typed(server: Server, content: Any) -> None:
+    async def scenario() -> None:
+        engine = RemoteEngine(settings(server, max_attempts=2))
+        await engine.ready()
+        server.handle = lambda *_: (200, {}, content if content != [] else "[]")
+        with pytest.raises(EngineError):
+            await engine.generate(GenerateRequest([1], Sampling()))
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_addresses_and_keys_are_paired(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert pair_endpoints("http://a/v1/", None) == (Endpoint("http://a/v1", ""),)
+    assert [each.api_key for each in pair_endpoints("http://a", ["1", "2"])] == ["1", "2"]
+    assert [each.base_url for each in pair_endpoints(["http://a", "http://b"], "k")] == ["http://a", "http://b"]
+    for wrong in ((None, None), (["http://a", "http://b"], ["1", "2", "3"]), ("a/v1", None)):
+        with pytest.raises(ConfigError, match="remote"):
+            pair_endpoints(*wrong)
+    assert "secret" not in repr(Endpoint("http://a", "secret"))
