@@ -85,7 +85,7 @@ class RolloutConfig(Section):
     or `scripted` (replies from a file, no model)."""
     name: Literal["vllm", "sglang", "torch", "remote", "scripted"] | None = None
     """Former name of `engine`, used where `engine` is not given."""
-    mode: Literal["sync", "async"] | None = None
+    mode: str | None = None
     """Accepted for existing files. Model calls are always asynchronous here."""
     num_repeat: Positive = 4
     """Episodes a task (the size of its group). Group-relative advantages need at least 2."""

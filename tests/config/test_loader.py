@@ -248,3 +248,27 @@ def test_loading_imports_nothing_heavy_and_no_user_code(folder: Path) -> None:
     )
     heavy = {"torch", "transformers", "ray", "datasets", "starlette", "openai", "numpy", "agentscope"}
     assert not heavy & set(ran.stdout.split())
+
+
+def test_a_file_with_every_key_that_existing_users_have_loads() -> None:
+    config = load_config(Path(__file__).parent / "existing.yaml")
+    assert config.ajet.experiment_name == "existing"
+    assert config.ajet.rollout.engine == "vllm"
+    assert config.ajet.trainer_common.optim.lr == 1e-6
+    assert config.ajet.trainer_common.logger == ["swanlab"]
+    assert config.ajet.task_reader.data_generation.deduplication_filter.params.similarity_threshold == 0.8
+    assert config.frozen_lake.frozen_lake_size == 4
+    assert config.verl.actor_rollout_ref.rollout.free_cache_engine is True
+    assert Config.model_validate(config.model_dump()).ajet == config.ajet
+    assert Config.model_validate_json(config.model_dump_json()).ajet == config.ajet
+
+
+def test_every_default_loads_and_contradicts_nothing(folder: Path) -> None:
+    """What `ajet config show` prints can be run."""
+    import yaml
+
+    defaults = Config().model_dump(mode="json")
+    defaults["ajet"]["rollout"]["user_workflow"] = "flow.py->Flow"
+    defaults["ajet"]["task_reader"]["type"] = "random_dummy"
+    (folder / "all.yaml").write_text(yaml.safe_dump(defaults))
+    assert load_config(folder / "all.yaml").ajet.experiment_name == "all"
