@@ -33,7 +33,6 @@ GARBAGE_CHARACTERS = 4
 SALAD_SCRIPTS = 4
 SALAD_LETTERS = 40
 
-CHARACTER_RUN = re.compile(r"(\S)\1{%d,}" % (LETTER_RUN - 1))  # noqa: UP031 - braces are the pattern's own
 GARBAGE = re.compile("[\ufffd\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ue000-\uf8ff\ufdd0-\ufdef]")
 TOOL_SYNTAX = re.compile(r"</?tool_calls?>|\[TOOL_CALLS\]|<\|python_tag\|>|<function=|<｜tool▁call|<\|tool_calls?")
 SCRIPTS = (  # (first code point, name): coarse, what is not told apart here need not be
@@ -166,10 +165,12 @@ def _control_text(text: str, controls: Collection[str]) -> str | None:
 
 
 def _repetition(text: str) -> str | None:
-    for found in CHARACTER_RUN.finditer(text):
-        limit = LETTER_RUN if found[1].isalpha() else SYMBOL_RUN
-        if len(found[0]) >= limit:
-            return f"the character {found[1]!r} {len(found[0])} times in a row"
+    half = LETTER_RUN // 2
+    for at in range(0, len(text) - half + 1, half):  # a long run fills one of these blocks
+        if text[at] == text[at + half - 1] and text[at : at + half] == text[at] * half:
+            run = _run(text, at)
+            if run >= (LETTER_RUN if text[at].isalpha() else SYMBOL_RUN) and not text[at].isspace():
+                return f"the character {text[at]!r} {run} times in a row"
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     if block := _repeated(lines, LONGEST_LINE_BLOCK, LINE_REPEATS):
         return f"the line {block[0][:40]!r} {LINE_REPEATS} times and more"
@@ -180,6 +181,12 @@ def _repetition(text: str) -> str | None:
         if len(word) > UNSPACED_WORD and (block := _repeated(word, LONGEST_PHRASE_LETTERS, PHRASE_REPEATS)):
             return f"the letters {''.join(block)!r} {PHRASE_REPEATS} times in a row and more"
     return None
+
+
+def _run(text: str, at: int) -> int:
+    """How often the character at this place stands in a row."""
+    before, after = text[: at + 1], text[at:]
+    return len(before) - len(before.rstrip(text[at])) + len(after) - len(after.lstrip(text[at])) - 1
 
 
 def _repeated(items: Sequence[str], longest: int, repeats: int) -> Sequence[str] | None:

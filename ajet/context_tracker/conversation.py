@@ -82,13 +82,20 @@ class Conversations:
     def __init__(self) -> None:
         self.root = Turn({}, None, 0, ())
         self.serial = 0
+        self._latest: dict[str, tuple[list[Any], Turn]] = {}
+        """Each agent's latest request as it was sent, and where it led: the next one mostly begins with it."""
 
-    def walk(self, messages: Sequence[Any]) -> Walk:
+    def walk(self, agent: str, messages: Sequence[Any]) -> Walk:
         """Follow a request's messages, adding those that are new; raises InvalidRequestError."""
         self.serial += 1
         serial = self.serial
-        turn, known = self.root, 0
-        for index, raw in enumerate(messages):
+        sent, turn = self._latest.get(agent, ([], self.root))
+        if len(sent) > len(messages) or sent != messages[: len(sent)]:
+            sent, turn = [], self.root
+        start = known = len(sent)
+        new = []
+        for index in range(start, len(messages)):
+            raw = messages[index]
             child = turn.last
             if child is None or child.raw is None or child.raw != raw:
                 child = self._child(turn, messages, index)
@@ -97,6 +104,9 @@ class Conversations:
                 known = index + 1
             child.seen = serial
             turn = child
+            new.append(child.raw)
+        sent += new
+        self._latest[agent] = (sent, turn)
         return Walk(turn, known)
 
     def add_reply(self, prompt: Turn, reply: Message, record: CallRecord) -> Turn:

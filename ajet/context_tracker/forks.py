@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ajet.context_tracker.canonical import split_reasoning, stable_json
@@ -14,7 +14,8 @@ from ajet.schema.chat import Message
 
 EXCERPT = 60
 """Characters of a changed text shown to each side."""
-EXAMPLES_OF_DETAIL = 1
+LOOK_BACK = 16
+"""How many of an agent's latest calls are compared with one that extends none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class ForkReason:
     example: str
 
 
-def changed_message(agent_calls: Iterable[CallRecord], turn: Turn, known: int) -> tuple[str, CallRecord, str] | None:
+def changed_message(agent_calls: Sequence[CallRecord], turn: Turn, known: int) -> tuple[str, CallRecord, str] | None:
     """(reason, nearest call, detail) of a request that goes on from no recorded reply although it looks like one.
 
     `known` messages are those of earlier calls; the nearest call is the agent's latest that shares the most of them.
@@ -38,7 +39,7 @@ def changed_message(agent_calls: Iterable[CallRecord], turn: Turn, known: int) -
         return None  # a retry, or a request that is part of another
     nearest: CallRecord | None = None
     best: tuple[int, int] = (0, -1)
-    for record in agent_calls:
+    for record in agent_calls[-LOOK_BACK:]:
         if record.reply_turn is None:
             continue
         shared = _shared_depth(record.reply_turn, path)

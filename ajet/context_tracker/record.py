@@ -20,10 +20,11 @@ class CallRecord:
     turn: Turn
     """The last message of its request."""
     prompt: Node
-    has_tools: bool
     kwargs_key: str
     audited: int
     """How many messages the conversation had when it was last rendered whole to check the appending."""
+    prompt_ids: list[int]
+    """Until the reply has come."""
     begun: int
     """When it began and ended, in the order of what the tracker was told."""
     ended: int = 0
@@ -31,11 +32,15 @@ class CallRecord:
     """The serial number of the last request that came before the reply."""
     reply: Node | None = None
     reply_turn: Turn | None = None
-    ids: list[int] | None = None
-    """Prompt and reply, ready for the next call; None once another call has gone on from here."""
+    ids: tuple[list[int], list[int]] | None = None
+    """Prompt and reply, at hand for the next call; None once another call has gone on from here."""
     reasoning: str = ""
     closed: bool = False
     """Whether the reply ended by itself, so that other messages may follow."""
+
+    def held_prompt(self) -> list[int]:
+        """The ids of its prompt, if they are at hand; else nothing."""
+        return self.ids[0] if self.ids is not None else self.prompt_ids
 
     @property
     def in_flight(self) -> bool:

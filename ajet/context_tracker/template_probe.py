@@ -130,6 +130,8 @@ class AppendRule:
     """Appending is right for this shape: `stubs` + new messages render as `anchor` + what to append."""
 
     stubs: list[Message]
+    """The shortest conversation behind which new messages render as behind the whole shape."""
+    with_tools: bool
     anchor: str
     """The rendered text up to the end of the reply's own words; what closes the turn comes behind."""
 
@@ -168,13 +170,13 @@ class TemplateProbe:
         if isinstance(rule, NotStable):
             return rule
         fitted = self._template.fit(new, first=False)
-        text = self._render([*rule.stubs, *fitted], has_tools, kwargs)
+        text = self._render([*rule.stubs, *fitted], rule.with_tools, kwargs)
         if not text.startswith(rule.anchor) and not fresh:
             # A template that writes the date changes its mind at midnight: learn it again.
             rule = self._remember(key, *shape, kwargs)
             if isinstance(rule, NotStable):
                 return rule
-            text = self._render([*rule.stubs, *fitted], has_tools, kwargs)
+            text = self._render([*rule.stubs, *fitted], rule.with_tools, kwargs)
         if not text.startswith(rule.anchor):
             return NotStable("what these messages hold changes how the template writes those before them")
         return text[len(rule.anchor) :]
@@ -233,7 +235,24 @@ class TemplateProbe:
         tail = self._reply_tail(ended[ended.rindex(words[-1]) + len(words[-1]) :])
         if not after.startswith(tail, end):
             raise _Unstable("the template writes the end of a reply differently once other messages follow")
-        return AppendRule(stubs, after[: end + len(tail)])
+        anchor = after[: end + len(tail)]
+        rule = AppendRule(stubs, has_tools, anchor)
+        return self._shorter(rule, after[len(anchor) :], reply, talk[index + 1 :], kwargs) or rule
+
+    def _shorter(
+        self, rule: AppendRule, appended: str, reply: str, new: Sequence[Message], kwargs: Mapping[str, Any]
+    ) -> AppendRule | None:
+        """The same rule with a history of one message: what follows must not depend on more, and it renders faster."""
+        fitted = self._template.fit(new, first=False)
+        stubs = self._template.fit(stub_conversation("u" + reply), first=True)
+        for with_tools in (False, True)[: 1 + rule.with_tools]:
+            try:
+                text = self._render([*stubs, *fitted], with_tools, kwargs)
+            except TemplateRefusal:
+                continue
+            if text.endswith(appended) and _words(reply, 1)[-1] in text[: -len(appended)]:
+                return AppendRule(stubs, with_tools, text[: -len(appended)])
+        return None
 
     def _reply_tail(self, tail: str) -> str:
         """Of what a closed reply shows behind its last word: the part that the model says itself."""

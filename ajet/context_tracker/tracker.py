@@ -10,20 +10,20 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from ajet.context_tracker.abnormal import find_abnormal
 from ajet.context_tracker.canonical import plain_message, split_reasoning, tools_key
-from ajet.context_tracker.conversation import Conversations, Turn
+from ajet.context_tracker.conversation import Conversations, Walk
 from ajet.context_tracker.forks import changed_message
 from ajet.context_tracker.growth import Growth
+from ajet.context_tracker.prompting import Prompting, Request
 from ajet.context_tracker.record import CallRecord, PreparedCall
-from ajet.context_tracker.renderer import NotStable, Renderer
+from ajet.context_tracker.renderer import Renderer
 from ajet.context_tracker.rewards import Rewards
 from ajet.context_tracker.settings import TrackerSettings
 from ajet.context_tracker.settle import settle
@@ -39,11 +39,6 @@ from ajet.schema.errors import (
     TooManyStepsError,
 )
 from ajet.schema.generation import Completion, Sampling
-
-CANDIDATES = 3
-"""How many recorded calls, latest first, are tried before a request is rendered whole."""
-FIRST_AUDIT = 8
-"""Messages at which appended text is first compared with the whole conversation's; then at each doubling."""
 
 
 class ContextTracker:
@@ -75,9 +70,11 @@ class ContextTracker:
         self._by_id: dict[str, CallRecord] = {}
         self._conversations = Conversations()
         self._growth = Growth()
+        self._prompting = Prompting(renderer, self._growth, self._records)
         self._toolsets: list[list[Tool]] = []
         self._toolset_index: dict[str, int] = {"": ROOT}
         self._last_tools: tuple[list[Tool], int] = ([], ROOT)
+        self._last_clipped: tuple[Sampling | None, Sampling] = (None, Sampling())
         self._steps: Counter[str] = Counter()
         self._outcomes: set[Outcome] = set()
         self._rewards = Rewards()
@@ -105,31 +102,20 @@ class ContextTracker:
         self._check_open(agent, choice)
         if not messages:
             raise InvalidRequestError("messages is empty: send at least one message")
-        kwargs = dict(template_kwargs or {})
-        walk = self._conversations.walk(messages)
+        walk = self._conversations.walk(agent, messages)
         toolset = self._toolset(tools)
+        kwargs = dict(template_kwargs or {})
         kwargs_key = json.dumps(kwargs, sort_keys=True, default=str) if kwargs else ""
-
-        parent, appended, fork = self._find_parent(agent, walk.turn, toolset, tools, kwargs, kwargs_key)
-        if parent is not None and appended is not None:
-            assert parent.reply is not None
-            sampled = parent.reply.ids[-1:].tolist()
-            delta = self.renderer.closing_ids(appended, sampled)
-            base = parent.ids if parent.ids is not None else self._growth.path_ids(parent.reply)
-            prompt_ids = base + delta
-            origin = parent.reply
-        else:
-            resolved = [turn.resolved() for turn in walk.turn.path()]
-            delta = prompt_ids = self.renderer.whole(resolved, tools, kwargs)
-            origin = self._growth.root
-        self._check_room(len(prompt_ids))
-        prompt, shared = self._growth.add_context(origin, delta)
+        prompt = self._prompting.prompt(Request(agent, walk.turn, tools, toolset, kwargs, kwargs_key))
+        self._check_room(len(prompt.ids))
+        node, shared = self._growth.add_context(prompt.origin, prompt.added)
+        parent, fork = prompt.parent, None
+        if self.settings.detect_forks and prompt.added:
+            fork = prompt.fork or (self._explain(agent, walk) if parent is None else None)
+        if fork is not None:
+            fork.tokens = len(prompt.added) - shared
         if parent is not None:
             parent.ids = None
-        if fork is None and parent is None and self.settings.detect_forks:
-            fork = self._explain(agent, walk.turn, walk.known)
-        if fork is not None:
-            fork.tokens = len(delta) - shared
         self._clock += 1
         self._steps[agent] += choice == 0
         call = Call(
@@ -138,8 +124,8 @@ class ContextTracker:
             target=target,
             turn=0 if parent is None else parent.call.turn + 1,
             prompt_run=ROOT,
-            prompt_tokens=len(prompt_ids),
-            sampling=self._clip(sampling, len(prompt_ids)),
+            prompt_tokens=len(prompt.ids),
+            sampling=self._clip(sampling, len(prompt.ids)),
             trainable=trainable,
             extends=ROOT if parent is None else parent.index,
             new_messages=[step.resolved() for step in walk.turn.since(_reply_depth(parent))],
@@ -147,18 +133,15 @@ class ContextTracker:
             fork=fork,
             started_s=time.monotonic() - self._started,
         )
-        audited = parent.audited if parent is not None else max(FIRST_AUDIT, walk.turn.depth)
         record = CallRecord(
-            len(self._records), call, walk.turn, prompt, bool(tools), kwargs_key, audited, self._clock, ids=prompt_ids
+            len(self._records), call, walk.turn, node, kwargs_key, prompt.audited, prompt.ids, self._clock
         )
-        if parent is not None and walk.turn.depth >= 2 * audited:
-            record.audited = walk.turn.depth
         walk.turn.prompts.append(record)
         self._records.append(record)
         self._by_id[call.name] = record
         return PreparedCall(
             call.name,
-            prompt_ids,
+            prompt.ids,
             call.sampling,
             agent,
             call.turn,
@@ -198,7 +181,8 @@ class ContextTracker:
             record.reply_turn = self._conversations.add_reply(record.turn, reply, record)
             record.reasoning = split_reasoning(plain_message(reply, "reply"))[0].strip()
             record.closed = completion.finish_reason == "stop"
-            record.ids = record.ids + ids if record.ids is not None else None
+            record.ids = (record.prompt_ids, list(ids))
+        record.prompt_ids = []
         if completion.finish_reason == "abort":
             call.drop = "aborted"
         elif not call.trainable:
@@ -210,7 +194,7 @@ class ContextTracker:
         record = self._in_flight(call_id)
         self._clock += 1
         record.ended = self._clock
-        record.ids = None
+        record.prompt_ids = []
         record.call.finish_reason = "abort"
         record.call.drop = "aborted"
         record.call.seconds = time.monotonic() - self._started - record.call.started_s
@@ -272,66 +256,10 @@ class ContextTracker:
             status=status, tree=tree, ledger=ledger, reward=total, agent_rewards=self._rewards.by_agent, **fields
         )
 
-    # ------------------------------------------------------------------ finding what a request continues
+    # ------------------------------------------------------------------ limits and checks
 
-    def _find_parent(
-        self, agent: str, turn: Turn, toolset: int, tools: Sequence[Tool], kwargs: dict[str, Any], kwargs_key: str
-    ) -> tuple[CallRecord | None, str | None, Fork | None]:
-        """(the call that the request extends, the text to append, why it does not extend a nearer one)."""
-        fork: Fork | None = None
-        for spoken in islice(_with_replies(turn), CANDIDATES):
-            record, why = self._usable(agent, spoken, toolset, kwargs_key)
-            detail = ""
-            if record is not None:
-                new = [step.resolved() for step in turn.since(spoken.depth)]
-                history = record.turn
-                appended = self.renderer.appended(history.skeleton, spoken.message, new, bool(tools), kwargs)
-                if isinstance(appended, str) and turn.depth >= 2 * record.audited:
-                    appended = self._audit(record, spoken, new, tools, kwargs, appended)
-                if isinstance(appended, str):
-                    return record, appended, fork
-                why, detail = "template_not_stable", appended.why
-            if fork is None and self.settings.detect_forks:
-                fork = Fork(why, (record or spoken.replies[-1]).index, detail)
-        return None, None, fork
-
-    def _usable(self, agent: str, spoken: Turn, toolset: int, kwargs_key: str) -> tuple[CallRecord | None, str]:
-        """The recorded call whose reply this message is and which may be gone on from, or why there is none."""
-        why = ""
-        usable = []
-        for record in spoken.replies:
-            if not record.closed:
-                why = why or ("reply_cut_by_length" if record.call.finish_reason == "length" else "reply_aborted")
-            elif record.call.tools != toolset and self.renderer.supports_tools:
-                why = why or "tools_changed"
-            elif record.kwargs_key != kwargs_key:
-                why = why or "template_arguments_changed"
-            elif spoken.reasoning and spoken.reasoning.strip() != record.reasoning:
-                why = why or "reasoning_changed"
-            else:
-                usable.append(record)
-        if not usable:
-            return None, why
-        return min(usable, key=lambda record: (record.call.agent != agent, record.reply_key)), ""
-
-    def _audit(
-        self,
-        record: CallRecord,
-        spoken: Turn,
-        new: list[Message],
-        tools: Sequence[Tool],
-        kwargs: dict[str, Any],
-        appended: str,
-    ) -> str | NotStable:
-        """Check an appended text against the whole conversation, at each doubling of its length."""
-        history = [step.resolved() for step in record.turn.path()]
-        if self.renderer.audit(history, spoken.message, new, tools, kwargs, appended):
-            return appended
-        return self.renderer.forbid(history, spoken.message, new, bool(tools), kwargs)
-
-    def _explain(self, agent: str, turn: Turn, known: int) -> Fork | None:
-        calls = [record for record in self._records if record.call.agent == agent]
-        found = changed_message(calls, turn, known)
+    def _explain(self, agent: str, walk: Walk) -> Fork | None:
+        found = changed_message([r for r in self._records if r.call.agent == agent], walk.turn, walk.known)
         return Fork(found[0], found[1].index, found[2]) if found else None
 
     def _toolset(self, tools: Sequence[Tool]) -> int:
@@ -346,8 +274,6 @@ class ContextTracker:
             self._toolsets.append(json.loads(key))
         self._last_tools = (json.loads(key), index)
         return index
-
-    # ------------------------------------------------------------------ limits and checks
 
     def _check_open(self, agent: str, choice: int) -> None:
         if self._finished:
@@ -371,11 +297,16 @@ class ContextTracker:
             )
 
     def _clip(self, sampling: Sampling, prompt_tokens: int) -> Sampling:
-        limits = [self.settings.max_response_length_in_one_turn, self.settings.max_model_len - prompt_tokens]
+        limit = min(self.settings.max_response_length_in_one_turn, self.settings.max_model_len - prompt_tokens)
         if sampling.max_tokens is not None:
-            limits.append(sampling.max_tokens)
+            limit = min(limit, sampling.max_tokens)
+        asked, clipped = self._last_clipped
+        if asked == sampling and clipped.max_tokens == limit:
+            return clipped
         ends = () if sampling.ignore_eos else sorted(self.renderer.end_ids - set(sampling.stop_token_ids))
-        return replace(sampling, max_tokens=min(limits), stop_token_ids=(*sampling.stop_token_ids, *ends))
+        clipped = replace(sampling, max_tokens=limit, stop_token_ids=(*sampling.stop_token_ids, *ends))
+        self._last_clipped = (sampling, clipped)
+        return clipped
 
     def _check_output(
         self, record: CallRecord, completion: Completion, reply: Message, text: str | None, malformed: Sequence[str]
@@ -398,15 +329,6 @@ class ContextTracker:
         if self._finished or record is None or not record.in_flight:
             raise SessionClosedError(f"{call_id} is not in flight: never begun, ended already, or its episode is over")
         return record
-
-
-def _with_replies(turn: Turn) -> Iterator[Turn]:
-    """The recorded replies in a request's messages, latest first."""
-    current: Turn | None = turn
-    while current is not None:
-        if current.replies:
-            yield current
-        current = current.parent
 
 
 def _reply_depth(parent: CallRecord | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -107,7 +108,9 @@ def _trained(sentencepiece: bool) -> str:
             vocab_size=1200, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
         )
     backend.train_from_iterator(CORPUS.read_text().splitlines(), trainer)
-    return backend.to_str()
+    definition = json.loads(backend.to_str())
+    definition["added_tokens"] = [token for token in definition["added_tokens"] if token["content"] == "<unk>"]
+    return json.dumps(definition)
 
 
 def _backend(sentencepiece: bool) -> Tokenizer:
