@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ajet.context_tracker.conversation import Turn
 from ajet.context_tracker.growth import Growth, Node
-from ajet.context_tracker.record import CallRecord
+from ajet.context_tracker.record import Audit, CallRecord
 from ajet.context_tracker.renderer import NotStable, Renderer
 from ajet.schema.call_tree import Fork
 from ajet.schema.chat import Message, Tool
@@ -46,7 +46,7 @@ class Prompt(NamedTuple):
     """The run behind which `added` comes."""
     added: list[int]
     fork: Fork | None
-    audited: int
+    audit: Audit
 
 
 class Prompting:
@@ -61,20 +61,21 @@ class Prompting:
         """The prompt of a request; raises TemplateRefusal."""
         if (twin := _twin(request)) is not None:
             parent = None if twin.call.extends < 0 else self._records[twin.call.extends]
-            return Prompt(twin.held_prompt(), parent, twin.prompt, [], None, twin.audited)
+            return Prompt(twin.held_prompt(), parent, twin.prompt, [], None, twin.audit)
         parent, appended, fork = self._find_parent(request)
         depth = request.turn.depth
         if parent is None or appended is None or parent.reply is None:
             messages = [turn.resolved() for turn in request.turn.path()]
-            ids = self._renderer.whole(messages, request.tools, request.kwargs)
-            return Prompt(ids, None, self._growth.root, ids, fork, max(FIRST_AUDIT, depth))
+            text = self._renderer.text(messages, request.tools, request.kwargs)
+            ids = self._renderer.encoder.whole(text)
+            return Prompt(ids, None, self._growth.root, ids, fork, Audit(text, max(FIRST_AUDIT, depth)))
         added = self._renderer.closing_ids(appended, parent.reply.ids[-1:].tolist())
         if parent.ids is not None:
             ids = [*parent.ids[0], *parent.ids[1], *added]
         else:
-            ids = self._growth.path_ids(parent.reply) + added
-        audited = depth if depth >= AUDIT_FACTOR * parent.audited else parent.audited
-        return Prompt(ids, parent, parent.reply, added, fork, audited)
+            ids = self._renderer.encoder.shared(self._growth.path_ids(parent.reply)) + added
+        audit = parent.audit if depth < AUDIT_FACTOR * parent.audit.messages else Audit(parent.audit.opening, depth)
+        return Prompt(ids, parent, parent.reply, added, fork, audit)
 
     def _find_parent(self, request: Request) -> tuple[CallRecord | None, str | None, Fork | None]:
         """(the call that the request extends, the text to append, why it does not extend a nearer one)."""
@@ -113,12 +114,16 @@ class Prompting:
         renderer, tools, kwargs = self._renderer, request.tools, request.kwargs
         new: list[Message] = [step.resolved() for step in request.turn.since(spoken.depth)]
         appended = renderer.appended(record.turn.skeleton, spoken.message, new, bool(tools), kwargs)
-        if isinstance(appended, NotStable) or request.turn.depth < AUDIT_FACTOR * record.audited:
+        if isinstance(appended, NotStable) or request.turn.depth < AUDIT_FACTOR * record.audit.messages:
             return appended
         history = [step.resolved() for step in record.turn.path()]
-        if renderer.audit(history, spoken.message, new, tools, kwargs, appended):
+        whole = renderer.text([*history, spoken.message, *new], tools, kwargs)
+        if not whole.startswith(record.audit.opening):
+            return NotStable("the template has changed how it begins this conversation (a date, or its length)")
+        keeps = renderer.reasoning_history == "keep" or whole.startswith(renderer.text(history, tools, kwargs))
+        if keeps and whole.endswith(appended):
             return appended
-        return renderer.forbid(history, spoken.message, new, bool(tools), kwargs)
+        return renderer.probe.forbid(record.turn.skeleton, spoken.message, new, bool(tools), kwargs)
 
 
 def _twin(request: Request) -> CallRecord | None:

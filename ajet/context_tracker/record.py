@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ajet.context_tracker.conversation import Turn
 from ajet.context_tracker.growth import Node
 from ajet.schema.call_tree import Call
 from ajet.schema.chat import Message
 from ajet.schema.generation import Sampling
+
+
+class Audit(NamedTuple):
+    """What to check an appended conversation against, when it is rendered whole now and then."""
+
+    opening: str
+    """The text of the prompt with which it began."""
+    messages: int
+    """How many it had when it was last rendered whole."""
 
 
 @dataclass(slots=True, eq=False)
@@ -21,8 +31,7 @@ class CallRecord:
     """The last message of its request."""
     prompt: Node
     kwargs_key: str
-    audited: int
-    """How many messages the conversation had when it was last rendered whole to check the appending."""
+    audit: Audit
     prompt_ids: list[int]
     """Until the reply has come."""
     begun: int

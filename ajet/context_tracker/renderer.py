@@ -12,7 +12,7 @@ from typing import Any
 from ajet.context_tracker.canonical import plain_messages
 from ajet.context_tracker.settings import ReasoningHistory
 from ajet.context_tracker.template import ChatTemplate
-from ajet.context_tracker.template_probe import NotStable, Skeleton, TemplateProbe, skeleton_of
+from ajet.context_tracker.template_probe import NotStable, Skeleton, TemplateProbe
 from ajet.schema.chat import Message, Tool
 
 __all__ = ["NotStable", "Renderer"]
@@ -87,31 +87,3 @@ class Renderer:
         if isinstance(stopped_by, str) and stopped_by in text:
             text = text[: text.rindex(stopped_by)]
         return text
-
-    def audit(
-        self,
-        history: Sequence[Message],
-        reply: Message,
-        new: Sequence[Message],
-        tools: Sequence[Tool],
-        kwargs: Mapping[str, Any],
-        appended: str,
-    ) -> bool:
-        """Whether the whole conversation, rendered, ends as `appended` says and begins with the history's prompt."""
-        whole = self.text([*history, reply, *new], tools, kwargs)
-        if not whole.endswith(appended):
-            return False
-        if self.reasoning_history == "keep":
-            return True
-        return whole.startswith(self.text(history, tools, kwargs))
-
-    def forbid(
-        self,
-        history: Sequence[Message],
-        reply: Message,
-        new: Sequence[Message],
-        has_tools: bool,
-        kwargs: Mapping[str, Any],
-    ) -> NotStable:
-        """Never again append for a shape that an audit found wrong."""
-        return self.probe.forbid(skeleton_of(history), reply, new, has_tools, kwargs)

@@ -81,13 +81,6 @@ def _shorten(turn: str) -> str:
     return turn if len(turn) <= TURN_LETTERS else turn[:1] + turn[2 - TURN_LETTERS :]
 
 
-def skeleton_of(messages: Sequence[Message]) -> Skeleton:
-    skeleton: Skeleton = ()
-    for message in messages:
-        skeleton = extend_skeleton(skeleton, letter(message))
-    return skeleton
-
-
 def stub_conversation(letters: str, start: int = 0) -> list[Message]:
     """Plain messages of sentinel words in this shape."""
     messages: list[Message] = []

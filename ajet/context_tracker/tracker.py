@@ -134,7 +134,7 @@ class ContextTracker:
             started_s=time.monotonic() - self._started,
         )
         record = CallRecord(
-            len(self._records), call, walk.turn, node, kwargs_key, prompt.audited, prompt.ids, self._clock
+            len(self._records), call, walk.turn, node, kwargs_key, prompt.audit, prompt.ids, self._clock
         )
         walk.turn.prompts.append(record)
         self._records.append(record)
@@ -181,7 +181,7 @@ class ContextTracker:
             record.reply_turn = self._conversations.add_reply(record.turn, reply, record)
             record.reasoning = split_reasoning(plain_message(reply, "reply"))[0].strip()
             record.closed = completion.finish_reason == "stop"
-            record.ids = (record.prompt_ids, list(ids))
+            record.ids = (record.prompt_ids, self.renderer.encoder.shared(ids))
         record.prompt_ids = []
         if completion.finish_reason == "abort":
             call.drop = "aborted"

@@ -1,0 +1,281 @@
+"""What counts as going on with a recorded call: canonical messages, agents, retries, choices, changes."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, result, said, system, user
+
+from ajet.schema.errors import InvalidRequestError, SessionClosedError, UnsupportedContentError
+
+
+def start(drive: Drive, reply: dict[str, Any], text: str | None = None, tools: Any = None) -> list[dict[str, Any]]:
+    messages = [system(), user("Go.")]
+    drive.ask(messages, reply, text=text, tools=tools)
+    return messages
+
+
+@pytest.mark.parametrize(
+    "sent_back",
+    [
+        said("It is 4."),
+        said("  It is 4.\n"),
+        {"role": "assistant", "content": [{"type": "text", "text": "It is 4."}]},
+        {"role": "assistant", "content": "It is 4.", "tool_calls": None, "refusal": None, "name": "Friday"},
+        {"role": "assistant", "content": "It is 4.", "tool_calls": [], "annotations": [], "audio": None},
+    ],
+)
+def test_a_reply_sent_back_in_another_form_is_the_same_reply(sent_back: dict[str, Any]) -> None:
+    drive = Drive()
+    messages = [*start(drive, said("It is 4."))[:-1], sent_back, user("Sure?")]
+    call = drive.begin(messages)
+    assert call.extends == "call-0"
+    recorded = drive.seen["call-0"][0] + drive.seen["call-0"][1]
+    assert call.prompt_ids[: len(recorded)] == recorded
+
+
+def test_tool_calls_are_compared_by_value_and_ids_only_by_what_they_tie_together() -> None:
+    drive = Drive()
+    reply = called("call_1", "x", limit=3)
+    messages = start(drive, reply, text="call", tools=[SEARCH])
+    again = copy.deepcopy(reply)
+    again["content"] = None
+    again["tool_calls"][0]["id"] = "another"
+    again["tool_calls"][0]["function"]["arguments"] = ' {"limit" : 3,\n "query":"x"}'
+    call = drive.begin([*messages[:-1], again, result("another", "found")], tools=[SEARCH])
+    assert call.extends == "call-0"
+    assert call.new_messages == [result("call_1", "found")]
+    wrong = drive.begin([*messages[:-1], again, result("nobody", "found")], tools=[SEARCH])
+    assert wrong.new_messages[-1]["tool_call_id"] == "nobody"
+
+
+def test_dict_arguments_and_json_text_are_the_same() -> None:
+    drive = Drive()
+    reply = called("c", "x", flag=True)
+    messages = start(drive, reply, text="call", tools=[SEARCH])
+    again = copy.deepcopy(reply)
+    again["tool_calls"][0]["function"]["arguments"] = {"flag": True, "query": "x"}
+    assert drive.begin([*messages[:-1], again, result("c", "y")], tools=[SEARCH]).extends == "call-0"
+    again["tool_calls"][0]["function"]["arguments"] = {"flag": 1, "query": "x"}  # equal in Python, not in JSON
+    assert drive.begin([*messages[:-1], again, result("c", "y")], tools=[SEARCH]).extends is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: m[2].update(content="It is 5."), "reply_changed"),
+        (lambda m: m[1].update(content="Stop."), "message_changed"),
+        (lambda m: m[0].update(content="Be rude."), "message_changed"),
+        (lambda m: m[2].update(reasoning_content="I guess."), "reasoning_changed"),
+    ],
+)
+def test_a_changed_message_makes_a_branch_that_says_what_changed(change: Any, reason: str) -> None:
+    drive = Drive()
+    messages = [*start(drive, said("It is 4.")), user("Sure?")]
+    change(messages)
+    call = drive.begin(messages)
+    assert call.extends is None
+    fork = drive.tracker.calls[1].fork
+    assert fork is not None and fork.reason == reason and fork.nearest == 0 and fork.tokens > 0
+    if reason != "reasoning_changed":
+        assert "became" in fork.detail and fork.detail.startswith("messages[")
+
+
+def test_other_tools_or_template_arguments_make_a_branch() -> None:
+    drive = Drive()
+    messages = [*start(drive, said("It is 4."), tools=[SEARCH]), user("Sure?")]
+    other = copy.deepcopy(SEARCH)
+    other["function"]["description"] = "Look up"
+    assert drive.begin(messages, tools=[SEARCH]).extends == "call-0"
+    for index, tools in enumerate(([other], []), 2):
+        assert drive.begin(messages, tools=tools).extends is None
+        assert drive.tracker.calls[index].fork.reason == "tools_changed"  # type: ignore[union-attr]
+    assert drive.begin(messages, tools=[SEARCH], kwargs={"x": 1}).extends is None
+    assert drive.tracker.calls[4].fork.reason == "template_arguments_changed"  # type: ignore[union-attr]
+
+
+def test_a_reply_cut_by_length_is_never_gone_on_from_as_if_it_had_ended() -> None:
+    drive = Drive()
+    messages = [system(), user("Go.")]
+    drive.ask(messages, said("It is"), finish="length")
+    messages.append(user("Go on."))
+    call = drive.begin(messages)
+    assert call.extends is None
+    assert drive.tracker.calls[1].fork.reason == "reply_cut_by_length"  # type: ignore[union-attr]
+    drive.commit(call, said("4."))
+    assert_faithful(drive, drive.tracker.finish(1.0).tree, expected_samples=2)
+
+
+def test_behind_a_cut_reply_the_call_before_it_is_still_gone_on_from() -> None:
+    drive = Drive()
+    messages = start(drive, said("One."))
+    messages.append(user("More."))
+    drive.ask(messages, said("Two, th"), finish="length")
+    messages.append(user("Go on."))
+    call = drive.begin(messages)
+    assert call.extends == "call-0"
+    assert drive.tokenizer.decode(call.prompt_ids) == drive.renderer.text([{**m} for m in messages], [], {})
+
+
+def test_several_agents_may_share_a_conversation_or_not() -> None:
+    drive = Drive()
+    a, b = [system("A"), user("Go.")], [system("B"), user("Go.")]
+    for turn in range(4):
+        for name, talk in (("a", a), ("b", b)):
+            drive.ask(talk, said(f"{name}{turn}"), agent=name)
+            talk.append(user("More."))
+    handed_over = drive.begin(a, agent="c")
+    assert handed_over.extends == "call-6" and handed_over.agent == "c"
+    drive.commit(handed_over, said("Mine now."))
+    episode = drive.tracker.finish(1.0)
+    assert [call.agent for call in episode.tree.calls][-1] == "c"
+    assert_faithful(drive, episode.tree, expected_samples=2)
+
+
+def test_interleaved_and_concurrent_calls() -> None:
+    drive = Drive()
+    talks = [[system(), user(f"Question {n}.")] for n in range(3)]
+    begun = [drive.begin(talk, agent="worker") for talk in talks]
+    for n in (2, 0, 1):
+        talks[n].append(drive.commit(begun[n], said(f"Answer {n}.")))
+    for n in (1, 2, 0):
+        talks[n].append(user("Sure?"))
+        assert drive.ask(talks[n], said("Yes."), agent="worker").extends == f"call-{n}"
+    assert_faithful(drive, drive.tracker.finish(1.0).tree, expected_samples=3)
+
+
+def test_choices_of_one_request_share_its_prompt_and_each_can_be_gone_on_from() -> None:
+    drive = Drive()
+    messages = [system(), user("Go.")]
+    calls = [drive.begin(messages, choice=n) for n in range(3)]
+    assert calls[0].prompt_ids == calls[1].prompt_ids == calls[2].prompt_ids
+    for call, text in zip(calls, ("a", "b", "c"), strict=True):
+        drive.commit(call, said(text))
+    follow = drive.begin([*messages, said("b"), user("More.")])
+    assert follow.extends == "call-1"
+    drive.commit(follow, said("Done."))
+    tree = drive.tracker.finish(1.0).tree
+    assert len(tree.children()[tree.calls[0].prompt_run]) == 3
+    assert [call.drop for call in tree.calls] == ["abandoned", None, "abandoned", None]
+
+
+def test_messages_changed_in_place_do_not_fool_the_tracker() -> None:
+    drive = Drive()
+    question = user("Go.")
+    messages = [system(), question]
+    call = drive.tracker.begin("a", "t", messages, [], drive.begin([user("x")]).sampling)
+    drive.commit(call, said("It is 4."))
+    question["content"] = "Stop."
+    follow = drive.tracker.begin("a", "t", [*messages, said("It is 4."), user("Sure?")], [], call.sampling)
+    assert follow.extends is None
+    assert "Stop." in drive.tokenizer.decode(follow.prompt_ids)
+
+
+def test_a_request_that_ends_with_a_recorded_reply_asks_for_another() -> None:
+    drive = Drive()
+    messages = start(drive, said("It is 4."))
+    call = drive.begin(messages)
+    assert call.extends == "call-0"
+    assert drive.tokenizer.decode(call.prompt_ids).endswith("It is 4.<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_conversation_whose_rule_is_wrong_is_caught_by_the_audit() -> None:
+    drive = Drive("chatml")
+    template = drive.tokenizer.chat_template
+    long_memory = "{%- if messages | length > 20 %}{{ '<|im_start|>system\nLong.<|im_end|>\n' }}{% endif -%}" + template
+    own = copy.deepcopy(drive.tokenizer)
+    own.chat_template = long_memory
+    from ajet.context_tracker import ContextTracker, Renderer
+    from ajet.schema.generation import Completion, Sampling
+
+    tracker = ContextTracker(Renderer(own), WIDE)
+    messages = [user("Go.")]
+    extends = []
+    for turn in range(24):
+        call = tracker.begin("a", "t", messages, [], Sampling())
+        extends.append(call.extends)
+        ids = own.encode(f"{turn}")
+        tracker.commit(call.call_id, Completion(ids, [-1.0] * len(ids), "stop"), said(f"{turn}"))
+        messages = [*messages, said(f"{turn}"), user("More.")]
+    assert None in extends[1:]
+    assert any(call.fork and "how it begins" in call.fork.detail for call in tracker.calls)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("messages", "match"),
+    [
+        ([], "empty"),
+        ([{"role": "robot", "content": "x"}], r"messages\[0\].role is 'robot'"),
+        (["x"], r"messages\[0\] must be an object"),
+        ([{"role": "user", "content": 3}], r"messages\[0\].content must be"),
+        ([{"role": "assistant", "content": "", "tool_calls": [{"id": "x"}]}], r"tool_calls\[0\]"),
+    ],
+)
+def test_what_is_no_message_is_refused_with_its_place(messages: Any, match: str) -> None:
+    with pytest.raises(InvalidRequestError, match=match):
+        Drive().begin(messages)
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+def test_pictures_sound_and_files_are_refused(kind: str) -> None:
+    parts = [{"type": "text", "text": "Look"}, {"type": kind, kind: {"url": "data:,"}}]
+    with pytest.raises(UnsupportedContentError, match=rf"messages\[0\].content\[1\] is of type '{kind}'"):
+        Drive().begin([{"role": "user", "content": parts}])
+
+
+def test_a_refused_request_leaves_no_trace_in_the_next() -> None:
+    drive = Drive()
+    messages = start(drive, said("It is 4."))
+    with pytest.raises(InvalidRequestError):
+        drive.begin([*messages, user("Sure?"), {"role": "user", "content": 3}])
+    call = drive.begin([*messages, user("Sure?")])
+    assert call.extends == "call-0"
+    assert len(drive.tracker.calls) == 2
+
+
+def test_a_call_is_committed_or_aborted_once() -> None:
+    drive = Drive()
+    call = drive.begin([user("Go.")])
+    drive.tracker.abort(call.call_id, "cancelled")
+    for attempt in (lambda: drive.commit(call, said("x")), lambda: drive.tracker.abort(call.call_id, "again")):
+        with pytest.raises(SessionClosedError, match="not in flight"):
+            attempt()
+    drive.tracker.finish(1.0)
+    with pytest.raises(SessionClosedError):
+        drive.begin([user("Go.")])
+    with pytest.raises(SessionClosedError):
+        drive.tracker.finish(1.0)
+
+
+def test_a_retry_after_an_abort_shares_the_prompt() -> None:
+    drive = Drive()
+    messages = [system(), user("Go.")]
+    first = drive.begin(messages)
+    drive.tracker.abort(first.call_id, "engine died")
+    second = drive.begin(messages)
+    assert second.prompt_ids == first.prompt_ids
+    drive.commit(second, said("Yes."))
+    episode = drive.tracker.finish(1.0)
+    assert episode.tree.calls[0].run == -1 and episode.tree.calls[0].drop == "aborted"
+    assert len(episode.tree.runs) == 2
+
+
+def test_requests_as_json_and_as_objects_give_the_same_tree() -> None:
+    trees = []
+    for fresh in (True, False):
+        drive = Drive(settings=replace(WIDE))
+        messages = [system(), user("Go.")]
+        for turn in range(4):
+            sent = json.loads(json.dumps(messages)) if fresh else messages
+            call = drive.tracker.begin("agent", "target", sent, [], drive.begin([user("?")]).sampling)
+            messages.append(drive.commit(call, said(f"{turn}"), logprobs=[-1.0] * 2))
+            messages.append(user("More."))
+        trees.append(drive.tracker.finish(1.0).tree)
+    assert trees[0].isomorphic(trees[1])

@@ -1,0 +1,301 @@
+"""The end of an episode: limits, masks, abandoned replies, rewards, the ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tracker_helpers import WIDE, Drive, assert_faithful, said, system, user
+
+from ajet.schema.episode import EpisodeStatus, Outcome
+from ajet.schema.errors import (
+    AbnormalOutputError,
+    ContextOverflowError,
+    EngineError,
+    RewardError,
+    TooManyStepsError,
+)
+from ajet.schema.generation import Completion, Sampling
+
+
+def linear(drive: Drive, turns: int = 3, **options: Any) -> list[dict[str, Any]]:
+    messages = [system(), user("Go.")]
+    for turn in range(turns):
+        drive.ask(messages, said(f"Answer {turn}."), **options)
+        messages.append(user("More."))
+    return messages
+
+
+# ---------------------------------------------------------------- limits
+
+
+def test_a_prompt_without_room_is_refused_in_openai_s_words() -> None:
+    drive = Drive(settings=replace(WIDE, max_model_len=60))
+    messages = [user("Go.")]
+    with pytest.raises(
+        ContextOverflowError, match=r"maximum context length is 60 tokens.*resulted in \d+ tokens"
+    ) as caught:
+        for _ in range(9):
+            drive.ask(messages, said("Yes, quite so."))
+            messages.append(user("More of this, please."))
+    assert caught.value.code == "context_length_exceeded" and caught.value.http_status == 400
+    assert drive.tracker.outcomes == {Outcome.OVERFLOW}
+    episode = drive.tracker.finish(0.5, EpisodeStatus.TRUNCATED)
+    assert episode.outcomes == (Outcome.OVERFLOW,) and episode.ledger.trained > 0
+
+
+def test_max_tokens_is_the_smallest_of_all_limits() -> None:
+    settings = replace(WIDE, max_model_len=100, max_response_length_in_one_turn=50)
+    drive = Drive(settings=settings)
+    prompt = len(drive.begin([user("Go.")]).prompt_ids)
+    assert drive.begin([user("Go.")]).sampling.max_tokens == min(50, 100 - prompt)
+    assert drive.begin([user("Go.")], sampling=Sampling(max_tokens=7)).sampling.max_tokens == 7
+    roomy = Drive(settings=replace(settings, max_model_len=prompt + 5))
+    assert roomy.begin([user("Go.")]).sampling.max_tokens == 5
+
+
+def test_the_end_tokens_stop_the_engine_unless_it_is_told_to_ignore_them() -> None:
+    drive = Drive("chatml")
+    assert set(drive.begin([user("Go.")]).sampling.stop_token_ids) == drive.renderer.end_ids
+    assert drive.begin([user("Go.")], sampling=Sampling(ignore_eos=True)).sampling.stop_token_ids == ()
+
+
+def test_each_agent_has_its_steps() -> None:
+    drive = Drive(settings=replace(WIDE, max_steps=2))
+    linear(drive, 2)
+    with pytest.raises(TooManyStepsError, match="max_steps"):
+        drive.begin([user("Go.")])
+    assert drive.tracker.outcomes == {Outcome.MAX_STEPS}
+    drive.begin([user("Go.")], agent="other")
+    drive.begin([user("Go.")], agent="other", choice=1)
+    aborted = drive.begin([user("Go.")], agent="other")
+    drive.tracker.abort(aborted.call_id, "engine failure")
+    drive.begin([user("Go.")], agent="other")
+
+
+def test_the_last_reply_cut_by_length_is_an_outcome() -> None:
+    drive = Drive()
+    messages = [user("Go.")]
+    drive.ask(messages, said("It is"), finish="length")
+    assert drive.tracker.outcomes == {Outcome.LENGTH}
+    drive.ask([user("Again.")], said("It is 4."))
+    assert drive.tracker.outcomes == set()
+
+
+def test_an_abnormal_reply_is_recorded_and_ends_the_episode() -> None:
+    drive = Drive()
+    with pytest.raises(AbnormalOutputError, match="nonsense: the words 'so'"):
+        drive.ask([user("Go.")], said("so " * 40))
+    with pytest.raises(AbnormalOutputError, match="ended after an abnormal reply"):
+        drive.begin([user("Go.")])
+    episode = drive.tracker.finish(-1.0, EpisodeStatus.TRUNCATED)
+    assert episode.outcomes == (Outcome.ABNORMAL,) and episode.ledger.trained == len(drive.seen["call-0"][1])
+
+
+def test_checks_may_only_mark_or_be_off() -> None:
+    drive = Drive(settings=replace(WIDE, terminate_on_abnormal=False))
+    drive.ask([user("Go.")], said("so " * 40))
+    assert drive.tracker.outcomes == {Outcome.ABNORMAL}
+    off = Drive(settings=replace(WIDE, checks=()))
+    off.ask([user("Go.")], said("so " * 40))
+    assert off.tracker.outcomes == set()
+
+
+def test_an_engine_that_loses_logprobs_is_named() -> None:
+    drive = Drive()
+    call = drive.begin([user("Go.")])
+    with pytest.raises(EngineError, match="3 tokens but 1 logprobs"):
+        drive.tracker.commit(call.call_id, Completion([1, 2, 3], [-1.0], "stop"), said("x"))
+
+
+# ---------------------------------------------------------------- masks
+
+
+def test_calls_that_are_context_only() -> None:
+    drive = Drive()
+    messages = linear(drive, 2)
+    drive.ask(messages, said("Helper's word."), trainable=False)
+    messages.append(user("More."))
+    drive.ask(messages, said("Mine."))
+    episode = drive.tracker.finish(1.0)
+    assert episode.ledger.masked == {"not_trainable": len(drive.seen["call-2"][1])}
+    assert_faithful(drive, episode.tree, expected_samples=1)
+
+
+def test_the_reply_of_a_failed_episode_is_dropped_not_lost() -> None:
+    drive = Drive()
+    linear(drive)
+    drive.begin([user("in flight")])
+    episode = drive.tracker.finish(None, EpisodeStatus.WORKFLOW_ERROR, metadata={"why": "crash"})
+    assert not episode.usable and episode.metadata == {"why": "crash"}
+    assert episode.ledger.dropped == {"failed_episode": episode.ledger.captured}
+    assert episode.tree.trained_tokens == 0
+    assert episode.tree.calls[-1].drop == "aborted"
+
+
+def test_a_failure_with_a_configured_reward_is_trained() -> None:
+    drive = Drive()
+    linear(drive)
+    episode = drive.tracker.finish(-1.0, EpisodeStatus.TIMEOUT)
+    assert episode.usable and episode.ledger.trained == episode.ledger.captured
+
+
+def test_tokens_of_an_aborted_generation_are_dropped() -> None:
+    drive = Drive()
+    call = drive.begin([user("Go.")])
+    drive.tracker.commit(call.call_id, Completion([5, 6], [-1.0, -2.0], "abort"), said(""))
+    assert drive.tracker.finish(1.0).ledger.dropped == {"aborted": 2}
+
+
+# ---------------------------------------------------------------- abandoned replies
+
+
+def retry(drive: Drive, *, agent: str = "agent") -> list[dict[str, Any]]:
+    messages = [system(), user("Go.")]
+    drive.ask([*messages], said("Bad."), agent=agent)
+    drive.ask(messages, said("Good."), agent=agent)
+    return messages
+
+
+def drops(drive: Drive, **fields: Any) -> list[str | None]:
+    return [call.drop for call in drive.tracker.finish(1.0, **fields).tree.calls]
+
+
+def test_a_retried_reply_is_abandoned_for_the_later_one() -> None:
+    drive = Drive()
+    retry(drive)
+    episode = drive.tracker.finish(1.0)
+    assert [call.drop for call in episode.tree.calls] == ["abandoned", None]
+    assert episode.ledger.masked == {"abandoned": len(drive.seen["call-0"][1])}
+
+
+def test_the_reply_that_was_built_upon_stays_even_if_it_came_first() -> None:
+    drive = Drive()
+    messages = [system(), user("Go.")]
+    first = drive.begin(messages)
+    drive.commit(first, said("Good."))
+    drive.ask([*messages], said("Bad."))
+    drive.ask([*messages, said("Good."), user("More.")], said("Done."))
+    assert drops(drive) == [None, "abandoned", None]
+
+
+def test_a_reply_counts_as_built_upon_in_a_branch_too() -> None:
+    drive = Drive()
+    messages = [system(), user("Go.")]
+    drive.ask([*messages], said("Good."))
+    drive.ask([*messages], said("Bad."))
+    drive.ask([*messages, said("Good."), user("More.")], said("Done."), kwargs={"other": 1})
+    assert drops(drive) == [None, "abandoned", None]
+
+
+def test_replies_drawn_side_by_side_with_nothing_built_on_any_are_all_kept() -> None:
+    drive = Drive()
+    calls = [drive.begin([user("Vote.")]) for _ in range(4)]
+    for index, call in enumerate(calls):
+        drive.commit(call, said(f"{index}"))
+    assert drops(drive) == [None] * 4
+
+
+def test_the_workflow_s_output_tells_which_reply_was_used() -> None:
+    drive = Drive()
+    calls = [drive.begin([user("Vote.")]) for _ in range(3)]
+    for call, text in zip(calls, ("red", "green", "blue"), strict=True):
+        drive.commit(call, said(text))
+    assert drops(drive, output="The answer is green.") == ["abandoned", None, "abandoned"]
+
+
+def test_other_agents_single_replies_and_own_rewards_are_never_abandoned() -> None:
+    drive = Drive()
+    drive.ask([user("Go.")], said("A."), agent="a")
+    drive.ask([user("Go.")], said("B."), agent="b")
+    retry(drive, agent="c")
+    drive.tracker.reward(-1.0, call="call-2")
+    assert drops(drive) == [None] * 4
+
+
+def test_abandoned_calls_can_be_trained() -> None:
+    drive = Drive(settings=replace(WIDE, abandoned_calls="train"))
+    retry(drive)
+    assert drops(drive) == [None, None]
+
+
+# ---------------------------------------------------------------- rewards
+
+
+def test_a_list_of_rewards_goes_to_the_calls() -> None:
+    drive = Drive()
+    linear(drive)
+    episode = drive.tracker.finish([0.0, 0.5, 1.0])
+    assert [call.reward for call in episode.tree.calls] == [0.0, 0.5, 1.0]
+    assert episode.reward == 1.5
+
+
+def test_rewards_of_calls_and_agents() -> None:
+    drive = Drive()
+    linear(drive)
+    drive.ask([user("Judge.")], said("Good."), agent="judge")
+    drive.tracker.reward(0.25, call="call-1")
+    drive.tracker.reward(2, agent="judge")
+    episode = drive.tracker.finish(1.0)
+    assert [call.reward for call in episode.tree.calls] == [None, 0.25, None, None]
+    assert episode.agent_rewards == {"judge": 2.0} and episode.reward == 1.0
+
+
+def test_the_episode_s_reward_may_be_given_by_the_workflow() -> None:
+    drive = Drive()
+    linear(drive)
+    drive.tracker.reward(0.75)
+    assert drive.tracker.finish(None).reward == 0.75
+    crashed = Drive()
+    linear(crashed)
+    crashed.tracker.reward(0.75)
+    assert crashed.tracker.finish(None, EpisodeStatus.WORKFLOW_ERROR).reward is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "1", [1.0]])
+def test_what_is_no_finite_number_is_never_read_as_zero(value: Any) -> None:
+    drive = Drive()
+    linear(drive)
+    with pytest.raises(RewardError, match="finite number"):
+        drive.tracker.reward(value, call="call-0")
+    if value is not None and not isinstance(value, list):
+        with pytest.raises(RewardError, match="finite number"):
+            drive.tracker.finish(value)
+
+
+def test_a_list_needs_one_agent_without_branches() -> None:
+    several = Drive()
+    linear(several, 1)
+    several.ask([user("x")], said("y"), agent="other")
+    with pytest.raises(RewardError, match=r"one agent.*tuner\.reward"):
+        several.tracker.finish([1.0, 1.0])
+    branched = Drive()
+    retry(branched)
+    with pytest.raises(RewardError, match=r"does not continue.*tuner\.reward"):
+        branched.tracker.finish([1.0, 1.0])
+    short = Drive()
+    linear(short)
+    with pytest.raises(RewardError, match="1 rewards for 3 model calls"):
+        short.tracker.finish([1.0])
+    assert short.tracker.finish(1.0).reward == 1.0  # the error left the episode open
+
+
+def test_rewards_for_nobody_are_refused() -> None:
+    drive = Drive()
+    linear(drive, 1)
+    with pytest.raises(RewardError, match="no such call; it has call-0"):
+        drive.tracker.reward(1.0, call="call-9")
+    with pytest.raises(RewardError, match="no such agent"):
+        drive.tracker.reward(1.0, agent="nobody")
+    with pytest.raises(RewardError, match="not both"):
+        drive.tracker.reward(1.0, call="call-0", agent="agent")
+
+
+def test_times_and_sampling_are_recorded() -> None:
+    drive = Drive()
+    linear(drive, 2)
+    calls = drive.tracker.finish(1.0).tree.calls
+    assert calls[1].started_s >= calls[0].started_s >= 0 and calls[0].seconds >= 0
+    assert calls[0].sampling.max_tokens == WIDE.max_response_length_in_one_turn
+    assert [call.turn for call in calls] == [0, 1]
