@@ -30,6 +30,25 @@ class RolloutCorrectionConfig(Section):
     """Upper bound of that weight."""
 
 
+class SftConfig(Section):
+    """`ajet.trainer_common.algorithm.sft`: what `policy_loss: sft` imitates."""
+
+    demonstrations: str | None = None
+    """A JSONL file of conversations (`{"messages": [...], "tools": [...]}`), or the `episodes.sqlite` of a run. null:
+    the run's own episodes that earn at least `min_reward` (rejection sampling)."""
+    min_reward: Real = 1.0
+    """Reward from which a sampled or recorded episode is imitated."""
+
+
+class OverlongConfig(Section):
+    """`ajet.trainer_common.algorithm.overlong`: soft punishment of long episodes."""
+
+    buffer: Count = 0
+    """From `data.max_response_length` minus this many trained tokens on, the reward falls linearly. 0: off."""
+    penalty: NonNegative = 1.0
+    """By how much it has fallen at `data.max_response_length`."""
+
+
 class AlgorithmConfig(Section):
     """`ajet.trainer_common.algorithm`: from rewards to a loss."""
 
@@ -51,6 +70,10 @@ class AlgorithmConfig(Section):
     """Correct for a sampler that differs from the trainer."""
     zero_variance_groups: Literal["skip", "keep", "resample"] = "skip"
     """Groups whose rewards are all equal: leave out, keep, or run other tasks instead."""
+    sft: SftConfig = SftConfig()
+    """What `policy_loss: sft` imitates."""
+    overlong: OverlongConfig = OverlongConfig()
+    """Soft punishment of long episodes."""
     per_agent_groups: bool = False
     """Compare agents of the same name with each other, instead of whole episodes."""
 
@@ -113,9 +136,10 @@ class TrainerCommonConfig(Section):
     kl_loss_type: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"] = "low_var_kl"
     """Which estimate of the KL divergence."""
     max_tokens_per_step: Positive | Literal["auto"] = "auto"
-    """Unique tokens that one update trains at most; `auto`: all."""
+    """Unique tokens of one forward and backward pass. A larger batch is split, without any change of its gradient;
+    `auto`: by the device."""
     micro_tokens: Positive | Literal["auto"] = "auto"
-    """Unique tokens of one forward and backward pass; `auto`: by the memory at hand."""
+    """Predicted tokens whose logits are held at once; `auto`: by the size of the vocabulary."""
     keep_checkpoints: Positive = 3
     """Newest checkpoints to keep."""
     keep_best: bool = True

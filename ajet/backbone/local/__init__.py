@@ -1,1 +1,23 @@
-"""The embedded backbone: rollout, credit and update on one machine, with PyTorch alone."""
+"""`--backbone=local`: rollout, credit and update on one machine, with PyTorch alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ajet.backbone.options import LaunchOptions
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+    from ajet.observe.experiment import ExperimentFolder
+
+
+def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | None = None) -> int:
+    """0: trained; 1: nothing could be trained."""
+    from ajet.backbone.local.loop import LocalRun
+    from ajet.backbone.local.report import show_report
+
+    options = options or LaunchOptions()
+    code = LocalRun(config, experiment, options).run()
+    if code == 0 and not options.json:
+        show_report(experiment.path, quiet=options.quiet)
+    return code

@@ -1,0 +1,128 @@
+"""The embedded engine's model, made trainable: LoRA, the frozen reference, the trainer, its checkpoints.
+
+The trainer changes the parameters that the engine serves, in place, while the engine is paused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.backbone.local.settings import train_settings
+from ajet.credit import Credit, EpisodeSummary
+from ajet.engine.model_source import ModelSource
+from ajet.schema.call_tree import CallTree
+from ajet.schema.episode import Episode
+from ajet.schema.errors import ConfigError, MissingDependencyError
+from ajet.trainer.checkpoint import Checkpoint
+from ajet.trainer.state import read_trainer, write_trainer
+from ajet.trainer.trainer import Trainer
+
+if TYPE_CHECKING:
+    from ajet.backbone.services import Services
+    from ajet.config import Config
+
+log = logging.getLogger("ajet.backbone.local")
+
+
+class Learner:
+    """Updates the model that the engine serves."""
+
+    def __init__(self, config: Config, services: Services, total_steps: int) -> None:
+        self._config = config
+        self._services = services
+        self._engine = services.engine_ready()
+        model = getattr(self._engine, "model", None)
+        if model is None:
+            raise ConfigError(
+                f"ajet.rollout.engine: {config.ajet.rollout.engine} does not share its weights with this process: the "
+                "local backbone trains with `engine: torch`; use --backbone=verl or trinity for other engines"
+            )
+        self.tokenizer = services.model().tokenizer
+        if config.ajet.model.lora.enabled:
+            model = _with_adapters(model, config)
+        _mention_gpus()
+        settings = train_settings(config, total_steps)
+        on_gpu = next(model.parameters()).device.type == "cuda"
+        self.trainer = Trainer(
+            model, replace(settings, gradient_checkpointing=on_gpu), reference=self._reference(settings.loss.kl_coef)
+        )
+
+    def _reference(self, kl_coef: float) -> Any:
+        """The starting weights, frozen. With LoRA the base weights are the reference already."""
+        in_reward = self._config.ajet.trainer_common.algorithm.use_kl_in_reward
+        if self._config.ajet.model.lora.enabled or not (kl_coef or in_reward):
+            return None
+        model = self._config.ajet.model
+        reference: Any = ModelSource.resolve(model.path).model(model.dtype, model.attn)
+        return reference.requires_grad_(False)
+
+    def update(self, episodes: Sequence[Episode], credit: Credit, version: int) -> dict[str, float]:
+        """Train on these episodes, and let the engine serve the result as this version."""
+        batch = [(episode.tree, given) for episode, given in zip(episodes, credit.episodes, strict=True)]
+        self._services.run(self._engine.pause())
+        try:
+            metrics = self.trainer.update(batch)
+            self._services.run(self._engine.load_weights(None, version))
+        finally:
+            self._services.run(self._engine.resume())
+        return metrics
+
+    def penalise_drift(self, episodes: Sequence[Episode], summaries: Sequence[EpisodeSummary], credit: Credit) -> float:
+        """`use_kl_in_reward`: take the divergence from the starting model off each reward. Returns its mean."""
+        batch: list[tuple[CallTree, Any]] = [(e.tree, c) for e, c in zip(episodes, credit.episodes, strict=True)]
+        self._services.run(self._engine.pause())
+        try:
+            policy = self.trainer.logprobs(batch)
+            reference = self.trainer.reference_logprobs(batch)
+        finally:
+            self._services.run(self._engine.resume())
+        totals = [0.0] * len(episodes)
+        for key, values in policy.items():
+            totals[key[0]] += float((values - reference[key]).sum())
+        coefficient = self._config.ajet.trainer_common.kl_loss_coef
+        for summary, total in zip(summaries, totals, strict=True):
+            summary.reward -= coefficient * total
+            summary.agent_rewards = {a: r - coefficient * total for a, r in summary.agent_rewards.items()}
+        return sum(totals) / max(len(totals), 1)
+
+    def write(self, folder: Path) -> None:
+        """Fill a checkpoint."""
+        write_trainer(self.trainer, self.tokenizer, folder)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        self._services.run(self._engine.pause())
+        read_trainer(self.trainer, checkpoint)
+        self._services.run(self._engine.load_weights(None, checkpoint.step))
+        self._services.run(self._engine.resume())
+
+
+def _with_adapters(model: Any, config: Config) -> Any:
+    """Adapters put into the engine's own model: it serves them as they are trained."""
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingDependencyError("ajet.model.lora needs the package peft: pip install peft") from error
+    lora = config.ajet.model.lora
+    settings = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=int(lora.alpha),
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+    return peft.get_peft_model(model, settings)
+
+
+def _mention_gpus() -> None:
+    import torch
+
+    if torch.cuda.device_count() > 1:
+        log.warning(
+            "this machine has %d GPUs; the local backbone uses one. For all of them: --backbone=verl",
+            torch.cuda.device_count(),
+        )

@@ -1,0 +1,348 @@
+"""The loop: groups of episodes → credit → update → the engine serves the new weights → metrics, validation, checkpoint.
+
+Rollout and update strictly alternate. A step is complete when its metrics are written; a checkpoint holds complete
+steps only, so a resumed run repeats nothing and skips nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.backbone.local.learner import Learner
+from ajet.backbone.local.settings import credit_settings
+from ajet.backbone.local.teaching import demonstration_batches
+from ajet.backbone.local.validation import validation_metrics, validation_repeats
+from ajet.backbone.options import LaunchOptions
+from ajet.backbone.services import Services
+from ajet.credit import Credit, ZeroVariance, compute_credit, imitation_credit, summarise
+from ajet.observe.episode_metrics import episode_metrics
+from ajet.observe.progress import Progress, ProgressMode
+from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.schema.episode import Episode, EpisodeGroup
+from ajet.schema.errors import ConfigError
+from ajet.schema.ledger import Ledger
+from ajet.schema.task import Task
+from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+from ajet.task_reader.stream import TaskStream
+from ajet.trainer.checkpoint import Checkpoint, CheckpointFolder, load
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+    from ajet.observe.experiment import ExperimentFolder
+
+log = logging.getLogger("ajet.backbone.local")
+
+EXIT_NOTHING_TRAINED = 1
+RESAMPLE_ROUNDS = 3
+"""`zero_variance_groups: resample`: how often further tasks are tried before a step goes on with what it has."""
+BARREN_STEPS = 5
+"""Steps in a row without one usable episode after which a run ends: something is wrong that training won't cure."""
+
+
+class LocalRun:
+    """One run of the local backbone."""
+
+    def __init__(self, config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> None:
+        self.config = config
+        self.experiment = experiment
+        self.common = config.ajet.trainer_common
+        reader = build_reader(config.ajet.task_reader, config.base_dirs)
+        self.imitates = self.common.algorithm.policy_loss == "sft"
+        self.from_file = self.imitates and self.common.algorithm.sft.demonstrations is not None
+        self.validation_tasks = read_validation_tasks(reader)
+        tasks = [] if self.from_file else read_training_tasks(reader)
+        self.queries = {task.task_id: task.main_query for task in [*tasks, *self.validation_tasks]}
+        self.tasks = tasks
+        self.progress = Progress.create(_progress_mode(options))
+        self.recorder = EpisodeRecorder(
+            experiment.episodes, RecorderSettings.from_config(config), masker=experiment.masker
+        )
+        base = self.common.checkpoint_base_dir
+        self.checkpoints = CheckpointFolder(
+            Path(base) / experiment.name if base else experiment.checkpoints,
+            keep=self.common.keep_checkpoints,
+            keep_best=self.common.keep_best,
+        )
+        self.services = Services(config, on_episode=self.progress.episode)
+        self.credit_settings = credit_settings(config)
+        self.threshold = config.ajet.task_judge.success_threshold
+        self.stream: TaskStream
+        self.learner: Learner
+        self.total = 0
+        self.step = 0
+        self.saved = 0
+        self.barren = 0
+        self.score: tuple[int, float] | None = None
+        """Step and mean reward of the last validation."""
+        self.reader_state: dict[str, Any] = {}
+
+    # ------------------------------------------------------------------------------------------------ the run
+
+    def run(self) -> int:
+        """Train to the last step. 0 only if something was trained (or `val_only` asked for validation alone)."""
+        try:
+            with self.progress, self.services:
+                self._set_up()
+                if self.common.val_only:
+                    self._note({**self._validate()})
+                    return 0
+                before = self.learner.trainer.updates
+                try:
+                    self._train()
+                except KeyboardInterrupt:
+                    self._save()  # the last complete step; an update that was cut short is not one
+                    raise
+                trained = self.learner.trainer.updates - before
+        finally:
+            self.recorder.close()
+        if not trained:
+            self.progress.message(
+                "nothing was trained: no step had a group whose episodes earned different rewards. Look at the "
+                "episodes, and at the task's reward.",
+                "error",
+            )
+            return EXIT_NOTHING_TRAINED
+        return 0
+
+    def _set_up(self) -> None:
+        _seed_everything(self.common.seed, deterministic=self.config.ajet.rollout.deterministic)
+        if self.from_file:
+            self.stream = demonstration_batches(self.config, self.services.model().renderer)
+        else:
+            reader = self.config.ajet.task_reader
+            self.stream = TaskStream(
+                self.tasks, seed=reader.seed, batch_size=self.config.ajet.data.train_batch_size, shuffle=reader.shuffle
+            )
+        self.total = self.common.total_training_steps or self.stream.steps(self.common.total_epochs)
+        self.learner = Learner(self.config, self.services, self.total)
+        self.recorder.use_tokenizer(self.learner.tokenizer)
+        self.reader_state = self.stream.state_dict()
+        checkpoint = self._checkpoint_to_resume()
+        if checkpoint is not None:
+            self._resume(checkpoint)
+        self.progress.start(self.experiment.name, "local", self.total, self.step)
+        if self.common.mini_batch_num == 1 and not self.imitates:
+            log.info("one update a step: the old policy is the current one, so clipping never acts")
+
+    def _train(self) -> None:
+        if self.step == 0 and self.common.val_before_train and self.validation_tasks:
+            self._note(self._validate())
+        for step in range(self.step + 1, self.total + 1):
+            metrics = self._demonstrate(step) if self.from_file else self._step(step)
+            self.step = step
+            self.reader_state = self.stream.state_dict()
+            last = step == self.total
+            if self.validation_tasks and (last or _due(step, self.common.test_freq)) and self.common.test_freq > 0:
+                metrics |= self._validate()
+            self._note(metrics)
+            if last or _due(step, self.common.save_freq):
+                self._save()
+
+    # ------------------------------------------------------------------------------------------------ one step
+
+    def _step(self, step: int) -> dict[str, float]:
+        began = time.perf_counter()
+        groups = self._rollout(step)
+        rolled_out = time.perf_counter()
+        usable = [group for group in groups if group.complete]
+        episodes = [episode for group in usable for episode in group.episodes]
+        credit, extra = self._credit(usable)
+        self.progress.phase("train")
+        extra |= self.learner.update(episodes, credit, step)
+        updated = time.perf_counter()
+        self._record(groups, credit, step)
+        everyone = [episode for group in groups for episode in (*group.episodes, *group.failed)]
+        self._notice_barren(everyone)
+        metrics = episode_metrics(everyone, success_threshold=self.threshold)
+        metrics |= _train_names(metrics, extra) | extra | credit.metrics | _ledger(everyone)
+        metrics |= {
+            "train/epoch": self.stream.epoch,
+            "train/incomplete_groups": float(len(groups) - len(usable)),
+            "time/rollout": rolled_out - began,
+            "time/train": updated - rolled_out,
+            "time/step": time.perf_counter() - began,
+        }
+        sampled = metrics.get("episode/sampled_tokens_total", 0.0)
+        metrics["perf/tokens_per_second"] = sampled / max(metrics["time/rollout"], 1e-9)
+        return metrics
+
+    def _rollout(self, step: int) -> list[EpisodeGroup]:
+        """A batch of groups; with `resample`, groups that teach nothing are replaced by further tasks."""
+        wanted = self.config.ajet.data.train_batch_size
+        resample = self.credit_settings.zero_variance is ZeroVariance.RESAMPLE
+        groups: list[EpisodeGroup] = []
+        teaching = 0
+        for _ in range(RESAMPLE_ROUNDS if resample else 1):
+            tasks: list[Task] = self.stream.next_batch()
+            self.progress.phase("rollout", len(tasks) * self.config.ajet.rollout.num_repeat)
+            fresh = self.services.run(self.services.pool.run_groups(tasks, step=step))
+            groups += fresh
+            teaching += sum(len({episode.reward for episode in group.episodes}) > 1 for group in fresh)
+            if teaching >= wanted:
+                break
+        return groups
+
+    def _credit(self, groups: list[EpisodeGroup]) -> tuple[Credit, dict[str, float]]:
+        summaries = [[summarise(episode) for episode in group.episodes] for group in groups]
+        if self.imitates:
+            least = self.common.algorithm.sft.min_reward
+            chosen = [[s for s in group if s.reward >= least] for group in summaries]
+            kept = imitation_credit(chosen, self.credit_settings)
+            by_id = {episode.episode_id: episode for episode in kept.episodes}
+            blank = compute_credit(summaries, self.credit_settings)
+            for row in blank.groups:
+                for index, episode in enumerate(row):
+                    for call in episode.calls:
+                        call.entries = []
+                    row[index] = by_id.get(episode.episode_id, episode)
+            return blank, {"train/imitated_episodes": float(len(by_id))}
+        extra: dict[str, float] = {}
+        if self.common.algorithm.use_kl_in_reward:
+            flat = [summary for group in summaries for summary in group]
+            everything = imitation_credit(summaries, self.credit_settings)
+            episodes = [episode for group in groups for episode in group.episodes]
+            extra["train/kl_in_reward"] = self.learner.penalise_drift(episodes, flat, everything)
+        return compute_credit(summaries, self.credit_settings), extra
+
+    def _demonstrate(self, step: int) -> dict[str, float]:
+        """One update on recorded conversations."""
+        began = time.perf_counter()
+        episodes: list[Episode] = [task.metadata["episode"] for task in self.stream.next_batch()]
+        self.progress.phase("train")
+        credit = imitation_credit([[summarise(episode) for episode in episodes]], self.credit_settings)
+        metrics = self.learner.update(episodes, credit, step)
+        metrics["train/loss"] = metrics.get("loss/policy", 0.0)
+        metrics["train/epoch"] = self.stream.epoch
+        metrics["time/step"] = time.perf_counter() - began
+        return metrics
+
+    def _notice_barren(self, episodes: Sequence[Episode]) -> None:
+        self.barren = 0 if any(episode.usable for episode in episodes) else self.barren + 1
+        if self.barren >= BARREN_STEPS:
+            failures = [episode.failure.message for episode in episodes if episode.failure is not None]
+            raise ConfigError(
+                f"{self.barren} steps in a row had no usable episode; the last failed with: "
+                f"{failures[-1] if failures else 'no reason given'}"
+            )
+
+    # ------------------------------------------------------------------------------------------------ around it
+
+    def _validate(self) -> dict[str, float]:
+        began = time.perf_counter()
+        repeats = validation_repeats(self.config)
+        self.progress.phase("validate", len(self.validation_tasks) * repeats)
+        groups = self.services.run(
+            self.services.pool.run_groups(self.validation_tasks, step=self.step, num_repeat=repeats, validation=True)
+        )
+        for group in groups:
+            for episode in (*group.episodes, *group.failed):
+                self._write_episode(episode, None, self.step, validation=True)
+        metrics = validation_metrics(groups, self.threshold)
+        metrics["time/validate"] = time.perf_counter() - began
+        if "val/reward/mean" in metrics:
+            self.score = (self.step, metrics["val/reward/mean"])
+            self.progress.message(
+                f"validation after step {self.step}: reward {metrics['val/reward/mean']:.3f}, "
+                f"success {metrics['val/success']:.3f}"
+            )
+        return metrics
+
+    def _note(self, metrics: dict[str, float]) -> None:
+        self.experiment.metrics.log(self.step, metrics)
+        if self.step:
+            self.progress.step(self.step, metrics)
+
+    def _record(self, groups: list[EpisodeGroup], credit: Credit, step: int) -> None:
+        given = {episode.episode_id: episode for episode in credit.episodes}
+        for group in groups:
+            for episode in (*group.episodes, *group.failed):
+                self._write_episode(episode, given.get(episode.episode_id), step)
+
+    def _write_episode(self, episode: Episode, credit: Any, step: int, *, validation: bool = False) -> None:
+        query = self.queries.get(episode.task_id, "")
+        self.recorder.record(episode, step, credit, validation=validation, query=query)
+
+    # ------------------------------------------------------------------------------------------------ checkpoints
+
+    def _save(self) -> None:
+        if self.step in (0, self.saved):
+            return
+        self.progress.phase("checkpoint")
+        self.recorder.flush()
+        state: dict[str, Any] = {"updates": self.learner.trainer.updates, "reader": self.reader_state}
+        if self.score is not None and self.score[0] == self.step:
+            state["score"] = self.score[1]
+        saved = self.checkpoints.save(self.step, state, self.learner.write)
+        if saved is not None:
+            self.saved = self.step
+            self.checkpoints.point(self.experiment.hf, saved)
+            self.experiment.events.write("checkpoint", step=self.step, path=str(saved.path))
+
+    def _checkpoint_to_resume(self) -> Checkpoint | None:
+        if self.common.resume == "never":
+            return None
+        return self.checkpoints.newest() if self.common.resume == "auto" else load(Path(self.common.resume))
+
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.step >= self.total and not self.common.val_only:
+            raise ConfigError(
+                f"{self.experiment.path} is complete: its newest checkpoint is of step {checkpoint.step} of "
+                f"{self.total}. To go on, raise ajet.trainer_common.total_training_steps; to start anew, use --fresh"
+            )
+        self.learner.restore(checkpoint)
+        self.stream.load_state_dict(checkpoint.state["reader"])
+        self.reader_state = self.stream.state_dict()
+        self.step = self.saved = checkpoint.step
+        self.experiment.rewind(checkpoint.step)
+        self.recorder.rewind(checkpoint.step)
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _progress_mode(options: LaunchOptions) -> ProgressMode:
+    if options.json:
+        return ProgressMode.JSON
+    return ProgressMode.QUIET if options.quiet else ProgressMode.AUTO
+
+
+def _train_names(episodes: dict[str, float], update: dict[str, float]) -> dict[str, float]:
+    """Names that other backbones use as well."""
+    pairs = {
+        "train/reward/mean": episodes.get("reward/mean"),
+        "train/success": episodes.get("success/rate"),
+        "train/loss": update.get("loss/total"),
+        "train/kl": update.get("loss/kl"),
+        "train/entropy": update.get("loss/entropy"),
+        "train/clip_fraction": update.get("loss/clip_fraction"),
+        "train/packing_ratio": update.get("tokens/packing_ratio"),
+    }
+    return {name: value for name, value in pairs.items() if value is not None}
+
+
+def _ledger(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Where the step's captured tokens went."""
+    total = Ledger()
+    for episode in episodes:
+        total.add(episode.ledger)
+    counts = {"captured": total.captured, "trained": total.trained}
+    counts |= {"masked": sum(total.masked.values()), "dropped": sum(total.dropped.values())}
+    return {f"ledger/{name}": float(count) for name, count in counts.items()}
+
+
+def _seed_everything(seed: int, *, deterministic: bool) -> None:
+    import random
+
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    if deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,0 +1,84 @@
+"""What a run shows at its end: a table of rewards, a sparkline, a plot as PNG, and how to look at the episodes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ajet.observe.metrics import read_metrics
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 60
+ROWS = 12
+
+
+def show_report(folder: Path, *, quiet: bool = False) -> None:
+    """Print the report of a finished run and write `reward.png` into its folder."""
+    steps = read_metrics(folder / "metrics.jsonl")
+    plot = write_plot(steps, folder / "reward.png", folder.name)
+    if not quiet:
+        print(report_text(steps, folder, plot))
+
+
+def report_text(steps: list[dict[str, Any]], folder: Path, plot: Path | None) -> str:
+    """The report as text."""
+    rewards = [step["train/reward/mean"] for step in steps if "train/reward/mean" in step]
+    validated = [step for step in steps if "val/reward/mean" in step]
+    lines = [""]
+    if validated:
+        lines += ["step   validation reward   success   training reward"]
+        for step in _thinned(validated):
+            reward = step.get("train/reward/mean")
+            shown = f"{reward:15.3f}" if reward is not None else f"{'-':>15}"
+            lines.append(f"{step['step']:4}   {step['val/reward/mean']:17.3f}   {step['val/success']:7.3f}   {shown}")
+        lines.append("")
+    if rewards:
+        lines += [f"training reward  {rewards[0]:.3f} {sparkline(rewards)} {rewards[-1]:.3f}"]
+    seconds = sum(step.get("time/step", 0.0) + step.get("time/validate", 0.0) for step in steps)
+    lines += [f"time             {seconds:.0f} s in steps and validation", ""]
+    if plot is not None:
+        lines.append(f"plot             {plot}")
+    lines += [f"weights          {folder / 'hf'}", f"episodes         ajet view {folder}"]
+    return "\n".join(lines)
+
+
+def sparkline(values: list[float], width: int = WIDTH) -> str:
+    """The values as a row of bars, averaged to at most `width`."""
+    count = min(width, len(values))
+    bounds = [round(index * len(values) / count) for index in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
+    low, high = min(means), max(means)
+    spread = (high - low) or 1.0
+    return "".join(BARS[min(int((mean - low) / spread * len(BARS)), len(BARS) - 1)] for mean in means)
+
+
+def write_plot(steps: list[dict[str, Any]], path: Path, title: str) -> Path | None:
+    """Rewards over steps as a PNG; None without matplotlib or anything to show."""
+    trained = [(step["step"], step["train/reward/mean"]) for step in steps if "train/reward/mean" in step]
+    validated = [(step["step"], step["val/reward/mean"]) for step in steps if "val/reward/mean" in step]
+    if not trained and not validated:
+        return None
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for points, label, marker in ((trained, "training", ""), (validated, "validation", "o")):
+        if points:
+            axes.plot(*zip(*points, strict=True), marker=marker, label=label)
+    axes.set(xlabel="step", ylabel="mean reward", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _thinned(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most `ROWS`, the first and the last among them."""
+    if len(steps) <= ROWS:
+        return steps
+    return [steps[round(index * (len(steps) - 1) / (ROWS - 1))] for index in range(ROWS)]

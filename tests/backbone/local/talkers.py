@@ -1,0 +1,44 @@
+"""Workflows for the local backbone's tests: a tiny model babbles, and something about its text earns a reward."""
+
+from __future__ import annotations
+
+from ajet import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
+
+
+class Babbler(Workflow):
+    """Two turns; the reward depends on what was said, so that attempts differ."""
+
+    name: str = "babbler"
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client(agent_name="babbler")
+        messages = [{"role": "user", "content": workflow_task.task.main_query}]
+        said = ""
+        for _ in range(2):
+            completion = await client.chat.completions.create(model="m", messages=messages)
+            said += completion.choices[0].message.content or ""
+            messages.append({"role": "assistant", "content": completion.choices[0].message.content or ""})
+            messages.append({"role": "user", "content": "go on"})
+        return WorkflowOutput(reward=(sum(map(ord, said)) % 97) / 97)
+
+
+class Indifferent(Workflow):
+    """Whatever is said earns the same."""
+
+    name: str = "indifferent"
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client(agent_name="indifferent")
+        await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": workflow_task.task.main_query}]
+        )
+        return WorkflowOutput(reward=0.5)
+
+
+class Broken(Workflow):
+    """Fails each time."""
+
+    name: str = "broken"
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        raise RuntimeError("the tool server is down")

@@ -1,0 +1,194 @@
+"""Whole runs of the local backbone: train, validate, save, resume, imitate. A tiny real model, the real stack."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from ajet.backbone.local import run
+from ajet.backbone.options import LaunchOptions
+from ajet.config.loader import load_config
+from ajet.observe.experiment import ExperimentFolder
+from ajet.observe.metrics import read_metrics
+from ajet.schema.errors import UserError
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+
+
+def config_file(folder: Path, workflow: str = "Babbler", **overrides: Any) -> tuple[Path, list[str]]:
+    """A YAML for two small tasks, and dotted overrides."""
+    tasks = folder / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps({"id": f"t{i}", "question": f"say {i}"}) + "\n" for i in range(3)))
+    yaml = folder / "job.yaml"
+    yaml.write_text(f"""
+ajet:
+  project_name: test
+  experiment_name: job
+  model: {{path: "tiny:qwen2-0.3m"}}
+  task_reader:
+    type: jsonl_dataset_file
+    jsonl_dataset_file:
+      training: {{file_path: {tasks}}}
+      validation: {{file_path: {tasks}}}
+  data: {{train_batch_size: 2, max_prompt_length: 64, max_response_length: 64}}
+  rollout:
+    user_workflow: {HERE / "talkers.py"}->{workflow}
+    num_repeat: 3
+    temperature: 1.0
+    max_model_len: 128
+    max_response_length_in_one_turn: 6
+    compute_madness_checklist: []
+    deterministic: true
+  trainer_common:
+    total_training_steps: 2
+    save_freq: 1
+    test_freq: 2
+    use_kl_loss: false
+    optim: {{lr: 1.0e-3}}
+""")
+    return yaml, [f"{key}={value}" for key, value in overrides.items()]
+
+
+def conduct(folder: Path, workflow: str = "Babbler", *, fresh: bool = False, **overrides: Any) -> tuple[int, Path]:
+    """Run in this process; the exit code and the experiment's folder."""
+    yaml, dotted = config_file(folder, workflow, **overrides)
+    config = load_config(yaml, dotted, backbone="local")
+    with ExperimentFolder.open(config, exp_dir=folder / "runs", source_yaml=yaml, fresh=fresh) as experiment:
+        code = run(config, experiment, LaunchOptions(quiet=True))
+        return code, experiment.path
+
+
+def weights_hash(experiment: Path) -> str:
+    return hashlib.sha256((experiment / "hf" / "model.safetensors").read_bytes()).hexdigest()
+
+
+STABLE = ("train/reward/mean", "train/grad_norm", "loss/total", "tokens/trained", "tokens/computed", "train/lr")
+
+
+def stable(experiment: Path) -> list[dict[str, Any]]:
+    """What must repeat exactly: metrics without times."""
+    return [
+        {"step": step["step"], **{name: step[name] for name in STABLE if name in step}}
+        for step in read_metrics(experiment / "metrics.jsonl")
+    ]
+
+
+def test_a_run_trains_validates_and_saves(tmp_path: Path) -> None:
+    code, experiment = conduct(tmp_path, **{"trainer_common.val_before_train": "true"})
+    assert code == 0
+    steps = read_metrics(experiment / "metrics.jsonl")
+    assert [step["step"] for step in steps] == [0, 1, 2]
+    assert {"val/reward/mean", "val/success"} <= steps[0].keys() & steps[2].keys()
+    for step in steps[1:]:
+        assert step["train/updates"] == 1
+        assert step["ledger/captured"] == step["ledger/trained"] + step["ledger/masked"] + step["ledger/dropped"] > 0
+        assert step["loss/sampler_gap_max"] < 1e-3  # the trainer sees what the engine saw
+        assert step["tokens/packing_ratio"] > 1.2
+    assert sorted(path.name for path in (experiment / "checkpoints").iterdir()) == ["step_1", "step_2"]
+    assert (experiment / "hf").resolve().parent.name == "step_2"
+    assert load_file(experiment / "hf" / "model.safetensors")
+    with pytest.raises(UserError, match="is complete"):  # nothing is left to train: never exit 0 for that
+        conduct(tmp_path)
+
+
+def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path) -> None:
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    straight.mkdir(), stopped.mkdir()
+    # three tasks in batches of two: step 3 ends an epoch exactly
+    _, one = conduct(straight, **{"trainer_common.total_training_steps": 5})
+    conduct(stopped, **{"trainer_common.total_training_steps": 3})
+    _, other = conduct(stopped, **{"trainer_common.total_training_steps": 5})
+    assert stable(one) == stable(other)
+    assert weights_hash(one) == weights_hash(other)
+
+
+def test_equal_rewards_train_nothing_and_say_so(tmp_path: Path) -> None:
+    code, experiment = conduct(tmp_path, "Indifferent")
+    assert code == 1
+    assert read_metrics(experiment / "metrics.jsonl")[-1]["credit/zero_variance_groups"] == 2
+
+
+def test_a_workflow_that_always_fails_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="tool server is down"):
+        conduct(tmp_path, "Broken", **{"trainer_common.total_training_steps": 50})
+
+
+def test_lora_with_kl_to_its_base(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    overrides = {"model.lora.enabled": "true", "model.lora.rank": 4, "trainer_common.use_kl_loss": "true"}
+    code, experiment = conduct(tmp_path, **overrides)
+    assert code == 0
+    steps = read_metrics(experiment / "metrics.jsonl")
+    assert steps[0]["loss/kl"] == pytest.approx(0.0, abs=1e-6) and steps[1]["loss/kl"] > 0
+    assert (experiment / "checkpoints" / "step_2" / "adapter").is_dir()
+
+
+def test_imitation_of_conversations(tmp_path: Path) -> None:
+    lines = [
+        {"messages": [{"role": "user", "content": f"say {i}"}, {"role": "assistant", "content": f"it is {i}"}]}
+        for i in range(4)
+    ]
+    file = tmp_path / "talks.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    overrides = {
+        "trainer_common.algorithm.policy_loss": "sft",
+        "trainer_common.algorithm.sft.demonstrations": file,
+        "trainer_common.total_training_steps": 6,
+        "trainer_common.test_freq": 0,
+    }
+    code, experiment = conduct(tmp_path, **overrides)
+    assert code == 0
+    losses = [step["train/loss"] for step in read_metrics(experiment / "metrics.jsonl")]
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_imitation_of_the_best_of_its_own_episodes(tmp_path: Path) -> None:
+    overrides = {
+        "trainer_common.algorithm.policy_loss": "sft",
+        "trainer_common.algorithm.sft.min_reward": 0.5,
+        "trainer_common.test_freq": 0,
+    }
+    code, experiment = conduct(tmp_path, **overrides)
+    assert code == 0
+    steps = read_metrics(experiment / "metrics.jsonl")
+    assert all(0 < step["train/imitated_episodes"] < 6 for step in steps)
+    # and of what this run recorded
+    again = tmp_path / "again"
+    again.mkdir()
+    overrides["trainer_common.algorithm.sft.demonstrations"] = experiment / "episodes.sqlite"
+    assert conduct(again, **overrides)[0] == 0
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """SIGKILL in the middle, then the same command again: the same metrics and weights as a run that was left alone."""
+    results = []
+    for name, kill in (("straight", False), ("killed", True)):
+        folder = tmp_path / name
+        folder.mkdir()
+        yaml, _ = config_file(folder)
+        command = [sys.executable, "-m", "ajet", "--conf", str(yaml), "--exp-dir", str(folder / "runs"), "--quiet"]
+        command.append("trainer_common.total_training_steps=8")
+        experiment = folder / "runs" / "job"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        if kill:
+            process = subprocess.Popen(command, env=environment)
+            while len(stable(experiment)) < 4:
+                assert process.poll() is None
+                time.sleep(0.02)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert subprocess.run(command, env=environment, check=False).returncode == 0
+        results.append((stable(experiment), weights_hash(experiment)))
+    assert results[0] == results[1]
