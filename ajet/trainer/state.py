@@ -28,7 +28,8 @@ def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
     """`hf/` with whole weights (LoRA merged in), and the adapter alone if there is one."""
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # a bar for every checkpoint would break up the lines of the run
+    # a bar for every checkpoint would break up the lines of the run
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if hasattr(model, "disable_adapter"):
         import copy
 
