@@ -19,6 +19,11 @@ def build_engine(config: Any) -> Engine:
         from ajet.engine.torch.settings import TorchEngineSettings
 
         return TorchEngine(config.ajet.model.path, TorchEngineSettings.from_config(config))
+    if name == "vllm":
+        from ajet.engine.vllm.server_engine import VllmServerEngine
+        from ajet.engine.vllm.settings import VllmSettings
+
+        return VllmServerEngine(VllmSettings.from_config(config))
     if name == "remote":
         from ajet.engine.remote.engine import RemoteEngine
         from ajet.engine.remote.settings import RemoteSettings

@@ -107,6 +107,18 @@ class RemoteClient:
 
         await self._with_retries(path, {**body, "stream": True}, attempt, sticky)
 
+    async def control(self, path: str, body: Mapping[str, Any]) -> None:
+        """Tell a server of ours to do something; `path` starts at the server's root, not at `/v1`."""
+        import httpx
+
+        root = self._lines[0].endpoint.base_url.removesuffix("/v1")
+        try:
+            response = await self._http.post(root + path, json=dict(body))
+        except httpx.HTTPError as error:
+            raise EngineError(f"{root}{path} failed: {error!r}") from error
+        if response.status_code >= 400:
+            raise EngineError(f"{root}{path} answered {response.status_code}: {_message(response.text)}")
+
     async def aclose(self) -> None:
         await self._http.aclose()
 

@@ -1,0 +1,240 @@
+"""The `vllm` engine in server mode: one or several servers, an episode always on the same one.
+
+Servers are watched. One that died, or answers no heartbeat, is started again a bounded number of times; what it was
+drawing fails typed, for the pool to retry. A server that comes back serves the newest weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet.engine.base import OnTokens
+from ajet.engine.remote.client import RemoteClient, hash_of
+from ajet.engine.remote.completions import CompletionReader, completion_body
+from ajet.engine.remote.settings import Endpoint, RemoteSettings
+from ajet.engine.sampling_rules import check_request
+from ajet.engine.vllm.server import CommandLine, VllmServer, vllm_command
+from ajet.engine.vllm.settings import VllmSettings
+from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError
+from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Replica:
+    """A server and the connections to it."""
+
+    server: VllmServer
+    client: RemoteClient | None = None
+    missed: int = 0
+
+
+class VllmServerEngine:
+    """An `Engine` over vLLM servers of our own."""
+
+    def __init__(self, settings: VllmSettings, command: CommandLine = vllm_command) -> None:
+        self._settings = settings
+        self._replicas = [Replica(VllmServer(settings, index, command)) for index in range(settings.replicas)]
+        self._starting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._running = asyncio.Event()
+        self._running.set()
+        self._in_flight: set[asyncio.Task[Any]] = set()
+        self._version = 0
+        self._weights: Path | None = None
+        self._scratch: Path | None = None
+        self._dead: EngineError | None = None
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        details = {"replicas": self._settings.replicas, "tensor_parallel": self._settings.tensor_parallel}
+        return EngineCapabilities(
+            "vllm", load_weights=True, max_model_len=self._settings.max_model_len, details=details
+        )
+
+    async def ready(self) -> None:
+        """Start all servers, at the same time."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start_all())
+        await asyncio.shield(self._starting)
+
+    async def _start_all(self) -> None:
+        try:
+            await asyncio.gather(*(self._start(replica) for replica in self._replicas))
+        except AjetError:
+            await self._stop_all()
+            raise
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _start(self, replica: Replica) -> None:
+        await replica.server.start()
+        if replica.client is not None:
+            await replica.client.aclose()
+        endpoint = Endpoint(f"{replica.server.base_url}/v1")
+        # one attempt: a server of our own that fails is started again, and the pool retries
+        limits = RemoteSettings((endpoint,), "ajet", max_parallel=100_000, max_attempts=1, timeout_s=86_400.0)
+        replica.client = RemoteClient(limits)
+        replica.missed = 0
+
+    # ------------------------------------------------------------ drawing
+
+    async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
+        try:
+            async with asyncio.timeout(request.deadline_s):
+                await self.ready()
+                await self._running.wait()
+                self._check_alive()
+                room = check_request(request, max_model_len=self._settings.max_model_len, vocabulary=2**31)
+                return await self._tracked(self._draw(request, room, on_tokens))
+        except TimeoutError as error:
+            raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
+
+    async def _tracked(self, work: Any) -> Completion:
+        """As a task of its own, so that `pause` can wait for it; cancelled with its caller."""
+        task: asyncio.Task[Completion] = asyncio.ensure_future(work)
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+
+    async def _draw(self, request: GenerateRequest, room: int, on_tokens: OnTokens | None) -> Completion:
+        client = self._replica_of(request.session_id).client
+        if client is None:
+            raise EngineError("the vLLM server is being started again")
+        reader = CompletionReader(request, self._version)
+
+        def on_event(event: dict[str, Any]) -> None:
+            ids, logprobs = reader.read(event)
+            if ids and on_tokens is not None:
+                on_tokens(TokenChunk(list(ids), logprobs))
+
+        # always as a stream: closing the connection is how vLLM learns that a request is cancelled
+        await client.stream("/completions", completion_body(request, "ajet", room), on_event)
+        return reader.completion()
+
+    def _replica_of(self, session: str) -> Replica:
+        return self._replicas[hash_of(session) % len(self._replicas)]
+
+    # ------------------------------------------------------------ weights
+
+    async def load_weights(self, source: Any, version: int) -> None:
+        """Weights from a Hugging Face folder, or a state dict under Hugging Face's names."""
+        await self.ready()
+        if source is None:
+            raise EngineError("vLLM shares no parameters with a trainer: give it a folder or a state dict")
+        folder = self._write(source, version) if isinstance(source, Mapping) else Path(source)
+        if not list(folder.glob("*.safetensors")):
+            raise EngineError(f"{folder} holds no .safetensors file")
+        await asyncio.gather(*(self._reload(replica, folder) for replica in self._replicas))
+        previous, self._weights, self._version = self._weights, folder, version
+        if previous is not None and previous != folder and self._scratch in previous.parents:
+            shutil.rmtree(previous, ignore_errors=True)
+
+    def _write(self, weights: Mapping[str, Any], version: int) -> Path:
+        from safetensors.torch import save_file
+
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="ajet-weights-"))
+        folder = self._scratch / f"version-{version}"
+        folder.mkdir(exist_ok=True)
+        tensors = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    async def _reload(self, replica: Replica, folder: Path) -> None:
+        """Replies in flight stop for a moment, then go on; no prefix computed before is used again."""
+        client = replica.client
+        if client is None:
+            raise EngineError("the vLLM server is being started again")
+        control = client.control
+        await control("/pause?mode=keep", {})
+        try:
+            await control(
+                "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
+            )
+            await control("/reset_prefix_cache", {})
+        finally:
+            await control("/resume", {})
+
+    # ------------------------------------------------------------ faults
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_s)
+            for replica in self._replicas:
+                try:
+                    await self._look_after(replica)
+                except AjetError as error:
+                    self._dead = error if isinstance(error, EngineError) else EngineError(str(error))
+                    log.error("the vLLM engine is given up: %s", error)
+                    return
+
+    async def _look_after(self, replica: Replica) -> None:
+        server = replica.server
+        if server.alive:
+            replica.missed = 0 if await server.healthy() else replica.missed + 1
+            if replica.missed < self._settings.heartbeats_to_hang:
+                return
+        why = "hangs" if server.alive else "died"
+        if server.starts > self._settings.max_restarts:
+            raise EngineError(
+                f"the vLLM server {why} after {server.starts} starts (log: {server.log_file}):\n{server.log_tail()}"
+            )
+        log.warning("a vLLM server %s: starting it again (log: %s)", why, server.log_file)
+        client, replica.client = replica.client, None
+        await server.stop()
+        if client is not None:
+            await client.aclose()
+        await self._start(replica)
+        if self._weights is not None:
+            await self._reload(replica, self._weights)
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineError(f"the vLLM engine is gone: {self._dead}") from self._dead
+
+    # ------------------------------------------------------------ the rest
+
+    async def pause(self) -> None:
+        self._running.clear()
+        if self._in_flight:
+            await asyncio.wait(set(self._in_flight))
+
+    async def resume(self) -> None:
+        self._running.set()
+
+    async def health(self) -> dict[str, Any]:
+        self._check_alive()
+        servers = [
+            {"url": replica.server.base_url, "alive": replica.server.alive, "starts": replica.server.starts}
+            for replica in self._replicas
+        ]
+        return {"engine": "vllm", "version": self._version, "in_flight": len(self._in_flight), "servers": servers}
+
+    async def aclose(self) -> None:
+        self._dead = self._dead or EngineError("it is closed")
+        for task in (self._watching, self._starting):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+        await self._stop_all()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    async def _stop_all(self) -> None:
+        await asyncio.gather(*(replica.server.stop() for replica in self._replicas))
+        for replica in self._replicas:
+            if replica.client is not None:
+                await replica.client.aclose()
+                replica.client = None

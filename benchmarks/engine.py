@@ -1,0 +1,175 @@
+"""The embedded engine against transformers and vLLM: concurrent multi-turn conversations, one thread, float32.
+
+Every engine runs the same conversations (100-token messages, 50-token replies) with logprobs, on the 30 M model.
+`generate` is called turn by turn with the whole batch, which favours it: real agents don't wait for each other.
+Figures are generated tokens per second of CPU time, so that other programs on the machine disturb little; ratios are of
+runs next to each other.
+
+    python benchmarks/engine.py [--quick] [--vllm-python PYTHON]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from _engine_load import Load
+from common import write_result
+
+from ajet.engine.model_source import ModelSource
+from ajet.engine.torch.engine import TorchEngine
+from ajet.engine.torch.settings import TorchEngineSettings
+from ajet.schema.generation import GenerateRequest, Sampling
+
+MODEL = "tiny:qwen2-30m"
+MAX_LENGTH = 2048
+
+
+def measure(run: Callable[[], None], load: Load) -> dict[str, float]:
+    cpu, wall = time.process_time(), time.perf_counter()
+    run()
+    return _rates(load, time.process_time() - cpu, time.perf_counter() - wall)
+
+
+def _rates(load: Load, cpu: float, wall: float) -> dict[str, float]:
+    return {"tokens_per_cpu_s": round(load.drawn / cpu, 1), "cpu_s": round(cpu, 2), "wall_s": round(wall, 2)}
+
+
+def embedded(load: Load, *, prefix_cache: bool = True) -> dict[str, Any]:
+    """Conversations that go on as soon as their own reply is there."""
+    settings = TorchEngineSettings(max_model_len=MAX_LENGTH, max_num_seqs=128, prefix_cache=prefix_cache)
+    engine = TorchEngine(MODEL, settings)
+    asyncio.run(engine.ready())
+    latencies: list[float] = []
+
+    async def conversation(index: int, messages: list[list[int]]) -> None:
+        prompt: list[int] = []
+        for turn, message in enumerate(messages):
+            prompt = prompt + message
+            sampling = Sampling(max_tokens=load.reply, seed=1000 * index + turn, ignore_eos=True)
+            began = time.perf_counter()
+            reply = await engine.generate(GenerateRequest(prompt, sampling, session_id=str(index)))
+            latencies.append(time.perf_counter() - began)
+            prompt = prompt + reply.token_ids
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(conversation(*each) for each in enumerate(load.messages())))
+
+    figures: dict[str, Any] = measure(lambda: asyncio.run(all_of_them()), load)
+    facts = asyncio.run(engine.health())
+    asyncio.run(engine.aclose())
+    figures["median_reply_s"] = round(sorted(latencies)[len(latencies) // 2], 3)
+    figures["prompt_tokens"] = facts["prompt_tokens"]
+    figures["computed_prompt_tokens"] = facts["computed_prompt_tokens"]
+    return figures
+
+
+def generate(load: Load) -> dict[str, Any]:
+    """`transformers.generate`, all conversations in one batch, turn by turn, logprobs from its scores."""
+    model = ModelSource.resolve(MODEL).model()
+    model.generation_config.eos_token_id = None
+
+    def run() -> None:
+        prompts: list[list[int]] = [[] for _ in range(load.conversations)]
+        for messages in zip(*load.messages(), strict=True):
+            prompts = [prompt + message for prompt, message in zip(prompts, messages, strict=True)]
+            ids = torch.tensor(prompts)
+            output = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=load.reply,
+                do_sample=True,
+                top_k=0,
+                output_scores=True,
+                return_dict_in_generate=True,
+            )
+            new = output.sequences[:, ids.shape[1] :]
+            torch.log_softmax(torch.stack(output.scores, 1), -1).gather(2, new[:, :, None])
+            prompts = output.sequences.tolist()
+
+    return measure(run, load)
+
+
+def continuous(load: Load) -> dict[str, Any]:
+    """transformers' continuous batching, all conversations handed over turn by turn."""
+    from transformers import GenerationConfig
+
+    model = ModelSource.resolve(MODEL).model()
+    config = GenerationConfig(max_new_tokens=load.reply, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0)
+
+    def run() -> None:
+        prompts: list[list[int]] = [[] for _ in range(load.conversations)]
+        for messages in zip(*load.messages(), strict=True):
+            prompts = [prompt + message for prompt, message in zip(prompts, messages, strict=True)]
+            outputs = model.generate_batch(prompts, generation_config=config, progress_bar=False)
+            replies = [output.generated_tokens for output in outputs.values()]
+            prompts = [prompt + reply for prompt, reply in zip(prompts, replies, strict=True)]
+
+    return measure(run, load)
+
+
+def vllm(load: Load, python: str, *, prefix_cache: bool) -> dict[str, Any]:
+    """vLLM's CPU build, in an environment of its own."""
+    script = Path(__file__).parent / "_engine_vllm.py"
+    folder = ModelSource.resolve(MODEL).path
+    arguments = [python, str(script), folder, str(load.conversations), str(load.turns), str(int(prefix_cache))]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    seconds = json.loads(done.stdout.strip().splitlines()[-1])
+    return _rates(load, seconds["cpu_s"], seconds["wall_s"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="2 turns instead of 10")
+    parser.add_argument("--vllm-python", help="the Python of an environment with vLLM's CPU build")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[1, 8, 32, 128], help="concurrent conversations")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    turns = 2 if arguments.quick else 10
+    runs: dict[str, Any] = {}
+
+    def record(name: str, load: Load, figures: dict[str, Any]) -> float:
+        key = f"{load.conversations} conversations, {load.turns} turns"
+        runs.setdefault(key, {})[name] = figures
+        print(f"{key}: {name}: {figures}", flush=True)
+        write_result("engine", {"model": MODEL, "threads": 1, "runs": runs, "ratios": ratios(runs)})
+        return float(figures["tokens_per_cpu_s"])
+
+    for size in sorted(arguments.sizes, key=lambda each: each != 32):
+        single, many = Load(size, 1), Load(size, turns if size <= 32 else 2)
+        for load in [single, many]:
+            record("embedded", load, embedded(load))
+            record("generate", load, generate(load))
+        record("embedded, no prefix cache", many, embedded(many, prefix_cache=False))
+        if size == 32:
+            short = Load(size, 1)
+            record("continuous batching", short, continuous(short))
+        if arguments.vllm_python:
+            record("vllm, no prefix cache", many, vllm(many, arguments.vllm_python, prefix_cache=False))
+            record("vllm", many, vllm(many, arguments.vllm_python, prefix_cache=True))
+
+
+def ratios(runs: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """How many times the embedded engine's throughput is that of the others."""
+    return {
+        key: {
+            name: round(by["embedded"]["tokens_per_cpu_s"] / figures["tokens_per_cpu_s"], 2)
+            for name, figures in by.items()
+            if name != "embedded"
+        }
+        for key, by in runs.items()
+    }
+
+
+if __name__ == "__main__":
+    main()

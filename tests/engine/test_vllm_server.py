@@ -1,0 +1,172 @@
+"""The vLLM engine's servers, as real processes: started, spoken to, given weights, watched, started again, stopped.
+
+The processes are stand-ins (`fake_vllm.py`); `test_vllm_real.py` runs the real one where it is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ajet.engine.base import Engine
+from ajet.engine.vllm.server_engine import VllmServerEngine
+from ajet.engine.vllm.settings import VllmSettings, server_arguments
+from ajet.schema.errors import EngineError, GenerationTimeoutError, InvalidRequestError, MissingDependencyError
+from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
+
+FAKE = Path(__file__).parent / "fake_vllm.py"
+
+
+def new_engine(folder: Path, **options: Any) -> VllmServerEngine:
+    def command(settings: VllmSettings, port: int) -> list[str]:
+        return [sys.executable, str(FAKE), str(port), str(folder / "told")]
+
+    defaults: dict[str, Any] = {"heartbeat_s": 0.2, "heartbeats_to_hang": 2, "start_timeout_s": 20.0}
+    return VllmServerEngine(VllmSettings("m", log_folder=folder, **(defaults | options)), command)
+
+
+def asked(prompt: int = 1, count: int = 3, session: str = "s", deadline: float | None = 20.0) -> GenerateRequest:
+    return GenerateRequest([prompt], Sampling(max_tokens=count), session, deadline_s=deadline)
+
+
+def told(folder: Path) -> list[list[Any]]:
+    return [json.loads(line) for line in (folder / "told").read_text().splitlines()]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def test_it_draws_streams_and_stops_its_processes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine = new_engine(tmp_path, replicas=2)
+        assert isinstance(engine, Engine)
+        chunks: list[TokenChunk] = []
+        reply = await engine.generate(asked(), chunks.append)
+        assert (reply.token_ids, reply.finish_reason) == ([7, 8, 9], "length")
+        assert len(chunks) == 3
+        pids = [replica.server.pid for replica in engine._replicas]
+        with pytest.raises(InvalidRequestError):
+            await engine.generate(GenerateRequest([], Sampling()))
+        await engine.aclose()
+        for pid in pids:
+            assert pid is not None
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        with pytest.raises(EngineError, match="closed"):
+            await engine.generate(asked())
+
+    asyncio.run(scenario())
+    assert "listening" in (tmp_path / "vllm-0.log").read_text()
+
+
+def test_an_episode_stays_on_one_replica_and_episodes_spread(tmp_path: Path) -> None:
+    engine = new_engine(tmp_path, replicas=3)
+    homes = [engine._replica_of(f"episode-{index}") for index in range(30)]
+    assert homes == [engine._replica_of(f"episode-{index}") for index in range(30)]
+    assert len({id(home) for home in homes}) == 3
+
+
+def test_weights_are_written_loaded_and_old_prefixes_forgotten(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine = new_engine(tmp_path)
+        await engine.load_weights({"w": torch.ones(2)}, 4)
+        paths = [path for path, _ in told(tmp_path)]
+        assert paths == ["/pause?mode=keep", "/collective_rpc", "/reset_prefix_cache", "/resume"]
+        folder = Path(told(tmp_path)[1][1]["kwargs"]["weights_path"])
+        assert (folder / "model.safetensors").is_file()
+        assert (await engine.generate(asked())).versions == [(0, 4)]
+        await engine.load_weights({"w": torch.ones(2)}, 5)
+        assert not folder.exists()
+        for wrong in (None, tmp_path / "nowhere"):
+            with pytest.raises(EngineError):
+                await engine.load_weights(wrong, 6)
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("fatal", [666, 667])
+def test_a_server_that_dies_or_hangs_is_started_again_with_the_newest_weights(tmp_path: Path, fatal: int) -> None:
+    async def scenario() -> None:
+        engine = new_engine(tmp_path)
+        await engine.load_weights({"w": torch.ones(2)}, 1)
+        server = engine._replicas[0].server
+        if fatal == 666:
+            with pytest.raises(EngineError):
+                await engine.generate(asked(fatal))
+        else:
+            await engine.generate(asked(fatal))
+        await until(lambda: server.starts == 2 and engine._replicas[0].client is not None)
+        await until(lambda: len(told(tmp_path)) == 8)
+        assert (await engine.generate(asked())).token_ids == [7, 8, 9]
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine = new_engine(tmp_path, max_restarts=0)
+        await engine.ready()
+        with pytest.raises(EngineError):
+            await engine.generate(asked(666))
+        await until(lambda: engine._dead is not None)
+        with pytest.raises(EngineError, match=r"vllm-0\.log"):
+            await engine.generate(asked())
+        with pytest.raises(EngineError):
+            await engine.health()
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_cancelling_closing_in_and_pausing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine = new_engine(tmp_path)
+        await engine.ready()
+        with pytest.raises(GenerationTimeoutError):
+            await engine.generate(asked(count=10_000, deadline=0.1))
+        task = asyncio.create_task(engine.generate(asked(count=50)))
+        await until(lambda: bool(engine._in_flight))
+        await engine.pause()
+        assert not engine._in_flight
+        await task
+        held = asyncio.create_task(engine.generate(asked()))
+        await asyncio.sleep(0.05)
+        assert not held.done()
+        await engine.resume()
+        assert (await held).token_ids
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_python_without_vllm_is_named(tmp_path: Path) -> None:
+    settings = VllmSettings("m", log_folder=tmp_path, python="/no/such/python")
+    with pytest.raises(MissingDependencyError, match=r"rollout\.vllm\.python"):
+        asyncio.run(VllmServerEngine(settings).ready())
+
+
+def test_a_server_that_ends_while_starting_shows_its_log(tmp_path: Path) -> None:
+    def command(settings: VllmSettings, port: int) -> list[str]:
+        return [sys.executable, "-c", "print('no such model'); raise SystemExit(1)"]
+
+    with pytest.raises(EngineError, match="no such model"):
+        asyncio.run(VllmServerEngine(VllmSettings("m", log_folder=tmp_path), command).ready())
+
+
+def test_the_server_is_asked_for_logprobs_at_the_temperature() -> None:
+    arguments = server_arguments(VllmSettings("m", extra_args=("--enforce-eager",)), 1234)
+    assert arguments[arguments.index("--logprobs-mode") + 1] == "processed_logprobs"
+    assert arguments[-1] == "--enforce-eager"
