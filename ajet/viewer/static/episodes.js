@@ -18,6 +18,8 @@ async function load() {
   request = new AbortController();
   const values = query();
   setUrl(values);
+  const wrong = ["step_min", "step_max", "reward_min", "reward_max"].find((key) => values[key] && !Number.isFinite(Number(values[key])));
+  if (wrong) { state.total = 0; show([]); $("none").textContent = `“${values[wrong]}” is no number.`; return; }
   const parameters = new URLSearchParams(Object.entries({ ...values, limit: LIMIT }).filter(([, value]) => value !== ""));
   $("episodes").classList.add("busy");
   try {

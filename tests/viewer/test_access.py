@@ -1,0 +1,99 @@
+"""Who may look, and what every answer forbids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from ajet.viewer.access import Access
+from ajet.viewer.app import create_app
+from ajet.viewer.library import Library
+from ajet.viewer.serve import AddressError, Viewer, ViewerSettings
+
+LOCAL = "http://127.0.0.1"
+
+
+def client(root: Path, access: Access, base: str = LOCAL) -> TestClient:
+    return TestClient(create_app(Library(root), access), base_url=base, follow_redirects=False)
+
+
+def test_token_once_then_cookie(experiments: Path) -> None:
+    access = Access()
+    visitor = client(experiments, access)
+    assert visitor.get("/").status_code == 303 and visitor.get("/api/experiments").status_code == 401
+    assert visitor.get("/?token=wrong").headers["location"] == "/login?wrong=1"
+    first = visitor.get(f"/x/math-agent?token={access.token}&smooth=0.5")
+    assert first.headers["location"] == "/x/math-agent?smooth=0.5", "the token does not stay in the address"
+    assert "HttpOnly" in first.headers["set-cookie"] and "samesite=lax" in first.headers["set-cookie"].lower()
+    assert visitor.get("/api/experiments").status_code == 200
+
+
+def test_a_link_without_cookie_leads_through_the_login_back_to_it(experiments: Path) -> None:
+    access = Access(password="long enough", hosts=())
+    visitor = client(experiments, access, "http://machine:8642")
+    answer = visitor.get("/x/math-agent/episodes?status=timeout")
+    assert answer.headers["location"] == "/login?next=%2Fx%2Fmath-agent%2Fepisodes%3Fstatus%3Dtimeout"
+    assert visitor.post("/login", data={"secret": "wrong", "next": "/"}).status_code == 401
+    wanted = "/x/math-agent/episodes?status=timeout"
+    assert visitor.post("/login", data={"secret": "long enough", "next": wanted}).headers["location"] == wanted
+    assert visitor.get(wanted).status_code == 200
+    for outside in ("https://elsewhere.example/", "//elsewhere.example", "/\\elsewhere.example"):
+        answer = visitor.post("/login", data={"secret": "long enough", "next": outside})
+        assert answer.headers["location"] == "/"
+
+
+def test_guessing_is_slowed(experiments: Path) -> None:
+    access = Access(password="long enough", hosts=())
+    visitor = client(experiments, access)
+    for _ in range(20):
+        visitor.post("/login", data={"secret": "guess"})
+    assert visitor.post("/login", data={"secret": "long enough"}).status_code == 401
+
+
+def test_every_answer_forbids_scripts_from_elsewhere(experiments: Path) -> None:
+    access = Access()
+    visitor = client(experiments, access)
+    visitor.get(f"/?token={access.token}")
+    paths = ("/", "/x/math-agent", "/x/nothing", "/api/experiments", "/static/run.js", "/static/none", "/login")
+    for path in paths:
+        headers = visitor.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "script-src 'self';" in policy and "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in headers
+
+
+def test_other_names_of_this_machine_are_refused(experiments: Path) -> None:
+    access = Access()
+    visitor = client(experiments, access, "http://rebound.example")
+    assert visitor.get(f"/?token={access.token}").status_code == 421
+
+
+def test_no_way_out_of_the_folder(experiments: Path) -> None:
+    access = Access()
+    visitor = client(experiments, access)
+    visitor.get(f"/?token={access.token}")
+    for path in ("/x/%2e%2e/about", "/api/x/%2e%2e%2f/metrics", "/static/../app.py", "/static/%2e%2e/app.py"):
+        assert visitor.get(path).status_code in (303, 404), path
+
+
+def test_bad_queries_say_what_is_wrong(experiments: Path) -> None:
+    access = Access()
+    visitor = client(experiments, access)
+    visitor.get(f"/?token={access.token}")
+    for query in ("step_min=x", "sort=reward;drop", "success=maybe", "reward_max=nan", "offset=1e400"):
+        answer = visitor.get(f"/api/x/math-agent/episodes?{query}")
+        assert answer.status_code == 400 and query.split("=")[0] in answer.json()["error"]
+    assert visitor.get("/api/x/math-agent/episode/none").status_code == 404
+    assert visitor.get("/x/none").status_code == 404
+
+
+def test_an_outward_address_needs_a_password(tmp_path: Path) -> None:
+    for password in (None, "short"):
+        with pytest.raises(AddressError, match="needs a password"):
+            Viewer(ViewerSettings(root=tmp_path, host="0.0.0.0", port=0, password=password))
+    viewer = Viewer(ViewerSettings(root=tmp_path, host="0.0.0.0", port=0, password="long enough"))
+    assert "token" not in viewer.url
+    viewer.socket.close()

@@ -1,0 +1,339 @@
+"""Every page in a real Chromium: opened, filtered, clicked, live, and unmoved by hostile text."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import start
+from playwright.sync_api import Page, expect
+
+from ajet.config import Config
+from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
+from ajet.observe.experiment import ExperimentFolder
+from ajet.observe.recorder import EpisodeRecorder
+from ajet.schema.episode import Episode
+from ajet.viewer.serve import Viewer
+from benchmarks._synthetic_run import Vocabulary, credit_of, math_episode, step_metrics, trainer_logprobs
+
+Open = Callable[..., Page]
+Shoot = Callable[[Page, str], None]
+EXPERIMENT = "math-agent"
+
+
+def store_of(viewer: Viewer, name: str = EXPERIMENT) -> EpisodeStore:
+    store = viewer.library.get(name).store()
+    assert store is not None
+    return store
+
+
+def forked(viewer: Viewer) -> dict[str, Any]:
+    return store_of(viewer).page(EpisodeFilter(agent="checker"), sort="forks")[0][0]
+
+
+def test_experiments_are_listed_found_and_compared(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
+    page = open_page(viewer)
+    expect(page.locator("#experiments tbody tr")).to_have_count(2)
+    page.get_by_label("Find by name or model").fill("rloo")
+    expect(page.locator("#experiments tbody tr")).to_have_count(1)
+    page.get_by_label("Find by name or model").fill("")
+    page.get_by_label("Compare math-agent-rloo").check()
+    page.get_by_label("Compare math-agent", exact=True).check()
+    shoot(page, "experiments")
+    page.get_by_role("link", name="Compare 2").click()
+    expect(page).to_have_url(re.compile(r"/compare\?runs=math-agent-rloo,math-agent"))
+    expect(page.locator(".run-legend a")).to_have_count(2)
+    expect(page.locator(".chart", has=page.get_by_role("heading", name="Reward", exact=True))).to_contain_text(
+        "math-agent-rloo"
+    )
+    shoot(page, "compare")
+
+
+def test_charts_show_what_was_logged_and_the_link_keeps_the_view(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
+    page = open_page(viewer, f"/x/{EXPERIMENT}", width=1920, height=1080)
+    for title in ("Reward", "Success", "pass@k", "KL", "Entropy", "Clip fraction", "Staleness", "Tokens a second"):
+        expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+    for title in ("Time of a step", "Packing ratio", "Masked", "Failures", "How episodes ended", "Turns"):
+        expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+    columns = viewer.library.get(EXPERIMENT).metrics()
+    reward = page.locator(".chart", has=page.get_by_role("heading", name="Reward", exact=True))
+    expect(reward.locator(".now")).to_have_text(f"{columns['series']['reward/mean'][-1]:.3g}")
+    expect(reward.locator("canvas")).to_be_visible()
+    shoot(page, "charts")
+    box = reward.locator(".u-over").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 60)
+    page.mouse.up()
+    expect(page).to_have_url(re.compile(r"from=\d+&to=\d+"))
+    page.get_by_label("Find a metric").fill("entropy")
+    expect(page.locator(".chart:visible")).to_have_count(1)
+    link = page.url
+    again = open_page(viewer, link[link.index("/x/") :])
+    expect(again.locator(".chart:visible")).to_have_count(1)
+    expect(again.get_by_role("button", name="Reset zoom")).to_be_visible()
+    expect(again.get_by_label("Find a metric")).to_have_value("entropy")
+
+
+def test_a_click_on_a_chart_leads_to_that_steps_episodes(viewer: Viewer, open_page: Open) -> None:
+    page = open_page(viewer, f"/x/{EXPERIMENT}")
+    chart = page.locator(".chart .u-over").first
+    chart.hover()
+    chart.click()
+    expect(page).to_have_url(re.compile(r"/episodes\?step_min=(\d+)&step_max=\1"))
+    expect(page.locator("#count")).to_contain_text("of 12 episodes")
+
+
+def test_episodes_filter_sort_and_page(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
+    store = store_of(viewer)
+    page = open_page(viewer, f"/x/{EXPERIMENT}/episodes")
+    total = store.facets().total
+    expect(page.locator("#count")).to_have_text(f"1–100 of {total} episodes")
+    shoot(page, "episodes")
+    page.get_by_role("button", name="Next").click()
+    expect(page.locator("#count")).to_contain_text("101–200")
+    page.get_by_label("Agent", exact=True).select_option("checker")
+    count = store.page(EpisodeFilter(agent="checker"))[1]
+    expect(page.locator("#count")).to_contain_text(f"of {count} episodes")
+    page.get_by_label("Words in messages").fill('"sum looks wrong"')
+    count = store.page(EpisodeFilter(agent="checker", text='"sum looks wrong"'))[1]
+    expect(page.locator("#count")).to_contain_text(f"of {count} episodes")
+    page.get_by_role("columnheader", name="Advantage").click()
+    expect(page).to_have_url(re.compile("sort=advantage"))
+    again = open_page(viewer, page.url[page.url.index("/x/") :])
+    expect(again.locator("#count")).to_contain_text(f"of {count} episodes")
+    expect(again.get_by_role("columnheader", name="Advantage")).to_have_attribute("aria-sort", "descending")
+    page.get_by_role("button", name="Clear").click()
+    expect(page.locator("#count")).to_contain_text(f"of {total} episodes")
+    page.get_by_label("Step from").fill("abc")
+    expect(page.locator("#none")).to_contain_text("is no number")
+
+
+def test_rejected_filter_is_an_error_message_not_a_broken_page(viewer: Viewer, open_page: Open) -> None:
+    page = open_page(viewer, f"/x/{EXPERIMENT}/episodes?status=nonsense")
+    expect(page.locator("#none")).to_have_text("No episode matches.")
+
+
+def test_a_group_side_by_side(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
+    group = forked(viewer)["group_id"]
+    page = open_page(viewer, f"/x/{EXPERIMENT}/group/{group}", width=1440)
+    expect(page.locator(".column")).to_have_count(4)
+    expect(page.locator(".column .scores").first).to_contain_text("advantage")
+    expect(page.locator("#about-group")).to_contain_text("4 attempts")
+    shoot(page, "group")
+    page.get_by_role("link", name="Attempt 0").click()
+    expect(page.locator("#episode[data-ready]")).to_be_visible()
+
+
+def test_one_episode_conversation_tree_and_details(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
+    row = forked(viewer)
+    episode = store_of(viewer).get(row["episode_id"]).episode
+    page = open_page(viewer, f"/x/{EXPERIMENT}/episode/{row['episode_id']}")
+    expect(page.locator(".graph .call")).to_have_count(len(episode.tree.calls))
+    expect(page.locator(".graph circle")).to_have_count(len(episode.tree.calls))
+    checker = next(index for index, call in enumerate(episode.tree.calls) if call.agent == "checker")
+    page.locator(f'.graph .call[data-call="{checker}"]').click()
+    expect(page.locator("#view-chat")).to_contain_text("You check solutions")
+    expect(page.locator(f'.message.current[data-call="{checker}"]')).to_be_visible()
+    expect(page).to_have_url(re.compile(f"call={checker}"))
+    page.locator('.graph .call[data-call="0"]').click()
+    expect(page.locator(".toolcall").first).to_contain_text("expression: ")
+    shoot(page, "episode")
+    fork = next((call.fork for call in episode.tree.calls if call.fork), None)
+    if fork:
+        expect(page.locator(".graph .why").first).to_be_visible()
+    page.get_by_role("tab", name="Details").click()
+    expect(page.locator("#view-details")).to_contain_text(f"Ledger: {episode.tree.sampled_tokens} tokens sampled")
+    shoot(page, "details")
+
+
+def test_copies(viewer: Viewer, open_page: Open) -> None:
+    row = forked(viewer)
+    page = open_page(viewer, f"/x/{EXPERIMENT}/episode/{row['episode_id']}?call=0")
+    expect(page.locator("#episode[data-ready]")).to_be_visible()
+
+    def copied(name: str) -> str:
+        page.get_by_role("button", name=name, exact=True).click()
+        expect(page.locator("#toast")).to_contain_text("copied")
+        text: str = page.evaluate("navigator.clipboard.readText()")
+        return text
+
+    assert "## user\nA shop sells" in copied("Copy text")
+    curl = copied("curl")
+    body = json.loads(curl[curl.index("-d '") + 4 : -1])
+    assert body["messages"][0]["role"] == "system" and body["tools"][0]["function"]["name"] == "calculator"
+    page.get_by_role("button", name="JSON", exact=True).click()
+    expect(page.locator("#toast")).to_contain_text("Episode as JSON copied")
+    whole = json.loads(page.evaluate("navigator.clipboard.readText()"))
+    assert whole["episode_id"] == row["episode_id"] and whole["tree"]["runs"]
+
+
+def test_tokens_tell_what_is_known_of_each(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
+    row = forked(viewer)
+    recorded = store_of(viewer).get(row["episode_id"])
+    tree = recorded.episode.tree
+    page = open_page(viewer, f"/x/{EXPERIMENT}/episode/{row['episode_id']}?view=tokens&call=0", width=1920, height=1080)
+    expect(page.locator("#view-tokens[data-ready]")).to_be_visible()
+    start = tree.calls[0].prompt_tokens
+    token = page.locator(f'[data-t="{start + 1}"]').first
+    token.hover()
+    facts = page.locator(".inspector")
+    expect(facts).to_contain_text(str(int(tree.runs[tree.calls[0].run].ids[1])))
+    expect(facts).to_contain_text("solver, call 0")
+    logprob = float(tree.calls[0].logprobs[1])
+    expect(facts).to_contain_text(re.compile(re.escape(f"{abs(round(logprob, 4)):.2g}"[:4])))
+    for label in ("logprob, trainer", "ratio", "advantage", "policy version"):
+        expect(facts).to_contain_text(label)
+    page.get_by_role("button", name="Logprob", exact=True).click()
+    expect(page).to_have_url(re.compile("colour=logprob"))
+    shoot(page, "tokens")
+    token.click()
+    page.keyboard.press("ArrowRight")
+    expect(page).to_have_url(re.compile(f"at={start + 2}"))
+    again = open_page(viewer, page.url[page.url.index("/x/") :])
+    expect(again.locator(".tk.on")).to_have_attribute("data-t", str(start + 2))
+    text = "".join(page.locator(".line:not(.head)").all_text_contents()).replace("↵", "\n")
+    reply = tree.calls[0].reply["content"]
+    assert reply in text
+
+
+def test_dark_and_light(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
+    page = open_page(viewer, f"/x/{EXPERIMENT}", scheme="dark", width=1920, height=1080)
+    expect(page.locator(".chart canvas").first).to_be_visible()
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
+    shoot(page, "charts-dark")
+    page.get_by_label("Switch between dark and light").click()
+    assert page.evaluate(background) != dark
+    page.reload()
+    assert page.evaluate(background) != dark, "the choice is kept"
+
+
+@pytest.mark.slow
+def test_keyboard_and_names_for_everything(viewer: Viewer, open_page: Open) -> None:
+    row = forked(viewer)
+    for path in ("/", f"/x/{EXPERIMENT}", f"/x/{EXPERIMENT}/episodes", f"/x/{EXPERIMENT}/episode/{row['episode_id']}"):
+        page = open_page(viewer, path)
+        page.wait_for_timeout(300)
+        nameless = page.evaluate(
+            """() => [...document.querySelectorAll("button, input:not([type=hidden]), select, a[href]")]
+            .filter((node) => !(node.textContent.trim() || node.labels?.length || node.getAttribute("aria-label")))
+            .map((node) => node.outerHTML)"""
+        )
+        assert nameless == []
+    page.get_by_role("tab", name="Conversation").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Tokens")).to_have_attribute("aria-selected", "true")
+
+
+HOSTILE = [
+    "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>",
+    '"><svg onload=window.hacked=1>',
+    "</textarea></title><iframe srcdoc='<script>parent.hacked=1</script>'>",
+    "{{ 7 * 7 }} ${7 * 7} <%= 7 * 7 %>",
+    "right-to-left \u202egnp.exe\u202c \u2066isolated\u2069, zero\u200bwidth, null \x00, bell \x07, escape \x1b[31m",
+    "long " + "x" * 1_000_000,
+    "javascript:window.hacked=1",
+]
+
+
+def hostile_episode(vocabulary: Vocabulary) -> Episode:
+    episode = math_episode(vocabulary, random.Random(3), task=1)
+    first = episode.tree.calls[0]
+    first.new_messages = [{"role": "user", "content": text} for text in HOSTILE]
+    first.agent = HOSTILE[1]
+    first.reply = {
+        "role": "assistant", "content": HOSTILE[0], "reasoning_content": HOSTILE[4],
+        "tool_calls": [{"id": "1", "function": {"name": HOSTILE[0], "arguments": HOSTILE[2]}}],
+    }  # fmt: skip
+    episode.task_id, episode.tag, episode.group_id = HOSTILE[0], HOSTILE[1], HOSTILE[0]
+    episode.metadata = {HOSTILE[0]: HOSTILE[2]}
+    ids = vocabulary.encode(HOSTILE[0] + HOSTILE[4] + HOSTILE[5])
+    episode.tree.runs[first.run].ids = ids
+    first.logprobs, first.mask = np.full(len(ids), -0.5, np.float32), np.ones(len(ids), np.bool_)
+    return episode
+
+
+@pytest.mark.slow
+def test_hostile_text_is_text(tmp_path: Path, open_page: Open, shoot: Shoot) -> None:
+    vocabulary = Vocabulary()
+    episode = hostile_episode(vocabulary)
+    config = Config.model_validate({"ajet": {"experiment_name": "hostile"}})
+    with ExperimentFolder.open(config, exp_dir=tmp_path) as folder:
+        folder.metrics.log(1, {f"user/{HOSTILE[0]}": 1.0, "reward/mean": 1.0})
+        recorder = EpisodeRecorder(folder.episodes, tokenizer=vocabulary)
+        assert recorder.record(episode, 1, query=HOSTILE[0]).result()
+        recorder.close()
+    viewer = start(tmp_path)
+    group = (
+        "%3Cscript%3Ewindow.hacked%20%3D%201%3C%2Fscript%3E%3Cimg%20src%3Dx%20onerror%3D'window.hacked%20%3D%201'%3E"
+    )
+    for path in (
+        "/", "/x/hostile", "/x/hostile/about", "/x/hostile/episodes", f"/x/hostile/group/{group}",
+        f"/x/hostile/episode/{episode.episode_id}", f"/x/hostile/episode/{episode.episode_id}?view=tokens&call=0",
+        f"/x/hostile/episode/{episode.episode_id}?view=details",
+    ):  # fmt: skip
+        page = open_page(viewer, path)
+        page.wait_for_timeout(200)
+        assert page.evaluate("window.hacked") is None, path
+        assert page.locator("iframe, img").count() == 0, path
+    page = open_page(viewer, f"/x/hostile/episode/{episode.episode_id}?call=0")
+    chat = page.locator("#view-chat")
+    expect(chat).to_contain_text("<script>window.hacked = 1</script>")
+    expect(chat).to_contain_text("{{ 7 * 7 }}")
+    expect(chat.locator(".ctl", has_text="U+202E").first).to_be_visible()
+    expect(chat.locator(".ctl", has_text="U+0000").first).to_be_visible()
+    expect(chat.get_by_role("button", name="more characters")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "a long line does not widen the page"
+    shoot(page, "hostile")
+
+
+@pytest.mark.slow
+def test_pages_follow_a_run(tmp_path: Path, open_page: Open) -> None:
+    rng, vocabulary = random.Random(0), Vocabulary()
+    config = Config.model_validate({"ajet": {"experiment_name": "live"}})
+    folder = ExperimentFolder.open(config, exp_dir=tmp_path)
+    recorder = EpisodeRecorder(folder.episodes, tokenizer=vocabulary)
+
+    def step(number: int) -> None:
+        group = [math_episode(vocabulary, rng, task=number, step=number, repeat=repeat) for repeat in range(4)]
+        for episode, credit in zip(group, credit_of(group), strict=True):
+            recorder.record(episode, number, credit, trainer_logprobs=trainer_logprobs(episode, rng))
+        recorder.flush()
+        folder.metrics.log(number, step_metrics(number, group, rng))
+
+    viewer = start(tmp_path)
+    charts = open_page(viewer, "/x/live")
+    expect(charts.locator("#none")).to_be_visible()
+    expect(charts.locator("#live")).to_have_text("live")
+    step(1)
+    tile = charts.locator(".tile", has_text="Step").first
+    expect(tile).to_contain_text("1")
+    step(2)
+    expect(tile).to_contain_text("2")
+    episodes = open_page(viewer, "/x/live/episodes")
+    expect(episodes.locator("#count")).to_contain_text("of 8 episodes")
+    step(3)
+    expect(episodes.locator("#count")).to_contain_text("of 12 episodes", timeout=10_000)
+    recorder.close()
+    folder.close()
+    home = open_page(viewer)
+    expect(home.locator("#experiments")).to_contain_text("completed")
+    expect(charts.locator("#live")).to_be_hidden(timeout=10_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(1280, 720), (1920, 1080)])
+def test_nothing_sticks_out(viewer: Viewer, open_page: Open, size: tuple[int, int]) -> None:
+    row = forked(viewer)
+    for path in ("/", f"/x/{EXPERIMENT}", f"/x/{EXPERIMENT}/episodes", f"/x/{EXPERIMENT}/episode/{row['episode_id']}"):
+        page = open_page(viewer, path, width=size[0], height=size[1])
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
