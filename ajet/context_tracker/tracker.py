@@ -18,16 +18,16 @@ import numpy as np
 
 from ajet.context_tracker.abnormal import find_abnormal
 from ajet.context_tracker.canonical import plain_message, split_reasoning, tools_key
-from ajet.context_tracker.conversation import Conversations, Walk
+from ajet.context_tracker.conversation import Conversations, Turn, Walk
 from ajet.context_tracker.forks import changed_message
-from ajet.context_tracker.growth import Growth
+from ajet.context_tracker.growth import Growth, Node
 from ajet.context_tracker.prompting import Prompting, Request
-from ajet.context_tracker.record import CallRecord, PreparedCall
+from ajet.context_tracker.record import Audit, CallRecord, PreparedCall
 from ajet.context_tracker.renderer import Renderer
 from ajet.context_tracker.rewards import Rewards
 from ajet.context_tracker.settings import TrackerSettings
 from ajet.context_tracker.settle import settle
-from ajet.schema.call_tree import ROOT, Call, CallTree, Fork
+from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, IntArray
 from ajet.schema.chat import Message, Tool
 from ajet.schema.episode import Episode, EpisodeStatus, Outcome
 from ajet.schema.errors import (
@@ -148,6 +148,56 @@ class ContextTracker:
             parent.call.name if parent is not None else None,
             call.new_messages,
         )
+
+    def begin_tokens(
+        self,
+        agent: str,
+        target: str,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        trainable: bool = True,
+        choice: int = 0,
+    ) -> PreparedCall:
+        """Record a request that is token ids. It extends the longest recorded call whose tokens it begins with."""
+        self._check_open(agent, choice)
+        size = len(self.renderer.tokenizer)
+        if not prompt_ids or not all(type(token) is int and 0 <= token < size for token in prompt_ids):
+            raise InvalidRequestError(f"the prompt must be at least one token id, each from 0 to {size - 1}")
+        ids = np.asarray(prompt_ids, np.int32)
+        self._check_room(len(ids))
+        before = [record for record in self._records if record.reply is not None and self._begins(ids, record.reply)]
+        parent = max(before, key=lambda record: record.reply.end if record.reply else 0, default=None)
+        origin = self._growth.root if parent is None or parent.reply is None else parent.reply
+        prompt, _ = self._growth.add_context(origin, ids[origin.end :].tolist())
+        message = {"role": "user", "content": self.renderer.decode(ids[origin.end :].tolist())}
+        self._clock += 1
+        self._steps[agent] += choice == 0
+        call = Call(
+            name=f"call-{len(self._records)}",
+            agent=agent,
+            target=target,
+            turn=0 if parent is None else parent.call.turn + 1,
+            prompt_run=ROOT,
+            prompt_tokens=len(ids),
+            sampling=self._clip(sampling, len(ids)),
+            trainable=trainable,
+            extends=ROOT if parent is None else parent.index,
+            new_messages=[message],
+            started_s=time.monotonic() - self._started,
+        )
+        turn = Turn(message, None, 1, ())  # outside of the tree of messages: no chat request continues it
+        record = CallRecord(len(self._records), call, turn, prompt, "", Audit("", 1), ids.tolist(), self._clock)
+        self._records.append(record)
+        self._by_id[call.name] = record
+        extended = parent.call.name if parent is not None else None
+        return PreparedCall(call.name, ids.tolist(), call.sampling, agent, call.turn, extended, call.new_messages)
+
+    def _begins(self, ids: IntArray, reply: Node) -> bool:
+        """Whether these tokens begin with all up to the end of a reply."""
+        if reply.end > len(ids) or not np.array_equal(ids[reply.start : reply.end], reply.ids):
+            return False
+        return bool(np.array_equal(self._growth.path_ids(reply), ids[: reply.end]))
 
     def commit(
         self,

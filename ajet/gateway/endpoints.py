@@ -10,6 +10,7 @@ from ajet.gateway.answer import Answer, Caller, error_answer, json_answer
 from ajet.gateway.anthropic_messages import messages
 from ajet.gateway.fields import BadField, json_body
 from ajet.gateway.openai_chat import MODEL_PREFIX, chat_completions
+from ajet.gateway.openai_completions import completions
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import InvalidRequestError, ModelCallError
 
@@ -47,6 +48,7 @@ async def models(body: dict[str, Any], caller: Caller) -> Answer:
 
 POST: dict[str, Endpoint] = {
     "/v1/chat/completions": chat_completions,
+    "/v1/completions": completions,
     "/v1/messages": messages,
     "/v1/rewards": rewards,
 }

@@ -23,6 +23,7 @@ class ChatRequest:
     """One call of the model by an agent."""
 
     messages: list[Message]
+    """Empty where the prompt is given as `prompt_ids`."""
     tools: list[Tool] = field(default_factory=list)
     tool_choice: Literal["auto", "none", "required"] | Tool = "auto"
     sampling: Sampling = field(default_factory=Sampling)
@@ -34,6 +35,8 @@ class ChatRequest:
     top_logprobs: int = 0
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    prompt_ids: list[int] | None = None
+    """The prompt itself, instead of messages: no template, and the reply is plain text."""
 
 
 @dataclass(slots=True)

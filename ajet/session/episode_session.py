@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ajet.engine.base import Engine
-from ajet.engine.parsers import Delta, ReplyParser
-from ajet.schema.chat import ChatReply, ChatRequest, Tool
+from ajet.engine.parsers import PLAIN, Delta, ReplyParser
+from ajet.schema.chat import ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import (
     AjetError,
     EngineError,
@@ -24,6 +24,7 @@ from ajet.schema.errors import (
 )
 from ajet.schema.generation import Completion, GenerateRequest, TokenChunk
 from ajet.session.decoding import IncrementalText
+from ajet.session.response_format import ResponseFormat
 from ajet.session.settings import SessionSettings
 
 if TYPE_CHECKING:
@@ -110,6 +111,11 @@ class EpisodeSession:
             raise self._closed or EngineError("the generation was cancelled by the engine")
         return [task.result() for task in tasks]
 
+    def encode(self, text: str) -> list[int]:
+        """A raw prompt's tokens, its control tokens taken for what they are."""
+        ids: list[int] = self._renderer.tokenizer.encode(text)
+        return ids
+
     def decode_token(self, token_id: int) -> str:
         """The text of one token, for log-probabilities."""
         return self._renderer.decode([token_id])
@@ -160,25 +166,38 @@ class EpisodeSession:
             return await self._guarded(self._helper.reply(request))
         index = self._calls_of[request.agent] = self._calls_of.get(request.agent, -1) + 1
         seed = self.settings.seed_key.of_call(request.agent, index)
+        sampling = self.settings.sampling(request.sampling, trained=trained, seed=seed)
+        wanted = ResponseFormat(request.response_format) if request.response_format else None
         tools = [] if self.settings.force_disable_toolcalls else request.tools
-        prepared = self.tracker.begin(
-            request.agent,
-            request.target,
-            request.messages,
-            tools,
-            self.settings.sampling(request.sampling, trained=trained, seed=seed),
-            trainable=trained,
-            template_kwargs=request.chat_template_kwargs or None,
-            choice=choice,
-        )
+        if request.prompt_ids is not None:
+            prepared = self.tracker.begin_tokens(
+                request.agent, request.target, request.prompt_ids, sampling, trainable=trained, choice=choice
+            )
+        else:
+            prepared = self.tracker.begin(
+                request.agent,
+                request.target,
+                wanted.instruct(request.messages) if wanted else request.messages,
+                tools,
+                sampling,
+                trainable=trained,
+                template_kwargs=request.chat_template_kwargs or None,
+                choice=choice,
+            )
         self._begun.add(prepared.call_id)
         try:
             reader = _ReplyReader(
-                self._renderer, self._parser, tools if request.tool_choice != "none" else [], prepared, choice, on_delta
+                self._renderer,
+                self._parser if request.prompt_ids is None else PLAIN,
+                tools if request.tool_choice != "none" else [],
+                prepared,
+                choice,
+                on_delta,
             )
             completion = await self._generate(prepared, request.top_logprobs, reader)
             self.check_open()
             reply = reader.finish(completion)
+            reply.malformed += _unmet(request, tools, wanted, reply.message)
         except BaseException as error:
             self._abort(prepared.call_id, _why(error))
             raise
@@ -292,6 +311,21 @@ def _check(completion: Completion, prepared: PreparedCall, top_logprobs: int) ->
         raise EngineError(f"the engine drew {count} tokens where {limit} were allowed")
     if not count:
         raise EngineError("the engine gave an empty reply")
+
+
+def _unmet(request: ChatRequest, tools: list[Tool], wanted: ResponseFormat | None, message: Message) -> tuple[str, ...]:
+    """What was asked for and can't be forced without leaving the policy's own distribution."""
+    unmet = []
+    called = {call["function"]["name"] for call in message.get("tool_calls", [])}
+    if isinstance(request.tool_choice, dict):
+        name = request.tool_choice["function"]["name"]
+        if name not in called:
+            unmet.append(f"tool_choice: {name} was not called")
+    elif request.tool_choice == "required" and tools and not called:
+        unmet.append("tool_choice: no tool was called")
+    if wanted is not None and (violation := wanted.violation(message)):
+        unmet.append(violation)
+    return tuple(unmet)
 
 
 def _why(error: BaseException) -> str:

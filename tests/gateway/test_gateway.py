@@ -12,7 +12,7 @@ import openai
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, new_session
+from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session
 
 from ajet.gateway import Gateway
 from ajet.schema.errors import RewardError
@@ -108,3 +108,65 @@ def test_a_client_that_leaves_cancels_its_generation() -> None:
 
     session = in_workflow(engine, workflow)
     assert engine.cancelled == 1 and aborted(session) == ["cancelled"]
+
+
+def test_completions_extend_what_they_begin_with() -> None:
+    async def workflow(near: AjetTuner, far: AjetTuner) -> None:
+        for tuner in (near, far):
+            client: openai.AsyncOpenAI = tuner.as_raw_openai_sdk_client("tokens")
+            ask = client.completions.create
+            first = await ask(model="m", prompt="Once upon", logprobs=2, extra_body={"return_token_ids": True})
+            choice = first.choices[0]
+            assert choice.text == "a time" and len(choice.logprobs.tokens) == len(choice.token_ids) == count("a time")
+            longer = [*choice.prompt_token_ids, *choice.token_ids, 5, 6]
+            again = await ask(model="m", prompt=longer, n=2)
+            assert [one.text for one in again.choices] == ["a time"] * 2
+            stream = await ask(model="m", prompt=["Once"], stream=True, stream_options={"include_usage": True})
+            chunks = [chunk async for chunk in stream]
+            assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == "a time"
+            assert chunks[-1].usage.completion_tokens == count("a time")
+            for prompt in ([], [10**9], [1.5], [-1], 3):
+                with pytest.raises(openai.BadRequestError):
+                    await ask(model="m", prompt=prompt)
+
+    session = in_workflow(LineEngine("a time"), workflow)
+    assert [call.turn for call in session.tracker.calls] == [0, 1, 1, 0] * 2
+    tree = session.tracker.finish(1.0).tree
+    assert [call.extends for call in tree.calls][:4] == [-1, 0, 0, -1]
+
+
+def test_response_format_is_asked_for_and_checked() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    async def workflow(near: AjetTuner, far: AjetTuner) -> None:
+        client: openai.AsyncOpenAI = near.as_raw_openai_sdk_client()
+        malformed = []
+        for _ in range(3):
+            reply = await client.chat.completions.create(model="m", messages=USER, response_format=wanted)
+            malformed.append(getattr(reply.choices[0], "malformed", []))
+        assert malformed[0] == [] and "required" in malformed[1][0] and "not JSON" in malformed[2][0]
+        for bad in (
+            {"type": "x"},
+            {"type": "json_schema"},
+            {"type": "json_schema", "json_schema": {"schema": {"type": 3}}},
+        ):
+            with pytest.raises(openai.BadRequestError):
+                await client.chat.completions.create(model="m", messages=USER, response_format=bad)
+
+    session = in_workflow(LineEngine('{"a": 1}', "{}", "no"), workflow)
+    assert "JSON schema" in session.tracker.calls[0].new_messages[0]["content"]
+
+
+def test_a_tool_that_had_to_be_called_and_was_not_is_named() -> None:
+    async def workflow(near: AjetTuner, far: AjetTuner) -> None:
+        ask = near.as_raw_openai_sdk_client().chat.completions.create
+        function = {"type": "function", "function": {"name": "f"}}
+        for choice in ("required", function):
+            reply = await ask(messages=USER, tools=TOOLS, tool_choice=choice)
+            assert "tool_choice" in reply.choices[0].malformed[0]
+        for tools, choice in ((None, "required"), (TOOLS, {"type": "function", "function": {"name": "g"}})):
+            with pytest.raises(openai.BadRequestError):
+                await ask(messages=USER, tools=tools or [], tool_choice=choice)
+
+    in_workflow(LineEngine("no"), workflow)

@@ -4,7 +4,7 @@
 `ParsedReply.malformed`; a parser never raises.
 """
 
-from ajet.engine.parsers.base import Delta, ParsedReply, ReplyParser, ReplyStream
+from ajet.engine.parsers.base import PLAIN, Delta, ParsedReply, ReplyParser, ReplyStream
 from ajet.engine.parsers.pick import pick_parser
 
-__all__ = ["Delta", "ParsedReply", "ReplyParser", "ReplyStream", "pick_parser"]
+__all__ = ["PLAIN", "Delta", "ParsedReply", "ReplyParser", "ReplyStream", "pick_parser"]

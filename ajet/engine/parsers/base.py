@@ -95,6 +95,10 @@ class ReplyParser:
         return stream.reply()
 
 
+PLAIN = ReplyParser("plain", Markup(think_open="", think_close=""))
+"""Takes everything for text."""
+
+
 class ReplyStream:
     """Reads one reply piece by piece: `feed` each piece, then `finish`, then `reply`."""
 

@@ -1,0 +1,156 @@
+"""`POST /v1/completions`: prompts as text or token ids, no template and no parsing; the way in for token-level agents.
+
+A prompt that begins with a recorded call's tokens (its prompt and its reply) extends that call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from itertools import accumulate
+from typing import Any
+
+from ajet.gateway import fields
+from ajet.gateway.answer import Answer, Caller, encode, json_answer, openai_error_body, stream_answer
+from ajet.gateway.fields import BadField
+from ajet.gateway.openai_chat import MAX_CHOICES, NO_EFFECT, read_model, read_sampling
+from ajet.gateway.reply_stream import Event, ReplyStream
+from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest
+from ajet.schema.errors import ModelCallError
+from ajet.session import EpisodeSession, ReplyDelta
+
+MAX_PROMPTS = 64
+
+
+async def completions(body: dict[str, Any], caller: Caller) -> Answer:
+    """Answer one request. Raises `ModelCallError`s as long as nothing was sent."""
+    for key in ("suffix", "echo", "logit_bias"):
+        if body.get(key):
+            raise BadField(key, f"{key} is not supported: {NO_EFFECT}")
+    choices = fields.integer(body, "n", 1, MAX_CHOICES) or 1
+    if (fields.integer(body, "best_of", 1, MAX_CHOICES) or choices) != choices:
+        raise BadField("best_of", f"best_of is not supported: {NO_EFFECT}")
+    model, agent = read_model(body, caller)
+    logprobs = fields.integer(body, "logprobs", 0, 20)
+    sampling = read_sampling(body, caller.session.settings.default_sampling)
+    requests = [
+        ChatRequest(
+            messages=[],
+            prompt_ids=ids,
+            sampling=sampling,
+            agent=agent,
+            target=caller.target or DEFAULT_TARGET,
+            n=choices,
+            top_logprobs=logprobs or 0,
+        )
+        for ids in _prompts(body.get("prompt"), caller.session)
+    ]
+    token_ids = fields.flag(body, "return_token_ids")
+    if fields.flag(body, "stream"):
+        if len(requests) > 1:
+            raise BadField("prompt", "only one prompt can be streamed")
+        stream = ReplyStream(requests[0], caller.session)
+        first = await stream.first()
+        include_usage = fields.flag(fields.mapping(body, "stream_options"), "include_usage")
+        return stream_answer(_chunks(model, include_usage, stream, first), stream.close)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_complete(request, caller.session)) for request in requests]
+    results = [task.result() for task in tasks]
+    for result in results:
+        if isinstance(result, ModelCallError):
+            raise result
+    replies = [reply for result in results if isinstance(result, list) for reply in result]
+    answer = {
+        **_head(replies[0].call_id, model),
+        "choices": [
+            _choice(index, reply, caller.session, logprobs, token_ids=token_ids) for index, reply in enumerate(replies)
+        ],
+        "usage": _usage(replies, choices),
+    }
+    return json_answer(answer)
+
+
+async def _complete(request: ChatRequest, session: EpisodeSession) -> list[ChatReply] | ModelCallError:
+    """One prompt of several: its error must not take the form of a group's."""
+    try:
+        return await session.complete(request)
+    except ModelCallError as error:
+        return error
+
+
+def _prompts(prompt: Any, session: EpisodeSession) -> list[list[int]]:
+    if isinstance(prompt, str):
+        return [session.encode(prompt)]
+    if not isinstance(prompt, list) or not prompt:
+        raise BadField("prompt", "prompt must be a string, a list of token ids, or a list of those")
+    if all(isinstance(token, int) for token in prompt):
+        return [prompt]
+    if len(prompt) > MAX_PROMPTS:
+        raise BadField("prompt", f"at most {MAX_PROMPTS} prompts")
+    if all(isinstance(one, str) or (isinstance(one, list) and one) for one in prompt):
+        return [session.encode(one) if isinstance(one, str) else one for one in prompt]
+    raise BadField("prompt", "prompt must be a string, a list of token ids, or a list of those")
+
+
+def _head(call_id: str, model: str) -> dict[str, Any]:
+    return {"id": f"cmpl-{call_id}", "object": "text_completion", "created": int(time.time()), "model": model}
+
+
+def _choice(
+    index: int, reply: ChatReply, session: EpisodeSession, logprobs: int | None, *, token_ids: bool
+) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": index,
+        "text": reply.text,
+        "logprobs": None if logprobs is None else _logprobs(reply, session),
+        "finish_reason": reply.finish_reason,
+        "call_id": reply.call_id,
+    }
+    if token_ids:
+        choice |= {"token_ids": reply.completion.token_ids, "prompt_token_ids": reply.prompt_ids}
+    return choice
+
+
+def _logprobs(reply: ChatReply, session: EpisodeSession) -> dict[str, Any]:
+    completion = reply.completion
+    tokens = [session.decode_token(token) for token in completion.token_ids]
+    top = completion.top_logprobs
+    return {
+        "tokens": tokens,
+        "token_logprobs": completion.logprobs,
+        "top_logprobs": [{session.decode_token(t): value for t, value in row} for row in top] if top else None,
+        "text_offset": list(accumulate((len(token) for token in tokens[:-1]), initial=0)),
+    }
+
+
+def _usage(replies: list[ChatReply], choices: int) -> dict[str, int]:
+    prompt = sum(len(reply.prompt_ids) for reply in replies[::choices])
+    sampled = sum(len(reply.completion.token_ids) for reply in replies)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+async def _chunks(model: str, include_usage: bool, stream: ReplyStream, event: Event) -> AsyncIterator[bytes]:
+    head: dict[str, Any] = {}
+    try:
+        while isinstance(event, ReplyDelta):
+            head = head or _head(event.call_id, model)
+            choice = {"index": event.choice, "text": event.delta.content, "logprobs": None, "finish_reason": None}
+            yield _sse({**head, "choices": [choice]})
+            event = await stream.next()
+        if isinstance(event, ModelCallError):
+            yield _sse({"error": openai_error_body(event)})
+            return
+        head = head or _head(event[0].call_id, model)
+        for index, reply in enumerate(event):
+            choice = {"index": index, "text": "", "logprobs": None, "finish_reason": reply.finish_reason}
+            yield _sse({**head, "choices": [choice]})
+        if include_usage:
+            yield _sse({**head, "choices": [], "usage": _usage(event, len(event))})
+        yield b"data: [DONE]\n\n"
+    finally:
+        stream.close()
+
+
+def _sse(value: Any) -> bytes:
+    return b"data: " + encode(value) + b"\n\n"

@@ -1,0 +1,84 @@
+"""`response_format`: asked of the model in words, and checked. Never forced: a reply stays what the policy sampled.
+
+The format is added to the system message, so conversations that keep it stay one growing prompt. A reply that breaks it
+comes back as it is, and is named in `ChatReply.malformed`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ajet.schema.chat import Message
+from ajet.schema.errors import InvalidRequestError
+
+
+class ResponseFormat:
+    """A checked `response_format`."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        """Raises InvalidRequestError."""
+        self.kind = given.get("type")
+        self._schema: dict[str, Any] | None = None
+        if self.kind not in ("text", "json_object", "json_schema"):
+            raise InvalidRequestError("response_format.type must be text, json_object or json_schema")
+        if self.kind == "json_schema":
+            named = given.get("json_schema")
+            schema = named.get("schema") if isinstance(named, dict) else None
+            if not isinstance(schema, dict):
+                raise InvalidRequestError("response_format.json_schema needs a schema (object)")
+            _check_schema(schema)
+            self._schema = schema
+
+    def instruct(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages, with what is wanted at the end of the system message."""
+        if self.kind == "text":
+            return list(messages)
+        wanted = "Answer with JSON only."
+        if self._schema is not None:
+            schema = json.dumps(self._schema, ensure_ascii=False)
+            wanted = f"Answer with JSON only, valid under this JSON schema:\n{schema}"
+        first, *rest = messages
+        if first.get("role") in ("system", "developer") and isinstance(first.get("content"), str):
+            return [{**first, "content": f"{first['content']}\n\n{wanted}"}, *rest]
+        return [{"role": "system", "content": wanted}, *messages]
+
+    def violation(self, message: Message) -> str:
+        """How a reply breaks the format; empty if it does not. Tool calls are not bound by it."""
+        if self.kind == "text" or message.get("tool_calls"):
+            return ""
+        try:
+            value = msgspec.json.decode(message.get("content") or "")
+        except (msgspec.DecodeError, RecursionError) as error:
+            return f"response_format: not JSON: {error}"
+        if self._schema is None:
+            return "" if isinstance(value, dict) else "response_format: not a JSON object"
+        from jsonschema.exceptions import best_match
+        from referencing.exceptions import Unresolvable
+
+        try:
+            breach = best_match(_validator(self._schema).iter_errors(value))
+        except (Unresolvable, RecursionError) as problem:
+            return f"response_format: the schema can't be applied: {problem}"
+        return f"response_format: {breach.json_path}: {breach.message[:200]}" if breach is not None else ""
+
+
+def _check_schema(schema: dict[str, Any]) -> None:
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+
+    try:
+        Draft202012Validator.check_schema(schema)
+    except (SchemaError, RecursionError) as error:
+        reason = error.message if isinstance(error, SchemaError) else "nested too deeply"
+        raise InvalidRequestError(f"response_format.json_schema.schema is no JSON schema: {reason:.200}") from None
+
+
+def _validator(schema: dict[str, Any]) -> Any:
+    from jsonschema import Draft202012Validator
+    from referencing import Registry
+
+    return Draft202012Validator(schema, registry=Registry())  # an empty registry fetches nothing
