@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env demo test check format bars docs clean test-agentscope1
+.PHONY: help env demo test check format bars docs clean test-agentscope1 test-verl smoke-verl
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -56,5 +56,17 @@ test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in
 	.venv-agentscope1/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/agentscope1.txt -e . agentscope pytest
 	@touch $@
 
+test-verl: .venv-verl/.ready  ## run the verl backbone's tests in its own environment, a learning run among them
+	AJET_LONG_TESTS=1 .venv-verl/bin/python -m pytest tests/backbone/verl
+
+smoke-verl: .venv-verl/.ready  ## a short run of the verl backbone: three steps on the CPU, and a resume
+	.venv-verl/bin/python -m pytest tests/backbone/verl/test_run.py -k saves_and_resumes
+
+.venv-verl/.ready: pyproject.toml constraints/verl.txt
+	$(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints/verl.txt)
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/verl.txt -e '.[verl,agentscope]' pytest
+	@touch $@
+
 clean:  ## remove what the targets built
-	rm -rf .venv .venv-agentscope1 site
+	rm -rf .venv .venv-agentscope1 .venv-verl site

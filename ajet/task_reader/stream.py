@@ -37,7 +37,7 @@ class TaskStream:
 
     def next_batch(self) -> list[Task]:
         """The next `batch_size` tasks."""
-        batch = [self._task_at(self.position + offset) for offset in range(self.batch_size)]
+        batch = [self.task_at(self.position + offset) for offset in range(self.batch_size)]
         self.position += self.batch_size
         return batch
 
@@ -60,7 +60,8 @@ class TaskStream:
             log.warning("the training tasks or task_reader.seed changed since the checkpoint: their order starts anew")
         self.position = int(state["position"])
 
-    def _task_at(self, position: int) -> Task:
+    def task_at(self, position: int) -> Task:
+        """The task at a position of the endless stream."""
         epoch, index = divmod(position, len(self.tasks))
         if self._order[0] != epoch:
             order = list(range(len(self.tasks)))

@@ -1,0 +1,84 @@
+"""`EpisodeBoard`: the one process that sees every episode of a run. A Ray actor on the head node.
+
+Workers bring groups as they end; when a step's batch is settled, their episodes get their credit, are recorded for the
+viewer, and become the step's metrics, under the same names as with every backbone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from ajet.backbone.verl.payload import RunPayload
+from ajet.credit import EpisodeCredit
+from ajet.engine.model_source import ModelSource
+from ajet.observe.episode_metrics import episode_metrics
+from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.secrets import Masker
+from ajet.schema.episode import Episode, EpisodeGroup
+
+log = logging.getLogger(__name__)
+
+BOARD = "ajet_episode_board"
+"""The actor's name in Ray."""
+
+
+class EpisodeBoard:
+    """Episodes between their end and their step's end."""
+
+    def __init__(self, payload: str) -> None:
+        self._run = RunPayload.decode(payload)
+        self._run.enter()
+        self._config = self._run.load_config()
+        self._groups: dict[str, EpisodeGroup] = {}
+        self._recorder = self._open_recorder()
+
+    async def watch(self) -> None:
+        """Never returns: Ray raises for whoever waits if this process dies."""
+        await asyncio.Event().wait()
+
+    async def add(self, uid: str, group: EpisodeGroup, step: int, validation: bool) -> None:
+        """A group has ended."""
+        self._groups[uid] = group
+
+    async def settle(
+        self, step: int, groups: Sequence[str], credit: Sequence[EpisodeCredit], validation: bool
+    ) -> dict[str, float]:
+        """These groups make up a step's batch: record them; their metrics."""
+        ended = [self._groups.pop(uid) for uid in groups if uid in self._groups]
+        episodes = [episode for group in ended for episode in (*group.episodes, *group.failed)]
+        metrics = episode_metrics(episodes, prefix="val/" if validation else "")
+        if not validation:
+            metrics["groups/incomplete"] = float(sum(not group.complete for group in ended))
+        if validation:  # verl has no place for these; a training step's go with verl's own
+            self._write(step, metrics)
+        self._record(step, episodes, {item.episode_id: item for item in credit}, validation)
+        return metrics
+
+    def _open_recorder(self) -> EpisodeRecorder | None:
+        if not self._run.experiment_dir:
+            return None
+        return EpisodeRecorder(
+            Path(self._run.experiment_dir) / "episodes.sqlite",
+            RecorderSettings.from_config(self._config),
+            masker=Masker(self._run.config),
+            tokenizer=ModelSource.resolve(self._run.model_path).tokenizer(),
+        )
+
+    def _record(
+        self, step: int, episodes: Sequence[Episode], credit: dict[str, EpisodeCredit], validation: bool
+    ) -> None:
+        """Return when they are in the file: what was trained must survive a kill."""
+        if self._recorder is None:
+            return
+        for episode in episodes:
+            self._recorder.record(episode, step, credit.get(episode.episode_id), validation=validation)
+        self._recorder.flush()
+
+    def _write(self, step: int, metrics: dict[str, float]) -> None:
+        if self._run.metrics_file:
+            with Path(self._run.metrics_file).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, "data": metrics}) + "\n")

@@ -1,0 +1,63 @@
+"""The process that runs verl: `python -m ajet.backbone.verl.driver run.json`. Started and watched by the launcher.
+
+Everything it starts dies with it: Ray's daemons by the kernel's parent-death signal, their workers with them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from ajet.backbone.verl.ray_start import JOIN_DEADLINE_S
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(path: str) -> None:
+    """Run verl with the configuration that the launcher wrote."""
+    _die_with_parent()
+    order = json.loads(Path(path).read_text(encoding="utf-8"))
+
+    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+    from verl.trainer.ppo.utils import need_reference_policy
+    from verl.utils.config import validate_config
+
+    from ajet.backbone.verl import plugin
+    from ajet.backbone.verl.compose import compose_verl_config
+
+    plugin.require_entry_point()
+    config = compose_verl_config(order["settings"], given=order["given"])
+    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=False)
+    if order.get("nodes"):
+        _await_nodes(config.ray_kwargs.ray_init.address, int(order["nodes"]))
+    run_ppo(config, task_runner_class=TaskRunnerV1)
+
+
+def _await_nodes(address: str, nodes: int) -> None:
+    """Wait until that many machines have joined: verl would end at once for lack of GPUs."""
+    import ray
+
+    ray.init(address=address)
+    until = time.monotonic() + JOIN_DEADLINE_S
+    while (joined := sum(bool(node["Alive"]) for node in ray.nodes())) < nodes:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{joined} of {nodes} machines joined the cluster within {JOIN_DEADLINE_S:.0f} s")
+        time.sleep(1)
+    ray.shutdown()
+
+
+def _die_with_parent() -> None:
+    """Be killed when the launcher ends, however it ends."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,39 @@
+"""What went wrong in verl, out of its log."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ajet.schema.errors import AjetError
+
+TAIL_BYTES = 512 * 1024
+_PREFIX = re.compile(r"^\x1b\[[0-9;]*m?\(.*?pid=\d+.*?\)\x1b\[0m ?|^\(.*?pid=\d+.*?\) ?")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_ERROR = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Exit|Interrupt|Fault|Died|Timeout))(?::|$)\s*(.*)")
+_WRAPPERS = ("RayTaskError", "RaySystemError")
+
+
+class VerlFailedError(AjetError):
+    """verl ended with an error, or made no progress. Carries the last error of its log."""
+
+
+def last_error(log: Path) -> str:
+    """The last exception that the log names; else its last lines."""
+    lines = _tail(log)
+    for line in reversed(lines):
+        match = _ERROR.match(line.strip())
+        if match and not match.group(1).startswith(_WRAPPERS):
+            return line.strip()[:2000]
+    return "\n".join(lines[-5:]) or "it wrote nothing"
+
+
+def _tail(log: Path) -> list[str]:
+    if not log.exists():
+        return []
+    with log.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    plain = (_COLOUR.sub("", _PREFIX.sub("", line)).rstrip() for line in text.replace("\r", "\n").splitlines())
+    return [line for line in plain if line]

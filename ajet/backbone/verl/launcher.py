@@ -1,0 +1,294 @@
+"""`run`: one run on verl, from this process's side. verl itself runs in a child process that this one watches.
+
+The child's metrics become ours as they are written; its death, or its silence, becomes our error with the last thing it
+said; and whatever it started is gone when `run` returns, however that comes about.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.backbone.verl.config_map import Machine, RunFacts, check_honoured, pass_through, training_steps, verl_settings
+from ajet.backbone.verl.failure import VerlFailedError, last_error
+from ajet.backbone.verl.payload import KEY, RunPayload
+from ajet.backbone.verl.processes import MARK, end_all
+from ajet.backbone.verl.ray_start import ClusterPlace, ray_settings, serve_as_worker
+from ajet.backbone.verl.verl_metrics import MetricsTail
+from ajet.schema.errors import MissingDependencyError, UserError
+
+if TYPE_CHECKING:
+    from ajet.backbone.options import LaunchOptions
+    from ajet.config import Config
+    from ajet.observe.experiment import ExperimentFolder
+    from ajet.observe.progress import Progress
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""Seconds between looks at the child."""
+SILENCE_S = 1800.0
+"""A child that writes nothing for this long, or for two episode timeouts, hangs."""
+
+
+def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | None = None) -> int:
+    """Train, and return the exit code."""
+    require_verl()
+    machine = detect_machine()
+    place = _cluster_place(options)
+    if place is not None and place.rank > 0:
+        return serve_as_worker(place)
+    for note in check_honoured(config, machine):
+        if not note.refused:
+            log.warning("%s", note)
+    with ExitStack() as stack:
+        scratch = stack.enter_context(_private_folder())
+        plan = prepare(config, experiment, scratch, machine)
+        plan.settings |= stack.enter_context(ray_settings(options, place, scratch, machine))
+        plan.nodes = place.nodes if place else 0
+        _check_divisible(config, machine)
+        if plan.resumed_step is not None:
+            experiment.rewind(plan.resumed_step)
+        progress = stack.enter_context(_progress(options))
+        progress.start(experiment.name, "verl", plan.total_steps, plan.resumed_step or 0)
+        child = stack.enter_context(_child(plan, experiment))
+        code = _watch(
+            child, plan, experiment, progress, silence_s=max(SILENCE_S, 2 * config.ajet.rollout.episode_timeout)
+        )
+    if code != 0:
+        raise VerlFailedError(f"verl ended with exit code {code}: {last_error(plan.log)}\n    its log: {plan.log}")
+    _keep_newest_weights(plan.checkpoints, experiment.hf)
+    return 0
+
+
+def _cluster_place(options: LaunchOptions | None) -> ClusterPlace | None:
+    if options is None or str(options.ray) != "cluster":
+        return None
+    return ClusterPlace.from_environment(os.environ)
+
+
+def require_verl() -> None:
+    """Raise, with the command that installs it, if verl is absent."""
+    if find_spec("verl") is None or find_spec("ray") is None:
+        raise MissingDependencyError(
+            "the verl backbone needs verl, which is not installed\n"
+            "    pip install 'agentjet[verl]' -c constraints/verl.txt   (in an environment of its own)"
+        )
+
+
+def detect_machine() -> Machine:
+    """GPUs, or the CPU where VERL_PLATFORM=cpu asks for it."""
+    asked = os.environ.get("VERL_PLATFORM", "").strip().lower()
+    if asked == "cpu":
+        return Machine("cpu", flash_attention=False)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError(
+            "the verl backbone found no GPU on this machine\n"
+            "    to run it small on the CPU, set the environment variable VERL_PLATFORM=cpu"
+        )
+    return Machine("cuda", flash_attention=find_spec("flash_attn") is not None)
+
+
+@dataclass(slots=True)
+class Plan:
+    """A run that is ready to start."""
+
+    settings: dict[str, Any]
+    given: dict[str, Any]
+    """What the user wrote for verl itself: its keys must exist."""
+    scratch: Path
+    log: Path
+    checkpoints: Path
+    total_steps: int
+    resumed_step: int | None
+    verl_metrics: Path
+    episode_metrics: Path
+    nodes: int = 0
+    """Machines to wait for; 0: none."""
+
+
+def prepare(config: Config, experiment: ExperimentFolder, scratch: Path, machine: Machine) -> Plan:
+    """Read the tasks, find the model, and map the configuration."""
+    from ajet.engine.model_source import ModelSource
+    from ajet.task_reader import build_reader, read_training_tasks
+
+    _check_user_classes(config)
+    tasks = read_training_tasks(build_reader(config.ajet.task_reader, config.base_dirs))
+    base = config.ajet.trainer_common.checkpoint_base_dir
+    checkpoints = (Path(base).expanduser() / experiment.name if base else experiment.checkpoints).resolve()
+    steps = training_steps(config, len(tasks))
+    source = ModelSource.resolve(config.ajet.model.path)
+    facts = RunFacts(source.path, checkpoints, len(tasks), resume=config.ajet.trainer_common.resume)
+    settings = verl_settings(config, facts, machine)
+    payload = RunPayload(
+        config=config.model_dump(mode="json"),
+        base_dir=os.getcwd(),
+        yaml_path=str(config.yaml_path.resolve()) if config.yaml_path else "",
+        model_path=source.path,
+        experiment_dir=str(experiment.path.resolve()),
+        metrics_file=str(scratch / "episodes.jsonl"),
+        total_steps=steps,
+    )
+    settings[f"data.{KEY}"] = payload.encode()
+    return Plan(
+        settings=settings,
+        given=pass_through(config),
+        scratch=scratch,
+        log=experiment.path.resolve() / "verl.log",
+        checkpoints=checkpoints,
+        total_steps=steps,
+        resumed_step=_checkpointed_step(checkpoints) if facts.resume != "never" else None,
+        verl_metrics=scratch / "verl.jsonl",
+        episode_metrics=scratch / "episodes.jsonl",
+    )
+
+
+def _check_user_classes(config: Config) -> None:
+    """Import the workflow and the judge: what is wrong with them should be said now, not by a worker in a minute."""
+    from ajet.schema.import_path import import_class
+    from ajet.task_judge.load import load_judge
+    from ajet.workflow import Workflow
+
+    named = config.ajet.rollout.user_workflow or ""
+    import_class(named, Workflow, key="ajet.rollout.user_workflow", base_dirs=config.base_dirs)
+    load_judge(config, config.base_dirs)
+
+
+def _checkpointed_step(checkpoints: Path) -> int | None:
+    newest = checkpoints / "latest_checkpointed_iteration.txt"
+    return int(newest.read_text()) if newest.exists() else None
+
+
+def _check_divisible(config: Config, machine: Machine) -> None:
+    common = config.ajet.trainer_common
+    gpus = 1 if machine.cpu else common.nnodes * common.n_gpus_per_node
+    sequence_parallel = common.ulysses_sequence_parallel_size
+    engine = 1 if machine.cpu else config.ajet.rollout.tensor_model_parallel_size
+    for key, size in (
+        ("ajet.trainer_common.ulysses_sequence_parallel_size", sequence_parallel),
+        ("ajet.rollout.tensor_model_parallel_size", engine),
+    ):
+        if gpus % size:
+            raise UserError(f"{key}: {size} does not divide the {gpus} GPUs of the run (nnodes x n_gpus_per_node)")
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A folder with a short path (Ray puts sockets into it, whose paths are limited), gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="ajv", dir="/tmp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _progress(options: LaunchOptions | None) -> Iterator[Progress]:
+    from ajet.observe.progress import Progress, ProgressMode
+
+    mode = ProgressMode.AUTO
+    if options is not None and options.json:
+        mode = ProgressMode.JSON
+    elif options is not None and options.quiet:
+        mode = ProgressMode.QUIET
+    with Progress.create(mode) as progress:
+        yield progress
+
+
+@contextmanager
+def _child(plan: Plan, experiment: ExperimentFolder) -> Iterator[subprocess.Popen[bytes]]:
+    order = plan.scratch / "run.json"
+    order.write_text(json.dumps({"settings": plan.settings, "given": plan.given, "nodes": plan.nodes}))
+    mark = uuid.uuid4().hex
+    plan.log.parent.mkdir(parents=True, exist_ok=True)
+    with plan.log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ajet.backbone.verl.driver", str(order)],
+            env=_environment(plan, mark),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    experiment.events.write("verl_started", pid=process.pid)
+    try:
+        yield process
+    finally:
+        end_all(mark)
+        process.wait()
+
+
+def _environment(plan: Plan, mark: str) -> dict[str, str]:
+    token = secrets.token_hex(16)
+    return {
+        **os.environ,
+        MARK: mark,
+        "VERL_FILE_LOGGER_PATH": str(plan.verl_metrics),
+        "HYDRA_FULL_ERROR": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_DEDUP_LOGS": "0",
+        # a token of this run alone, and none written into the user's home
+        **({} if "RAY_AUTH_MODE" in os.environ else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}),
+    }
+
+
+def _watch(
+    child: subprocess.Popen[bytes],
+    plan: Plan,
+    experiment: ExperimentFolder,
+    progress: Progress,
+    *,
+    silence_s: float,
+) -> int:
+    """Pass metrics on until the child ends."""
+    tails = [MetricsTail(plan.episode_metrics), MetricsTail(plan.verl_metrics)]
+    spoke, size = time.monotonic(), -1
+    while True:
+        code = child.poll()
+        for own, tail in zip((True, False), tails, strict=True):
+            for step, metrics in tail:
+                experiment.metrics.log(step, metrics)
+                if not own:
+                    progress.step(step, metrics)
+        if code is not None:
+            return code
+        if plan.log.stat().st_size != size:
+            spoke, size = time.monotonic(), plan.log.stat().st_size
+        if time.monotonic() - spoke > silence_s:
+            raise VerlFailedError(
+                f"verl has said nothing for {silence_s:.0f} s and was stopped; its last error: {last_error(plan.log)}\n"
+                f"    its log: {plan.log}"
+            )
+        time.sleep(LOOK_S)
+
+
+def _keep_newest_weights(checkpoints: Path, target: Path) -> None:
+    """Copy the newest checkpoint's Hugging Face form to where every backbone leaves it."""
+    step = _checkpointed_step(checkpoints)
+    source = checkpoints / f"global_step_{step}" / "actor" / "huggingface"
+    if step is None or not source.is_dir():
+        return
+    scratch = target.with_name(target.name + ".part")
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(source, scratch)
+    shutil.rmtree(target, ignore_errors=True)
+    scratch.rename(target)

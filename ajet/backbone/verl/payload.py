@@ -1,0 +1,61 @@
+"""What every process of a run must know of ours, as one string inside verl's configuration.
+
+base64, because verl resolves `${…}` in every string it is given.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet.config import Config
+
+KEY = "ajet_run"
+"""Key under verl's `data`, which reaches the dataset, the workers and the driver alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPayload:
+    """One run, as its Ray actors see it."""
+
+    config: dict[str, Any]
+    """The whole configuration, serialised."""
+    base_dir: str
+    """Where relative paths of the YAML start."""
+    yaml_path: str
+    """The YAML, if there is one: user modules are looked up beside it too."""
+    model_path: str
+    experiment_dir: str = ""
+    """Where the head node records episodes; empty: nowhere."""
+    metrics_file: str = ""
+    """Where the head node writes the metrics of episodes; empty: nowhere."""
+    total_steps: int = 0
+
+    def encode(self) -> str:
+        return base64.b64encode(zlib.compress(json.dumps(asdict(self)).encode())).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> RunPayload:
+        return cls(**json.loads(zlib.decompress(base64.b64decode(text))))
+
+    @classmethod
+    def of(cls, verl_config: Any) -> RunPayload:
+        """Read it from verl's whole configuration."""
+        return cls.decode(verl_config.data[KEY])
+
+    def load_config(self) -> Config:
+        """The configuration as the launcher loaded it."""
+        config = Config.model_validate(self.config)
+        config.ajet.model.path = self.model_path
+        if self.yaml_path:
+            config.remember_source(Path(self.yaml_path))
+        return config
+
+    def enter(self) -> None:
+        """Make relative paths mean what they mean to the user."""
+        os.chdir(self.base_dir)

@@ -1,0 +1,33 @@
+"""`ajet config show CONF --backbone verl`: the configuration that verl is given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ajet.backbone.verl.config_map import RunFacts, check_honoured, pass_through, verl_settings
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+
+
+def show_config(config: Config) -> str:
+    """verl's final configuration as YAML, after what verl can't honour."""
+    from ajet.backbone.verl.launcher import detect_machine, require_verl
+
+    require_verl()
+    from omegaconf import OmegaConf
+
+    from ajet.backbone.verl.compose import compose_verl_config
+    from ajet.task_reader import build_reader, read_training_tasks
+
+    machine = detect_machine()
+    tasks = read_training_tasks(build_reader(config.ajet.task_reader, config.base_dirs))
+    facts = RunFacts(
+        config.ajet.model.path,
+        config.experiment_path / "checkpoints",
+        len(tasks),
+        resume=config.ajet.trainer_common.resume,
+    )
+    composed = compose_verl_config(verl_settings(config, facts, machine), given=pass_through(config))
+    notes = [f"# {note}" for note in check_honoured(config, machine)]
+    return "\n".join([*notes, OmegaConf.to_yaml(composed)])

@@ -1,0 +1,168 @@
+"""Whole runs of the verl backbone on the CPU, as a user starts them. Needs verl (`make test-verl`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+needs_verl = pytest.mark.skipif(find_spec("verl") is None, reason="needs verl: run `make test-verl`")
+pytestmark = pytest.mark.slow
+DEADLINE_S = 900
+
+
+def command(folder: Path, *overrides: str, conf: Path = HERE / "say_vowels.yaml") -> list[str]:
+    return [sys.executable, "-m", "ajet", "--conf", str(conf), "--backbone=verl", "--exp-dir", str(folder), *overrides]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def run(folder: Path, *overrides: str, conf: Path = HERE / "say_vowels.yaml", cwd: Path = HERE) -> str:
+    done = subprocess.run(
+        command(folder, *overrides, conf=conf), cwd=cwd, env=environment(), capture_output=True, text=True,
+        timeout=DEADLINE_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def steps_of(experiment: Path) -> list[dict[str, Any]]:
+    from ajet.observe.metrics import read_metrics
+
+    return read_metrics(experiment / "metrics.jsonl")
+
+
+def left_behind() -> list[str]:
+    """Processes that carry the mark of any run of ours."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if b"AJET_VERL_RUN=" in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120])
+            except OSError:
+                continue
+    return found
+
+
+@needs_verl
+def test_a_run_trains_saves_and_resumes(tmp_path: Path) -> None:
+    run(tmp_path)
+    experiment = tmp_path / "say_vowels"
+    steps = steps_of(experiment)
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    for step in steps:
+        assert step["train/sampler_gap"] < 1e-5  # the sampler's probabilities are the trainer's
+        assert step["train/grad_norm"] > 0
+        assert 0 <= step["reward/mean"] <= 1
+    assert steps[-1]["val/episode/count"] == 8
+    assert (experiment / "checkpoints" / "global_step_3" / "actor" / "huggingface" / "model.safetensors").exists()
+    assert (experiment / "hf" / "model.safetensors").exists()
+    assert recorded(experiment) == {1: 16, 2: 16, 3: 16 + 8}
+
+    run(tmp_path, "ajet.trainer_common.total_training_steps=4")
+    steps = steps_of(experiment)
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    assert steps[-1]["train/sampler_gap"] < 1e-5
+    log = (experiment / "verl.log").read_text(errors="replace")
+    assert "setting global step to 3" in log
+    assert left_behind() == []
+
+
+def recorded(experiment: Path) -> dict[int, int]:
+    import sqlite3
+
+    with sqlite3.connect(experiment / "episodes.sqlite") as connection:
+        return dict(connection.execute("SELECT step, COUNT(*) FROM episode GROUP BY step"))
+
+
+@needs_verl
+@pytest.mark.parametrize("victim", ["EpisodeWorker", "CpuServer", "ActorRollout"])
+def test_a_killed_process_is_a_named_error_and_leaves_nothing(tmp_path: Path, victim: str) -> None:
+    child = subprocess.Popen(
+        command(tmp_path, "ajet.trainer_common.total_training_steps=1000"),
+        cwd=HERE, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        experiment = tmp_path / "say_vowels"
+        wait_until(lambda: bool(steps_of(experiment)), DEADLINE_S)
+        pids = processes_named(f"ray::{victim}") or processes_named("ray::WorkerDict")
+        os.kill(pids[0], signal.SIGKILL)
+        killed = time.monotonic()
+        output, _ = child.communicate(timeout=DEADLINE_S)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == 1
+    assert "died" in output or "ActorDied" in output, output[-3000:]
+    assert time.monotonic() - killed < 120  # the bound is 60 s on a machine that has nothing else to do
+    assert left_behind() == []
+
+
+@needs_verl
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
+    child = subprocess.Popen(command(tmp_path), cwd=HERE, env=environment(), stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "say_vowels" / "verl.log"
+    wait_until(lambda: log.exists() and "Started a local Ray instance" in log.read_text(errors="replace"), DEADLINE_S)
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert left_behind() == []
+
+
+@needs_verl
+@pytest.mark.skipif(not os.environ.get("AJET_LONG_TESTS"), reason="a learning run of minutes: run `make test-verl`")
+def test_the_reward_rises(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        "ajet.trainer_common.total_training_steps=40",
+        "ajet.trainer_common.test_freq=-1",
+        "ajet.trainer_common.save_freq=-1",
+    )
+    rewards = [step["reward/mean"] for step in steps_of(tmp_path / "say_vowels")]
+    assert sum(rewards[-5:]) / 5 > 2 * sum(rewards[:5]) / 5
+
+
+@needs_verl
+def test_the_tutorials_yaml_runs_unchanged(tmp_path: Path) -> None:
+    run(tmp_path, conf=ROOT / "tutorial" / "example_math_agent" / "math_agent.yaml", cwd=ROOT)
+    assert len(steps_of(tmp_path / "math_agent")) == 2
+
+
+@pytest.mark.skipif(find_spec("verl") is not None, reason="verl is installed")
+def test_without_verl_the_error_says_how_to_get_it(tmp_path: Path) -> None:
+    done = subprocess.run(command(tmp_path), cwd=HERE, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "pip install 'agentjet[verl]' -c constraints/verl.txt" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def processes_named(title: str) -> list[int]:
+    """Ray gives each worker process its actor's name as title."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "cmdline").read_bytes().decode(errors="replace").startswith(title):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def wait_until(condition: Any, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it never came to that"
+        time.sleep(0.5)
