@@ -1,0 +1,26 @@
+"""`ajet report EXPERIMENT`: one HTML file (and PNG plots) to send to a colleague."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def run(argv: Sequence[str]) -> int:
+    """Write the report."""
+    parser = ArgumentParser("ajet report", description="One self-contained HTML file about a run, and its plots.")
+    parser.add_argument("experiment", type=Path, help="an experiment's folder, or its name in saved_experiments")
+    parser.add_argument("-o", "--output", type=Path, help="the HTML file (default: report.html in the experiment)")
+    arguments = parser.parse_args(argv)
+
+    from ajet.cli.view import find_experiment
+    from ajet.viewer.library import Experiment, ExperimentNotFoundError, is_experiment
+    from ajet.viewer.report import write_report
+
+    path = find_experiment(arguments.experiment)
+    if not is_experiment(path):
+        raise ExperimentNotFoundError(f"{path}: no experiment there (a folder with metrics.jsonl or episodes.sqlite)")
+    written = write_report(Experiment(path), arguments.output or path / "report.html")
+    print(f"{written[0]}\n{len(written) - 1} plots in {written[0].with_name(written[0].stem + '_plots')}")
+    return 0
