@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ajet.observe.episode_metrics import episode_metrics, is_success
 from ajet.schema.episode import Episode, EpisodeGroup
+from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -34,6 +35,20 @@ def validation_metrics(groups: Sequence[EpisodeGroup], threshold: float) -> dict
         enough = [(passed, tries) for passed, tries in tried if tries >= k]
         metrics[f"val/all_pass@{k}"] = sum(math.comb(p, k) / math.comb(n, k) for p, n in enough) / len(enough)
     return metrics
+
+
+def evaluate(config: Config) -> dict[str, float]:
+    """Validation alone: the tasks, workflow, judge and engine of this config, and no training."""
+    from ajet.backbone.services import Services
+    from ajet.task_reader import build_reader, read_validation_tasks
+
+    tasks = read_validation_tasks(build_reader(config.ajet.task_reader, config.base_dirs))
+    if not tasks:
+        raise ConfigError("this config has no validation tasks: see ajet.task_reader")
+    with Services(config) as services:
+        repeats = validation_repeats(config)
+        groups = services.run(services.pool.run_groups(tasks, num_repeat=repeats, validation=True))
+    return validation_metrics(groups, config.ajet.task_judge.success_threshold)
 
 
 def _tries(group: EpisodeGroup, threshold: float) -> tuple[int, int]:

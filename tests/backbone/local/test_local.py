@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from ajet.backbone.local import run
 from ajet.backbone.options import LaunchOptions
+from ajet.cli.main import main
 from ajet.config.loader import load_config
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
@@ -98,8 +99,21 @@ def test_a_run_trains_validates_and_saves(tmp_path: Path) -> None:
     assert sorted(path.name for path in (experiment / "checkpoints").iterdir()) == ["step_1", "step_2"]
     assert (experiment / "hf").resolve().parent.name == "step_2"
     assert load_file(experiment / "hf" / "model.safetensors")
+    _exports(tmp_path, experiment)
     with pytest.raises(UserError, match="is complete"):  # nothing is left to train: never exit 0 for that
         conduct(tmp_path)
+
+
+def _exports(folder: Path, experiment: Path) -> None:
+    """The finished run's weights and episodes leave the house, and are validated by `ajet eval`."""
+    assert main(["export", "weights", str(experiment), str(folder / "weights")]) == 0
+    assert "| Steps | 2 |" in (folder / "weights" / "README.md").read_text()
+    assert load_file(folder / "weights" / "model.safetensors").keys()
+    assert main(["export", "episodes", str(experiment), str(folder / "talks.jsonl"), "--format", "sft"]) == 0
+    # 18 episodes; a reply cut by its length ends a conversation, so the second turn is one of its own
+    assert (folder / "talks.jsonl").read_text().count("\n") == 18 * 2
+    yaml, _ = config_file(folder)
+    assert main(["eval", str(yaml), "--checkpoint", str(experiment), "--json"]) == 0
 
 
 def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path) -> None:
