@@ -78,12 +78,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the result is the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments)
+        code = _dispatch(arguments)
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        code = EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away (`ajet config docs | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
+        code = EXIT_FAILED
+    services = sys.modules.get("ajet.backbone.services")
+    if argv is None and services is not None:  # we are the program: a user's thread that hangs must not keep it alive
+        return int(services.leave(code))
+    return code
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.cli.main import EXIT_FAILED
+
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.schema.task import Task
@@ -36,29 +38,59 @@ class RunSize:
         return (self.episodes + self.validations * self.validation_episodes) * self.generated_per_episode
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a config would do."""
+
+    config: Config
+    backbone: str
+    why: str
+    workflow: type[Workflow]
+    judge: BaseJudge | None
+    training: list[Task]
+    validation: list[Task]
+    size: RunSize
+
+    @classmethod
+    def of(cls, config: Config, backbone: str, why: str) -> Plan:
+        """Import the user's classes and read the tasks, as a run would."""
+        workflow, judge = _load_code(config)
+        training, validation = _read_tasks(config)
+        size = run_size(config, len(training), len(validation), backbone)
+        return cls(config, backbone, why, workflow, judge, training, validation, size)
+
+
 def run(argv: Sequence[str]) -> int:
     """Check one config and print what it would do."""
-    parser = ArgumentParser("ajet validate", description=__doc__)
-    parser.add_argument("conf", metavar="CONF")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--backbone", help="check for this backbone")
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = _parser().parse_intermixed_args(argv)
     from ajet.cli.launch import choose_backbone, known_backbone
     from ajet.config import load_config
 
     flag = known_backbone(arguments.backbone)
     config = load_config(arguments.conf, arguments.overrides, backbone=flag)
-    name, why = choose_backbone(flag, config)
-    workflow, judge = _load_code(config)
-    training, validation = _read_tasks(config)
-    size = run_size(config, len(training), len(validation), name)
-    for label, text in _report(config, name, why, workflow, judge, training, validation, size):
+    plan = Plan.of(config, *choose_backbone(flag, config))
+    for label, text in describe(plan):
         print(f"  {label:<11}{text}")
-    print(
-        f"\n{arguments.conf} is valid. To run it: ajet --conf {arguments.conf}"
-        + (f" --backbone={flag}" if flag else "")
-    )
+    print(flush=True)
+    if arguments.run or arguments.replies:
+        from ajet.cli.rehearsal import rehearse
+
+        if not rehearse(config, plan.training[0], arguments.replies):
+            return EXIT_FAILED
+        print()
+    command = f"ajet --conf {arguments.conf}" + (f" --backbone={flag}" if flag else "")
+    print(f"{arguments.conf} is valid. To run it: {command}")
     return 0
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser("ajet validate", description="Check a config and say what would run, without a model.")
+    parser.add_argument("conf", metavar="CONF")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--backbone", help="check for this backbone")
+    parser.add_argument("--run", action="store_true", help="run the first task too, with scripted replies, no model")
+    parser.add_argument("--replies", metavar="FILE", help="for --run: a YAML or JSON list of replies")
+    return parser
 
 
 def _load_code(config: Config) -> tuple[type[Workflow], BaseJudge | None]:
@@ -106,52 +138,39 @@ def run_size(config: Config, training: int, validation: int, backbone: str) -> R
     )
 
 
-def _report(
-    config: Config,
-    backbone: str,
-    why: str,
-    workflow: type[Workflow],
-    judge: BaseJudge | None,
-    training: list[Task],
-    validation: list[Task],
-    size: RunSize,
-) -> list[tuple[str, str]]:
-    ajet = config.ajet
-    lines = [
-        ("backbone", f"{backbone} ({why})"),
+def describe(plan: Plan) -> list[tuple[str, str]]:
+    """The lines of the report: label and text."""
+    ajet, size = plan.config.ajet, plan.size
+    turns, reply = ajet.rollout.multi_turn.max_steps, ajet.rollout.max_response_length_in_one_turn
+    judge = "none: the workflow gives the reward"
+    if plan.judge is not None:
+        judge = _place(type(plan.judge), ajet.task_judge.judge_protocol)
+    counts = f"{len(plan.training):,} to train on, {len(plan.validation):,} to validate on ({ajet.task_reader.type})"
+    return [
+        ("backbone", f"{plan.backbone} ({plan.why})"),
         ("model", f"{ajet.model.path}, engine {ajet.rollout.engine}"),
-        ("workflow", _place(workflow, ajet.rollout.user_workflow)),
-        (
-            "judge",
-            _place(type(judge), ajet.task_judge.judge_protocol) if judge else "none: the workflow gives the reward",
-        ),
-        ("tasks", f"{len(training):,} to train on, {len(validation):,} to validate on ({ajet.task_reader.type})"),
-        ("first task", f"{training[0].task_id}: {_short(training[0].main_query)}"),
+        ("workflow", _place(plan.workflow, ajet.rollout.user_workflow)),
+        ("judge", judge),
+        ("tasks", counts),
+        ("first task", f"{plan.training[0].task_id}: {_short(plan.training[0].main_query)}"),
+        *(_debug_lines(size) if plan.backbone == "debug" else _training_lines(size, ajet.rollout.num_repeat)),
+        ("lengths", f"at most {ajet.rollout.max_model_len:,} tokens a conversation, {reply:,} a reply"),
+        ("generated", f"at most {turns} × {reply:,} tokens an episode and agent, {size.generated:,} in all"),
     ]
-    if backbone == "debug":
-        lines.append(("would run", f"{_count(size.episodes, 'episode')}, one for each of the first tasks; no training"))
-    else:
-        lines.append(
-            (
-                "a step",
-                f"{_count(size.tasks_per_step, 'task')} × {ajet.rollout.num_repeat} = "
-                f"{_count(size.episodes_per_step, 'episode')} in {_count(size.tasks_per_step, 'group')}",
-            )
-        )
-        lines.append(
-            ("the run", f"{_count(size.steps, 'step')} ({size.epochs:.3g} epochs), {_count(size.episodes, 'episode')}")
-        )
-        if size.validations:
-            lines.append(("validation", f"{size.validations:,} × {_count(size.validation_episodes, 'episode')}"))
-    turns = ajet.rollout.multi_turn.max_steps
-    lines.append(
-        (
-            "tokens",
-            f"at most {ajet.rollout.max_model_len:,} in a conversation; generated: at most "
-            f"{size.generated_per_episode:,} an episode and agent ({turns} replies × "
-            f"{ajet.rollout.max_response_length_in_one_turn:,}), {size.generated:,} in all",
-        )
-    )
+
+
+def _debug_lines(size: RunSize) -> list[tuple[str, str]]:
+    return [("would run", f"{_count(size.episodes, 'episode')}, one for each of the first tasks; no training")]
+
+
+def _training_lines(size: RunSize, num_repeat: int) -> list[tuple[str, str]]:
+    groups, episodes = _count(size.tasks_per_step, "group"), _count(size.episodes_per_step, "episode")
+    lines = [
+        ("a step", f"{_count(size.tasks_per_step, 'task')} × {num_repeat} = {episodes} in {groups}"),
+        ("the run", f"{_count(size.steps, 'step')} ({size.epochs:.3g} epochs), {_count(size.episodes, 'episode')}"),
+    ]
+    if size.validations:
+        lines.append(("validation", f"{size.validations:,} × {_count(size.validation_episodes, 'episode')}"))
     return lines
 
 

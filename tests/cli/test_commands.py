@@ -116,6 +116,20 @@ def test_validate_counts_as_the_config_says(project: Path, capsys: pytest.Captur
     assert "64 episodes, one for each of the first tasks" in out
 
 
+def test_validate_can_run_one_task_without_a_model(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "replies.yaml").write_text("- It is 48\n")
+    code, out, _ = run(capsys, "validate", "my-agent.yaml", "--replies", "replies.yaml")
+    assert code == 0, out
+    assert "completed · reward 1 · 1 turn" in out
+    workflow = (project / "workflow.py").read_text()
+    (project / "raises.py").write_text(workflow.replace('metadata["answer"]', 'metadata["solution"]'))
+    code, out, _ = run(capsys, "validate", "my-agent.yaml", "--run", "rollout.user_workflow=raises.py->MyWorkflow")
+    assert code == 1
+    assert "workflow_error" in out
+    assert "KeyError: 'solution'" in out
+    assert "is valid" not in out
+
+
 def test_the_documentation_of_all_keys_is_current(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "config", "docs")
     current = (ROOT / "docs" / "configuration.md").read_text()
