@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TINY = "tiny:"
-_LOADING = threading.RLock()
+LOADING = threading.RLock()
 """Tokenizer and weights are often loaded by two threads at once, and transformers imports its parts lazily in circles:
 two threads that enter such a circle from different sides see half-made modules."""
 
@@ -53,7 +53,7 @@ class ModelSource:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer."""
         try:
-            with _LOADING:
+            with LOADING:
                 tokenizer: PreTrainedTokenizerBase = _tokenizer_loader(self.path).from_pretrained(self.path)
         except (OSError, ValueError) as error:
             raise ConfigError(f"no tokenizer could be loaded for model {self.name!r}: {error}") from error
@@ -62,7 +62,7 @@ class ModelSource:
     def model(self, dtype: str = "auto", attn: str = "auto", device: str | None = None) -> PreTrainedModel:
         """Load the weights in evaluation mode. `auto` means bfloat16 on a GPU, float32 on a CPU; SDPA attention."""
         try:
-            with _LOADING:
+            with LOADING:
                 import torch
                 from transformers import AutoModelForCausalLM
 

@@ -158,7 +158,11 @@ class Gateway:
         key = token if scheme.lower() == b"bearer" else request.headers.get(b"x-api-key", b"")
         if not key:
             raise InvalidKeyError("no API key: send 'Authorization: Bearer sk-ajet-…' or 'x-api-key: sk-ajet-…'")
-        claim = self._keys.claim(key.strip().decode("latin-1"))
+        return self._claim(key.strip().decode("latin-1"))
+
+    def _claim(self, key: str) -> tuple[_Entry, Caller]:
+        """Whom a key speaks for."""
+        claim = self._keys.claim(key)
         entry = self._episodes.get(claim.episode)
         if entry is None:
             raise SessionClosedError("the episode of this key is over: it takes no more model calls")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.engine.base import OnTokens
-from ajet.engine.model_source import ModelSource
+from ajet.engine.model_source import LOADING, ModelSource
 from ajet.engine.torch.messages import Cancel, Close, Command, Inbox, Pause, Resume, Submit, Ticket
 from ajet.engine.torch.settings import TorchEngineSettings
 from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError
@@ -155,7 +155,8 @@ def _live(
 
 
 def _load(model: str | Path | ModelSource | PreTrainedModel, settings: TorchEngineSettings, inbox: Inbox) -> Worker:
-    from ajet.engine.torch.worker import Worker
+    with LOADING:
+        from ajet.engine.torch.worker import Worker
 
     if isinstance(model, str | Path):
         model = ModelSource.resolve(model)

@@ -1,0 +1,51 @@
+"""`ajet vllm serve MODEL`: start a vLLM server as ajet needs it: token ids, logprobs at the temperature, new weights.
+
+`rollout.engine: vllm` does this by itself. By hand it is for a server that several runs or machines share
+(`rollout.engine: remote`), and for looking at what goes wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+
+
+def run(argv: Sequence[str]) -> int:
+    """Become vLLM's server."""
+    parser = ArgumentParser("ajet vllm", description=__doc__)
+    parser.add_argument("action", choices=["serve"])
+    parser.add_argument("model", metavar="MODEL", help="model folder, hub id, experiment, checkpoint, tiny:NAME")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--max-model-len", type=int, default=18000)
+    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--python", default=sys.executable, help="the Python that has vLLM")
+    parser.add_argument("--show", action="store_true", help="print the command instead of running it")
+    arguments, extra = parser.parse_known_args(argv)
+
+    from ajet.cli.served_model import weights_of
+    from ajet.engine.model_source import ModelSource
+    from ajet.engine.vllm.server import MODULE
+    from ajet.engine.vllm.settings import VllmSettings, server_arguments, server_environment
+    from ajet.schema.errors import MissingDependencyError
+
+    settings = VllmSettings(
+        model=ModelSource.resolve(weights_of(arguments.model)).path,
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        tensor_parallel=arguments.tensor_parallel_size,
+        python=arguments.python,
+        extra_args=tuple(extra),
+    )
+    command = [settings.python, "-m", MODULE, *server_arguments(settings, arguments.port, arguments.host)]
+    if arguments.show:
+        variables = [f"{name}={value}" for name, value in server_environment().items()]
+        print(" ".join([*variables, *command]))
+        return 0
+    try:
+        os.execve(command[0], command, {**os.environ, **server_environment()})
+    except OSError as error:
+        raise MissingDependencyError(f"{command[0]} can't be started: {error} (--python)") from error

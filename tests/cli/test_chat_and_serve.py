@@ -1,0 +1,97 @@
+"""`ajet chat`, `ajet serve` and `ajet vllm` as a user runs them: real processes, real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.cli.served_model import weights_of
+from ajet.schema.errors import ConfigError
+
+AJET = [sys.executable, "-m", "ajet"]
+
+
+def ajet(*arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*AJET, *arguments], input=said, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_chat_answers_line_by_line_and_shows_tokens() -> None:
+    done = ajet("chat", "tiny:qwen2", "--max-tokens", "6", "--temperature", "0", said="hello\n/tokens\n/new\nhi\n")
+    assert done.returncode == 0, done.stderr
+    assert "tiny:qwen2" in done.stdout
+    assert len(re.findall(r"^ +\d+ +-\d+\.\d{3}  ", done.stdout, re.MULTILINE)) == 6
+
+
+def test_chat_with_a_model_that_is_not_there_is_a_users_error() -> None:
+    done = ajet("chat", "./nowhere")
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr
+
+
+def test_an_experiments_weights_are_found(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no weights"):
+        weights_of(str(tmp_path))
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    assert weights_of(str(tmp_path)) == str(tmp_path / "hf")
+    assert weights_of("tiny:qwen2") == "tiny:qwen2"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    command = [*AJET, "serve", "tiny:qwen2", "--port", "0", "--api-key", "sesame"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert process.stdout is not None
+    address = re.search(r"http://\S+", process.stdout.readline())
+    assert address is not None
+    yield address.group()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+
+
+def post(url: str, body: dict[str, Any], key: str = "sesame") -> dict[str, Any]:
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        content: dict[str, Any] = json.load(answer)
+    return content
+
+
+def test_serve_speaks_openais_protocol(served: str) -> None:
+    body = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    first, second = (post(f"{served}/chat/completions", body) for _ in range(2))
+    assert first["choices"][0]["message"]["role"] == "assistant"
+    assert first["usage"]["completion_tokens"] <= 5
+    assert first["choices"][0]["message"] != second["choices"][0]["message"]  # no seed was asked for
+    seeded = [post(f"{served}/chat/completions", {**body, "seed": 1})["choices"][0]["message"] for _ in range(2)]
+    assert seeded[0]["content"] == seeded[1]["content"]
+
+
+def test_serve_wants_its_key(served: str) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        post(f"{served}/chat/completions", {"messages": []}, key="wrong")
+
+
+def test_vllm_shows_the_command_it_would_run() -> None:
+    done = ajet("vllm", "serve", "tiny:qwen2", "--show", "--python", "/opt/vllm/bin/python", "--enforce-eager")
+    assert done.returncode == 0, done.stderr
+    assert "/opt/vllm/bin/python -m vllm" in done.stdout
+    assert "--logprobs-mode processed_logprobs" in done.stdout
+    assert done.stdout.strip().endswith("--enforce-eager")
+
+
+def test_vllm_without_its_python_is_a_users_error() -> None:
+    done = ajet("vllm", "serve", "tiny:qwen2", "--python", "/no/such/python")
+    assert done.returncode == 2
+    assert "--python" in done.stderr
