@@ -22,7 +22,7 @@ $(VENV)/.ready: pyproject.toml constraints/default.txt
 	@touch $@
 
 demo: env  ## run a complete job on a tiny model, on this machine's CPU
-	$(BIN)/ajet --conf tutorial/example_math_agent/math_agent.yaml --backbone=debug
+	$(BIN)/ajet --conf configs/quickstart.yaml
 
 test: env  ## run the tests, in parallel
 	$(BIN)/python -m pytest -n 2 --dist worksteal

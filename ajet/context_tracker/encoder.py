@@ -22,20 +22,23 @@ ESCAPED_MARK = "\\ufdd0"
 CACHE_CHARACTERS = 64_000_000
 """Characters of remembered pieces, a few hundred MB at most; then all are forgotten."""
 XML_TAG = re.compile(r"</?[A-Za-z][\w\-]*/?>")
+BRACKETED = re.compile(r"<\S+>|\[\S+\]")
+"""What a control token that its tokenizer does not call special looks like: `<｜User｜>`, `[INST]`."""
 
 
 def control_tokens(tokenizer: Any, template: str) -> tuple[str, ...]:
     """The tokens that no user's text may produce.
 
-    Special ones, and added ones that the template writes. Not those that look like XML tags (`<think>`, `<tool_call>`)
-    and are not special: people put them in prompts on purpose, and models are trained to read them there.
+    Special ones, and bracketed added ones that the template writes. Not those that look like XML tags (`<think>`,
+    `<tool_call>`) and are not special: people put them in prompts on purpose, and models are trained to read them there.
     """
     chosen = []
     for token in tokenizer.added_tokens_decoder.values():
         text = token.content
         if not text.strip():
             continue
-        if token.special or (text in template and not XML_TAG.fullmatch(text)):
+        tag = BRACKETED.fullmatch(text) and not XML_TAG.fullmatch(text)
+        if token.special or (tag and text in template):
             chosen.append(text)
     return tuple(sorted(chosen, key=lambda text: (-len(text), text)))
 
