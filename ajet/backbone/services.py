@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -275,6 +272,7 @@ class Services:
             for task in asyncio.all_tasks(self.loop):
                 task.cancel()
             self.loop.run_until_complete(asyncio.sleep(0))
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
             self.loop.close()
 
     # ------------------------------------------------------------ stopping
@@ -293,28 +291,3 @@ class Services:
         if hasattr(self, "venue"):
             await self.venue.aclose()
         await self.gateway.aclose()
-
-
-POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-")
-"""Names of threads that `asyncio.to_thread` and executors make: Python waits for them at exit, daemons or not."""
-
-
-def leave(code: int, patience_s: float = 0.5) -> int:
-    """The last act of a program: give `code` back, or, if user code left threads that may never end, end the process.
-
-    The interpreter would wait for such threads for ever.
-    """
-    until = time.monotonic() + patience_s
-    while _threads_left():
-        if time.monotonic() > until:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            logging.shutdown()
-            os._exit(code)
-        time.sleep(0.02)
-    return code
-
-
-def _threads_left() -> list[threading.Thread]:
-    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    return [thread for thread in others if not thread.daemon or thread.name.startswith(POOL_THREADS)]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -20,6 +22,10 @@ from ajet import __version__
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-")
+"""Names of executors' threads."""
+PATIENCE_S = 3.0
+"""How long the interpreter may take to end, once everything of ours is closed."""
 
 
 class Command(NamedTuple):
@@ -76,7 +82,11 @@ run a job:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the result is the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    code = _guarded(list(sys.argv[1:] if argv is None else argv))
+    return _leave(code) if argv is None else code
+
+
+def _guarded(arguments: list[str]) -> int:
     try:
         code = _dispatch(arguments)
     except KeyboardInterrupt:
@@ -88,6 +98,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None and services is not None:  # we are the program: a user's thread that hangs must not keep it alive
         return int(services.leave(code))
     return code
+
+
+def _leave(code: int) -> int:
+    """Make sure that the program ends. Python waits at its exit for threads of executors (`asyncio.to_thread`), and a
+    call that user code left blocked in one would keep it for ever."""
+    if any(thread.name.startswith(POOL_THREADS) for thread in threading.enumerate()):
+        threading.Thread(target=_end_anyway, args=(code,), daemon=True).start()
+    return code
+
+
+def _end_anyway(code: int) -> None:
+    time.sleep(PATIENCE_S)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -48,7 +48,8 @@ class RolloutPool:
         self._on_start = on_start
         self.parallel = 1 if debugging() else parallel or self._rollout.max_env_worker
         self._places = asyncio.Semaphore(self.parallel)
-        self._stops: set[asyncio.Event] = set()
+        self._stops: dict[str, asyncio.Event] = {}
+        """Of each episode that runs or waits; a group's share one."""
 
     async def run_episode(
         self,
@@ -72,7 +73,7 @@ class RolloutPool:
             task_thread_index=repeat,
             task_tag=str(task.metadata.get("tag") or ""),
         )
-        self._stops.add(stop)
+        self._stops[workflow_task.episode_uuid] = stop
         waited = time.monotonic()
         try:
             async with self._place(stop):
@@ -83,7 +84,7 @@ class RolloutPool:
                     workflow_task, validation=validation, group_id=group_id, step=step, stop=stop
                 )
         finally:
-            self._stops.discard(stop)
+            del self._stops[workflow_task.episode_uuid]
         episode.timings["queue"] = queued_s
         if self._on_episode is not None:
             self._on_episode(episode)
@@ -163,7 +164,7 @@ class RolloutPool:
 
     def stop_all(self) -> None:
         """End every episode, waiting or running, as `cancelled`."""
-        for stop in list(self._stops):
+        for stop in list(self._stops.values()):
             stop.set()
 
 

@@ -1,0 +1,161 @@
+"""`--backbone=debug`, end to end on a tiny model: the real command in a real process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+WORKFLOW = """
+import asyncio, time
+from ajet import Workflow, WorkflowOutput, bp
+
+class Agent(Workflow):
+    async def execute(self, workflow_task, tuner):
+        act = workflow_task.task.metadata.get("act", "talk")
+        print("began", act, flush=True)
+        if act == "raise":
+            raise KeyError("mine")
+        if act == "hang":
+            await asyncio.to_thread(time.sleep, 600)
+        secret = 41
+        bp("HERE")
+        client = tuner.as_raw_openai_sdk_client()
+        messages = [{"role": "user", "content": workflow_task.task.main_query}]
+        reply = await client.chat.completions.create(model="any", messages=messages)
+        messages.append(reply.choices[0].message.model_dump(exclude_none=True))
+        messages.append({"role": "user", "content": "[bold]go on[/bold] \\x1b[31m"})
+        await client.chat.completions.create(model="any", messages=messages)
+        return WorkflowOutput(reward=0.5, metadata={"secret": secret}, log_metrics={"half": 0.5})
+"""
+
+CONFIG = """
+ajet:
+  model: {{path: tiny:qwen2-0.3m}}
+  task_reader:
+    type: jsonl_dataset_file
+    jsonl_dataset_file: {{training: {{file_path: {folder}/tasks.jsonl}}}}
+  rollout:
+    user_workflow: agent.py->Agent
+    max_response_length_in_one_turn: 8
+    max_model_len: 512
+    compute_madness_checklist: []
+  data: {{max_prompt_length: 256, max_response_length: 256}}
+  debug: {{debug_first_n_tasks: 3}}
+"""
+
+
+def project(folder: Path, *acts: str) -> Path:
+    """A project with a task for each act; the YAML's path."""
+    (folder / "agent.py").write_text(textwrap.dedent(WORKFLOW))
+    lines = [{"main_query": f"Say {act}", "task_id": act, "metadata": {"act": act}} for act in acts]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "x.yaml").write_text(CONFIG.format(folder=folder))
+    return folder / "x.yaml"
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    conf = ["--conf", str(folder / "x.yaml"), "--backbone=debug", "--exp-dir", str(folder / "runs")]
+    return [sys.executable, "-m", "ajet", *conf, *more]
+
+
+def ajet(folder: Path, *more: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(folder, *more), capture_output=True, text=True, input=typed, timeout=300, cwd=folder, check=False
+    )
+
+
+def test_episodes_are_shown_recorded_and_counted(tmp_path: Path) -> None:
+    project(tmp_path, "talk", "raise", "never")
+    done = ajet(tmp_path, "debug.debug_first_n_tasks=2")
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
+    assert "task talk" in shown and "Say talk" in shown and "never" not in shown
+    assert "default_agent · turn 1 (8 tokens, length)" in shown
+    assert "default_agent · turn 2" in shown or "default_agent · turn 1" in shown
+    assert r"[bold]go on[/bold] \x1b[31m" in shown, "a model's text is no markup and no terminal command"
+    assert "workflow_error · no reward · 0 turns" in shown
+    assert "KeyError: 'mine'" in shown and "agent.py" in shown
+    assert "2 episodes, 1 without a reward" in shown
+    folder = tmp_path / "runs" / "x-debug"
+    metrics = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert metrics["reward/mean"] == 0.5
+    assert metrics["status/workflow_error"] == 1
+    assert (folder / "episodes.sqlite").stat().st_size > 0
+    assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["status"] == "completed"
+
+
+def test_one_json_object_an_episode(tmp_path: Path) -> None:
+    project(tmp_path, "talk")
+    done = ajet(tmp_path, "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [line["event"] for line in lines] == ["episode", "ended"]
+    assert (lines[0]["task"], lines[0]["status"], lines[0]["reward"]) == ("talk", "truncated", 0.5)
+    assert [message["role"] for message in lines[0]["messages"]] == ["user", "assistant", "user", "assistant"]
+
+
+def test_all_failed_is_a_failure(tmp_path: Path) -> None:
+    project(tmp_path, "raise")
+    assert ajet(tmp_path, "--quiet").returncode == 1
+
+
+def test_mistakes_are_told_before_anything_heavy_and_end_with_2(tmp_path: Path) -> None:
+    project(tmp_path, "talk")
+    done = ajet(tmp_path, "rollout.user_workflow=agent.py->Agnt")
+    assert done.returncode == 2
+    assert "ajet.rollout.user_workflow" in done.stderr and "did you mean 'Agent'" in done.stderr
+    done = ajet(tmp_path, f"model.path={tmp_path}/no_model")
+    assert done.returncode == 2
+    assert "no_model" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_isolated_workflows(tmp_path: Path) -> None:
+    project(tmp_path, "talk", "raise")
+    done = ajet(tmp_path, "task_runner.wrapper_type=multi-processing")
+    assert done.returncode == 0, done.stderr
+    assert "truncated (length) · reward 0.5 · 2 turns" in done.stdout
+    assert "KeyError: 'mine'" in done.stdout
+
+
+def test_a_breakpoint_stops_in_the_workflow(tmp_path: Path) -> None:
+    project(tmp_path, "talk")
+    done = ajet(tmp_path, "--debug", "HERE", "rollout.episode_timeout=0.01", typed="p secret + 1\ncontinue\n")
+    assert "(Pdb) 42" in done.stdout
+    assert done.returncode == 0
+    assert "reward 0.5" in done.stdout, "no deadline while someone looks"
+
+
+def test_leaving_the_debugger_ends_the_run(tmp_path: Path) -> None:
+    project(tmp_path, "talk", "talk2", "talk3")
+    done = ajet(tmp_path, "--debug", "HERE", typed="quit\n")
+    assert done.returncode == 130
+    assert done.stdout.count("began") == 1
+
+
+@pytest.mark.parametrize("wrapper", ["asyncio", "multi-processing"])
+def test_ctrl_c_ends_cleanly_within_10_seconds(tmp_path: Path, wrapper: str) -> None:
+    project(tmp_path, "hang")
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
+    with subprocess.Popen(command(tmp_path, f"task_runner.wrapper_type={wrapper}"), **options) as process:  # type: ignore[call-overload]
+        for line in process.stdout:
+            if "began hang" in line:
+                break
+        os.kill(process.pid, signal.SIGINT)
+        sent = time.monotonic()
+        rest, errors = process.communicate(timeout=60)
+        took = time.monotonic() - sent
+    assert process.returncode == 130, errors
+    assert took < 10
+    assert "Traceback" not in errors
+    assert "cancelled" in rest
+    folder = tmp_path / "runs" / "x-debug"
+    assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["status"] == "interrupted"
