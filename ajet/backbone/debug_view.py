@@ -56,7 +56,7 @@ class JsonView(View):
     """One JSON object an episode, on standard output."""
 
     def show(self, episode: Episode, query: str) -> None:
-        print(json.dumps({"event": "episode", "query": query, **facts(episode), "messages": conversation(episode)}))
+        print(json.dumps({"event": "episode", "query": query, **facts(episode), "calls": calls(episode)}))
 
     def close(self, folder: Path) -> None:
         print(json.dumps({"event": "ended", "episodes": len(self.episodes), "folder": str(folder)}), flush=True)
@@ -83,8 +83,10 @@ class EpisodeView(View):
         self._line(f"\n── episode {number} · task {episode.task_id} " + "─" * 30, "bold")
         if query:
             self._line(f"   {shortened(query, 200)}", "dim")
+        told: list[Message] = []
         for call in episode.tree.calls:
-            self._call(call)
+            self._call(call, told)
+            told = [*_upto(call, episode.tree.calls), call.reply]
         style = "green" if is_success(episode, self._threshold) else "yellow" if episode.usable else "red"
         self._line(f"   {in_short(episode)}", style)
         if episode.failure is not None:
@@ -92,8 +94,16 @@ class EpisodeView(View):
             for line in episode.failure.traceback.rstrip().splitlines()[-TRACEBACK_LINES:]:
                 self._line(f"   │ {line}", "dim")
 
-    def _call(self, call: Call) -> None:
-        for message in call.new_messages:
+    def _call(self, call: Call, told: list[Message]) -> None:
+        """`told`: the conversation that was shown last. A branch that begins like it is shown from where it parts."""
+        same = 0
+        if call.extends == ROOT:
+            same = next(
+                (i for i, pair in enumerate(zip(told, call.new_messages, strict=False)) if not _alike(*pair)), len(told)
+            )
+            if call.fork is not None:
+                self._line(f"   branch: {call.fork.reason} {shortened(call.fork.detail, 200)}", "magenta")
+        for message in call.new_messages[same:]:
             self._message(message, "cyan" if message.get("role") == "tool" else "dim")
         cut = f", {call.finish_reason}" if call.finish_reason != "stop" else ""
         tokens = f"{len(call.logprobs)} tokens{cut}"
@@ -118,7 +128,9 @@ class EpisodeView(View):
                 self._line(f"branches: {line}", "dim")
         failed = sum(not episode.usable for episode in self.episodes)
         interrupted = f", {self._total - len(self.episodes)} not run" * (len(self.episodes) < self._total)
-        self._line(f"{len(self.episodes)} episodes, {failed} without a reward{interrupted}. Recorded in {folder}")
+        self._line(
+            f"{_counted(len(self.episodes), 'episode')}, {failed} without a reward{interrupted}. Recorded in {folder}"
+        )
 
     def _table(self) -> Any:
         from rich.table import Table
@@ -147,6 +159,21 @@ class EpisodeView(View):
     def _line(self, text: str, style: str = "") -> None:
         """One line as it is: what a model wrote is neither markup nor a command to the terminal."""
         self._console.print(printable(text), style=style or None, markup=False)
+
+
+def _upto(call: Call, calls: list[Call]) -> list[Message]:
+    """The whole conversation of a call, without its reply."""
+    if call.extends == ROOT:
+        return call.new_messages
+    before = calls[call.extends]
+    return [*_upto(before, calls), before.reply, *call.new_messages]
+
+
+def _alike(one: Message, other: Message) -> bool:
+    return (one.get("role"), message_text(one.get("content")).strip()) == (
+        other.get("role"),
+        message_text(other.get("content")).strip(),
+    )
 
 
 def in_short(episode: Episode) -> str:
@@ -183,9 +210,12 @@ def facts(episode: Episode) -> dict[str, Any]:
     }
 
 
-def conversation(episode: Episode) -> list[Message]:
-    """What was said, in the order of the calls."""
-    return [message for call in episode.tree.calls for message in (*call.new_messages, call.reply)]
+def calls(episode: Episode) -> list[dict[str, Any]]:
+    """Each model call: who asked, what was new in its messages, what came back."""
+    return [
+        {"agent": call.agent, "turn": call.turn + 1, "new_messages": call.new_messages, "reply": call.reply}
+        for call in episode.tree.calls
+    ]
 
 
 def tool_calls(message: Message) -> Iterator[tuple[str, str]]:
