@@ -29,7 +29,8 @@ LONGEST_LINE_BLOCK = 4
 UNSPACED_WORD = 60
 """A word longer than this is searched letter by letter: languages without spaces, or one word without end."""
 GARBAGE_CHARACTERS = 4
-"""A reply cut by length may end in a piece of a character; it takes more to be garbage."""
+GARBAGE_SHARE = 0.001
+"""A reply cut by length may end in a piece of a character, and a long one may hold a few: it takes more."""
 SALAD_SCRIPTS = 4
 SALAD_LETTERS = 40
 
@@ -210,7 +211,7 @@ def _garbage(text: str) -> str | None:
     if text.isascii() and text.isprintable():
         return None
     found = GARBAGE.findall(text)
-    if len(found) >= GARBAGE_CHARACTERS:
+    if len(found) >= max(GARBAGE_CHARACTERS, GARBAGE_SHARE * len(text)):
         return f"{len(found)} characters that are no text, the first is {found[0]!r}"
     if text.isascii():
         return None
