@@ -1,0 +1,273 @@
+"""The viewer at 100,000 episodes, the cost of recording, and what a kill of the recording process loses.
+
+`python benchmarks/viewer.py [FOLDER]`; FOLDER keeps the made-up experiment between calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from _synthetic_run import CallCredit, EpisodeCredit, TreeMaker, Vocabulary, credit_of, math_episode, step_metrics
+from common import write_result
+from playwright.sync_api import Page, sync_playwright
+
+from ajet.config import Config
+from ajet.observe.episode_metrics import episode_metrics
+from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
+from ajet.observe.experiment import ExperimentFolder
+from ajet.observe.machine import process_memory_bytes
+from ajet.observe.recorder import EpisodeRecorder
+from ajet.schema.episode import Episode, EpisodeStatus
+from ajet.schema.ledger import Ledger
+
+EPISODES = 100_000
+PATTERNS = 800
+GROUP = 8
+LONG_TOKENS = 50_000
+KILLS = 100
+REPEATS = 5
+NAME = "hundred-thousand"
+ROOT = Path(__file__).parents[1]
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+QUICKSTART_STEPS = 10
+
+
+def main() -> None:
+    keep = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    root = keep or Path(tempfile.mkdtemp(prefix="ajet-viewer-"))
+    try:
+        experiment = root / NAME
+        if not (experiment / "complete").exists():
+            make_experiment(root)
+        figures: dict[str, Any] = {
+            "episodes": EPISODES,
+            "database_mb": (experiment / "episodes.sqlite").stat().st_size // 10**6,
+        }
+        figures |= measure_viewer(root)
+        figures |= measure_recording(root)
+        figures |= measure_kills(root)
+        print(json.dumps(figures, indent=2))
+        print(write_result("viewer", figures))
+    finally:
+        if keep is None:
+            shutil.rmtree(root)
+
+
+# ---------------------------------------------------------------- a large experiment
+
+
+def make_experiment(root: Path) -> None:
+    """100,000 episodes from 800 different ones, and one of 50,000 tokens."""
+    rng, vocabulary = random.Random(0), Vocabulary()
+    patterns = [math_episode(vocabulary, rng, task=index // 4, repeat=index % 4) for index in range(PATTERNS)]
+    config = Config.model_validate({"ajet": {"experiment_name": NAME}})
+    with ExperimentFolder.open(config, exp_dir=root) as folder:
+        recorder = EpisodeRecorder(folder.episodes, tokenizer=vocabulary)
+        done = recorder.record(long_episode(vocabulary, rng), 0)
+        for start in range(0, EPISODES - 1, GROUP):
+            step = start // 64
+            pattern = [patterns[rng.randrange(PATTERNS)] for _ in range(GROUP)]
+            group = [
+                replace(episode, episode_id=f"e{start + index:06d}", group_id=f"g{start // GROUP}", repeat=index)
+                for index, episode in enumerate(pattern)
+            ]
+            for episode, credit in zip(group, credit_of(group), strict=True):
+                done = recorder.record(episode, step, credit)
+            if start % 4096 == 0:
+                done.result()  # the writer keeps up: nothing piles up in memory
+            if start % 64 == 0:
+                folder.metrics.log(step, step_metrics(step, group, rng))
+        recorder.close()
+    (root / NAME / "complete").touch()
+
+
+def long_episode(vocabulary: Vocabulary, rng: random.Random) -> Episode:
+    """One conversation of about 50,000 tokens, half of them sampled."""
+    maker = TreeMaker(vocabulary, rng)
+    sentence = "The agent reads the page, finds {} apples and {} pears, and writes down what it saw. "
+    last = -1
+    while maker.tree.tokens < LONG_TOKENS:
+        text = "".join(sentence.format(rng.randrange(100), rng.randrange(100)) for _ in range(25)) + "\n"
+        last = maker.call(
+            "reader", [{"role": "user", "content": text}], {"role": "assistant", "content": text}, extends=last
+        )
+    sampled = maker.tree.sampled_tokens
+    return Episode("long", "long-task", EpisodeStatus.COMPLETED, maker.tree, Ledger(sampled, sampled), reward=1.0)
+
+
+# ---------------------------------------------------------------- the viewer in a browser
+
+
+def measure_viewer(root: Path) -> dict[str, Any]:
+    server = subprocess.Popen(
+        [sys.executable, "-m", "ajet", "view", str(root), "--port", "0", "--no-browser"],
+        stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        base = url[: url.index("/", len("http://"))]
+        executable = shutil.which("chromium")
+        if executable is None:
+            raise SystemExit("benchmarks/viewer.py drives Chromium: apt-get install chromium")
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+            page = browser.new_page(viewport={"width": 1920, "height": 1080}, bypass_csp=True)  # to wait by polling
+            page.goto(url)
+            figures = in_browser(page, f"{base}/x/{NAME}")
+            browser.close()
+        figures["server_memory_mb"] = process_memory_bytes(server.pid) // 2**20
+        return figures
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def in_browser(page: Page, base: str) -> dict[str, Any]:
+    """Seconds until what was asked for is on the screen: the slowest of some, and the median."""
+
+    def count_is(text: str) -> None:
+        page.wait_for_function("text => document.getElementById('count')?.textContent.includes(text)", arg=text)
+
+    total = f"{EPISODES + 1:,}"  # and the long one
+
+    def open_list() -> None:
+        page.goto(f"{base}/episodes", wait_until="commit")
+        count_is(f"of {total}")
+
+    def by_text() -> None:
+        page.goto(f"{base}/episodes?q={quote('sum looks wrong')}&sort=reward", wait_until="commit")
+        page.wait_for_selector("#episodes tbody tr")
+
+    def by_agent() -> None:
+        page.get_by_label("Agent", exact=True).select_option("checker")
+        page.wait_for_function(f"!document.getElementById('count').textContent.includes('of {total}')")
+
+    def by_status() -> None:
+        page.get_by_label("Status", exact=True).select_option("timeout")
+        page.wait_for_function(
+            "[...document.querySelectorAll('#episodes tbody .pill')].every(pill => pill.textContent === 'timeout')"
+        )
+
+    def tokens() -> None:
+        page.goto(f"{base}/episode/long?view=tokens", wait_until="commit")
+        page.wait_for_selector("#view-tokens[data-ready] .tk")
+
+    def charts() -> None:
+        page.goto(base, wait_until="commit")
+        page.wait_for_selector(".chart canvas")
+
+    figures = seconds_of("list_opens", open_list)
+    figures |= seconds_of("text_filter_opens", by_text)
+    figures |= seconds_of("agent_filter", by_agent, before=open_list)
+    figures |= seconds_of("status_filter", by_status, before=open_list)
+    figures |= seconds_of("charts_open", charts)
+    figures |= seconds_of("token_view_opens", tokens)
+    figures["token_view_tokens"] = int(
+        page.locator(".token-bar").inner_text().split(" tokens")[0].split()[-1].replace(",", "")
+    )
+    figures["token_view_elements"] = page.locator(".tk").count()
+    frames = page.evaluate(SCROLL)
+    figures["scroll_frame_ms"] = {
+        "median": round(statistics.median(frames), 1),
+        "p95": round(sorted(frames)[len(frames) * 95 // 100], 1),
+    }
+    return figures
+
+
+SCROLL = """async () => {
+  const box = document.querySelector(".tokens"), times = [];
+  let last = performance.now();
+  for (let frame = 0; frame < 180; frame++) {
+    box.scrollTop = (box.scrollHeight - box.clientHeight) * (frame < 90 ? frame / 90 : Math.random());
+    await new Promise(requestAnimationFrame);
+    times.push(performance.now() - last);
+    last = performance.now();
+  }
+  return times;
+}"""
+"""Ninety frames through the whole episode, then ninety jumps to anywhere in it: milliseconds a frame."""
+
+
+def seconds_of(name: str, work: Callable[[], None], before: Callable[[], None] | None = None) -> dict[str, Any]:
+    times = []
+    for _ in range(REPEATS):
+        if before is not None:
+            before()
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return {f"{name}_s": {"median": round(statistics.median(times), 3), "max": round(max(times), 3)}}
+
+
+# ---------------------------------------------------------------- recording
+
+
+def measure_recording(root: Path) -> dict[str, Any]:
+    """CPU time of recording the quickstart's own episodes, as a share of the time its steps took."""
+    experiments = root / "quickstart"
+    command = [
+        sys.executable, "-m", "ajet", "--conf", str(QUICKSTART), "--exp-dir", str(experiments), "--fresh", "--quiet",
+        f"trainer_common.total_training_steps={QUICKSTART_STEPS}", "trainer_common.test_freq=-1",
+    ]  # fmt: skip
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, capture_output=True)
+    [run] = [path for path in experiments.iterdir() if (path / "episodes.sqlite").exists()]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = sum(line.get("time/step", 0.0) for line in lines)
+    store = EpisodeStore(run / "episodes.sqlite")
+    recorded = list(store.all(EpisodeFilter(validation=False)))
+    best = min(record_again(root / f"again-{index}.sqlite", recorded) for index in range(3))
+    return {
+        "quickstart_episodes": len(recorded),
+        "quickstart_step_seconds": round(steps, 2),
+        "recording_cpu_seconds": round(best, 3),
+        "recording_us_an_episode": round(1e6 * best / len(recorded)),
+        "recording_share_of_step_time": round(best / steps, 4),
+    }
+
+
+def record_again(path: Path, recorded: list[Any]) -> float:
+    """CPU seconds (all threads) to record these, their metrics counted too."""
+    recorder = EpisodeRecorder(path)
+    began = time.process_time()
+    for one in recorded:
+        calls = [CallCredit(0.5, 1e-4, [(0.5, 1e-4)]) for _ in one.episode.tree.calls]
+        recorder.record(one.episode, one.step, EpisodeCredit(calls), query=one.query)
+    recorder.flush()
+    episode_metrics([one.episode for one in recorded])
+    spent = time.process_time() - began
+    recorder.close()
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+    return spent
+
+
+def measure_kills(root: Path) -> dict[str, Any]:
+    """SIGKILL while recording, at random moments, into one file."""
+    sys.path.insert(0, str(ROOT))
+    sys.path.insert(0, str(ROOT / "tests" / "observe"))
+    from test_recorder import kill_and_check
+
+    rng = random.Random()
+    path = root / "kills.sqlite"
+    acknowledged = [kill_and_check(path, seed, rng.random() * 0.3) for seed in range(KILLS)]
+    for file in root.glob("kills.sqlite*"):
+        file.unlink()
+    return {"kills": KILLS, "acknowledged_before_kills": sum(acknowledged), "acknowledged_and_lost": 0}
+
+
+if __name__ == "__main__":
+    main()
