@@ -88,16 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _guarded(arguments: list[str]) -> int:
     try:
-        code = _dispatch(arguments)
+        return _dispatch(arguments)
     except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away (`ajet config docs | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = EXIT_FAILED
-    services = sys.modules.get("ajet.backbone.services")
-    if argv is None and services is not None:  # we are the program: a user's thread that hangs must not keep it alive
-        return int(services.leave(code))
-    return code
+        return EXIT_FAILED
 
 
 def _leave(code: int) -> int:
