@@ -33,6 +33,7 @@ from common import RESULTS, write_result
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings, linear_samples
 from ajet.engine.model_source import ModelSource
 from ajet.schema.call_tree import ROOT
+from ajet.schema.codec import encode_episode
 from ajet.schema.episode import EpisodeStatus
 from ajet.schema.generation import Completion, Sampling
 
@@ -247,6 +248,7 @@ def measure(shape: str, turns: int, renderer: Renderer, seed: int, drift: float 
         "samples": len(samples),
         "smallest_number_of_samples": leaves(finished.tree),
         "tokens": finished.tree.tokens,
+        "stored_bytes": len(encode_episode(finished)),
         "tokens_prompted": sum(len(seen.prompt) for seen in episode.seen),
         "trained": ledger.trained,
         "masked": masked,
@@ -337,8 +339,8 @@ def build_tokenizer() -> Any:
 
 def words_for(tokenizer: Any) -> int:
     """How many words make about `TOKENS_A_MESSAGE` tokens."""
-    probe = " ".join(WORDS * 10)
-    return round(TOKENS_A_MESSAGE * len(WORDS) * 10 / len(tokenizer.encode(probe, add_special_tokens=False)) * 0.9)
+    probe = World(tokenizer, random.Random(0), 0.0, 1000).text()
+    return round(TOKENS_A_MESSAGE * 1000 / len(tokenizer.encode(probe, add_special_tokens=False)))
 
 
 def exponent(seconds: dict[int, float]) -> float:

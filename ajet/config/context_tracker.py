@@ -29,5 +29,5 @@ class ContextTrackerConfig(Section):
     """Log whether tool calls are well formed."""
     log_tool_format_error_detail: bool = False
     """Log what was wrong with a malformed tool call."""
-    detect_timeline_snap: bool = False
+    detect_timeline_snap: bool = True
     """Explain each fork of a conversation: which message or template rule, and how many tokens it cost."""

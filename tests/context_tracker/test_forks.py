@@ -1,0 +1,89 @@
+"""Why conversations part: one line a fork, and the most expensive reasons of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tracker_helpers import WIDE, Drive, called, result, said, system, user
+
+from ajet.context_tracker import describe_reasons, top_reasons
+from ajet.schema.call_tree import Fork
+
+
+def last_fork(drive: Drive) -> Fork:
+    fork = drive.tracker.calls[-1].fork
+    assert fork is not None
+    return fork
+
+
+def test_an_ordinary_conversation_has_no_forks() -> None:
+    drive = Drive()
+    messages = [system(), user("Go.")]
+    for turn in range(3):
+        drive.ask(messages, said(f"{turn}"))
+        messages.append(user("More."))
+    drive.ask([*messages], said("a"))
+    drive.ask([*messages], said("b"))  # a retry costs nothing
+    drive.ask([system("Another agent."), user("Hello")], said("c"), agent="other")
+    assert all(call.fork is None for call in drive.tracker.calls)
+
+
+def test_it_says_which_characters_of_a_reply_were_changed() -> None:
+    drive = Drive()
+    drive.ask([system(), user("Go.")], said("The answer is forty-two."))
+    drive.begin([system(), user("Go."), said("The answer is forty-three."), user("Sure?")])
+    fork = last_fork(drive)
+    assert fork.reason == "reply_changed"
+    assert (
+        fork.detail == "messages[2].content: 'nswer is forty-two.' became 'nswer is forty-three.' (from character 21)"
+    )
+
+
+def test_it_says_that_a_tool_call_was_changed() -> None:
+    drive = Drive()
+    drive.ask([user("Go.")], called("c", "red"), text="x")
+    drive.begin([user("Go."), called("c", "blue"), result("c", "found")])
+    assert last_fork(drive).detail.startswith("messages[1].tool_calls: ") and "blue" in last_fork(drive).detail
+
+
+def test_a_rewritten_memory_costs_what_is_rendered_again() -> None:
+    drive = Drive()
+    messages = [system(), user("Go.")]
+    for turn in range(4):
+        drive.ask(messages, said(f"Answer {turn}."))
+        messages.append(user("More."))
+    call = drive.begin([system(), user("So far: four answers.")])
+    fork = last_fork(drive)
+    assert fork.reason == "history_rewritten" and fork.detail.startswith("messages[1].content")
+    shared = len(drive.renderer.render([system()], add_generation_prompt=False))
+    assert len(call.prompt_ids) - shared - 3 <= fork.tokens <= len(call.prompt_ids) - shared
+
+
+def test_a_role_may_change_too() -> None:
+    drive = Drive()
+    drive.ask([system("x"), user("Go.")], said("Yes."))
+    drive.begin([user("x"), user("Go."), said("Yes."), user("More.")])
+    assert "role: 'system' became 'user'" in last_fork(drive).detail
+
+
+def test_forks_are_not_looked_for_when_nobody_asks() -> None:
+    drive = Drive(settings=replace(WIDE, detect_forks=False))
+    drive.ask([user("Go.")], said("Yes."))
+    call = drive.begin([user("Go."), said("No."), user("More.")])
+    assert call.extends is None and drive.tracker.calls[-1].fork is None
+
+
+def test_the_most_expensive_reasons_come_first() -> None:
+    trees = []
+    for length in (1, 30):
+        drive = Drive()
+        drive.ask([system(), user("Go.")], said("Yes."))
+        drive.ask([system("Be rude. " * length), user("Go."), said("Yes."), user("More.")], said("a"))
+        drive.ask([system(), user("Go."), said("No."), user("More.")], said("b"))
+        trees.append(drive.tracker.finish(1.0).tree)
+    found = top_reasons(trees)
+    assert [(reason.reason, reason.count) for reason in found] == [("message_changed", 2), ("reply_changed", 2)]
+    assert found[0].tokens > found[1].tokens > 0
+    lines = describe_reasons(trees, limit=1)
+    assert len(lines) == 1 and lines[0].startswith("2 × message_changed (") and "messages[0].content" in lines[0]
+    assert top_reasons([]) == []
