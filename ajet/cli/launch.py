@@ -7,10 +7,12 @@ Contract with the backbones: `ajet.backbone.<name>` has `run(config, experiment)
 from __future__ import annotations
 
 import inspect
+import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from ajet.cli.arguments import LaunchArguments, parse_arguments
-from ajet.cli.main import EXIT_FAILED, EXIT_INTERRUPTED
+from ajet.cli.main import COMMANDS, EXIT_FAILED, EXIT_INTERRUPTED
 from ajet.schema.errors import AjetError, ConfigError, FeatureUnavailableError, UserError
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ BACKBONES = {
     "trinity": "ajet.backbone.trinity",
 }
 DEFAULT_BACKBONE: BackboneName = "local"
+VIEWER_START_S = 10.0
+"""How long a run waits for the viewer's address before it goes on without."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -170,10 +174,19 @@ def _user_files(config: Config) -> list[Path]:
     return [place for place in places if place.suffix == ".py" and place.is_file()]
 
 
-def _viewer(experiment: ExperimentFolder) -> Any:
-    from ajet.cli.main import COMMANDS
+@contextmanager
+def _viewer(experiment: ExperimentFolder) -> Iterator[None]:
+    """The viewer in a process of its own; its address is printed as soon as it has one."""
     from ajet.cli.services import start_command
 
     if not COMMANDS["view"].exists:
         raise FeatureUnavailableError("--with-logview: the viewer is not part of this version")
-    return start_command("logview", [sys.executable, "-m", "ajet", "view", str(experiment.path)])
+    command = [sys.executable, "-m", "ajet", "view", str(experiment.path), "--no-browser"]
+    with start_command("logview", command) as log:
+        until = time.monotonic() + VIEWER_START_S
+        while not (address := re.search(r"^http\S+", log.read_text(errors="replace"), re.MULTILINE)):
+            if time.monotonic() > until:
+                break
+            time.sleep(0.05)
+        print(f"viewer: {address.group() if address else f'not up yet, see {log}'}", flush=True)
+        yield

@@ -118,8 +118,8 @@ def start_service(name: str, prefix: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def start_command(name: str, command: list[str], *, cwd: Path | None = None, prefix: str = "") -> Iterator[None]:
-    """Start a recorded process, its output in a log file, and end it and its children with the block."""
+def start_command(name: str, command: list[str], *, cwd: Path | None = None, prefix: str = "") -> Iterator[Path]:
+    """Start a recorded process, give its log file, and end the process and its children with the block."""
     mark = uuid.uuid4().hex
     folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -141,7 +141,7 @@ def start_command(name: str, command: list[str], *, cwd: Path | None = None, pre
             lines = log.read_text(errors="replace").strip().splitlines()[-5:]
             raise ServiceError(f"{name} ended at once with exit code {process.returncode}\n    " + "\n    ".join(lines))
         print(f"started {prefix}{name} (pid {process.pid}, log {log})", flush=True)
-        yield
+        yield log
     finally:
         _end({mark}, {process.pid: start_time(process.pid)}, SERVICE_PATIENCE_S)
         process.poll()

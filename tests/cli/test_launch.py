@@ -171,6 +171,13 @@ def test_a_service_runs_beside_the_run_and_ends_with_it(folder: Path, monkeypatc
     wait_for(lambda: not is_alive(int((service / "pid").read_text())))
 
 
+def test_the_viewer_beside_the_run(folder: Path) -> None:
+    ran = ajet("--conf", "one.yaml", "--with-logview")
+    assert ran.returncode == 0, ran.stderr
+    assert "viewer: http://127.0.0.1:" in ran.stdout
+    assert "nothing that ajet started" in ajet("--kill").stderr
+
+
 def test_a_service_that_can_not_start_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = ajet("--conf", "one.yaml", "--with-bfcl")
     assert missing.returncode == 2

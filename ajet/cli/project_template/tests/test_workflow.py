@@ -1,4 +1,4 @@
-"""The workflow without a model: right answers are rewarded, wrong ones are not."""
+"""The workflow without a model: right answers are rewarded, numbers a little."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class AnswersWith:
         return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=self.text))])
 
 
-@pytest.mark.parametrize(("text", "reward"), [("42", 1.0), ("It is 42", 1.0), ("420", 0.0), ("", 0.0)])
+@pytest.mark.parametrize(
+    ("text", "reward"), [("42", 1.0), ("It is 42", 1.0), ("420", 0.5), ("No idea.", 0.0), ("", 0.0)]
+)
 def test_reward(text: str, reward: float) -> None:
     task = Task(main_query="What is 40 + 2?", metadata={"answer": "42"})
     tuner: Any = AnswersWith(text)
