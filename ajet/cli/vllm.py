@@ -42,10 +42,10 @@ def run(argv: Sequence[str]) -> int:
     )
     command = [settings.python, "-m", MODULE, *server_arguments(settings, arguments.port, arguments.host)]
     if arguments.show:
-        variables = [f"{name}={value}" for name, value in server_environment().items()]
+        variables = [f"{name}={value}" for name, value in server_environment(settings).items()]
         print(" ".join([*variables, *command]))
         return 0
     try:
-        os.execve(command[0], command, {**os.environ, **server_environment()})
+        os.execve(command[0], command, {**os.environ, **server_environment(settings)})
     except OSError as error:
         raise MissingDependencyError(f"{command[0]} can't be started: {error} (--python)") from error

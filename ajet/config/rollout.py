@@ -45,6 +45,10 @@ class VllmConfig(Section):
     """Seconds that a server may take to come up."""
     max_restarts: Count = 3
     """How often a server that died is started again before the run fails."""
+    sleep: bool = False
+    """Leave the GPU's memory to the trainer during updates, where one GPU serves both."""
+    devices: list[Count] = []
+    """GPUs for the engines (`tensor_model_parallel_size` for each), so that the trainer has others. []: all it sees."""
     extra_args: list[str] = []
     """Further arguments for vLLM's server, as on its command line."""
 

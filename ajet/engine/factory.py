@@ -20,10 +20,7 @@ def build_engine(config: Any) -> Engine:
 
         return TorchEngine(config.ajet.model.path, TorchEngineSettings.from_config(config))
     if name == "vllm":
-        from ajet.engine.vllm.server_engine import VllmServerEngine
-        from ajet.engine.vllm.settings import VllmSettings
-
-        return VllmServerEngine(VllmSettings.from_config(config))
+        return _vllm(config)
     if name == "remote":
         from ajet.engine.remote.engine import RemoteEngine
         from ajet.engine.remote.settings import RemoteSettings
@@ -32,6 +29,19 @@ def build_engine(config: Any) -> Engine:
     if name == "scripted":
         return _scripted(config)
     raise ConfigError(f"rollout.engine {name!r} does not exist: one of {', '.join(ENGINES)}")
+
+
+def _vllm(config: Any) -> Engine:
+    from ajet.engine.vllm.settings import VllmSettings
+
+    settings = VllmSettings.from_config(config)
+    if config.ajet.rollout.vllm.mode == "in_process":
+        from ajet.engine.vllm.in_process import VllmInProcessEngine
+
+        return VllmInProcessEngine(settings)
+    from ajet.engine.vllm.server_engine import VllmServerEngine
+
+    return VllmServerEngine(settings)
 
 
 def _scripted(config: Any) -> Engine:

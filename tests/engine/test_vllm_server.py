@@ -18,8 +18,14 @@ import torch
 
 from ajet.engine.base import Engine
 from ajet.engine.vllm.server_engine import VllmServerEngine
-from ajet.engine.vllm.settings import VllmSettings, server_arguments
-from ajet.schema.errors import EngineError, GenerationTimeoutError, InvalidRequestError, MissingDependencyError
+from ajet.engine.vllm.settings import VllmSettings, server_arguments, server_environment
+from ajet.schema.errors import (
+    ConfigError,
+    EngineError,
+    GenerationTimeoutError,
+    InvalidRequestError,
+    MissingDependencyError,
+)
 from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
 
 FAKE = Path(__file__).parent / "fake_vllm.py"
@@ -94,6 +100,46 @@ def test_weights_are_written_loaded_and_old_prefixes_forgotten(tmp_path: Path) -
         await engine.aclose()
 
     asyncio.run(scenario())
+
+
+def test_an_adapter_gets_a_name_of_its_own_for_each_version(tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (adapter / name).write_text("{}")
+
+    async def scenario() -> None:
+        engine = new_engine(tmp_path)
+        await engine.load_weights(adapter, 1)
+        await engine.load_weights(adapter, 2)
+        assert (await engine.generate(asked())).versions == [(0, 2)]
+        await engine.aclose()
+
+    asyncio.run(scenario())
+    said = [(path, body["lora_name"]) for path, body in told(tmp_path)]
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    assert said == [(load, "ajet-1"), (load, "ajet-2"), (unload, "ajet-1")]
+
+
+def test_a_pause_can_leave_the_gpu_to_the_trainer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine = new_engine(tmp_path, sleep=True)
+        await engine.ready()
+        await engine.pause()
+        await engine.resume()
+        await engine.aclose()
+
+    asyncio.run(scenario())
+    assert [path for path, _ in told(tmp_path)] == ["/sleep?level=1", "/wake_up"]
+
+
+def test_each_replica_has_its_own_gpus() -> None:
+    settings = VllmSettings("m", replicas=2, tensor_parallel=2, devices=(4, 5, 6, 7))
+    shown = [server_environment(settings, replica)["CUDA_VISIBLE_DEVICES"] for replica in range(2)]
+    assert shown == ["4,5", "6,7"]
+    assert "CUDA_VISIBLE_DEVICES" not in server_environment(VllmSettings("m"))
+    with pytest.raises(ConfigError, match="devices"):
+        server_environment(VllmSettings("m", replicas=2, devices=(0,)), 1)
 
 
 @pytest.mark.parametrize("fatal", [666, 667])

@@ -45,13 +45,19 @@ class CompletionReader:
 
     def __init__(self, request: GenerateRequest, version: int) -> None:
         self._request = request
-        self._version = version
+        self._versions = [(0, version)]
         self._finish: FinishReason | None = None
         self._stopped_by: str | int | None = None
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self._tops: list[list[tuple[int, float]]] = []
         self._cached = 0
+
+    def note_version(self, version: int) -> None:
+        """What comes from now on was drawn under these weights."""
+        if version != self._versions[-1][1]:
+            started = len(self.token_ids)
+            self._versions = [*(self._versions if started else []), (started, version)]
 
     def read(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
         """Take in an answer or event; returns what it adds."""
@@ -87,8 +93,7 @@ class CompletionReader:
         if self._finish == "stop" and stopped_by is None:
             stopped_by = self.token_ids[-1]  # an end token: the server names only what the request asked to stop at
         tops = self._tops if self._request.top_logprobs else None
-        versions = [(0, self._version)]
-        return Completion(self.token_ids, self.logprobs, self._finish, stopped_by, versions, tops, self._cached)
+        return Completion(self.token_ids, self.logprobs, self._finish, stopped_by, self._versions, tops, self._cached)
 
 
 def _finish_reason(said: str) -> FinishReason:

@@ -68,7 +68,7 @@ class VllmServer:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     stdin=subprocess.DEVNULL,
-                    env={**os.environ, **server_environment()},
+                    env={**os.environ, **server_environment(self._settings, self._index)},
                     start_new_session=True,  # so that its workers can be stopped with it
                 )
             except OSError as error:

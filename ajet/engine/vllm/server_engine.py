@@ -21,7 +21,7 @@ from ajet.engine.remote.completions import CompletionReader, completion_body
 from ajet.engine.remote.settings import Endpoint, RemoteSettings
 from ajet.engine.sampling_rules import check_request
 from ajet.engine.vllm.server import CommandLine, VllmServer, vllm_command
-from ajet.engine.vllm.settings import VllmSettings
+from ajet.engine.vllm.settings import MODEL_NAME, VllmSettings
 from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 
@@ -37,6 +37,12 @@ class Replica:
     missed: int = 0
 
 
+async def _control(replica: Replica, path: str, body: Mapping[str, Any] | None = None) -> None:
+    if replica.client is None:
+        raise EngineError("the vLLM server is being started again")
+    await replica.client.control(path, body or {})
+
+
 class VllmServerEngine:
     """An `Engine` over vLLM servers of our own."""
 
@@ -49,6 +55,7 @@ class VllmServerEngine:
         self._running.set()
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._version = 0
+        self._adapter = ""
         self._weights: Path | None = None
         self._scratch: Path | None = None
         self._dead: EngineError | None = None
@@ -80,7 +87,7 @@ class VllmServerEngine:
             await replica.client.aclose()
         endpoint = Endpoint(f"{replica.server.base_url}/v1")
         # one attempt: a server of our own that fails is started again, and the pool retries
-        limits = RemoteSettings((endpoint,), "ajet", max_parallel=100_000, max_attempts=1, timeout_s=86_400.0)
+        limits = RemoteSettings((endpoint,), MODEL_NAME, max_parallel=100_000, max_attempts=1, timeout_s=86_400.0)
         replica.client = RemoteClient(limits)
         replica.missed = 0
 
@@ -115,12 +122,13 @@ class VllmServerEngine:
         reader = CompletionReader(request, self._version)
 
         def on_event(event: dict[str, Any]) -> None:
+            reader.note_version(self._version)
             ids, logprobs = reader.read(event)
             if ids and on_tokens is not None:
                 on_tokens(TokenChunk(list(ids), logprobs))
 
         # always as a stream: closing the connection is how vLLM learns that a request is cancelled
-        await client.stream("/completions", completion_body(request, "ajet", room), on_event)
+        await client.stream("/completions", completion_body(request, self._adapter or MODEL_NAME, room), on_event)
         return reader.completion()
 
     def _replica_of(self, session: str) -> Replica:
@@ -129,14 +137,19 @@ class VllmServerEngine:
     # ------------------------------------------------------------ weights
 
     async def load_weights(self, source: Any, version: int) -> None:
-        """Weights from a Hugging Face folder, or a state dict under Hugging Face's names."""
+        """Weights from a Hugging Face folder or state dict, or a LoRA adapter (servers need `--enable-lora`)."""
         await self.ready()
         if source is None:
             raise EngineError("vLLM shares no parameters with a trainer: give it a folder or a state dict")
         folder = self._write(source, version) if isinstance(source, Mapping) else Path(source)
         if not list(folder.glob("*.safetensors")):
             raise EngineError(f"{folder} holds no .safetensors file")
-        await asyncio.gather(*(self._reload(replica, folder) for replica in self._replicas))
+        adapter = f"{MODEL_NAME}-{version}" if (folder / "adapter_config.json").is_file() else ""
+        await asyncio.gather(*(self._load(replica, folder, adapter) for replica in self._replicas))
+        if self._adapter:
+            old = {"lora_name": self._adapter}
+            await asyncio.gather(*(_control(replica, "/v1/unload_lora_adapter", old) for replica in self._replicas))
+        self._adapter = adapter
         previous, self._weights, self._version = self._weights, folder, version
         if previous is not None and previous != folder and self._scratch in previous.parents:
             shutil.rmtree(previous, ignore_errors=True)
@@ -152,20 +165,20 @@ class VllmServerEngine:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return folder
 
-    async def _reload(self, replica: Replica, folder: Path) -> None:
+    async def _load(self, replica: Replica, folder: Path, adapter: str) -> None:
         """Replies in flight stop for a moment, then go on; no prefix computed before is used again."""
-        client = replica.client
-        if client is None:
-            raise EngineError("the vLLM server is being started again")
-        control = client.control
-        await control("/pause?mode=keep", {})
+        path = str(folder.resolve())
+        if adapter:
+            # under a name of its own: vLLM keys its prefix cache by the adapter's name
+            await _control(replica, "/v1/load_lora_adapter", {"lora_name": adapter, "lora_path": path})
+            return
+        await _control(replica, "/pause?mode=keep")
         try:
-            await control(
-                "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
-            )
-            await control("/reset_prefix_cache", {})
+            reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+            await _control(replica, "/collective_rpc", reload)
+            await _control(replica, "/reset_prefix_cache")
         finally:
-            await control("/resume", {})
+            await _control(replica, "/resume")
 
     # ------------------------------------------------------------ faults
 
@@ -198,7 +211,7 @@ class VllmServerEngine:
             await client.aclose()
         await self._start(replica)
         if self._weights is not None:
-            await self._reload(replica, self._weights)
+            await self._load(replica, self._weights, self._adapter)
 
     def _check_alive(self) -> None:
         if self._dead is not None:
@@ -210,8 +223,12 @@ class VllmServerEngine:
         self._running.clear()
         if self._in_flight:
             await asyncio.wait(set(self._in_flight))
+        if self._settings.sleep:
+            await asyncio.gather(*(_control(replica, "/sleep?level=1") for replica in self._replicas))
 
     async def resume(self) -> None:
+        if self._settings.sleep and not self._running.is_set():
+            await asyncio.gather(*(_control(replica, "/wake_up") for replica in self._replicas))
         self._running.set()
 
     async def health(self) -> dict[str, Any]:

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet.schema.errors import ConfigError
+
+MODEL_NAME = "ajet"
+"""What a server of ours calls its model."""
+
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
@@ -28,6 +33,10 @@ class VllmSettings:
     """Seconds between two looks at each server."""
     heartbeats_to_hang: int = 6
     """A server that answers none of so many looks in a row hangs, and is started again."""
+    sleep: bool = False
+    """Leave the GPU's memory to a trainer between `pause` and `resume`."""
+    devices: tuple[int, ...] = ()
+    """GPUs, `tensor_parallel` of them for each replica in turn. None named: those that the environment shows."""
     extra_args: tuple[str, ...] = ()
     log_folder: Path | None = None
     """Where each server's output is kept. None: a temporary folder, named when a server fails."""
@@ -50,6 +59,8 @@ class VllmSettings:
             python=rollout.vllm.python or sys.executable,
             start_timeout_s=rollout.vllm.start_timeout,
             max_restarts=rollout.vllm.max_restarts,
+            sleep=rollout.vllm.sleep,
+            devices=tuple(rollout.vllm.devices),
             extra_args=tuple(rollout.vllm.extra_args),
         )
 
@@ -60,7 +71,7 @@ def server_arguments(settings: VllmSettings, port: int, host: str = "127.0.0.1")
         "--model",
         settings.model,
         "--served-model-name",
-        "ajet",
+        MODEL_NAME,
         "--host",
         host,
         "--port",
@@ -82,13 +93,22 @@ def server_arguments(settings: VllmSettings, port: int, host: str = "127.0.0.1")
         "20",
         "--gpu-memory-utilization",
         str(settings.gpu_memory_utilization),
+        *(["--enable-sleep-mode"] if settings.sleep else []),
         *settings.extra_args,
     ]
 
 
-def server_environment() -> dict[str, str]:
+def server_environment(settings: VllmSettings, replica: int = 0) -> dict[str, str]:
     """Variables that a server is started with, over the caller's own."""
+    count = settings.tensor_parallel
+    devices = settings.devices[replica * count : (replica + 1) * count]
+    if settings.devices and len(devices) < count:
+        raise ConfigError(
+            f"rollout.vllm.devices names {len(settings.devices)} GPUs, and {settings.replicas} engines of {count} need "
+            f"{settings.replicas * count}"
+        )
     return {
+        **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {}),
         "VLLM_SERVER_DEV_MODE": "1",  # pause, resume and collective_rpc exist in this mode only
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",

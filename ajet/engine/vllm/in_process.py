@@ -1,0 +1,203 @@
+"""The `vllm` engine without a server: vLLM's asynchronous engine inside this process (its core in a child process)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ajet.engine.base import OnTokens
+from ajet.engine.sampling_rules import check_request
+from ajet.engine.vllm.settings import VllmSettings
+from ajet.schema.errors import EngineError, FeatureUnavailableError, GenerationTimeoutError, MissingDependencyError
+from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
+
+
+class VllmInProcessEngine:
+    """An `Engine` over `AsyncLLM`. The program that uses it must be importable: vLLM starts its core by `spawn`."""
+
+    def __init__(self, settings: VllmSettings, **engine_args: Any) -> None:
+        """`engine_args`: further fields of vLLM's `AsyncEngineArgs`."""
+        if settings.replicas > 1:
+            raise FeatureUnavailableError("rollout.vllm.mode: in_process runs one engine; several need mode: server")
+        self._settings = settings
+        self._engine_args = engine_args
+        self._llm: Any = None
+        self._starting: asyncio.Task[None] | None = None
+        self._names = itertools.count()
+        self._version = 0
+        self._running = asyncio.Event()
+        self._running.set()
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        length = self._settings.max_model_len
+        return EngineCapabilities("vllm", load_weights=True, max_model_len=length, details={"mode": "in_process"})
+
+    async def ready(self) -> None:
+        if self._closed:
+            raise EngineError("the vLLM engine is closed")
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        try:
+            self._llm = await asyncio.to_thread(self._build)
+        except ImportError as error:
+            raise MissingDependencyError(f"vLLM can't be imported ({error}): pip install 'agentjet[vllm]'") from error
+        except (RuntimeError, ValueError, OSError) as error:
+            raise EngineError(f"vLLM could not start: {error}") from error
+
+    def _build(self) -> Any:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        settings = self._settings
+        arguments: dict[str, Any] = {
+            "model": settings.model,
+            "dtype": settings.dtype,
+            "max_model_len": settings.max_model_len,
+            "max_num_seqs": settings.max_num_seqs,
+            "tensor_parallel_size": settings.tensor_parallel,
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "seed": settings.seed,
+            "logprobs_mode": "processed_logprobs",
+            "enable_sleep_mode": settings.sleep,
+            "disable_log_stats": True,
+        }
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments | self._engine_args))
+
+    async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
+        try:
+            async with asyncio.timeout(request.deadline_s):
+                await self.ready()
+                await self._running.wait()
+                self._in_flight += 1
+                self._idle.clear()
+                try:
+                    return await self._draw(request, on_tokens)
+                finally:
+                    self._in_flight -= 1
+                    if not self._in_flight:
+                        self._idle.set()
+        except TimeoutError as error:
+            raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
+
+    async def _draw(self, request: GenerateRequest, on_tokens: OnTokens | None) -> Completion:
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        room = check_request(request, max_model_len=self._settings.max_model_len, vocabulary=2**31)
+        parameters = _sampling_params(request, room)
+        drawn = Completion([], [], "abort", None, [(0, self._version)])
+        tops: list[list[tuple[int, float]]] = []
+        prompt = {"prompt_token_ids": request.prompt_ids}
+        try:
+            async for output in self._llm.generate(prompt, parameters, f"ajet-{next(self._names)}"):
+                choice = output.outputs[0]
+                ids = list(choice.token_ids)
+                rows = choice.logprobs or []
+                logprobs = [float(row[token].logprob) for token, row in zip(ids, rows, strict=True)]
+                drawn.token_ids += ids
+                drawn.logprobs += logprobs
+                tops += [_top(row, request.top_logprobs) for row in rows]
+                drawn.cached_prompt_tokens = output.num_cached_tokens or 0
+                if choice.finish_reason is not None:
+                    drawn.finish_reason = choice.finish_reason
+                    drawn.stopped_by = choice.stop_reason
+                if on_tokens is not None and ids:
+                    on_tokens(TokenChunk(ids, logprobs))
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise EngineError(f"vLLM failed: {error}") from error
+        if drawn.finish_reason == "stop" and drawn.stopped_by is None:
+            drawn.stopped_by = drawn.token_ids[-1]  # vLLM names only what the request asked to stop at
+        drawn.top_logprobs = tops if request.top_logprobs else None
+        return drawn
+
+    async def load_weights(self, source: Any, version: int) -> None:
+        """Weights from a Hugging Face folder, or a state dict under Hugging Face's names."""
+        await self.ready()
+        if source is None:
+            raise EngineError("vLLM shares no parameters with a trainer: give it a folder or a state dict")
+        if isinstance(source, Mapping):
+            with tempfile.TemporaryDirectory(prefix="ajet-weights-") as scratch:
+                from safetensors.torch import save_file
+
+                tensors = {name: value.detach().cpu().contiguous() for name, value in source.items()}
+                save_file(tensors, Path(scratch) / "model.safetensors", metadata={"format": "pt"})
+                await self._reload(Path(scratch))
+        else:
+            await self._reload(Path(source))
+        self._version = version
+
+    async def _reload(self, folder: Path) -> None:
+        if not list(folder.glob("*.safetensors")):
+            raise EngineError(f"{folder} holds no .safetensors file")
+        await self._llm.pause_generation(mode="keep")
+        try:
+            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder.resolve())})
+            await self._llm.reset_prefix_cache()
+        finally:
+            await self._llm.resume_generation()
+
+    async def pause(self) -> None:
+        self._running.clear()
+        await self._idle.wait()
+        if self._settings.sleep and self._llm is not None:
+            await self._llm.sleep(level=1)
+
+    async def resume(self) -> None:
+        if self._settings.sleep and self._llm is not None and not self._running.is_set():
+            await self._llm.wake_up()
+        self._running.set()
+
+    async def health(self) -> dict[str, Any]:
+        if self._closed:
+            raise EngineError("the vLLM engine is closed")
+        if self._llm is not None and self._llm.errored:
+            raise EngineError(f"the vLLM engine is dead: {self._llm.dead_error}")
+        return {"engine": "vllm", "version": self._version, "in_flight": self._in_flight}
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+        if self._llm is not None:
+            await asyncio.to_thread(self._llm.shutdown)
+
+
+def _sampling_params(request: GenerateRequest, room: int) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = request.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        max_tokens=room,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        seed=sampling.seed,
+        ignore_eos=sampling.ignore_eos,
+        logprobs=request.top_logprobs,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _top(row: Any, count: int) -> list[tuple[int, float]]:
+    ranked = sorted(((int(token), float(entry.logprob)) for token, entry in row.items()), key=lambda pair: -pair[1])
+    return ranked[:count]
