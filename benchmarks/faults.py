@@ -27,6 +27,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
+from ajet.task_runner.threads import GRACE_S
 
 AGENT = Path(__file__).parent / "_faulty_agent.py"
 FAULTY_SHARE = 0.3
@@ -82,13 +83,15 @@ def run(episodes: int, *, isolated: bool, parallel: int) -> dict[str, Any]:
     tasks = tasks_of(episodes, isolated=isolated)
     ended: list[Episode] = []
     config = config_of(isolated=isolated, parallel=parallel)
+    cpu = _cpu_s()
     with Services(config, make_engine=scripted, on_episode=ended.append) as services:
         services.model()
         services.run(services.venue.ready())
-        started, cpu = time.perf_counter(), _cpu_s()
+        started = time.perf_counter()
         services.run(services.pool.run_episodes(tasks))
-        wall_s, cpu_s = time.perf_counter() - started, _cpu_s() - cpu
-        threads = threading.active_count()
+        wall_s = time.perf_counter() - started
+    cpu_s = _cpu_s() - cpu  # workers count when their server is gone
+    time.sleep(2 * GRACE_S)
     deeds = {task.task_id: task.metadata["deed"] for task in tasks}
     found = Counter((deeds[episode.task_id], str(episode.status)) for episode in ended)
     return {
@@ -100,7 +103,7 @@ def run(episodes: int, *, isolated: bool, parallel: int) -> dict[str, Any]:
         "unnamed_failures": sum(episode.failure is None for episode in ended if episode.status != "completed"),
         "wall_s": round(wall_s, 2),
         "cpu_s": round(cpu_s, 2),
-        "threads_left": threads - threading.active_count() if isolated else threads,
+        "episode_threads_left": sum(thread.name.startswith("ajet-episode") for thread in threading.enumerate()),
     }
 
 
