@@ -129,9 +129,9 @@ class RolloutConfig(Section):
     agent_madness_reward: Real = -1.0
     """Former place of `failure_reward.abnormal`, used where that is not given."""
     enable_oversample: bool = False
-    """Start more episodes than needed, and stop a group early when its rewards already differ."""
+    """Start more episodes of a group than needed, and stop it as soon as it has enough and their rewards differ."""
     submit_oversample_multiplier: Annotated[float, Field(ge=1, le=100), NotBool] = 1.5
-    """With `enable_oversample`: tasks started, as a multiple of `train_batch_size`."""
+    """With `enable_oversample`: episodes of a group started at first, as a multiple of `num_repeat`."""
     tensor_model_parallel_size: Positive = 1
     """GPUs that one inference engine is spread over."""
     n_vllm_engine: Positive = 1

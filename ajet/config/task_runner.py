@@ -21,4 +21,4 @@ class TaskRunnerConfig(Section):
     max_lost_threads: Count = 8
     """Workflow threads that may hang for good before the run ends with a hint at `multi-processing`."""
     processes: Positive | Literal["auto"] = "auto"
-    """With `multi-processing`: processes kept ready; `auto`: as many as episodes at the same time."""
+    """With `multi-processing`: processes at the same time at most; `auto`: `rollout.max_env_worker`."""
