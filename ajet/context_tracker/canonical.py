@@ -13,6 +13,8 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from ajet.schema.chat import Message, Tool
 from ajet.schema.errors import InvalidRequestError, UnsupportedContentError
 
@@ -125,9 +127,12 @@ def stable_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
-def tools_key(tools: Sequence[Tool]) -> str:
-    """What two tool lists are compared by. Order matters to a template, and so do the tools' own keys' orders."""
-    return json.dumps(tools, ensure_ascii=False, separators=(",", ":"), default=str) if tools else ""
+def tools_key(tools: Sequence[Tool]) -> bytes:
+    """What two tool lists are compared by: their JSON. Order matters to a template, that of keys too."""
+    try:
+        return msgspec.json.encode(tools) if tools else b""
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"tools must be JSON: {error}") from error
 
 
 def snapshot(raw: Any) -> Any:

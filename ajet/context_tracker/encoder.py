@@ -29,8 +29,8 @@ BRACKETED = re.compile(r"<\S+>|\[\S+\]")
 def control_tokens(tokenizer: Any, template: str) -> tuple[str, ...]:
     """The tokens that no user's text may produce.
 
-    Special ones, and bracketed added ones that the template writes. Not those that look like XML tags (`<think>`,
-    `<tool_call>`) and are not special: people put them in prompts on purpose, and models are trained to read them there.
+    Special ones, and bracketed added ones that the template writes. Not those that look like XML tags (`<think>`
+    or `<tool_call>`) and are not special: people put them in prompts on purpose, where models learned to read them.
     """
     chosen = []
     for token in tokenizer.added_tokens_decoder.values():

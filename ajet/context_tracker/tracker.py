@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ajet.context_tracker.abnormal import find_abnormal
@@ -39,6 +40,23 @@ from ajet.schema.errors import (
     TooManyStepsError,
 )
 from ajet.schema.generation import Completion, Sampling
+
+RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "messages",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+    }
+)
+"""Arguments of the rendering itself, which a request may not pass off as its template's."""
 
 
 class ContextTracker:
@@ -72,8 +90,7 @@ class ContextTracker:
         self._growth = Growth()
         self._prompting = Prompting(renderer, self._growth, self._records)
         self._toolsets: list[list[Tool]] = []
-        self._toolset_index: dict[str, int] = {"": ROOT}
-        self._last_tools: tuple[list[Tool], int] = ([], ROOT)
+        self._toolset_index: dict[bytes, int] = {b"": ROOT}
         self._last_clipped: tuple[Sampling | None, Sampling] = (None, Sampling())
         self._steps: Counter[str] = Counter()
         self._outcomes: set[Outcome] = set()
@@ -104,7 +121,7 @@ class ContextTracker:
             raise InvalidRequestError("messages is empty: send at least one message")
         walk = self._conversations.walk(agent, messages)
         toolset = self._toolset(tools)
-        kwargs = dict(template_kwargs or {})
+        kwargs = _template_arguments(template_kwargs)
         kwargs_key = json.dumps(kwargs, sort_keys=True, default=str) if kwargs else ""
         prompt = self._prompting.prompt(Request(agent, walk.turn, tools, toolset, kwargs, kwargs_key))
         self._check_room(len(prompt.ids))
@@ -216,6 +233,8 @@ class ContextTracker:
         ids, logprobs = completion.token_ids, completion.logprobs
         if len(ids) != len(logprobs):
             raise EngineError(f"the engine returned {len(ids)} tokens but {len(logprobs)} logprobs for {call_id}")
+        if ids and (not completion.versions or completion.versions[0][0] != 0):
+            raise EngineError(f"the engine's policy versions do not begin at the first token: {completion.versions}")
         call = record.call
         self._clock += 1
         record.ended = self._clock
@@ -298,6 +317,8 @@ class ContextTracker:
             self.abort(name, "the episode ended first")
         total = self._rewards.settle(reward, status, self._records)
         self._finished = True
+        for record in self._records:
+            record.ids = None  # the tree holds them
         tree = self.tree
         ledger = settle(tree, self._records, self.settings, failed=total is None, output=output)
         fields: dict[str, Any] = {**self._identity, **episode_fields}
@@ -313,16 +334,11 @@ class ContextTracker:
         return Fork(found[0], found[1].index, found[2]) if found else None
 
     def _toolset(self, tools: Sequence[Tool]) -> int:
-        if not tools:
-            return ROOT
-        if self._last_tools[0] == tools:
-            return self._last_tools[1]
         key = tools_key(tools)
         index = self._toolset_index.get(key)
         if index is None:
             index = self._toolset_index[key] = len(self._toolsets)
-            self._toolsets.append(json.loads(key))
-        self._last_tools = (json.loads(key), index)
+            self._toolsets.append(msgspec.json.decode(key))
         return index
 
     def _check_open(self, agent: str, choice: int) -> None:
@@ -379,6 +395,14 @@ class ContextTracker:
         if self._finished or record is None or not record.in_flight:
             raise SessionClosedError(f"{call_id} is not in flight: never begun, ended already, or its episode is over")
         return record
+
+
+def _template_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    if given and (taken := RESERVED & given.keys()):
+        raise InvalidRequestError(
+            f"chat_template_kwargs may not set {', '.join(sorted(taken))}: it is not the template's"
+        )
+    return dict(given or {})
 
 
 def _reply_depth(parent: CallRecord | None) -> int:

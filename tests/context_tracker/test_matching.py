@@ -230,6 +230,16 @@ def test_pictures_sound_and_files_are_refused(kind: str) -> None:
         Drive().begin([{"role": "user", "content": parts}])
 
 
+def test_template_arguments_may_not_replace_the_template() -> None:
+    with pytest.raises(InvalidRequestError, match="chat_template_kwargs may not set chat_template, tokenize"):
+        Drive().begin([user("Go.")], kwargs={"tokenize": True, "chat_template": "x"})
+
+
+def test_tools_that_are_no_json_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="tools must be JSON"):
+        Drive().begin([user("Go.")], tools=[{"function": object()}])
+
+
 def test_a_refused_request_leaves_no_trace_in_the_next() -> None:
     drive = Drive()
     messages = start(drive, said("It is 4."))
