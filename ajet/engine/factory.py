@@ -21,6 +21,11 @@ def build_engine(config: Any) -> Engine:
         return TorchEngine(config.ajet.model.path, TorchEngineSettings.from_config(config))
     if name == "vllm":
         return _vllm(config)
+    if name == "sglang":
+        from ajet.engine.remote.settings import RemoteSettings
+        from ajet.engine.sglang.engine import SglangEngine
+
+        return SglangEngine(RemoteSettings.from_config(config))
     if name == "remote":
         from ajet.engine.remote.engine import RemoteEngine
         from ajet.engine.remote.settings import RemoteSettings

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from ajet.engine.base import Engine
 from ajet.engine.parsers import PLAIN, Delta, ReplyParser
@@ -46,6 +46,7 @@ OnDelta = Callable[[ReplyDelta], None]
 """Called on the service loop."""
 
 
+@runtime_checkable
 class ChatModel(Protocol):
     """A model that isn't ours: takes chat requests, tells no tokens."""
 
@@ -161,9 +162,10 @@ class EpisodeSession:
     async def _one(self, request: ChatRequest, choice: int, on_delta: OnDelta | None) -> ChatReply:
         trained = self.settings.trains(request.target) if request.trainable is None else request.trainable
         self.calls += 1
-        if not trained and self._helper is not None:
+        helper = await self._chat_model(trained)
+        if helper is not None:
             self.helper_calls += 1
-            return await self._guarded(self._helper.reply(request))
+            return await self._guarded(helper.reply(request))
         index = self._calls_of[request.agent] = self._calls_of.get(request.agent, -1) + 1
         seed = self.settings.seed_key.of_call(request.agent, index)
         sampling = self.settings.sampling(request.sampling, trained=trained, seed=seed)
@@ -204,6 +206,16 @@ class EpisodeSession:
         self._begun.discard(prepared.call_id)
         self.tracker.commit(prepared.call_id, completion, reply.message, text=reply.text, malformed=reply.malformed)
         return reply
+
+    async def _chat_model(self, trained: bool) -> ChatModel | None:
+        """Who answers instead of our engine: the helper, or a remote engine that can chat but tells no token ids."""
+        if not trained and self._helper is not None:
+            return self._helper
+        engine = self._engine
+        if engine.capabilities.exact_tokens or not isinstance(engine, ChatModel):
+            return None
+        await self._guarded(engine.ready())  # only then it knows what its server speaks
+        return None if engine.capabilities.exact_tokens else engine
 
     async def _generate(self, prepared: PreparedCall, top_logprobs: int, reader: _ReplyReader) -> Completion:
         left = None

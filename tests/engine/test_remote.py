@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from http_server import Answer, Handle, Server
 
 from ajet.engine.base import Engine
 from ajet.engine.remote.engine import RemoteEngine
@@ -26,45 +24,6 @@ from ajet.schema.errors import (
     InvalidRequestError,
 )
 from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
-
-Answer = tuple[int, dict[str, str], Any]
-Handle = Callable[[str, dict[str, Any], str], Answer]
-
-
-class Server:
-    """An HTTP server whose answers a test decides."""
-
-    def __init__(self) -> None:
-        self.handle: Handle = completions
-        self.seen: list[tuple[str, dict[str, Any], str]] = []
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                key = self.headers.get("authorization", "").removeprefix("Bearer ")
-                owner.seen.append((self.path, body, key))
-                status, headers, content = owner.handle(self.path, body, key)
-                streamed = isinstance(content, list)
-                data = events(content) if streamed else json.dumps(content).encode()
-                self.send_response(status)
-                for name, value in {**headers, "content-length": str(len(data))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-
-def events(contents: list[Any]) -> bytes:
-    return b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in contents) + b"data: [DONE]\n\n"
 
 
 def choice(ids: list[int], finish: str | None = "stop", stop: Any = None) -> dict[str, Any]:
@@ -84,7 +43,7 @@ def completions(path: str, body: dict[str, Any], key: str) -> Answer:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server()
+    server = Server(completions)
     yield server
     server.http.shutdown()
 

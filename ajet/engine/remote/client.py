@@ -108,12 +108,20 @@ class RemoteClient:
         await self._with_retries(path, {**body, "stream": True}, attempt, sticky)
 
     async def control(self, path: str, body: Mapping[str, Any]) -> None:
-        """Tell a server of ours to do something; `path` starts at the server's root, not at `/v1`."""
+        """Tell a server to do something; `path` starts at the server's root, not at `/v1`."""
+        await self._control(self._lines[0].endpoint, path, body)
+
+    async def control_all(self, path: str, body: Mapping[str, Any]) -> None:
+        """Tell all of them."""
+        await asyncio.gather(*(self._control(line.endpoint, path, body) for line in self._lines))
+
+    async def _control(self, endpoint: Endpoint, path: str, body: Mapping[str, Any]) -> None:
         import httpx
 
-        root = self._lines[0].endpoint.base_url.removesuffix("/v1")
+        root = endpoint.base_url.removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
         try:
-            response = await self._http.post(root + path, json=dict(body))
+            response = await self._http.post(root + path, json=dict(body), headers=headers)
         except httpx.HTTPError as error:
             raise EngineError(f"{root}{path} failed: {error!r}") from error
         if response.status_code >= 400:

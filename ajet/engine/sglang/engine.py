@@ -1,0 +1,148 @@
+"""The `sglang` engine: token ids over `/generate` of a running SGLang server. Experimental: tested against a stand-in.
+
+Its addresses are those of `rollout.remote`. New weights must lie in a folder that the server can read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+from typing import Any
+
+from ajet.engine.base import OnTokens
+from ajet.engine.remote.client import RemoteClient
+from ajet.engine.remote.settings import RemoteSettings
+from ajet.engine.sampling_rules import check_request
+from ajet.schema.errors import EngineError, GenerationTimeoutError
+from ajet.schema.generation import Completion, EngineCapabilities, FinishReason, GenerateRequest, TokenChunk
+
+
+class SglangEngine:
+    """An `Engine` over one or several SGLang servers with the same model."""
+
+    def __init__(self, settings: RemoteSettings) -> None:
+        self._settings = settings
+        self._client: RemoteClient | None = None
+        self._version = 0
+        self._running = asyncio.Event()
+        self._running.set()
+        self._in_flight: set[asyncio.Task[Completion]] = set()
+        self._closed = False
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        length = self._settings.max_model_len
+        return EngineCapabilities("sglang", load_weights=True, max_model_len=length, details={"experimental": True})
+
+    @property
+    def client(self) -> RemoteClient:
+        if self._closed:
+            raise EngineError("the sglang engine is closed")
+        if self._client is None:
+            self._client = RemoteClient(self._settings)
+        return self._client
+
+    async def ready(self) -> None:
+        """One token drawn is the only proof that a server can draw."""
+        await self.client.post("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}})
+
+    async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
+        room = check_request(request, max_model_len=self._settings.max_model_len, vocabulary=2**31)
+        try:
+            async with asyncio.timeout(request.deadline_s):
+                await self._running.wait()
+                task = asyncio.create_task(self._draw(request, room))
+                self._in_flight.add(task)
+                task.add_done_callback(self._in_flight.discard)
+                completion = await task
+        except TimeoutError as error:
+            raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
+        if on_tokens is not None:
+            on_tokens(TokenChunk(completion.token_ids, completion.logprobs))
+        return completion
+
+    async def _draw(self, request: GenerateRequest, room: int) -> Completion:
+        name = uuid.uuid4().hex
+        try:
+            body = generate_body(request, room, name)
+            answer = await self.client.post("/generate", body, sticky=request.session_id)
+        except asyncio.CancelledError:
+            if not self._closed:
+                await self.client.control("/abort_request", {"rid": name})
+            raise
+        return read_answer(answer, request, self._version)
+
+    async def load_weights(self, source: Any, version: int) -> None:
+        if not isinstance(source, str | Path):
+            raise EngineError("an SGLang server reads its weights from a folder: give load_weights one")
+        folder = str(Path(source).resolve())
+        await self.client.control_all("/update_weights_from_disk", {"model_path": folder, "flush_cache": True})
+        self._version = version
+
+    async def pause(self) -> None:
+        self._running.clear()
+        if self._in_flight:
+            await asyncio.wait(set(self._in_flight))
+
+    async def resume(self) -> None:
+        self._running.set()
+
+    async def health(self) -> dict[str, Any]:
+        client = self.client
+        return {"engine": "sglang", "version": self._version, "requests": client.requests, "retries": client.retries}
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._client is not None:
+            await self._client.aclose()
+
+
+def generate_body(request: GenerateRequest, room: int, name: str) -> dict[str, Any]:
+    """The request in SGLang's form."""
+    sampling = request.sampling
+    parameters: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "max_new_tokens": room,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": sampling.ignore_eos,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+    }
+    if sampling.seed is not None:
+        parameters["sampling_seed"] = sampling.seed
+    return {
+        "rid": name,
+        "input_ids": request.prompt_ids,
+        "sampling_params": parameters,
+        "return_logprob": True,
+        "top_logprobs_num": request.top_logprobs,
+    }
+
+
+def read_answer(answer: dict[str, Any], request: GenerateRequest, version: int) -> Completion:
+    """The completion in SGLang's answer."""
+    try:
+        meta = answer["meta_info"]
+        rows = meta["output_token_logprobs"]
+        ids = [int(row[1]) for row in rows]
+        logprobs = [float(row[0]) for row in rows]
+        finish = meta["finish_reason"]
+        tops = [[(int(each[1]), float(each[0])) for each in row] for row in meta.get("output_top_logprobs") or []]
+        reason: FinishReason = {"stop": "stop", "length": "length"}.get(finish["type"], "abort")  # type: ignore[assignment]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise EngineError(f"the server's answer is not SGLang's: {str(answer)[:300]}") from error
+    if not ids:
+        raise EngineError("the server drew no token")
+    stopped_by = finish.get("matched") if reason == "stop" else None
+    if reason == "stop" and stopped_by is None:
+        stopped_by = ids[-1]
+    top = tops if request.top_logprobs else None
+    return Completion(ids, logprobs, reason, stopped_by, [(0, version)], top, int(meta.get("cached_tokens") or 0))
