@@ -29,10 +29,10 @@ export function messageNode({ message, call, owner }, colourOf, { compact = fals
   const role = ["system", "user", "assistant", "tool", "developer"].includes(message.role) ? message.role : call ? "assistant" : "user";
   const who = el("div", { class: "who" });
   if (call) {
-    who.append(el("i", { class: "dot" }), el("b", {}, call.agent), `call ${call.index}`);
+    who.append(el("i", { class: "dot" }), el("b", {}, call.agent), el("span", {}, `call ${call.index}`));
     if (call.advantage !== null) who.append(el("span", { class: signClass(call.advantage), title: "advantage" }, `advantage ${signed(call.advantage)}`));
     if (!compact) {
-      who.append(`${call.tokens} tokens`);
+      who.append(el("span", {}, `${call.tokens} tokens`));
       if (call.mean_logprob !== null) who.append(el("span", { title: "mean logprob of the sampler" }, `logprob ${short(call.mean_logprob)}`));
     }
     if (!call.trained) who.append(el("span", { class: "pill" }, (call.drop || (call.trainable ? "masked" : "not trainable")).replaceAll("_", " ")));

@@ -61,7 +61,8 @@ function dataOf(panel, lines) {
   });
   if (!panel.stacked || !single) return [steps, columns, columns];
   const sums = new Array(steps.length).fill(0);
-  const stacked = columns.map((column) => column.map((value, index) => (sums[index] += value || 0)));
+  const logged = steps.map((_, index) => columns.some((column) => column[index] !== null));
+  const stacked = columns.map((column) => column.map((value, index) => (logged[index] ? sums[index] += value || 0 : null)));
   return [steps, columns, stacked];
 }
 
@@ -104,7 +105,7 @@ class Chart {
       width: Math.max(100, this.plot.clientWidth), height: 170, legend: { show: false }, padding: [8, 6, 0, 0],
       cursor: { sync: { key: "steps", setSeries: false }, y: false, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
       scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(low, high, stacked) } },
-      axes: [{ ...axis, size: 24, gap: 4, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] }, { ...axis, size: 46, gap: 4, values: (_, ticks) => ticks.map((tick) => this.panel.format ? `${Math.round(100 * tick)} %` : compact(tick)) }],
+      axes: [{ ...axis, size: 24, gap: 4, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] }, { ...axis, size: 46, gap: 4, values: (_, ticks) => ticks.map((tick) => this.panel.format ? this.panel.format(tick) : compact(tick)) }],
       series: [{}, ...lines.map((line) => ({ stroke: style(`--c${line.colour % 8}`), width: 1.6, spanGaps: true, points: { show: dots }, fill: stacked ? mixed(style(`--c${line.colour % 8}`)) : undefined }))],
       hooks: {
         setCursor: [(plot) => this.legend(plot.cursor.idx ?? null)],
@@ -141,7 +142,7 @@ function rangeOf(low, high, stacked) {
   const pad = (high - low) * 0.08 || Math.abs(high) * 0.1 || 0.1;
   return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
 }
-const compact = (value) => Math.abs(value) >= 1000 ? `${Number((value / 1000).toPrecision(3))}k` : value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(0) : String(Number(value.toPrecision(4)));
+const compact = (value) => Math.abs(value) >= 1000 ? `${Number((value / 1000).toPrecision(3))}k` : value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(4)));
 function mixed(colour) {
   const [r, g, b] = colour.match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16));
   const base = style("--is-dark") === "1" ? [20, 24, 30] : [255, 255, 255];
