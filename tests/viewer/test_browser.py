@@ -321,7 +321,7 @@ def test_pages_follow_a_run(tmp_path: Path, open_page: Open) -> None:
     episodes = open_page(viewer, "/x/live/episodes")
     expect(episodes.locator("#count")).to_contain_text("of 8 episodes")
     step(3)
-    expect(episodes.locator("#count")).to_contain_text("of 12 episodes", timeout=10_000)
+    expect(episodes.locator("#count")).to_contain_text("of 12 episodes")
     recorder.close()
     folder.close()
     home = open_page(viewer)
