@@ -16,6 +16,10 @@ from ajet.schema.errors import ConfigError
 
 def run(argv: Sequence[str]) -> int:
     """Export, and say where it is."""
+    if argv and argv[0] == "episodes":
+        from ajet.cli import export_episodes
+
+        return export_episodes.run(argv[1:])
     parser = ArgumentParser("ajet export", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(required=True, metavar="weights|episodes")
     weights = kinds.add_parser("weights", help="a Hugging Face folder")
@@ -24,11 +28,7 @@ def run(argv: Sequence[str]) -> int:
     weights.add_argument("--best", action="store_true", help="the checkpoint with the best validation, not the newest")
     weights.add_argument("--force", action="store_true", help="replace what is there")
     weights.set_defaults(export=_weights)
-    episodes = kinds.add_parser("episodes", help="recorded episodes")
-    episodes.add_argument("experiment", type=Path)
-    episodes.add_argument("target", type=Path)
-    episodes.add_argument("--format", choices=["jsonl", "parquet", "sft"], default="jsonl")
-    episodes.set_defaults(export=_episodes)
+    kinds.add_parser("episodes", help="recorded episodes, with filters: `ajet export episodes --help`")
     arguments = parser.parse_args(argv)
     print(arguments.export(arguments))
     return 0
@@ -47,15 +47,3 @@ def _weights(arguments: Namespace) -> str:
     shutil.copytree(source.resolve(), target, dirs_exist_ok=True)
     (target / "README.md").write_text(model_card(arguments.experiment, source), encoding="utf-8")
     return f"{target}: weights of {source.resolve().parent.name}, loadable with transformers and vLLM"
-
-
-def _episodes(arguments: Namespace) -> str:
-    from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
-    from ajet.observe.export_episodes import ExportFormat, export_episodes
-
-    store = EpisodeStore(arguments.experiment / "episodes.sqlite")
-    try:
-        count = export_episodes(store, EpisodeFilter(), ExportFormat(arguments.format), arguments.target)
-    finally:
-        store.close()
-    return f"{arguments.target}: {count} records"

@@ -25,6 +25,9 @@ from ajet.schema.import_path import import_class
 
 logger = logging.getLogger(__name__)
 
+_PARAMETERS_A_REQUEST = 100
+"""MLflow takes no more."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
@@ -53,15 +56,20 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Weights & Biases. Sends metrics and the masked config: no console output, no code."""
+    """Weights & Biases. Sends metrics and the masked config: no console output, no code. Without a login, offline."""
 
     def __init__(self, run: RunInfo) -> None:
         wandb = import_module("wandb")
+        mode = os.environ.get("WANDB_MODE")
+        if mode is None and not wandb.api.api_key:  # it would ask on the terminal
+            mode = "offline"
+            logger.warning("no login to Weights & Biases: written to %s; `wandb sync` sends it later", run.folder)
         self._run: Any = wandb.init(
             project=run.project,
             name=run.name,
             dir=str(run.folder),
             config=run.config,
+            mode=mode,
             settings=wandb.Settings(console="off", save_code=False, disable_git=True, x_disable_stats=True),
         )
 
@@ -77,8 +85,13 @@ class SwanLabSink:
 
     def __init__(self, run: RunInfo) -> None:
         self._swanlab = import_module("swanlab")
+        known = "SWANLAB_API_KEY" in os.environ or (Path.home() / ".swanlab").exists()
         self._swanlab.init(
-            project=run.project, experiment_name=run.name, config=run.config, logdir=str(run.folder / "swanlab")
+            project=run.project,
+            experiment_name=run.name,
+            config=run.config,
+            logdir=str(run.folder / "swanlab"),
+            mode=os.environ.get("SWANLAB_MODE") or ("cloud" if known else "local"),
         )
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -92,14 +105,18 @@ class MlflowSink:
     """MLflow, at `MLFLOW_TRACKING_URI`, else in files under `mlruns/` of the experiment folder."""
 
     def __init__(self, run: RunInfo) -> None:
+        # without a server: plain files, which newer versions take only when told so (a database needs more packages)
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         server = os.environ.get("MLFLOW_TRACKING_URI") or (run.folder / "mlruns").resolve().as_uri()
         self._client: Any = import_module("mlflow.tracking").MlflowClient(server)
-        self._metric = import_module("mlflow.entities").Metric
+        entities = import_module("mlflow.entities")
+        self._metric = entities.Metric
         found = self._client.get_experiment_by_name(run.project)
         experiment = found.experiment_id if found else self._client.create_experiment(run.project)
         self._run_id = self._client.create_run(experiment, run_name=run.name).info.run_id
-        for key, value in _flat(run.config):
-            self._client.log_param(self._run_id, key, str(value)[:500])
+        parameters = [entities.Param(key, str(value)[:500]) for key, value in _flat(run.config)]
+        for start in range(0, len(parameters), _PARAMETERS_A_REQUEST):
+            self._client.log_batch(self._run_id, params=parameters[start : start + _PARAMETERS_A_REQUEST])
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         now = int(time.time() * 1000)

@@ -114,3 +114,22 @@ def test_unknown_and_uninstalled_trackers_are_named(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"agentjet\[trackers\]"):
         make_tracker("wandb", Config(), tmp_path, Masker())
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "swanlab", "mlflow"])
+def test_installed_trackers_write_into_the_folder_and_learn_no_secret(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(name)
+    for variable in ("WANDB_API_KEY", "SWANLAB_API_KEY", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("SWANLAB_MODE", "local")
+    config = Config.model_validate({"service": {"api_key": "canary-77b1e2"}})
+    sink = make_tracker(name, config, tmp_path, Masker(config.model_dump(mode="json")))
+    assert isinstance(sink, BackgroundSink)
+    sink.log(1, {"reward/mean": 0.5, "success/pass@4": 1.0})
+    sink._close_seconds = 120.0
+    sink.close()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files and not any(b"canary-77b1e2" in path.read_bytes() for path in files)
