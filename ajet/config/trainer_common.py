@@ -139,7 +139,7 @@ class TrainerCommonConfig(Section):
     """Unique tokens of one forward and backward pass. A larger batch is split, without any change of its gradient;
     `auto`: by the device."""
     micro_tokens: Positive | Literal["auto"] = "auto"
-    """Predicted tokens whose logits are held at once; `auto`: by the size of the vocabulary."""
+    """Another name of `max_tokens_per_step`, used where that is `auto`."""
     keep_checkpoints: Positive = 3
     """Newest checkpoints to keep."""
     keep_best: bool = True

@@ -36,7 +36,7 @@ ROW_STEP = 32
 
 
 class UnsupportedAttentionError(Exception):
-    """The model asks its attention for something that a forest can't be given (soft capping, sinks, a short window)."""
+    """The model asks its attention for something that a forest can't be given: soft capping, sinks, a short window."""
 
 
 @dataclass(slots=True)
@@ -137,9 +137,8 @@ def _attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in every layer. H query heads share G key/value heads; N tokens; head size D."""
-    if ajet_plan is None:
-        raise UnsupportedAttentionError(f"{type(module).__name__} does not pass keyword arguments to its attention")
-    if sliding_window is not None and sliding_window < ajet_plan.depth:
+    depth = query_1HND.shape[2] if ajet_plan is None else ajet_plan.depth  # None: ordinary rows (`RowForward`)
+    if sliding_window is not None and sliding_window < depth:
         raise UnsupportedAttentionError(f"a sliding window of {sliding_window} is shorter than the longest path")
     for option in ("softcap", "s_aux", "position_bias"):
         if options.get(option) is not None:
@@ -147,6 +146,12 @@ def _attention(
     if dropout:
         raise UnsupportedAttentionError("attention dropout")
     scale = scaling if scaling is not None else query_1HND.shape[-1] ** -0.5
+    if ajet_plan is None:
+        gqa = query_1HND.shape[1] != key_1GND.shape[1]
+        rows = torch.nn.functional.scaled_dot_product_attention(
+            query_1HND, key_1GND, value_1GND, is_causal=True, scale=scale, enable_gqa=gqa
+        )
+        return rows.transpose(1, 2), None
     if ajet_plan.flex_mask is not None:
         return _flex(query_1HND, key_1GND, value_1GND, ajet_plan, scale), None
     groups = query_1HND.shape[1] // key_1GND.shape[1]

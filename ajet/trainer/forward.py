@@ -1,8 +1,8 @@
 """From a pack to the logprobs of its edges: the one place where the model runs.
 
 Two executors with the same result: `PackForward` computes the pack as one sequence (`attention.py`), `RowForward` cuts
-a pack without sharing into ordinary padded rows, for models that can't take a forest. Logits are made only where an
-edge needs them.
+a pack without sharing into ordinary padded rows; `BestForward` takes the one that fits the pack's layout. Logits are
+made only where an edge needs them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ajet.trainer.attention import pack_arguments, plan_attention, tree_attention
-from ajet.trainer.pack import Edges, Pack
+from ajet.trainer.pack import Edges, Layout, Pack
+from ajet.trainer.rows import row_batches
 
 
 class EdgeLogprobs(NamedTuple):
@@ -51,6 +52,20 @@ class PackForward:
 
 
 @dataclass(frozen=True, slots=True)
+class BestForward:
+    """Trees as packs, packs without sharing as rows."""
+
+    budget: int = 16384
+
+    def session(self, model: Any) -> Any:
+        return tree_attention(model)
+
+    def __call__(self, model: Any, pack: Pack, *, entropy: bool = False) -> EdgeLogprobs:
+        executor: Forward = PackForward() if pack.layout is Layout.TREE else RowForward(self.budget)
+        return executor(model, pack, entropy=entropy)
+
+
+@dataclass(frozen=True, slots=True)
 class RowForward:
     """Padded batches of ordinary rows, with the model's own attention. For packs without sharing."""
 
@@ -68,7 +83,7 @@ class RowForward:
         row_starts = np.array([start for start, _ in rows])
         edge_row = np.searchsorted(row_starts, pack.edges.position, side="right") - 1
         parts, order = [], []
-        for batch in _batches(rows, self.budget):
+        for batch in row_batches(pack, self.budget):
             edges = np.flatnonzero(np.isin(edge_row, batch))
             line = {row: index for index, row in enumerate(batch)}
             lines = np.array([line[int(row)] for row in edge_row[edges]])
@@ -87,34 +102,18 @@ class RowForward:
 def _padded(
     model: Any, pack: Pack, rows: list[tuple[int, int]], columns: np.ndarray, device: torch.device
 ) -> tuple[Tensor, np.ndarray]:
-    """Logits of a right-padded batch at the columns that any of its rows needs."""
+    """Logits of a right-padded batch at the columns that any of its rows needs. No causal model looks at its right."""
     longest = max(end - start for start, end in rows)
     ids = np.zeros((len(rows), longest), np.int64)
-    mask = np.zeros((len(rows), longest), np.int64)
     for line, (start, end) in enumerate(rows):
         ids[line, : end - start] = pack.ids[start:end]
-        mask[line, : end - start] = 1
     places = np.unique(columns)
     output = model(
         input_ids=torch.from_numpy(ids).to(device),
-        attention_mask=None if mask.all() else torch.from_numpy(mask).to(device),
         use_cache=False,
         logits_to_keep=torch.from_numpy(places).to(device),
     )
     return output.logits, places
-
-
-def _batches(rows: list[tuple[int, int]], budget: int) -> list[list[int]]:
-    """Rows of similar length together, each batch within the budget (a longer row alone)."""
-    order = sorted(range(len(rows)), key=lambda row: rows[row][1] - rows[row][0])
-    batches: list[list[int]] = []
-    for row in order:
-        length = rows[row][1] - rows[row][0]
-        if batches and (len(batches[-1]) + 1) * length <= budget:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
-    return batches
 
 
 def _select(edges: Edges, chosen: np.ndarray) -> Edges:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ajet.credit.weights import EpisodeCredit
 from ajet.schema.call_tree import CallTree
-from ajet.trainer.forward import Forward, PackForward, RowForward
+from ajet.trainer.forward import BestForward, Forward, RowForward
 from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss, trajectory_means
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Item, Pack, items_of
@@ -173,7 +173,7 @@ class Trainer:
             return self._logprobs(forward, [self._plan(items, forward)], model)
 
     def _plan(self, items: list[Item], forward: Forward) -> list[Pack]:
-        return plan(items, self._costs, self._budget, trees=isinstance(forward, PackForward))
+        return plan(items, self._costs, self._budget, trees=isinstance(forward, BestForward))
 
     def _executor(self, items: list[Item]) -> Forward:
         """Chosen once: trees unless the model can't, or its first trees differ from rows."""
@@ -181,7 +181,7 @@ class Trainer:
             why = tree_support(self.model) or compare(self.model, items)
             if why is not None:
                 log.warning("training in rows, without sharing between branches: %s", why)
-            self._forward = RowForward(self._budget) if why is not None else PackForward()
+            self._forward = RowForward(self._budget) if why is not None else BestForward(self._budget)
         return self._forward
 
     def _mini_batches(self, items: list[Item]) -> list[list[Item]]:

@@ -49,6 +49,7 @@ def train_settings(config: Config, total_steps: int) -> TrainSettings:
             f"available: {', '.join(KL_TYPES)}"
         )
     correction = algorithm.rollout_correction
+    budget = common.micro_tokens if common.max_tokens_per_step == "auto" else common.max_tokens_per_step
     return TrainSettings(
         loss=LossSettings(
             policy_loss=PolicyLoss(algorithm.policy_loss),
@@ -69,6 +70,6 @@ def train_settings(config: Config, total_steps: int) -> TrainSettings:
             total_steps=total_steps * common.mini_batch_num,
         ),
         mini_batches=common.mini_batch_num,
-        max_tokens=None if common.max_tokens_per_step == "auto" else common.max_tokens_per_step,
+        max_tokens=None if budget == "auto" else budget,
         seed=common.seed,
     )

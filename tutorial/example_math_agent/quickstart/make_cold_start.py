@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -22,11 +23,12 @@ sys.path.insert(0, str(FOLDER))
 
 MODEL = "tiny:qwen2-0.3m"
 SIZES = {"train": 1024, "validation": 128}
+"""Problems that are drawn; the easier ones among them become the tasks."""
 DEMONSTRATIONS = 16_384
 SHARE_WITH_CALCULATOR = 0.4
 BATCH = 64
 LEARNING_RATE = 3e-3
-TAGS = {1: "two numbers", 2: "three numbers"}
+TAGS = {"+": "sum", "-": "difference", "*": "product"}
 
 
 def problem(rng: random.Random) -> tuple[str, str, int]:
@@ -43,7 +45,11 @@ def problem(rng: random.Random) -> tuple[str, str, int]:
 
 
 def write_tasks(rng: random.Random) -> set[str]:
-    """Write both task files; returns the validation questions, which no demonstration may hold."""
+    """Write both task files; returns the validation questions, which no demonstration may hold.
+
+    Of the problems drawn, those with two numbers that are not both of three digits become tasks: so small a model
+    copies longer ones into its tool calls with mistakes, and the agent's habits are what is to be seen here.
+    """
     seen: set[str] = set()
     held_out: set[str] = set()
     (FOLDER / "data").mkdir(exist_ok=True)
@@ -54,12 +60,13 @@ def write_tasks(rng: random.Random) -> set[str]:
             if question in seen:
                 continue
             seen.add(question)
-            tag = TAGS[sum(expression.count(operator) for operator in "+-*")]
+            numbers = re.findall("[0-9]+", expression)
+            tag = TAGS[re.findall("[-+*]", expression)[0]]
             record = {"id": f"{split}-{len(lines):04}", "question": question, "answer": str(answer), "tag": tag}
-            lines.append(json.dumps(record))
+            lines.append(json.dumps(record) if len(numbers) == 2 and min(map(len, numbers)) < 3 else "")
         if split == "validation":
             held_out = set(seen)
-        (FOLDER / "data" / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (FOLDER / "data" / f"{split}.jsonl").write_text("\n".join(filter(None, lines)) + "\n", encoding="utf-8")
     return held_out
 
 

@@ -1,0 +1,83 @@
+"""Does the quickstart learn, and only from its reward? Three seeds, a learning rate of 0, and a shuffled reward.
+
+Each is a whole run of `configs/quickstart.yaml` in a process of its own.
+
+    python benchmarks/quickstart.py [--seeds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from common import write_result
+
+from ajet.observe.metrics import read_metrics
+
+ROOT = Path(__file__).parents[1]
+CONF = ROOT / "configs" / "quickstart.yaml"
+
+SHUFFLED = '''
+"""The quickstart's agent with a reward that has nothing to do with what it did."""
+
+import hashlib
+
+from workflow import QuickstartWorkflow
+
+
+class Shuffled(QuickstartWorkflow):
+    name: str = "shuffled"
+
+    async def execute(self, workflow_task, tuner):
+        output = await super().execute(workflow_task, tuner)
+        if workflow_task.task_id.startswith("train"):
+            key = f"{workflow_task.episode_uuid}".encode()
+            output.reward = float(hashlib.sha256(key).digest()[0] < 128)
+        return output
+'''
+
+
+def conduct(name: str, folder: Path, *overrides: str) -> dict[str, Any]:
+    """One run; validation rewards and seconds."""
+    command = [sys.executable, "-m", "ajet", "--conf", str(CONF), "--exp-dir", str(folder), "--quiet"]
+    began = time.perf_counter()
+    done = subprocess.run([*command, f"experiment_name={name}", *overrides], cwd=ROOT, check=False)
+    steps = read_metrics(folder / name / "metrics.jsonl")
+    rewards = {step["step"]: step["val/reward/mean"] for step in steps if "val/reward/mean" in step}
+    result = {
+        "exit_code": done.returncode,
+        "seconds": time.perf_counter() - began,
+        "first": next(iter(rewards.values())),
+        "last": list(rewards.values())[-1],
+        "validation": rewards,
+    }
+    print(f"{name:16} {result['first']:.3f} -> {result['last']:.3f}  {result['seconds']:.0f} s", flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        for seed in range(arguments.seeds):
+            seeds = [f"rollout.seed={seed}", f"trainer_common.seed={seed}", f"task_reader.seed={seed}"]
+            figures[f"seed {seed}"] = conduct(f"seed_{seed}", folder, *seeds)
+        figures["lr=0"] = conduct("no_learning", folder, "trainer_common.optim.lr=0")
+        source = (CONF.parents[1] / "tutorial/example_math_agent/quickstart/workflow.py").read_text()
+        (folder / "workflow.py").write_text(source)
+        (folder / "shuffled.py").write_text(SHUFFLED)
+        workflow = f"rollout.user_workflow={folder / 'shuffled.py'}->Shuffled"
+        figures["shuffled reward"] = conduct("shuffled", folder, workflow)
+    write_result("quickstart", figures)
+
+
+if __name__ == "__main__":
+    main()
