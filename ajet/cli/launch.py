@@ -7,6 +7,7 @@ Contract with the backbones: `ajet.backbone.<name>` has `run(config, experiment)
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import signal
 import sys
@@ -20,12 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from ajet.cli.arguments import LaunchArguments, parse_arguments
-from ajet.cli.main import COMMANDS, EXIT_FAILED, EXIT_INTERRUPTED
+from ajet.cli.main import COMMANDS, EXIT_FAILED, EXIT_INTERRUPTED, fail
 from ajet.schema.errors import AjetError, ConfigError, FeatureUnavailableError, UserError
 
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config
     from ajet.observe.experiment import ExperimentFolder
+
+log = logging.getLogger(__name__)
 
 BACKBONES = {
     "local": "ajet.backbone.local",
@@ -145,15 +148,16 @@ def _conduct(arguments: LaunchArguments, config: Config, start: Callable[..., in
             status[0] = "interrupted"
             print(f"\ninterrupted; what was done is in {experiment.path}", file=sys.stderr)
             return EXIT_INTERRUPTED
-        except UserError:
-            raise
         except AjetError as error:
             status[1] = {"error": f"{type(error).__name__}: {error}"}
-            print(f"error: {error}", file=sys.stderr)
-            return EXIT_FAILED
-        except BaseException as error:
+            if isinstance(error, UserError):
+                raise
+            return fail(str(error), EXIT_FAILED)
+        except Exception as error:
+            # nobody foresaw this one: its traceback belongs into run.log and onto the terminal
             status[1] = {"error": f"{type(error).__name__}: {error}"}
-            raise
+            log.exception("the run failed with %s", type(error).__name__)
+            return EXIT_FAILED
         status[0] = {0: "completed", EXIT_INTERRUPTED: "interrupted"}.get(code, "failed")
         return code
 

@@ -29,6 +29,8 @@ def run(config, experiment, options):
         Path(mine.child).write_text(str(child.pid))
     if mine.get("sleep"):
         time.sleep(mine.sleep)
+    if mine.get("bug"):
+        raise ZeroDivisionError("nobody foresaw this")
     if mine.get("fail"):
         raise EngineError("the engine died")
     return mine.get("code", 0)
@@ -108,6 +110,10 @@ def test_exit_codes(folder: Path) -> None:
     assert ajet("--conf", "one.yaml", "mine.code=3").returncode == 3
     failed = ajet("--conf", "one.yaml", "mine.fail=true")
     assert (failed.returncode, failed.stderr.strip()) == (1, "error: the engine died")
+    bug = ajet("--conf", "one.yaml", "mine.bug=true")
+    assert bug.returncode == 1
+    assert "Traceback" in bug.stderr
+    assert "nobody foresaw this" in (folder / "saved_experiments" / "one" / "run.log").read_text()
     events = (folder / "saved_experiments" / "one" / "events.jsonl").read_text()
     assert '"status":"failed"' in events.replace(": ", ":")
 

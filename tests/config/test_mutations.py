@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 import time
@@ -11,10 +12,12 @@ import pytest
 
 from ajet.cli.main import main
 from ajet.config import load_config
+from ajet.schema.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parent))
 from mutations import VALID, Mutation, lay_out, mutations
 
+NOISE = ("${", "}", "&a ", "*a", "!!", "[", "{", ":", "- ", "\t", "#", "'", "|", "<<: ", "---\n", "\0", "???", "${.}")
 ALL = mutations()
 SECONDS = 1.0
 
@@ -55,3 +58,36 @@ def test_a_broken_file_is_refused(mutation: Mutation, folder: Path, capsys: pyte
     assert seconds < SECONDS
     assert not (folder / "canary").exists()
     assert not (folder / "saved_experiments").exists()
+
+
+def spoilt(draw: random.Random) -> str:
+    """The valid file with a few random edits."""
+    text = VALID
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(text))
+        lines = text.split("\n")
+        one, other = draw.randrange(len(lines)), draw.randrange(len(lines))
+        match draw.randrange(4):
+            case 0:
+                text = text[:at] + draw.choice(NOISE) + text[at:]
+            case 1:
+                text = text[:at] + text[at + draw.randint(1, 20) :]
+            case 2:
+                lines[one], lines[other] = lines[other], lines[one]
+                text = "\n".join(lines)
+            case 3:
+                lines[one] = " " * draw.randint(0, 9) + lines[one].strip()
+                text = "\n".join(lines)
+    return text
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_edits_load_or_are_refused_with_a_place(seed: int, folder: Path) -> None:
+    draw = random.Random(seed)
+    for _ in range(60):
+        (folder / "spoilt.yaml").write_text(spoilt(draw))
+        try:
+            load_config("spoilt.yaml")
+        except UserError as error:
+            assert str(error).startswith("spoilt.yaml:")
+    assert not (folder / "canary").exists()
