@@ -21,8 +21,8 @@ $(VENV)/.ready: pyproject.toml constraints/default.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/default.txt -e '.[dev]'
 	@touch $@
 
-demo: env  ## run a complete job on a tiny model, on this machine's CPU
-	$(BIN)/ajet --conf configs/quickstart.yaml
+demo: env  ## train an agent on a tiny model, on this machine's CPU, from start to end
+	$(BIN)/ajet --conf configs/quickstart.yaml --fresh
 
 test: env  ## run the tests, in parallel
 	$(BIN)/python -m pytest -n 2 --dist worksteal
