@@ -18,7 +18,10 @@ from ajet.config.types import (
     Share,
 )
 
-LoggerName = Literal["swanlab", "wandb", "tensorboard", "mlflow", "console", "file"]
+LoggerName = (
+    Literal["swanlab", "wandb", "tensorboard", "mlflow", "console", "file"] | Annotated[str, Field(pattern=r".->.")]
+)
+"""A tracker by name, or a sink of the user's own (`path/file.py->Class`)."""
 
 
 class RolloutCorrectionConfig(Section):
@@ -149,7 +152,7 @@ class TrainerCommonConfig(Section):
     seed: Count = 0
     """Seed of the trainer."""
     logger: Annotated[list[LoggerName], OneOrMore] = ["console"]
-    """Where metrics go besides `metrics.jsonl`: one name or a list."""
+    """Where metrics go besides `metrics.jsonl`: one name or a list; `path/file.py->Class` is a sink of your own."""
     checkpoint_base_dir: str | None = None
     """Folder for checkpoints instead of the experiment's own."""
     save_trajectory_as_json_file: bool = False
