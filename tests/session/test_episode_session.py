@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from session_parts import CALL, TOOLS, USER, LineEngine, aborted, new_session, replied
 
-from ajet.schema.chat import ChatRequest
+from ajet.schema.chat import ChatReply, ChatRequest
 from ajet.schema.errors import EngineError, GenerationTimeoutError, SessionClosedError
-from ajet.schema.generation import Completion, Sampling
+from ajet.schema.generation import Completion, EngineCapabilities, Sampling
 from ajet.session import SessionSettings
 from ajet.session.settings import SeedKey
 
@@ -183,5 +183,30 @@ def test_disabled_tool_calls_are_never_offered() -> None:
         (reply,) = await session.complete(ChatRequest(USER, tools=TOOLS))
         assert session.tracker.tree.toolsets == []
         assert reply.message == {"role": "assistant", "content": CALL}
+
+    asyncio.run(run())
+
+
+class ChatOnlyEngine(LineEngine):
+    """As a remote server that tells no token ids."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return EngineCapabilities("chat only", exact_tokens=False)
+
+    async def ready(self) -> None:
+        pass
+
+    async def reply(self, request: ChatRequest) -> ChatReply:
+        message = {"role": "assistant", "content": f"{len(request.messages)} heard"}
+        return ChatReply("r", message, "stop", message["content"], [], Completion([], [], "stop"))
+
+
+def test_an_engine_without_token_ids_is_talked_to_and_nothing_is_recorded() -> None:
+    async def run() -> None:
+        session = new_session(ChatOnlyEngine("never"))
+        (reply,) = await session.complete(ChatRequest(USER))
+        assert reply.text == f"{len(USER)} heard"
+        assert not replied(session)
 
     asyncio.run(run())
