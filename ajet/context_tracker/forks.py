@@ -53,7 +53,7 @@ def changed_message(agent_calls: Sequence[CallRecord], turn: Turn, known: int) -
     if at >= len(before) or at >= len(path):
         return None
     now, was = path[at].message, before[at].message
-    if at == nearest.reply_turn.depth - 1 and now["role"] == "assistant":
+    if before[at].replies and now["role"] == "assistant":
         reason = "reply_changed"
     elif len(path) < len(before) and now["role"] == was["role"]:
         reason = "history_rewritten"
