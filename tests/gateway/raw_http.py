@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from session_parts import LineEngine, new_session
 
+from ajet.context_tracker import TrackerSettings
 from ajet.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.gateway.http_connection import HttpLimits
 from ajet.session import EpisodeSession
@@ -39,12 +40,15 @@ class Place(NamedTuple):
 
 @asynccontextmanager
 async def place(
-    engine: LineEngine | None = None, limits: HttpLimits | None = None, **more: Any
+    engine: LineEngine | None = None,
+    limits: HttpLimits | None = None,
+    tracking: TrackerSettings | None = None,
+    **more: Any,
 ) -> AsyncIterator[Place]:
     gateway = Gateway(GatewaySettings(limits=limits or HttpLimits(), **more))
     await gateway.start()
     engine = engine or LineEngine("hi")
-    session = new_session(engine)
+    session = new_session(engine, tracking=tracking)
     try:
         yield Place(gateway, session, gateway.register(session), engine)
     finally:
