@@ -18,6 +18,7 @@ import random
 import resource
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 from common import write_result
@@ -211,10 +212,10 @@ async def main() -> None:
         await host.gateway.start()
         figures["open_episodes"].append(await held(host, episodes))
         await host.gateway.aclose()
+    print(json.dumps(figures, indent=2), flush=True)
     if not quick:
         figures["embedded_engine"] = await embedded()
-        print(write_result("gateway", figures))
-    print(json.dumps(figures, indent=2))
+        print(figures["embedded_engine"], write_result("gateway", figures))
 
 
 async def embedded() -> list[dict[str, float]]:
@@ -223,7 +224,8 @@ async def embedded() -> list[dict[str, float]]:
     from ajet.engine.factory import build_engine
 
     name = "tiny:qwen2"
-    config = load_config(None, [f"ajet.model.path={name}", "ajet.rollout.max_model_len=16384"])
+    example = Path(__file__).parents[1] / "tutorial" / "example_math_agent" / "math_agent.yaml"
+    config = load_config(example, [f"model.path={name}", "rollout.max_model_len=16384"])
     engine = build_engine(config)
     await engine.ready()
     host = Host(engine, name)
