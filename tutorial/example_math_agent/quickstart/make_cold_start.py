@@ -3,7 +3,7 @@
 The demonstrations are of mixed quality on purpose. Two in five use the calculator; the others guess, and are wrong.
 Imitation learns both habits; telling which one pays is left to reinforcement learning.
 
-    python tutorial/example_math_agent/quickstart/make_cold_start.py          # about 10 minutes on one core
+    python tutorial/example_math_agent/quickstart/make_cold_start.py          # about 6 minutes on one core
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import shutil
 import sys
 import tempfile
@@ -23,7 +22,6 @@ sys.path.insert(0, str(FOLDER))
 
 MODEL = "tiny:qwen2-0.3m"
 SIZES = {"train": 1024, "validation": 128}
-"""Problems that are drawn; the easier ones among them become the tasks."""
 DEMONSTRATIONS = 16_384
 SHARE_WITH_CALCULATOR = 0.4
 BATCH = 64
@@ -32,41 +30,36 @@ TAGS = {"+": "sum", "-": "difference", "*": "product"}
 
 
 def problem(rng: random.Random) -> tuple[str, str, int]:
-    """Question, expression and answer."""
-    numbers = [rng.randrange(10 ** (digits - 1), 10**digits) for digits in rng.choices([1, 2, 2, 3, 3], k=3)]
-    operators = rng.choices("+-*", k=rng.choice([1, 1, 2]))
-    spaced = str(numbers[0])
-    for operator, number in zip(operators, numbers[1:], strict=False):
-        spaced += f" {operator} {number}"
-    expression = spaced.replace(" ", "")
+    """Question, operator and answer."""
     from workflow import calculator
 
-    return f"What is {spaced}?", expression, int(calculator(expression))
+    one, other = (rng.randrange(10 ** (digits - 1), 10**digits) for digits in rng.choices([1, 2, 2, 3, 3], k=2))
+    operator = rng.choice("+-*")
+    return f"What is {one}{operator}{other}?", operator, int(calculator(f"{one}{operator}{other}"))
 
 
 def write_tasks(rng: random.Random) -> set[str]:
-    """Write both task files; returns the validation questions, which no demonstration may hold.
-
-    Of the problems drawn, those with two numbers that are not both of three digits become tasks: so small a model
-    copies longer ones into its tool calls with mistakes, and the agent's habits are what is to be seen here.
-    """
+    """Write both task files; returns the validation questions, which no demonstration may hold."""
     seen: set[str] = set()
     held_out: set[str] = set()
     (FOLDER / "data").mkdir(exist_ok=True)
     for split in ("validation", "train"):
         lines = []
         while len(lines) < SIZES[split]:
-            question, expression, answer = problem(rng)
+            question, operator, answer = problem(rng)
             if question in seen:
                 continue
             seen.add(question)
-            numbers = re.findall("[0-9]+", expression)
-            tag = TAGS[re.findall("[-+*]", expression)[0]]
-            record = {"id": f"{split}-{len(lines):04}", "question": question, "answer": str(answer), "tag": tag}
-            lines.append(json.dumps(record) if len(numbers) == 2 and min(map(len, numbers)) < 3 else "")
+            record = {
+                "id": f"{split}-{len(lines):04}",
+                "question": question,
+                "answer": str(answer),
+                "tag": TAGS[operator],
+            }
+            lines.append(json.dumps(record))
         if split == "validation":
             held_out = set(seen)
-        (FOLDER / "data" / f"{split}.jsonl").write_text("\n".join(filter(None, lines)) + "\n", encoding="utf-8")
+        (FOLDER / "data" / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return held_out
 
 
@@ -74,9 +67,10 @@ def demonstration(rng: random.Random, held_out: set[str]) -> list[dict[str, Any]
     """A conversation in which the agent uses the calculator, or guesses."""
     from workflow import SYSTEM_PROMPT
 
-    question, expression, answer = problem(rng)
+    question, _, answer = problem(rng)
     while question in held_out:
-        question, expression, answer = problem(rng)
+        question, _, answer = problem(rng)
+    expression = question.removeprefix("What is ").removesuffix("?")
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": SYSTEM_PROMPT},
         {"role": "user", "content": question},
@@ -133,7 +127,7 @@ def train(steps: int, seed: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, default=FOLDER / "cold_start")
     arguments = parser.parse_args()
