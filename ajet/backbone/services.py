@@ -94,23 +94,11 @@ class Services:
 
     def start(self) -> Services:
         """Start everything; returns when the user's code is imported. Raises a `UserError` if that is wrong."""
-        isolated = self.config.ajet.task_runner.wrapper_type == "multi-processing"
-        if isolated and debugging():
-            log.warning("debugging: the workflow runs in a thread of this process, where breakpoints can stop it")
-            isolated = False
-        if isolated:
-            # first of all: the server imports the user's code on another core while this process loads the model
-            self.venue = ProcessVenue(self.config, self, self.config.base_dirs)
-        for thread in self._threads:
-            thread.start()
-        self.run(self.gateway.start())
         try:
-            if not isolated:
-                self.venue = self._thread_venue()
-        finally:
-            self._imported.set()
-        self.runner = TaskRunner(self, self.venue)
-        self.pool = self.run(self._make_pool(isolated))
+            self._start()
+        except BaseException:  # Ctrl-C too: whatever was started ends
+            self.stop()
+            raise
         return self
 
     def stop(self) -> None:
@@ -208,6 +196,25 @@ class Services:
         return Access(key.base_url, key.api_key)
 
     # ------------------------------------------------------------ building
+
+    def _start(self) -> None:
+        isolated = self.config.ajet.task_runner.wrapper_type == "multi-processing"
+        if isolated and debugging():
+            log.warning("debugging: the workflow runs in a thread of this process, where breakpoints can stop it")
+            isolated = False
+        if isolated:
+            # first of all: the server imports the user's code on another core while this process loads the model
+            self.venue = ProcessVenue(self.config, self, self.config.base_dirs)
+        for thread in self._threads:
+            thread.start()
+        self.run(self.gateway.start())
+        try:
+            if not isolated:
+                self.venue = self._thread_venue()
+        finally:
+            self._imported.set()
+        self.runner = TaskRunner(self, self.venue)
+        self.pool = self.run(self._make_pool(isolated))
 
     def _thread_venue(self) -> ThreadVenue:
         """Imports the user's workflow and judge."""

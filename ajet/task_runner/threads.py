@@ -146,6 +146,11 @@ class WorkflowThreads:
             gc.collect()
             self._collected_at = time.monotonic()
 
+    def interrupt_all(self) -> None:
+        """There will be no later: interrupt what outlived its episode without waiting for its grace to end."""
+        for thread in self._released:
+            thread.interrupt()
+
     @property
     def lost(self) -> list[EpisodeThread[Any]]:
         """Threads that outlived their episode by two graces, latest last."""

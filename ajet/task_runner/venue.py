@@ -74,7 +74,8 @@ class ThreadVenue:
         """A thread is always at hand."""
 
     async def aclose(self) -> None:
-        """Nothing to close: threads end with their episodes, and lost ones with the process."""
+        """Threads whose episodes are over and that still go on are interrupted now."""
+        self.threads.interrupt_all()
 
     async def _open(self, open_session: OpenSession, targets: list[str] | None) -> Any:
         return self._supplies.tuner(await open_session(targets))
