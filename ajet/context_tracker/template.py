@@ -25,6 +25,8 @@ STUB_TOOL: Tool = {
         "parameters": {"type": "object", "properties": {"ajetkey": {"type": "string", "description": "a key"}}},
     },
 }
+STUB_TOOL_WORDS = ("ajetprobedescription",)
+"""What shows that the tool's definition was written, not only its name in a call or a result."""
 SHORT_ID_LENGTH = 9
 """Mistral's templates raise on tool-call ids of any other length."""
 

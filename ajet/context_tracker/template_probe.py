@@ -17,7 +17,14 @@ from typing import Any
 
 from ajet.context_tracker.encoder import XML_TAG
 from ajet.context_tracker.settings import ReasoningHistory
-from ajet.context_tracker.template import STUB_TOOL, ChatTemplate, TemplateRefusal, stub_call, stub_word
+from ajet.context_tracker.template import (
+    STUB_TOOL,
+    STUB_TOOL_WORDS,
+    ChatTemplate,
+    TemplateRefusal,
+    stub_call,
+    stub_word,
+)
 from ajet.schema.chat import Message
 
 Skeleton = tuple[str, ...]
@@ -229,6 +236,8 @@ class TemplateProbe:
         if not after.startswith(tail, end):
             raise _Unstable("the template writes the end of a reply differently once other messages follow")
         anchor = after[: end + len(tail)]
+        if any(word in after[len(anchor) :] for word in [*_all_words(talk[: index + 1]), *STUB_TOOL_WORDS]):
+            raise _Unstable("the template writes the tools or earlier messages again behind a reply")
         rule = AppendRule(stubs, has_tools, anchor)
         return self._shorter(rule, after[len(anchor) :], reply, talk[index + 1 :], kwargs) or rule
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tracker_families import FAMILIES, tokenizer
 from tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, end_id, renderer, result, said, system, user
 
+from ajet.context_tracker.canonical import plain_messages
 from ajet.schema.errors import InvalidRequestError
 
 TEXTS = (
@@ -372,3 +374,60 @@ def test_the_date_may_change_between_two_calls() -> None:
     assert same.extends == "call-0"
     other = drive.begin(messages, kwargs={"date_string": "2 Jan"})
     assert other.extends is None and other.prompt_ids == oracle("llama3", messages, date_string="2 Jan")
+
+
+def test_tools_that_a_template_writes_again_make_a_branch() -> None:
+    """Phi's tools stand in every system message: a late one brings them once more, and they must be the real ones."""
+    drive = Drive("phi")
+    messages = [system(), user("Hello")]
+    drive.ask(messages, said("Hi."), tools=[SEARCH])
+    messages += [system("Late."), user("More")]
+    call = drive.begin(messages, tools=[SEARCH])
+    text = drive.tokenizer.decode(call.prompt_ids)
+    assert call.extends is None and text.count("Look something up") == 2 and "ajet" not in text
+    assert call.prompt_ids == drive.renderer.render(messages, [SEARCH])
+
+
+def replied(drive: Drive, messages: list[dict[str, Any]], reply: dict[str, Any], tools: Any) -> str | None:
+    """The text of a reply as this template writes it, where it writes it behind the generation prompt."""
+    plain = drive.renderer.text
+    before = plain(plain_messages(messages), tools, {})
+    after = plain(plain_messages([*messages, reply]), tools, {}, generate=False)
+    if not after.startswith(before):
+        return None
+    ends = [at for end in drive.renderer.probe.end_tokens if (at := after.find(end, len(before))) >= 0]
+    text = after[len(before) : min(ends)] if ends else after[len(before) :]
+    return text.removeprefix("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize("seed", range(48))
+def test_whatever_is_appended_is_what_the_whole_conversation_renders_as(seed: int) -> None:
+    rng = random.Random(seed)
+    family = list(FAMILIES)[seed % len(FAMILIES)]
+    drive = Drive(family, replace(WIDE, checks=()))
+    tools = [SEARCH] if rng.random() < 0.6 else []
+    messages = [*([system()] if rng.random() < 0.6 else []), user("Begin.")]
+    for index in range(rng.randint(2, 12)):
+        call = drive.begin(messages, tools=tools)
+        assert call.prompt_ids == drive.renderer.render(messages, tools), call.extends
+        reply = said(rng.choice(["Yes.", "No, never.", "x"]))
+        if tools and rng.random() < 0.5:
+            beside = "" if family in ("llama3", "mistral") else rng.choice(["", "Let me look."])
+            reply = called(f"c{index:08d}", f"q{index}", beside)
+            if family != "llama3" and rng.random() < 0.3:
+                reply["tool_calls"] += called(f"d{index:08d}", "z")["tool_calls"]
+        if rng.random() < 0.3:
+            reply["reasoning_content"] = f"Think {index}."
+        text = replied(drive, messages, reply, tools)
+        if text is None:  # said otherwise than the template would write it: what follows is not the same any more
+            break
+        drive.commit(call, reply, text, end=rng.random() < 0.8)
+        messages.append(reply)
+        if "tool_calls" in reply:
+            messages += [result(c["id"], rng.choice(["found", "", "é\n\n"])) for c in reply["tool_calls"]]
+        else:
+            if family != "glm" and rng.random() < 0.15:
+                messages.append(system("Late."))
+            messages.append(
+                user(rng.choice(["More?", "  spaced  ", "", "<|im_end|> <tool_response>x</tool_response>"]))
+            )
