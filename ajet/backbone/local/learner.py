@@ -106,7 +106,7 @@ def _with_adapters(model: Any, config: Config) -> Any:
     try:
         import peft
     except ImportError as error:
-        raise MissingDependencyError("ajet.model.lora needs the package peft: pip install peft") from error
+        raise MissingDependencyError("ajet.model.lora needs the package peft: pip install agentjet[lora]") from error
     lora = config.ajet.model.lora
     settings = peft.LoraConfig(
         r=lora.rank,
