@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from ajet.gateway import fields
 from ajet.gateway.answer import Answer, Caller, error_answer, json_answer
 from ajet.gateway.anthropic_messages import messages
 from ajet.gateway.fields import BadField, json_body
+from ajet.gateway.keys import KeyScopeError
 from ajet.gateway.openai_chat import MODEL_PREFIX, chat_completions
 from ajet.gateway.openai_completions import completions
 from ajet.schema.chat import DEFAULT_AGENT
@@ -33,8 +35,13 @@ async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
     agent = fields.text(body, "agent") or None
     if caller.agent is not None and agent not in (None, caller.agent):
         raise BadField("agent", f"this key speaks for agent {caller.agent!r} alone")
-    if caller.agent is not None and call is None:
-        agent = caller.agent  # an agent's key can't reward the others
+    if not math.isfinite(value):
+        raise BadField("reward", "reward must be finite")
+    if caller.agent is not None:  # an agent's key can't reward the others
+        owner = next((one.agent for one in caller.session.tracker.calls if one.name == call), caller.agent)
+        if owner != caller.agent:
+            raise KeyScopeError(f"this key speaks for agent {caller.agent!r} alone, and {call} is {owner!r}'s")
+        agent = agent if call else caller.agent
     caller.session.reward(float(value), call=call, agent=agent)
     return json_answer({"object": "reward", "reward": float(value), "call": call, "agent": agent})
 

@@ -103,6 +103,11 @@ class Gateway:
             raise RuntimeError("the gateway is not started")
         return self._base_url
 
+    @property
+    def connections(self) -> int:
+        """How many are open now."""
+        return len(self._state.connections) if self._state is not None else 0
+
     async def aclose(self) -> None:
         """Stop listening and cut all connections; what is being generated for them is cancelled."""
         if self._sweeper is not None:
