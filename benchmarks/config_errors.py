@@ -19,7 +19,7 @@ from common import write_result
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "config"))
-from mutations import VALID, lay_out, mutations
+from mutations import VALID, lay_out, mutations  # noqa: E402
 
 TIMED = """
 import sys, time
