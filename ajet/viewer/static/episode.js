@@ -41,7 +41,7 @@ function facts() {
     else $(button).setAttribute("aria-disabled", "true");
   }
   const forks = view.calls.filter((call) => call.fork).length;
-  $("tree-summary").textContent = `${view.calls.length} calls, ${leaves().length} conversations${forks ? `, ${forks} forks` : ""}`;
+  $("tree-summary").textContent = [[view.calls.length, "call"], [leaves().length, "conversation"], [forks, "fork"]].filter(([count]) => count).map(([count, noun]) => `${count} ${noun}${count === 1 ? "" : "s"}`).join(", ");
 }
 
 // ---------------------------------------------------------------- views

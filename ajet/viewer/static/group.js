@@ -26,7 +26,7 @@ else {
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / (rewards.length || 1);
   const spread = Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / (rewards.length || 1));
   $("query").textContent = episodes[0].query || rows[0].preview || rows[0].task_id;
-  $("about-group").textContent = `${rows[0].task_id} · step ${rows[0].step} · ${number(total)} attempts · reward ${short(mean)} ± ${short(spread)}${spread === 0 ? " · all alike: this group teaches nothing" : ""}`;
+  $("about-group").textContent = `${rows[0].task_id} · step ${rows[0].step} · ${number(total)} attempt${total === 1 ? "" : "s"} · reward ${short(mean)} ± ${short(spread)}${spread === 0 && rewards.length > 1 && !rows[0].validation ? " · all alike: this group teaches nothing" : ""}`;
   const colourOf = agentColours(episodes.flatMap((view) => view.calls.map((call) => call.agent)));
   $("columns").replaceChildren(...rows.map((row, index) => column(row, episodes[index], colourOf)));
 }
