@@ -59,6 +59,8 @@ class Trainer:
         self.reference = reference
         """The frozen reference of the KL term. None with LoRA: the base weights are the reference."""
         self.updates = 0
+        self.before: _Known = {}
+        """Logprobs of the batch trained last under the weights before its update, for whoever looks at tokens."""
         self.optimizer = MasterAdamW(model.named_parameters(), settings.optim)
         self._costs = CostModel.of(model)
         self._forward: Forward | None = None
@@ -86,6 +88,7 @@ class Trainer:
         packs_of = [self._plan(part, forward) for part in parts]
         with self._training(), forward.session(self.model):
             old = self._logprobs(forward, packs_of, self.model) if len(parts) > 1 else None
+            self.before = dict(old or {})
             reference = self._reference_logprobs(forward, packs_of)
             meter.time("time/logprobs", began)
             began = time.perf_counter()
@@ -122,6 +125,9 @@ class Trainer:
             logprobs = forward(self.model, pack, entropy=settings.entropy_coef != 0 or meter.wants_entropy)
             edges = self._tensors(pack, old, reference)
             edges.log_ratio_T = log_ratio_T
+            if old is None:  # the only step of this batch: its own pass has them
+                values = logprobs.logprob_E.detach().double().cpu().numpy()
+                self.before.update((key, values[where]) for key, where in pack.edges.by_call())
             result = policy_loss(logprobs.logprob_E, edges, settings, logprobs.entropy_E)
             result.loss.backward()  # type: ignore[no-untyped-call]
             meter.add(result.sums)

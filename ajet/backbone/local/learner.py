@@ -11,10 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ajet.backbone.local.settings import train_settings
 from ajet.credit import Credit, EpisodeSummary
 from ajet.engine.model_source import ModelSource
-from ajet.schema.call_tree import CallTree
+from ajet.schema.call_tree import CallTree, FloatArray
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.trainer.checkpoint import Checkpoint
@@ -70,6 +72,21 @@ class Learner:
         finally:
             self._services.run(self._engine.resume())
         return metrics
+
+    def logprobs_before(self, episodes: Sequence[Episode]) -> dict[str, list[FloatArray]]:
+        """By episode, for each call: what the weights before the last update gave each sampled token; NaN where no
+        token is trained, nothing for calls that are not."""
+        known = self.trainer.before
+        found: dict[str, list[FloatArray]] = {}
+        for index, episode in enumerate(episodes):
+            calls = [np.zeros(0, np.float32) for _ in episode.tree.calls]
+            for number, call in enumerate(episode.tree.calls):
+                values = known.get((index, number))
+                if values is not None and len(values) == call.mask.sum():
+                    calls[number] = np.full(len(call.mask), np.nan, np.float32)
+                    calls[number][call.mask] = values
+            found[episode.episode_id] = calls
+        return found
 
     def penalise_drift(self, episodes: Sequence[Episode], summaries: Sequence[EpisodeSummary], credit: Credit) -> float:
         """`use_kl_in_reward`: take the divergence from the starting model off each reward. Returns its mean."""

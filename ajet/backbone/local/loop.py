@@ -22,6 +22,7 @@ from ajet.credit import Credit, ZeroVariance, compute_credit, imitation_credit, 
 from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.progress import Progress, ProgressMode
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.schema.call_tree import FloatArray
 from ajet.schema.episode import Episode, EpisodeGroup
 from ajet.schema.errors import ConfigError
 from ajet.schema.ledger import Ledger
@@ -154,7 +155,7 @@ class LocalRun:
         self.progress.phase("train")
         extra |= self.learner.update(episodes, credit, step)
         updated = time.perf_counter()
-        self._record(groups, credit, step)
+        self._record(groups, credit, step, self.learner.logprobs_before(episodes))
         everyone = [episode for group in groups for episode in (*group.episodes, *group.failed)]
         self._notice_barren(everyone)
         metrics = episode_metrics(everyone, success_threshold=self.threshold)
@@ -256,15 +257,26 @@ class LocalRun:
         if self.step:
             self.progress.step(self.step, metrics)
 
-    def _record(self, groups: list[EpisodeGroup], credit: Credit, step: int) -> None:
+    def _record(
+        self, groups: list[EpisodeGroup], credit: Credit, step: int, logprobs: dict[str, list[FloatArray]]
+    ) -> None:
         given = {episode.episode_id: episode for episode in credit.episodes}
         for group in groups:
             for episode in (*group.episodes, *group.failed):
-                self._write_episode(episode, given.get(episode.episode_id), step)
+                name = episode.episode_id
+                self._write_episode(episode, given.get(name), step, logprobs=logprobs.get(name))
 
-    def _write_episode(self, episode: Episode, credit: Any, step: int, *, validation: bool = False) -> None:
+    def _write_episode(
+        self,
+        episode: Episode,
+        credit: Any,
+        step: int,
+        *,
+        validation: bool = False,
+        logprobs: list[FloatArray] | None = None,
+    ) -> None:
         query = self.queries.get(episode.task_id, "")
-        self.recorder.record(episode, step, credit, validation=validation, query=query)
+        self.recorder.record(episode, step, credit, validation=validation, query=query, trainer_logprobs=logprobs)
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 

@@ -157,7 +157,7 @@ export class TokenView {
     const index = this.flat.call[token], offset = this.flat.offset[token];
     if (index < 0) return { index: -1 };
     const recorded = this.data.calls[index], call = this.view.calls[index];
-    const logprob = recorded.logprobs[offset], trainer = recorded.trainer[offset];
+    const logprob = recorded.logprobs[offset] ?? undefined, trainer = recorded.trainer[offset] ?? undefined;
     const mask = recorded.mask[offset] === 1;
     const version = recorded.versions.findLast(([start]) => start <= offset)?.[1];
     return { index, call, logprob, trainer, mask, version, ratio: trainer === undefined || logprob === undefined ? undefined : Math.exp(trainer - logprob), advantage: mask && call.advantage !== null ? call.advantage : undefined };
