@@ -79,6 +79,7 @@ class Trainer:
     def update(self, batch: Batch) -> dict[str, float]:
         """Train on the batch. Returns metrics; `train/updates` is how many optimiser steps were taken."""
         began = time.perf_counter()
+        self.before = {}
         items = items_of(batch)
         if not items:
             return {"train/updates": 0.0, "tokens/trained": 0.0}
@@ -88,7 +89,7 @@ class Trainer:
         packs_of = [self._plan(part, forward) for part in parts]
         with self._training(), forward.session(self.model):
             old = self._logprobs(forward, packs_of, self.model) if len(parts) > 1 else None
-            self.before = dict(old or {})
+            self.before.update(old or {})
             reference = self._reference_logprobs(forward, packs_of)
             meter.time("time/logprobs", began)
             began = time.perf_counter()
