@@ -106,9 +106,11 @@ def _leave(code: int) -> int:
 
 def _end_anyway(code: int) -> None:
     time.sleep(PATIENCE_S)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # also where their reader has gone
+        os._exit(code)
 
 
 def _dispatch(arguments: list[str]) -> int:
