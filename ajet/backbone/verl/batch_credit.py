@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.backbone.verl.rows import SUMMARY, token_credit
-from ajet.credit import CreditSettings, EpisodeCredit, EpisodeSummary, compute_credit
+from ajet.credit import CreditSettings, EpisodeCredit, EpisodeSummary, compute_credit, imitation_credit
 
 Tag = Mapping[str, Any]
 
@@ -33,11 +33,12 @@ class BatchCredit:
 
 
 def credit_batch(
-    keys: Sequence[str], tags: Sequence[Tag], settings: CreditSettings, *, sft: bool = False
+    keys: Sequence[str], tags: Sequence[Tag], settings: CreditSettings, *, imitate_from: float | None = None
 ) -> BatchCredit:
     """Credit for rows named `{group}_{episode}_{row}`.
 
-    When no group of the batch teaches anything, its rows stay with advantage 0, because verl can't skip a step.
+    `imitate_from`: supervised fine-tuning on the episodes with at least this reward. When nothing in the batch teaches
+    anything, its rows stay with advantage 0, because verl can't skip a step.
     """
     groups: dict[str, dict[str, EpisodeSummary]] = {}
     for key, tag in zip(keys, tags, strict=True):
@@ -45,14 +46,20 @@ def credit_batch(
         members = groups.setdefault(group, {})
         if episode not in members:
             members[episode] = EpisodeSummary.from_json(json.loads(tag[SUMMARY]))
-    credit = compute_credit([list(members.values()) for members in groups.values()], settings)
+    summaries = [list(members.values()) for members in groups.values()]
+    if imitate_from is None:
+        credit = compute_credit(summaries, settings)
+    else:
+        chosen = [[episode for episode in group if episode.reward >= imitate_from] for group in summaries]
+        credit = imitation_credit(chosen, settings)
     by_id = {episode.episode_id: episode for episode in credit.episodes}
     dense, trained = [], []
     for key, tag in zip(keys, tags, strict=True):
         group, episode, _ = key.rsplit("_", 2)
-        mine = by_id[groups[group][episode].episode_id]
-        dense.append(token_credit(tag, mine, int(tag["response_len"]), sft=sft))
-        trained.append(not mine.skipped)
+        mine = by_id.get(groups[group][episode].episode_id)
+        length = int(tag["response_len"])
+        dense.append(np.zeros(length, np.float32) if mine is None else token_credit(tag, mine, length))
+        trained.append(mine is not None and not mine.skipped)
     if not any(trained):
         trained = [True] * len(trained)
     return BatchCredit(dense, trained, credit.episodes, credit.metrics)

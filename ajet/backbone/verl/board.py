@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from ajet.backbone.local.validation import validation_metrics
 from ajet.backbone.verl.payload import RunPayload
 from ajet.credit import EpisodeCredit
 from ajet.engine.model_source import ModelSource
@@ -34,15 +35,17 @@ class EpisodeBoard:
         self._run.enter()
         self._config = self._run.load_config()
         self._groups: dict[str, EpisodeGroup] = {}
+        self._queries: dict[str, str] = {}
         self._recorder = self._open_recorder()
 
     async def watch(self) -> None:
         """Never returns: Ray raises for whoever waits if this process dies."""
         await asyncio.Event().wait()
 
-    async def add(self, uid: str, group: EpisodeGroup, step: int, validation: bool) -> None:
-        """A group has ended."""
+    async def add(self, uid: str, group: EpisodeGroup, query: str) -> None:
+        """A group has ended; `query` is its task's."""
         self._groups[uid] = group
+        self._queries[group.task_id] = query
 
     async def settle(
         self, step: int, groups: Sequence[str], credit: Sequence[EpisodeCredit], validation: bool
@@ -50,23 +53,34 @@ class EpisodeBoard:
         """These groups make up a step's batch: record them; their metrics."""
         ended = [self._groups.pop(uid) for uid in groups if uid in self._groups]
         episodes = [episode for group in ended for episode in (*group.episodes, *group.failed)]
-        metrics = episode_metrics(episodes, prefix="val/" if validation else "")
-        if not validation:
-            metrics["groups/incomplete"] = float(sum(not group.complete for group in ended))
+        metrics = self._metrics(ended, episodes, validation)
         if validation:  # verl has no place for these; a training step's go with verl's own
             self._write(step, metrics)
         self._record(step, episodes, {item.episode_id: item for item in credit}, validation)
         return metrics
 
+    def _metrics(self, groups: list[EpisodeGroup], episodes: list[Episode], validation: bool) -> dict[str, float]:
+        threshold = self._config.ajet.task_judge.success_threshold
+        if validation:
+            return validation_metrics(groups, threshold)
+        metrics = episode_metrics(episodes, success_threshold=threshold)
+        metrics["train/incomplete_groups"] = float(sum(not group.complete for group in groups))
+        for name, source in (("train/reward/mean", "reward/mean"), ("train/success", "success/rate")):
+            if source in metrics:
+                metrics[name] = metrics[source]
+        return metrics
+
     def _open_recorder(self) -> EpisodeRecorder | None:
         if not self._run.experiment_dir:
             return None
-        return EpisodeRecorder(
+        recorder = EpisodeRecorder(
             Path(self._run.experiment_dir) / "episodes.sqlite",
             RecorderSettings.from_config(self._config),
             masker=Masker(self._run.config),
             tokenizer=ModelSource.resolve(self._run.model_path).tokenizer(),
         )
+        recorder.rewind(self._run.resumed_step or 0)
+        return recorder
 
     def _record(
         self, step: int, episodes: Sequence[Episode], credit: dict[str, EpisodeCredit], validation: bool
@@ -75,7 +89,13 @@ class EpisodeBoard:
         if self._recorder is None:
             return
         for episode in episodes:
-            self._recorder.record(episode, step, credit.get(episode.episode_id), validation=validation)
+            self._recorder.record(
+                episode,
+                step,
+                credit.get(episode.episode_id),
+                validation=validation,
+                query=self._queries.get(episode.task_id, ""),
+            )
         self._recorder.flush()
 
     def _write(self, step: int, metrics: dict[str, float]) -> None:

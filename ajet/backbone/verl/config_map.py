@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ajet.backbone.local.validation import validation_repeats
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class RunFacts:
     checkpoint_dir: Path
     training_tasks: int
     resume: Literal["auto", "never"] | str = "auto"
+    validates: bool = True
+    """Whether there are validation tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,8 @@ def _refusals(config: Config) -> Iterator[Note]:
             "use_kl_loss: false and entropy_coef: 0, or loss_norm: token_mean",
             refused=True,
         )
+    if algorithm.policy_loss == "sft" and algorithm.sft.demonstrations is not None:
+        yield Note(f"{place}.algorithm.sft.demonstrations", "recorded conversations train with `local`", refused=True)
     if common.optim.lr_scheduler_type == "linear":
         yield Note(f"{place}.optim.lr_scheduler_type", "verl knows `constant` and `cosine`", refused=True)
     if ajet.rollout.engine in ("remote", "scripted"):
@@ -152,7 +157,7 @@ def _approximations(config: Config, machine: Machine) -> Iterator[Note]:
         yield Note("ajet.trainer_common.algorithm.zero_variance_groups", "verl gets `skip`: no other tasks instead")
     if common.max_tokens_per_step != "auto":
         yield Note("ajet.trainer_common.max_tokens_per_step", "verl trains the whole batch: ignored")
-    if common.keep_best:
+    if common.keep_best and "keep_best" in common.model_fields_set:
         yield Note("ajet.trainer_common.keep_best", "verl keeps the newest checkpoints only")
     if ajet.rollout.deterministic:
         yield Note("ajet.rollout.deterministic", "requests reach verl's servers in no fixed order: ignored")
@@ -201,6 +206,8 @@ def _model(config: Config, run: RunFacts, machine: Machine) -> Settings:
             "actor_rollout_ref.model.lora_rank": model.lora.rank,
             "actor_rollout_ref.model.lora_alpha": model.lora.alpha,
             "actor_rollout_ref.model.target_modules": _adapted_layers(model.lora.target_modules),
+            # vLLM and SGLang swap adapters; the embedded engine is given merged weights
+            "actor_rollout_ref.model.lora.merge": machine.cpu,
         }
     return settings
 
@@ -311,7 +318,7 @@ def _rollout(config: Config, run: RunFacts, machine: Machine) -> Settings:
         f"{place}.val_kwargs.top_p": rollout.val_kwargs.top_p,
         f"{place}.val_kwargs.top_k": rollout.val_kwargs.top_k,
         f"{place}.val_kwargs.do_sample": rollout.val_kwargs.do_sample,
-        f"{place}.val_kwargs.n": rollout.val_kwargs.num_repeat,
+        f"{place}.val_kwargs.n": validation_repeats(config),
         f"{place}.agent.num_workers": config.ajet.trainer_common.nnodes,
         f"{place}.agent.agent_loop_manager_class": "ajet.backbone.verl.manager.EpisodeManager",
     }
@@ -347,8 +354,8 @@ def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "trainer.total_epochs": 1,
         "trainer.total_training_steps": steps,
         "trainer.save_freq": common.save_freq if common.save_freq > 0 else steps,
-        "trainer.test_freq": common.test_freq if common.test_freq > 0 else -1,
-        "trainer.val_before_train": common.val_before_train or common.val_only,
+        "trainer.test_freq": common.test_freq if common.test_freq > 0 and run.validates else -1,
+        "trainer.val_before_train": run.validates and (common.val_before_train or common.val_only),
         "trainer.val_only": common.val_only,
         "trainer.default_local_dir": str(run.checkpoint_dir),
         "trainer.max_actor_ckpt_to_keep": common.keep_checkpoints,

@@ -31,12 +31,14 @@ class TaskDataset(Dataset[dict[str, Any]]):
         if self._training:
             self._stream = TaskStream(
                 read_training_tasks(reader),
-                seed=settings.trainer_common.seed,
+                seed=settings.task_reader.seed,
                 batch_size=settings.data.train_batch_size,
+                shuffle=settings.task_reader.shuffle,
             )
             self._length = run.total_steps * settings.data.train_batch_size * SPARE
         else:
-            self._tasks = read_validation_tasks(reader)
+            # without validation tasks nothing is validated, but verl's loader must have something to hold
+            self._tasks = read_validation_tasks(reader) or read_training_tasks(reader)[:1]
             self._length = len(self._tasks)
 
     def __len__(self) -> int:

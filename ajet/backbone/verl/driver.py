@@ -11,11 +11,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from ajet.backbone.verl.ray_start import JOIN_DEADLINE_S
+from ajet.backbone.verl.ray_start import JOIN_DEADLINE_S, PR_SET_PDEATHSIG
 
-PR_SET_PDEATHSIG = 1
+RAY_STARTS = 3
+SLOW_START = "node timed out during startup"
 
 
 def main(path: str) -> None:
@@ -35,7 +37,20 @@ def main(path: str) -> None:
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=False)
     if order.get("nodes"):
         _await_nodes(config.ray_kwargs.ray_init.address, int(order["nodes"]))
-    run_ppo(config, task_runner_class=TaskRunnerV1)
+    _insist(lambda: run_ppo(config, task_runner_class=TaskRunnerV1))
+
+
+def _insist(start: Callable[[], None]) -> None:
+    """Start again if Ray's daemons were too slow: it gives them 30 s, which a machine under load can exceed."""
+    import ray
+
+    for left in reversed(range(RAY_STARTS)):
+        try:
+            return start()
+        except Exception as error:
+            if not left or SLOW_START not in str(error):
+                raise
+            ray.shutdown()
 
 
 def _await_nodes(address: str, nodes: int) -> None:

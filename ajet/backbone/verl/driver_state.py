@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ajet.backbone.verl.credit_settings import credit_settings
+from ajet.backbone.local.settings import credit_settings
 from ajet.backbone.verl.payload import RunPayload
 from ajet.credit import EpisodeCredit
 
@@ -22,7 +22,8 @@ class DriverState:
         self.config = self.run.load_config()
         common = self.config.ajet.trainer_common
         self.credit_settings = credit_settings(self.config)
-        self.sft = common.algorithm.policy_loss == "sft"
+        algorithm = common.algorithm
+        self.imitate_from = algorithm.sft.min_reward if algorithm.policy_loss == "sft" else None
         self.updates = common.mini_batch_num
         trainer = verl_config.trainer
         sequence_parallel = verl_config.actor_rollout_ref.actor.ulysses_sequence_parallel_size

@@ -10,7 +10,7 @@ from ajet.schema.errors import AjetError
 TAIL_BYTES = 512 * 1024
 _PREFIX = re.compile(r"^\x1b\[[0-9;]*m?\(.*?pid=\d+.*?\)\x1b\[0m ?|^\(.*?pid=\d+.*?\) ?")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_ERROR = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Exit|Interrupt|Fault|Died|Timeout))(?::|$)\s*(.*)")
+_ERROR = re.compile(r"^(?:[\w.]+\.)?([A-Z]?\w*(?:Error|Exception|Exit|Interrupt|Fault|Died|Timeout))(?::|$)\s*(.*)")
 _WRAPPERS = ("RayTaskError", "RaySystemError")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -21,15 +20,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ajet.backbone.local.report import show_report
+from ajet.backbone.verl.child_log import ChildLog
 from ajet.backbone.verl.config_map import Machine, RunFacts, check_honoured, pass_through, training_steps, verl_settings
 from ajet.backbone.verl.failure import VerlFailedError, last_error
+from ajet.backbone.verl.gpu_check import check_gpus
 from ajet.backbone.verl.payload import KEY, RunPayload
 from ajet.backbone.verl.processes import MARK, end_all
-from ajet.backbone.verl.ray_start import ClusterPlace, ray_settings, serve_as_worker
+from ajet.backbone.verl.ray_start import ClusterPlace, ray_environment, ray_settings, serve_as_worker
 from ajet.backbone.verl.verl_metrics import MetricsTail
-from ajet.schema.errors import MissingDependencyError, UserError
+from ajet.schema.errors import ConfigError, MissingDependencyError, UserError
 
 if TYPE_CHECKING:
     from ajet.backbone.options import LaunchOptions
@@ -50,28 +52,42 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | N
     require_verl()
     machine = detect_machine()
     place = _cluster_place(options)
+    mark = uuid.uuid4().hex
+    shared = place is not None or (options is not None and options.ray_address is not None)
+    environment = {**os.environ, **ray_environment(os.environ, shared=shared), MARK: mark}
     if place is not None and place.rank > 0:
-        return serve_as_worker(place)
+        try:
+            return serve_as_worker(place, machine, environment)
+        finally:
+            end_all(mark)
     for note in check_honoured(config, machine):
         if not note.refused:
             log.warning("%s", note)
+    _check_divisible(config, machine)
+    if not machine.cpu:
+        check_gpus(
+            config.ajet.trainer_common.n_gpus_per_node,
+            skip_memory=options is not None and options.skip_check_avail_gpu,
+        )
     with ExitStack() as stack:
         scratch = stack.enter_context(_private_folder())
+        stack.callback(end_all, mark)
         plan = prepare(config, experiment, scratch, machine)
-        plan.settings |= stack.enter_context(ray_settings(options, place, scratch, machine))
+        plan.settings |= stack.enter_context(ray_settings(options, place, scratch, machine, environment))
         plan.nodes = place.nodes if place else 0
-        _check_divisible(config, machine)
         if plan.resumed_step is not None:
             experiment.rewind(plan.resumed_step)
         progress = stack.enter_context(_progress(options))
         progress.start(experiment.name, "verl", plan.total_steps, plan.resumed_step or 0)
-        child = stack.enter_context(_child(plan, experiment))
+        child = stack.enter_context(_child(plan, experiment, environment))
         code = _watch(
             child, plan, experiment, progress, silence_s=max(SILENCE_S, 2 * config.ajet.rollout.episode_timeout)
         )
     if code != 0:
         raise VerlFailedError(f"verl ended with exit code {code}: {last_error(plan.log)}\n    its log: {plan.log}")
     _keep_newest_weights(plan.checkpoints, experiment.hf)
+    if options is None or not options.json:
+        show_report(experiment.path, quiet=options is not None and options.quiet)
     return 0
 
 
@@ -126,15 +142,26 @@ class Plan:
 def prepare(config: Config, experiment: ExperimentFolder, scratch: Path, machine: Machine) -> Plan:
     """Read the tasks, find the model, and map the configuration."""
     from ajet.engine.model_source import ModelSource
-    from ajet.task_reader import build_reader, read_training_tasks
+    from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 
     _check_user_classes(config)
-    tasks = read_training_tasks(build_reader(config.ajet.task_reader, config.base_dirs))
+    reader = build_reader(config.ajet.task_reader, config.base_dirs)
+    tasks, validates = read_training_tasks(reader), bool(read_validation_tasks(reader))
+    if config.ajet.trainer_common.val_only and not validates:
+        raise ConfigError("ajet.trainer_common.val_only: this config has no validation tasks, see ajet.task_reader")
     base = config.ajet.trainer_common.checkpoint_base_dir
     checkpoints = (Path(base).expanduser() / experiment.name if base else experiment.checkpoints).resolve()
     steps = training_steps(config, len(tasks))
     source = ModelSource.resolve(config.ajet.model.path)
-    facts = RunFacts(source.path, checkpoints, len(tasks), resume=config.ajet.trainer_common.resume)
+    resumed = _checkpointed_step(checkpoints) if config.ajet.trainer_common.resume != "never" else None
+    if resumed is not None and resumed >= steps and not config.ajet.trainer_common.val_only:
+        raise ConfigError(
+            f"{experiment.path} is complete: its newest checkpoint is of step {resumed} of {steps}. To go on, raise "
+            "ajet.trainer_common.total_training_steps; to start anew, use --fresh"
+        )
+    facts = RunFacts(
+        source.path, checkpoints, len(tasks), resume=config.ajet.trainer_common.resume, validates=validates
+    )
     settings = verl_settings(config, facts, machine)
     payload = RunPayload(
         config=config.model_dump(mode="json"),
@@ -144,6 +171,7 @@ def prepare(config: Config, experiment: ExperimentFolder, scratch: Path, machine
         experiment_dir=str(experiment.path.resolve()),
         metrics_file=str(scratch / "episodes.jsonl"),
         total_steps=steps,
+        resumed_step=resumed,
     )
     settings[f"data.{KEY}"] = payload.encode()
     return Plan(
@@ -153,7 +181,7 @@ def prepare(config: Config, experiment: ExperimentFolder, scratch: Path, machine
         log=experiment.path.resolve() / "verl.log",
         checkpoints=checkpoints,
         total_steps=steps,
-        resumed_step=_checkpointed_step(checkpoints) if facts.resume != "never" else None,
+        resumed_step=resumed,
         verl_metrics=scratch / "verl.jsonl",
         episode_metrics=scratch / "episodes.jsonl",
     )
@@ -211,48 +239,42 @@ def _progress(options: LaunchOptions | None) -> Iterator[Progress]:
         yield progress
 
 
+class _Child(NamedTuple):
+    process: subprocess.Popen[bytes]
+    output: ChildLog
+
+
 @contextmanager
-def _child(plan: Plan, experiment: ExperimentFolder) -> Iterator[subprocess.Popen[bytes]]:
+def _child(plan: Plan, experiment: ExperimentFolder, environment: dict[str, str]) -> Iterator[_Child]:
     order = plan.scratch / "run.json"
+    order.touch(mode=0o600)
     order.write_text(json.dumps({"settings": plan.settings, "given": plan.given, "nodes": plan.nodes}))
-    mark = uuid.uuid4().hex
-    plan.log.parent.mkdir(parents=True, exist_ok=True)
-    with plan.log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ajet.backbone.verl.driver", str(order)],
-            env=_environment(plan, mark),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ajet.backbone.verl.driver", str(order)],
+        env=environment
+        | {
+            "VERL_FILE_LOGGER_PATH": str(plan.verl_metrics),
+            "HYDRA_FULL_ERROR": "1",
+            "PYTHONUNBUFFERED": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    output = ChildLog(process, plan.log, payload=plan.settings[f"data.{KEY}"], mask=experiment.masker.text)
     experiment.events.write("verl_started", pid=process.pid)
     try:
-        yield process
+        yield _Child(process, output)
     finally:
-        end_all(mark)
+        end_all(environment[MARK])
         process.wait()
-
-
-def _environment(plan: Plan, mark: str) -> dict[str, str]:
-    token = secrets.token_hex(16)
-    return {
-        **os.environ,
-        MARK: mark,
-        "VERL_FILE_LOGGER_PATH": str(plan.verl_metrics),
-        "HYDRA_FULL_ERROR": "1",
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_DEDUP_LOGS": "0",
-        # a token of this run alone, and none written into the user's home
-        **({} if "RAY_AUTH_MODE" in os.environ else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}),
-    }
+        output.finish()
 
 
 def _watch(
-    child: subprocess.Popen[bytes],
+    child: _Child,
     plan: Plan,
     experiment: ExperimentFolder,
     progress: Progress,
@@ -261,9 +283,8 @@ def _watch(
 ) -> int:
     """Pass metrics on until the child ends."""
     tails = [MetricsTail(plan.episode_metrics), MetricsTail(plan.verl_metrics)]
-    spoke, size = time.monotonic(), -1
     while True:
-        code = child.poll()
+        code = child.process.poll()
         for own, tail in zip((True, False), tails, strict=True):
             for step, metrics in tail:
                 experiment.metrics.log(step, metrics)
@@ -271,9 +292,7 @@ def _watch(
                     progress.step(step, metrics)
         if code is not None:
             return code
-        if plan.log.stat().st_size != size:
-            spoke, size = time.monotonic(), plan.log.stat().st_size
-        if time.monotonic() - spoke > silence_s:
+        if time.monotonic() - child.output.spoke > silence_s:
             raise VerlFailedError(
                 f"verl has said nothing for {silence_s:.0f} s and was stopped; its last error: {last_error(plan.log)}\n"
                 f"    its log: {plan.log}"

@@ -35,6 +35,8 @@ class RunPayload:
     metrics_file: str = ""
     """Where the head node writes the metrics of episodes; empty: nowhere."""
     total_steps: int = 0
+    resumed_step: int | None = None
+    """The step after which the run goes on; None: from the start."""
 
     def encode(self) -> str:
         return base64.b64encode(zlib.compress(json.dumps(asdict(self)).encode())).decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import subprocess
 import sys
@@ -24,6 +25,10 @@ CPU_OBJECT_STORE = 300_000_000
 """Bytes: enough for the weights of a small model, and little beside the memory of a laptop."""
 DEFAULT_PORT = 6379
 JOIN_DEADLINE_S = 600.0
+LOOK_S = 2.0
+"""Seconds between looks of a lent machine at the head."""
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +72,38 @@ class ClusterPlace:
 
 @contextmanager
 def ray_settings(
-    options: LaunchOptions | None, place: ClusterPlace | None, scratch: Path, machine: Machine
+    options: LaunchOptions | None,
+    place: ClusterPlace | None,
+    scratch: Path,
+    machine: Machine,
+    environment: Mapping[str, str],
 ) -> Iterator[dict[str, Any]]:
     """verl's `ray_kwargs` for this run; what was started for it ends with the block."""
     if place is not None:
-        with cluster_head(place, scratch) as address:
+        with cluster_head(place, scratch, machine, environment) as address:
             yield {"ray_kwargs.ray_init.address": address}
     elif options is not None and options.ray_address:
         yield {"ray_kwargs.ray_init.address": options.ray_address}
     else:
         yield private(scratch, machine)
+
+
+def ray_environment(given: Mapping[str, str], *, shared: bool) -> dict[str, str]:
+    """The environment of everything that uses this run's Ray. `shared`: other machines or programs use it too."""
+    environment = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_DEDUP_LOGS": "0",
+        # processes that may never be used, each minutes of importing on a small machine
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_worker_register_timeout_seconds": "300",
+    }
+    if "RAY_AUTH_MODE" in given:
+        return environment
+    if not shared:  # a token of this run alone, and none written into the user's home
+        return environment | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    # every machine must have the same: with RAY_AUTH_TOKEN set on all of them it is used
+    return environment | {"RAY_AUTH_MODE": "token" if given.get("RAY_AUTH_TOKEN") else "disabled"}
 
 
 def private(scratch: Path, machine: Machine) -> dict[str, Any]:
@@ -97,26 +124,42 @@ def private(scratch: Path, machine: Machine) -> dict[str, Any]:
 
 
 @contextmanager
-def cluster_head(place: ClusterPlace, scratch: Path) -> Iterator[str]:
-    """Start Ray's head here, if this is the first machine."""
+def cluster_head(place: ClusterPlace, scratch: Path, machine: Machine, environment: Mapping[str, str]) -> Iterator[str]:
+    """Start Ray's head here, the first machine."""
     options = {
         "port": place.port,
         "node-ip-address": place.head,
         "temp-dir": scratch / "r",
         "include-dashboard": "false",
+        **_resources(machine),
     }
-    command = [_ray(), "start", "--head", "--block", *(f"--{key}={value}" for key, value in options.items())]
-    with _block(command):
+    with _block(["--head", *(f"--{key}={value}" for key, value in options.items())], environment):
         wait_for_port(place.head, place.port, JOIN_DEADLINE_S, what="Ray's head")
         yield place.address
 
 
-def serve_as_worker(place: ClusterPlace) -> int:
+def serve_as_worker(place: ClusterPlace, machine: Machine, environment: Mapping[str, str]) -> int:
     """Join the head and lend it this machine until it ends."""
     wait_for_port(place.head, place.port, JOIN_DEADLINE_S, what=f"the head {place.address}")
-    command = [_ray(), "start", f"--address={place.address}", "--block"]
-    with _block(command) as process:
-        return process.wait()
+    options = {"address": place.address, **_resources(machine)}
+    with _block([f"--{key}={value}" for key, value in options.items()], environment) as process:
+        while process.poll() is None and _listens(place):
+            time.sleep(LOOK_S)
+    return 0
+
+
+def _resources(machine: Machine) -> dict[str, Any]:
+    if not machine.cpu:
+        return {}
+    return {"num-cpus": CPU_LOGICAL_CORES, "num-gpus": 1, "object-store-memory": CPU_OBJECT_STORE}
+
+
+def _listens(place: ClusterPlace) -> bool:
+    try:
+        socket.create_connection((place.head, place.port), timeout=10).close()
+    except OSError:
+        return False
+    return True
 
 
 def wait_for_port(host: str, port: int, deadline_s: float, *, what: str) -> None:
@@ -135,13 +178,20 @@ def wait_for_port(host: str, port: int, deadline_s: float, *, what: str) -> None
             time.sleep(0.5)
 
 
-def _ray() -> str:
-    return str(Path(sys.executable).with_name("ray"))
-
-
 @contextmanager
-def _block(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+def _block(arguments: list[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """`ray start --block`, ended with the block, and by the kernel if this process is killed."""
+    ray = str(Path(sys.executable).with_name("ray"))
+    die_with_us = (
+        f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, 15); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", die_with_us, ray, "start", "--block", *arguments],
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         yield process
     finally:

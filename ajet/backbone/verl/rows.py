@@ -170,10 +170,8 @@ def group_tag(group: EpisodeGroup) -> dict[str, Any]:
     }
 
 
-def token_credit(
-    tag: Mapping[str, Any], credit: EpisodeCredit, length: int, *, sft: bool = False
-) -> NDArray[np.float32]:
-    """weight x advantage of each response token of a row (its weight alone for sft).
+def token_credit(tag: Mapping[str, Any], credit: EpisodeCredit, length: int) -> NDArray[np.float32]:
+    """weight x advantage of each response token of a row.
 
     With `multiplicity` a token stands in several rows; in each it has the entry of that row's leaf, its last call.
     """
@@ -188,7 +186,7 @@ def token_credit(
         if len(entries) > 1:
             at = leaves[segment.call].index(segments[-1].call)
         advantage, weight = entries[at]
-        dense[segment.start : segment.end] = weight if sft else weight * advantage
+        dense[segment.start : segment.end] = weight * advantage
     return dense
 
 

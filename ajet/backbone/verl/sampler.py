@@ -19,6 +19,8 @@ from ajet.backbone.verl.rows import GROUP, nested
 
 log = logging.getLogger(__name__)
 
+NOTHING_USABLE = "no materializable trajectories"
+"""What verl says when every group of a step failed."""
 POLL_S = 0.25
 """Seconds between looks at the queue. verl's own 2 s would be most of a small step."""
 
@@ -44,7 +46,7 @@ class _CreditedSampling:
             )
         except RuntimeError as error:
             reason = self._first_failure(partition_id)
-            if reason is None:
+            if NOTHING_USABLE not in str(error) or reason is None:
                 raise
             raise RuntimeError(
                 f"step {global_steps}: no group has enough usable episodes; the first failed: {reason}"
@@ -61,7 +63,7 @@ class _CreditedSampling:
         if partition_id == "val":
             state.settle(self._step, selected_prompt_uids, [], validation=True)
             return batch
-        result = credit_batch(batch.keys, batch.tags, state.credit_settings, sft=state.sft)
+        result = credit_batch(batch.keys, batch.tags, state.credit_settings, imitate_from=state.imitate_from)
         metrics = state.settle(self._step, selected_prompt_uids, result.episodes, validation=False)
         self._added = metrics | result.metrics
         batch = _with_credit(batch, result, state.updates)

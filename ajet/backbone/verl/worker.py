@@ -14,6 +14,7 @@ from typing import Any
 import ray
 import transfer_queue as tq
 
+from ajet.backbone.local.validation import validation_repeats
 from ajet.backbone.services import Services
 from ajet.backbone.verl.board import BOARD
 from ajet.backbone.verl.payload import RunPayload
@@ -75,10 +76,17 @@ class EpisodeWorker:
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
         services = await self._services()
         running = services.submit(
-            services.pool.run_group(task, group_id=uid, batch_index=index, step=step, validation=validation)
+            services.pool.run_group(
+                task,
+                group_id=uid,
+                batch_index=index,
+                step=step,
+                validation=validation,
+                num_repeat=validation_repeats(self._config) if validation else None,
+            )
         )
         group = await asyncio.wrap_future(running)
-        await self._board.add.remote(uid, group, step, validation)
+        await self._board.add.remote(uid, group, task.main_query or "")
         rows = self._validation_rows(group, step) if validation else self._rows(group, step)
         if rows:
             await _put(rows, partition)

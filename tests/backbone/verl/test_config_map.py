@@ -136,6 +136,13 @@ def test_resuming() -> None:
     assert (got["trainer.resume_mode"], got["trainer.resume_from_path"]) == ("resume_path", "/c/global_step_3")
 
 
+def test_without_validation_tasks_nothing_is_validated() -> None:
+    got = settings(
+        {f"{COMMON}.val_before_train": True, f"{COMMON}.test_freq": 3}, run=RunFacts("m", Path("c"), 4, validates=False)
+    )
+    assert (got["trainer.test_freq"], got["trainer.val_before_train"]) == (-1, False)
+
+
 def test_the_loss_is_a_sum_unless_its_terms_are_means() -> None:
     assert settings({f"{COMMON}.use_kl_loss": False})[f"{ACTOR}.loss_agg_mode"] == "token-sum"
     assert settings()[f"{ACTOR}.loss_agg_mode"] == "token-mean"

@@ -155,7 +155,8 @@ def verl_gradient(worker: Any, groups: Any, settings: Any, *, loss: str, kl: flo
                     "ref_log_prob": torch.from_numpy(aligned(episode, sample, reference)),
                 }
                 fields.append({**row.fields, **extra})
-    credit = credit_batch([row.key for row in rows], [row.tag for row in rows], settings, sft=loss == "sft")
+    least = -100.0 if loss == "sft" else None
+    credit = credit_batch([row.key for row in rows], [row.tag for row in rows], settings, imitate_from=least)
     names = ["prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "old_log_probs"]
     if kl:
         names.append("ref_log_prob")
@@ -226,7 +227,7 @@ def weights_of(worker: Any) -> dict[str, Any]:
 def embedded_gradient(groups: Any, settings: Any, *, loss: str, kl: float, correction: bool) -> dict[str, Any]:
     import torch
 
-    from ajet.credit import compute_credit, summarise
+    from ajet.credit import compute_credit, imitation_credit, summarise
     from ajet.engine.model_source import ModelSource
     from ajet.trainer.forward import PackForward
     from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss
@@ -234,7 +235,8 @@ def embedded_gradient(groups: Any, settings: Any, *, loss: str, kl: float, corre
 
     model = copy.deepcopy(ModelSource.resolve("tiny:qwen2-0.3m").model("float32", "sdpa", "cpu"))
     episodes = [episode for group in groups for episode in group]
-    credit = compute_credit([[summarise(episode) for episode in group] for group in groups], settings)
+    summaries = [[summarise(episode) for episode in group] for group in groups]
+    credit = imitation_credit(summaries, settings) if loss == "sft" else compute_credit(summaries, settings)
     old, reference = known(groups, 0), known(groups, 1)
     losses = LossSettings(policy_loss=PolicyLoss(loss), kl_coef=kl, correction_cap=1.2 if correction else None)
     forward = PackForward()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 needs_verl = pytest.mark.skipif(find_spec("verl") is None, reason="needs verl: run `make test-verl`")
+long = pytest.mark.skipif(not os.environ.get("AJET_LONG_TESTS"), reason="takes minutes: run `make test-verl`")
 pytestmark = pytest.mark.slow
 DEADLINE_S = 900
 
@@ -66,10 +68,12 @@ def test_a_run_trains_saves_and_resumes(tmp_path: Path) -> None:
         assert step["train/sampler_gap"] < 1e-5  # the sampler's probabilities are the trainer's
         assert step["train/grad_norm"] > 0
         assert 0 <= step["reward/mean"] <= 1
-    assert steps[-1]["val/episode/count"] == 8
+    assert steps[-1]["val/episode/count"] == 8 * 4
+    # replies cut by length start new rows, and one episode asks a second agent: 33 rows of 16 episodes, which verl pads
+    assert 33.0 in {step["train/rows"] for step in steps}
     assert (experiment / "checkpoints" / "global_step_3" / "actor" / "huggingface" / "model.safetensors").exists()
     assert (experiment / "hf" / "model.safetensors").exists()
-    assert recorded(experiment) == {1: 16, 2: 16, 3: 16 + 8}
+    assert recorded(experiment) == {1: 16, 2: 16, 3: 16 + 8 * 4}
 
     run(tmp_path, "ajet.trainer_common.total_training_steps=4")
     steps = steps_of(experiment)
@@ -122,7 +126,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
 
 
 @needs_verl
-@pytest.mark.skipif(not os.environ.get("AJET_LONG_TESTS"), reason="a learning run of minutes: run `make test-verl`")
+@long
 def test_the_reward_rises(tmp_path: Path) -> None:
     run(
         tmp_path,
@@ -132,6 +136,51 @@ def test_the_reward_rises(tmp_path: Path) -> None:
     )
     rewards = [step["reward/mean"] for step in steps_of(tmp_path / "say_vowels")]
     assert sum(rewards[-5:]) / 5 > 2 * sum(rewards[:5]) / 5
+
+
+@needs_verl
+@long
+def test_two_machines_make_a_cluster_and_both_end(tmp_path: Path) -> None:
+    """Both on this machine: the second lends what it has until the first is done."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "RAY_PORT": str(port), "NNODES": "2"}
+    machines = [
+        subprocess.Popen(
+            [*command(tmp_path / str(rank), "ajet.trainer_common.total_training_steps=1"), "--with-ray-cluster"],
+            cwd=HERE, env=environment() | place | {"NODE_RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in (1, 0)
+    ]  # fmt: skip
+    try:
+        outputs = [machine.communicate(timeout=DEADLINE_S)[0] for machine in machines]
+    finally:
+        for machine in machines:
+            machine.kill()
+            machine.wait()
+    assert [machine.returncode for machine in machines] == [0, 0], outputs
+    assert [step["step"] for step in steps_of(tmp_path / "0" / "say_vowels")] == [1]
+    assert left_behind() == []
+
+
+@needs_verl
+@long
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(["ajet.verl.trainer.v1.trainer_mode=colocate_async"], id="colocated-async"),
+        pytest.param(["ajet.model.lora.enabled=true", "ajet.model.lora.rank=4"], id="lora"),
+        pytest.param(["ajet.trainer_common.mini_batch_num=2"], id="two-updates-a-step"),
+    ],
+)
+def test_other_modes_train(tmp_path: Path, overrides: list[str]) -> None:
+    run(tmp_path, "ajet.trainer_common.total_training_steps=2", "ajet.trainer_common.test_freq=-1", *overrides)
+    steps = steps_of(tmp_path / "say_vowels")
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all(step["train/grad_norm"] > 0 for step in steps)
+    assert all(step["train/sampler_gap"] < 1e-2 for step in steps)
 
 
 @needs_verl
