@@ -6,11 +6,12 @@ in the workflow: then nothing times out and one episode runs at a time.
 
 from __future__ import annotations
 
+from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
 from ajet.backbone.debug_view import EpisodeView, JsonView, QuietView, View
 from ajet.backbone.options import LaunchOptions
-from ajet.backbone.services import Services
+from ajet.backbone.services import STOP_S, Services
 from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.episode import Episode
@@ -58,7 +59,7 @@ class _Session:
         try:
             with self._services as services:
                 self._view.started(len(self._tasks), services.pool.parallel)
-                services.run(self._episodes())
+                self._run_episodes(services)
                 self._recorder.use_tokenizer(services.model().tokenizer)
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
@@ -66,8 +67,15 @@ class _Session:
             return EXIT_INTERRUPTED
         return 0 if any(episode.usable for episode in self._view.episodes) else EXIT_ALL_FAILED
 
-    async def _episodes(self) -> None:
-        await self._services.pool.run_episodes(self._tasks)
+    def _run_episodes(self, services: Services) -> None:
+        """Ctrl-C ends the episodes as `cancelled`: they are shown and recorded like any other."""
+        running = services.submit(services.pool.run_episodes(self._tasks))
+        try:
+            running.result()
+        except KeyboardInterrupt:
+            services.loop.call_soon_threadsafe(services.pool.stop_all)
+            wait([running], STOP_S)
+            raise
 
     def _ended(self, episode: Episode) -> None:
         self._recorder.record(episode, 0, query=self._queries.get(episode.task_id, ""))
