@@ -21,11 +21,17 @@ class VerlFailedError(AjetError):
 def last_error(log: Path) -> str:
     """The last exception that the log names; else its last lines."""
     lines = _tail(log)
-    for line in reversed(lines):
-        match = _ERROR.match(line.strip())
+    for index in range(len(lines) - 1, -1, -1):
+        match = _ERROR.match(lines[index].strip())
         if match and not match.group(1).startswith(_WRAPPERS):
-            return line.strip()[:2000]
+            return (lines[index].strip() + _who(lines[index + 1 : index + 4]))[:2000]
     return "\n".join(lines[-5:]) or "it wrote nothing"
+
+
+def _who(lines: list[str]) -> str:
+    """Which actor an error of Ray's is about: it says so in the lines that follow."""
+    named = next((line.strip() for line in lines if line.strip().startswith("class_name:")), "")
+    return f" ({named.removeprefix('class_name:').strip()})" if named else ""
 
 
 def _tail(log: Path) -> list[str]:

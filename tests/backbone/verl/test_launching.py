@@ -44,6 +44,14 @@ def test_a_plain_exception_is_found(tmp_path: Path) -> None:
     assert last_error(log) == "Exception: The current node timed out."
 
 
+def test_a_dead_actor_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "verl.log"
+    log.write_text(
+        "ray.exceptions.ActorDiedError: The actor died.\n\tclass_name: WorkerDict\n\tactor_id: 1\n\tpid: 7\n"
+    )
+    assert last_error(log) == "ray.exceptions.ActorDiedError: The actor died. (WorkerDict)"
+
+
 def test_a_log_without_an_error_is_quoted(tmp_path: Path) -> None:
     log = tmp_path / "verl.log"
     log.write_text("one\n\ntwo\n")
