@@ -85,7 +85,8 @@ class ForkServerProcess:
 
     def order(self, do: str, number: int) -> None:
         """`kill` a worker and all that it started, or have it `dump` where it is."""
-        if number in self._exits:
+        closed = self._ours.fileno() < 0  # then it has ended all its workers already
+        if number in self._exits and not closed:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # then all workers are dead
                 self._ours.send(json.dumps({"do": do, "number": number}).encode())
 
