@@ -45,6 +45,8 @@ def weights_folder(path: Path, *, best: bool = False) -> Path:
         folder = CheckpointFolder(path / "checkpoints")
         newest = folder.newest()
         chosen = folder.best() if best else newest.path if newest is not None else None
+        if chosen is None and not best and (path / "hf" / "config.json").is_file():
+            return path / "hf"  # verl's checkpoints have a form of their own; its newest weights lie here
         if chosen is None:
             what = "checkpoint with a validation" if best else "complete checkpoint"
             raise ConfigError(f"{path} holds no {what}")

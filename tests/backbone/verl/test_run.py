@@ -75,6 +75,10 @@ def test_a_run_trains_saves_and_resumes(tmp_path: Path) -> None:
     assert (experiment / "hf" / "model.safetensors").exists()
     assert recorded(experiment) == {1: 16, 2: 16, 3: 16 + 8 * 4}
 
+    exporting = [sys.executable, "-m", "ajet", "export", "weights", str(experiment), str(tmp_path / "exported")]
+    subprocess.run(exporting, env=environment(), check=True, timeout=DEADLINE_S)
+    assert (tmp_path / "exported" / "model.safetensors").exists()
+
     run(tmp_path, "ajet.trainer_common.total_training_steps=4")
     steps = steps_of(experiment)
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
