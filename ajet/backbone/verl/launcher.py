@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SCRATCH = Path("/tmp")
+SCRATCH_NAME = "ajv"
 LOOK_S = 0.5
 """Seconds between looks at the child."""
 SILENCE_S = 1800.0
@@ -219,11 +221,20 @@ def _check_divisible(config: Config, machine: Machine) -> None:
 @contextmanager
 def _private_folder() -> Iterator[Path]:
     """A folder with a short path (Ray puts sockets into it, whose paths are limited), gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="ajv", dir="/tmp"))
+    remove_abandoned(SCRATCH)
+    folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_NAME}{os.getpid()}_", dir=SCRATCH))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned(place: Path) -> None:
+    """Remove the private folders of launchers that were killed: their names hold the process id."""
+    for folder in place.glob(f"{SCRATCH_NAME}*_*"):
+        pid = folder.name.removeprefix(SCRATCH_NAME).partition("_")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and folder.stat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import pytest
 from ajet.backbone.verl.child_log import LEFT_OUT, ChildLog
 from ajet.backbone.verl.failure import last_error
 from ajet.backbone.verl.gpu_check import busy_gpus, parse_gpus
+from ajet.backbone.verl.launcher import remove_abandoned
 from ajet.backbone.verl.payload import RunPayload
 from ajet.backbone.verl.processes import MARK, end_all, marked
 from ajet.backbone.verl.ray_start import ClusterPlace, wait_for_port
@@ -115,6 +116,15 @@ def test_waiting_for_the_head_ends_with_a_clear_message() -> None:
         wait_for_port("127.0.0.1", port, 0.1, what="the head")
     with socket.create_server(("127.0.0.1", 0)) as server:
         wait_for_port("127.0.0.1", server.getsockname()[1], 5, what="the head")
+
+
+def test_a_killed_launchers_folder_is_removed_by_the_next(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for name in (f"ajv{ended.pid}_a", f"ajv{os.getpid()}_b", "ajvother"):
+        (tmp_path / name).mkdir()
+    remove_abandoned(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"ajv{os.getpid()}_b", "ajvother"])
 
 
 def test_everything_marked_is_ended_orphans_too() -> None:
