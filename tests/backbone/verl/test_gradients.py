@@ -7,17 +7,17 @@ import os
 import socket
 from collections.abc import Iterator
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 from verl_episodes import BRANCHING, LINEAR, make_groups
+from verl_here import verl_installed
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("verl") is None, reason="needs verl: run `make test-verl`"),
+    pytest.mark.skipif(not verl_installed(), reason="needs verl: run `make test-verl`"),
 ]
 
 BOUND = 1e-4

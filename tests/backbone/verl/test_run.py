@@ -8,15 +8,15 @@ import socket
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from verl_here import verl_installed
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-needs_verl = pytest.mark.skipif(find_spec("verl") is None, reason="needs verl: run `make test-verl`")
+needs_verl = pytest.mark.skipif(not verl_installed(), reason="needs verl: run `make test-verl`")
 long = pytest.mark.skipif(not os.environ.get("AJET_LONG_TESTS"), reason="takes minutes: run `make test-verl`")
 pytestmark = pytest.mark.slow
 DEADLINE_S = 900
@@ -193,7 +193,7 @@ def test_the_tutorials_yaml_runs_unchanged(tmp_path: Path) -> None:
     assert len(steps_of(tmp_path / "math_agent")) == 2
 
 
-@pytest.mark.skipif(find_spec("verl") is not None, reason="verl is installed")
+@pytest.mark.skipif(verl_installed(), reason="verl is installed")
 def test_without_verl_the_error_says_how_to_get_it(tmp_path: Path) -> None:
     done = subprocess.run(command(tmp_path), cwd=HERE, env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

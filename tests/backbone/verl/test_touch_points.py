@@ -7,15 +7,15 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from verl_here import verl_installed
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("verl") is None, reason="needs verl: run `make test-verl`"),
+    pytest.mark.skipif(not verl_installed(), reason="needs verl: run `make test-verl`"),
 ]
 
 
