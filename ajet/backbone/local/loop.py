@@ -23,7 +23,7 @@ from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.progress import Progress, ProgressMode
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.call_tree import FloatArray
-from ajet.schema.episode import Episode, EpisodeGroup
+from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.errors import ConfigError
 from ajet.schema.ledger import Ledger
 from ajet.schema.task import Task
@@ -224,7 +224,9 @@ class LocalRun:
     def _notice_barren(self, episodes: Sequence[Episode]) -> None:
         self.barren = 0 if any(episode.usable for episode in episodes) else self.barren + 1
         if self.barren >= BARREN_STEPS:
-            failures = [episode.failure.message for episode in episodes if episode.failure is not None]
+            # the rest of a group that can't become whole is stopped: that is no reason, but has one
+            told = [episode for episode in episodes if episode.status is not EpisodeStatus.CANCELLED]
+            failures = [episode.failure.message for episode in told or episodes if episode.failure is not None]
             raise ConfigError(
                 f"{self.barren} steps in a row had no usable episode; the last failed with: "
                 f"{failures[-1] if failures else 'no reason given'}"
