@@ -80,6 +80,7 @@ def scripted(config: Config) -> Engine:
 
 def run(episodes: int, *, isolated: bool, parallel: int) -> dict[str, Any]:
     """Figures of one run; `wrong` holds what was counted under another type than it should."""
+    before = _episode_threads()
     tasks = tasks_of(episodes, isolated=isolated)
     ended: list[Episode] = []
     config = config_of(isolated=isolated, parallel=parallel)
@@ -103,8 +104,12 @@ def run(episodes: int, *, isolated: bool, parallel: int) -> dict[str, Any]:
         "unnamed_failures": sum(episode.failure is None for episode in ended if episode.status != "completed"),
         "wall_s": round(wall_s, 2),
         "cpu_s": round(cpu_s, 2),
-        "episode_threads_left": sum(thread.name.startswith("ajet-episode") for thread in threading.enumerate()),
+        "episode_threads_left": len(_episode_threads() - before),
     }
+
+
+def _episode_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("ajet-episode")}
 
 
 def _cpu_s() -> float:
