@@ -42,8 +42,9 @@ def viewer(experiments: Path) -> Viewer:
     return start(experiments)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not for the whole session: while Playwright is at work, no other test of this process can run an event loop."""
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
