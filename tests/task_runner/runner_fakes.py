@@ -131,6 +131,7 @@ class SmallSupplies:
         self.sessions: list[EpisodeSession] = []
         self.orders: list[EpisodeOrder] = []
         self.gateway: Gateway | None = None
+        self._starting = asyncio.Lock()
         self._max_model_len = max_model_len
 
     async def open_session(self, order: EpisodeOrder) -> EpisodeSession:
@@ -151,9 +152,11 @@ class SmallSupplies:
         return AjetTuner(session, self.config, self.loop)
 
     async def access(self, session: EpisodeSession) -> Access:
-        if self.gateway is None:
-            self.gateway = Gateway()
-            await self.gateway.start()
+        async with self._starting:
+            if self.gateway is None:
+                gateway = Gateway()
+                await gateway.start()
+                self.gateway = gateway
         key = self.gateway.register(session)
         return Access(key.base_url, key.api_key)
 
