@@ -17,7 +17,6 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from ajet.schema.errors import LostThreadsError
@@ -27,9 +26,6 @@ T = TypeVar("T")
 
 GRACE_S = 2.0
 """How long a thread may go on after its episode before it is interrupted, and again before it counts as lost."""
-
-CLEAN_UP_GRACES = 5
-"""Graces more for a thread whose user code has returned."""
 
 COLLECT_EVERY_S = 10.0
 """`asyncio-with-gc` collects cyclic garbage (agents, their clients and memories) this often: a full collection stops
@@ -162,17 +158,12 @@ class WorkflowThreads:
         gone = [thread for thread in self._released if thread.alive and (thread.released_at or before) < before]
         return sorted(gone, key=lambda thread: thread.released_at or before)
 
-    def _press(self, thread: EpisodeThread[Any], *, patient: bool = True) -> None:
-        if not thread.alive:
-            return
-        if patient and thread.result.done():
-            # the user's coroutine has returned: only its loop's clean-up is left, which a busy machine makes slow
-            patience = CLEAN_UP_GRACES * self._grace_s
-            asyncio.get_running_loop().call_later(patience, partial(self._press, thread, patient=False))
-            return
-        log.warning(
-            "%s still runs although its episode has ended; interrupting it. It is here:\n%s",
-            thread.name,
-            thread.stack(),
-        )
-        thread.interrupt()
+    def _press(self, thread: EpisodeThread[Any]) -> None:
+        if thread.alive:
+            log.warning(
+                "%s still runs %.0f s after its episode ended; interrupting it. It is here:\n%s",
+                thread.name,
+                self._grace_s,
+                thread.stack(),
+            )
+            thread.interrupt()
