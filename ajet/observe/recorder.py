@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 256
 _GIB = 1024**3
+_PRUNE_AT_ONCE = 8
 _PRUNE_TO = 0.95
 """Beyond `max_gb`, the oldest episodes go until this share of it is left: not one by one for each new one."""
 
@@ -229,7 +230,7 @@ class EpisodeRecorder:
         removed = 0
         while used_bytes(connection) > limit * _PRUNE_TO:
             connection.execute("BEGIN IMMEDIATE")
-            gone = delete_oldest(connection, _BATCH)
+            gone = delete_oldest(connection, _PRUNE_AT_ONCE)
             connection.execute("COMMIT")
             if not gone:
                 break

@@ -27,6 +27,8 @@ T = TypeVar("T")
 GRACE_S = 2.0
 """How long a thread may go on after its episode before it is interrupted, and again before it counts as lost."""
 
+_AGAIN_S = 0.25
+
 COLLECT_EVERY_S = 10.0
 """`asyncio-with-gc` collects cyclic garbage (agents, their clients and memories) this often: a full collection stops
 all threads for some 0.1 s once torch is loaded, so it is not done for every episode."""
@@ -146,10 +148,13 @@ class WorkflowThreads:
             gc.collect()
             self._collected_at = time.monotonic()
 
-    def interrupt_all(self) -> None:
-        """There will be no later: interrupt what outlived its episode without waiting for its grace to end."""
-        for thread in self._released:
-            thread.interrupt()
+    async def interrupt_all(self) -> None:
+        """There will be no later: interrupt what outlived its episode now, and again for as long as one grace."""
+        give_up = time.monotonic() + self._grace_s
+        while time.monotonic() < give_up and any(thread.alive for thread in self._released):
+            for thread in self._released:
+                thread.interrupt()
+            await asyncio.sleep(_AGAIN_S)
 
     @property
     def lost(self) -> list[EpisodeThread[Any]]:
@@ -166,4 +171,10 @@ class WorkflowThreads:
                 self._grace_s,
                 thread.stack(),
             )
+            self._interrupt_again(thread)
+
+    def _interrupt_again(self, thread: EpisodeThread[Any]) -> None:
+        """Once is not enough: Python swallows what is raised inside a finaliser or a weak reference's callback."""
+        if thread.alive:
             thread.interrupt()
+            asyncio.get_running_loop().call_later(self._grace_s, self._interrupt_again, thread)

@@ -75,7 +75,7 @@ class ThreadVenue:
 
     async def aclose(self) -> None:
         """Threads whose episodes are over and that still go on are interrupted now."""
-        self.threads.interrupt_all()
+        await self.threads.interrupt_all()
 
     async def _open(self, open_session: OpenSession, targets: list[str] | None) -> Any:
         return self._supplies.tuner(await open_session(targets))
