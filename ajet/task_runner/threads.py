@@ -50,6 +50,7 @@ class EpisodeThread(Generic[T]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[T] | None = None
         self._cancelled = False
+        self._interrupted = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
     def start(self) -> None:
@@ -72,7 +73,7 @@ class EpisodeThread(Generic[T]):
 
     def interrupt(self) -> None:
         """Raise `WorkflowInterrupted` in the thread. Takes effect when it next executes Python code."""
-        if self.alive and self._thread.ident is not None:
+        if self.alive and not self._interrupted and self._thread.ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(self._thread.ident), ctypes.py_object(WorkflowInterrupted)
             )
@@ -96,6 +97,7 @@ class EpisodeThread(Generic[T]):
                     self._leave()
                     self.result.set_result(value)
         except WorkflowInterrupted:
+            self._interrupted = True
             self.result.cancel()  # its episode is over: nobody reads it
 
     async def _supervised(self) -> T:

@@ -325,6 +325,7 @@ def hanging(how: str) -> Any:
 @pytest.mark.parametrize("how", ["await", "spin", "sleep", "stubborn"])
 def test_a_hang_ends_at_the_deadline_and_its_thread_soon_after(how: str) -> None:
     async def main() -> None:
+        before = set(threading.enumerate())
         runner = runner_of(workflow_that(hanging(how)), rollout__episode_timeout=0.3)
         episode = await runner.run(TASK)
         assert (episode.status, episode.reward) == (EpisodeStatus.TIMEOUT, None)
@@ -334,8 +335,9 @@ def test_a_hang_ends_at_the_deadline_and_its_thread_soon_after(how: str) -> None
         (session,) = runner.supplies.sessions
         with pytest.raises(SessionClosedError):
             session.check_open()
-        for _ in range(0 if how == "stubborn" else 100):
-            if not any(thread.name.startswith("ajet-episode") for thread in threading.enumerate()):
+        for _ in range(0 if how == "stubborn" else 600):
+            left = set(threading.enumerate()) - before
+            if not any(thread.name.startswith("ajet-episode") for thread in left):
                 return
             await asyncio.sleep(0.05)
         assert how == "stubborn", "the thread is still there"
