@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from ajet.schema.errors import LostThreadsError
@@ -72,11 +73,18 @@ class EpisodeThread(Generic[T]):
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
     def interrupt(self) -> None:
-        """Raise `WorkflowInterrupted` in the thread. Takes effect when it next executes Python code."""
-        if self.alive and not self._interrupted and self._thread.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self._thread.ident), ctypes.py_object(WorkflowInterrupted)
-            )
+        """Raise `WorkflowInterrupted` in the thread. Takes effect when it next executes Python code.
+
+        May be without effect (see `_starts_another`): who means it asks again until the thread is gone.
+        """
+        ident = self._thread.ident
+        if (
+            self.alive
+            and not self._interrupted
+            and ident is not None
+            and not _starts_another(sys._current_frames().get(ident))
+        ):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(WorkflowInterrupted))
 
     def stack(self) -> str:
         """Where the thread is now."""
@@ -112,6 +120,19 @@ class EpisodeThread(Generic[T]):
     def _leave(self) -> None:
         with self._lock:
             self._task = None
+
+
+def _starts_another(frame: FrameType | None) -> bool:
+    """Whether a thread that is here is just starting another one.
+
+    Until that one runs, CPython knows both by the same number: the exception could hit the wrong one, which would then
+    never report that it has started, and its starter would wait for it for ever.
+    """
+    while frame is not None:
+        if frame.f_code is threading.Thread.start.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class WorkflowThreads:
@@ -176,7 +197,7 @@ class WorkflowThreads:
             self._interrupt_again(thread)
 
     def _interrupt_again(self, thread: EpisodeThread[Any]) -> None:
-        """Once is not enough: Python swallows what is raised inside a finaliser or a weak reference's callback."""
+        """Once may not be enough: Python also swallows what is raised inside a finaliser."""
         if thread.alive:
             thread.interrupt()
             asyncio.get_running_loop().call_later(self._grace_s, self._interrupt_again, thread)

@@ -1,0 +1,45 @@
+"""Threads that are interrupted at the worst moment still come to an end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+
+import pytest
+
+from ajet.task_runner.threads import WorkflowThreads
+
+
+async def work() -> int:
+    """Its loop starts a thread while it closes: that of `asyncio.to_thread` is shut down by another."""
+    await asyncio.to_thread(time.sleep, 0.001)
+    await asyncio.sleep(0.01)
+    return 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # loops cut off while they close
+def test_an_interrupt_never_hits_a_thread_that_is_being_started() -> None:
+    logging.getLogger("asyncio").disabled = True
+
+    async def main() -> None:
+        for _ in range(25):
+            threads = WorkflowThreads(10**6, grace_s=0.0)
+            started = [threads.start(work) for _ in range(50)]
+            await asyncio.sleep(0.011)
+            for thread in started:
+                threads.release(thread)
+            give_up = time.monotonic() + 30
+            while any(thread.alive for thread in started) and time.monotonic() < give_up:
+                for thread in started:
+                    thread.interrupt()
+                await asyncio.sleep(0.003)
+            stuck = [thread.stack() for thread in started if thread.alive]
+            assert not stuck, stuck[0]
+
+    try:
+        asyncio.run(main())
+    finally:
+        gc.collect()  # what is left of those loops complains now, not in a later test
+        logging.getLogger("asyncio").disabled = False
