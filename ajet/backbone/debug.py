@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.debug_view import EpisodeView, JsonView, QuietView, View
 from ajet.backbone.options import LaunchOptions
-from ajet.backbone.services import STOP_S, Services
+from ajet.backbone.services import STOP_S, Services, outcome
 from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.episode import Episode
@@ -71,7 +71,7 @@ class _Session:
         """Ctrl-C ends the episodes as `cancelled`: they are shown and recorded like any other."""
         running = services.submit(services.pool.run_episodes(self._tasks))
         try:
-            running.result()
+            outcome(running)
         except KeyboardInterrupt:
             services.loop.call_soon_threadsafe(services.pool.stop_all)
             wait([running], STOP_S)

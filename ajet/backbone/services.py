@@ -43,6 +43,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_WAKE_S = 0.2
+
+
+def outcome(running: Future[T]) -> T:
+    """Wait for a result in short sleeps: CPython does not see a signal that comes just as it falls asleep, and Ctrl-C
+    would then be lost until the sleep ends."""
+    while not wait([running], timeout=_WAKE_S).done:
+        pass
+    return running.result()
+
+
 STOP_S = 3.0
 """How long each stage of stopping may take: Ctrl-C ends a run within 10 s."""
 
@@ -136,14 +147,14 @@ class Services:
         """Run `work` on the service loop and wait for it. Ctrl-C interrupts the wait, and cancels the work."""
         running = self.submit(work)
         try:
-            return running.result()
+            return outcome(running)
         except BaseException:
             running.cancel()
             raise
 
     def model(self) -> Model:
         """Wait until the tokenizer is loaded. From outside of the service loop."""
-        return self._model.result()
+        return outcome(self._model)
 
     def engine_ready(self) -> Engine:
         """Wait until the engine can draw a reply, and return it. Raises what went wrong while loading."""
