@@ -2,7 +2,8 @@
 
 The stub engine answers with 50 tokens, so that all that is measured is ours: HTTP, JSON, keys, rendering, tracking,
 parsing. With one call at a time it answers at once; with many it takes as long as the request's `max_tokens` says (in
-milliseconds over 50, random), so that so many are really in flight; that time is subtracted. A raw asyncio client
+milliseconds over 50, random), so that so many are really in flight; its reply begins with the microseconds it really
+took (timers are up to a millisecond late), which are subtracted. A raw asyncio client
 (bytes in, bytes out) plays the agents in another process, so that its own cost isn't counted as ours. Bodies hold 20
 messages and 2 tools; each conversation grows as agents' do, so the tracker extends a recorded call most of the time.
 """
@@ -50,20 +51,24 @@ WORDS = "the answer to this is found by looking at what was asked before and the
 
 
 class StubEngine:
-    """Draws 50 tokens, in the time the request says."""
+    """Draws 50 tokens, in the time the request says, and tells in them how long it took."""
 
     capabilities = EngineCapabilities("stub")
 
     def __init__(self, tokenizer: Any) -> None:
-        ids = tokenizer.encode((WORDS + " ") * 8, add_special_tokens=False)[: REPLY_TOKENS - 1]
-        self._ids = [*ids, tokenizer.eos_token_id]
+        self._tokenizer = tokenizer
+        self._words = tokenizer.encode((" " + WORDS) * 8, add_special_tokens=False)
         self._logprobs = [-0.5] * REPLY_TOKENS
         self.waits = False
 
     async def generate(self, request: GenerateRequest, on_tokens: Any = None) -> Completion:
+        begun = time.perf_counter()
         if self.waits:
             await asyncio.sleep(((request.sampling.max_tokens or 0) - REPLY_TOKENS) / 1e3)
-        return Completion(list(self._ids), list(self._logprobs), "stop", self._ids[-1])
+        took = self._tokenizer.encode(f"{(time.perf_counter() - begun) * 1e6:.0f}", add_special_tokens=False)
+        end = self._tokenizer.eos_token_id
+        ids = [*took, *self._words[: REPLY_TOKENS - 1 - len(took)], end]
+        return Completion(ids, list(self._logprobs), "stop", end)
 
 
 class Host:
@@ -97,7 +102,7 @@ def history(length: int) -> list[dict[str, Any]]:
     return [{"role": role, "content": f"{number}: {WORDS}"} for number, role in enumerate(roles[:length])]
 
 
-async def converse(port: int, key: str, calls: int, engine_ms: int, timings: list[float]) -> None:
+async def converse(port: int, key: str, calls: int, engine_ms: int, stub: bool, timings: list[float]) -> None:
     """One agent: a conversation of 20 messages that grows by two with each call and starts anew after ten."""
     host = "127.0.0.1"
     draw = random.Random(key)
@@ -121,16 +126,17 @@ async def converse(port: int, key: str, calls: int, engine_ms: int, timings: lis
         assert status.startswith(b"HTTP/1.1 200"), status
         length = int(status.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         answer = await reader.readexactly(length)
-        timings.append(time.perf_counter() - begun - takes / 1e3)
+        took = time.perf_counter() - begun
         reply = json.loads(answer)["choices"][0]["message"]
+        timings.append(took - (int(reply["content"].split()[0]) / 1e6 if stub else 0))
         messages = [*messages, reply, {"role": "user", "content": f"and {number}?"}]
     writer.close()
 
 
-def client(port: int, keys: list[str], calls: int, engine_ms: int, results: Any) -> None:
+def client(port: int, keys: list[str], calls: int, engine_ms: int, stub: bool, results: Any) -> None:
     async def run() -> None:
         timings: list[float] = []
-        await asyncio.gather(*(converse(port, key, calls, engine_ms, timings) for key in keys))
+        await asyncio.gather(*(converse(port, key, calls, engine_ms, stub, timings) for key in keys))
         results.put(timings)
 
     asyncio.run(run())
@@ -142,7 +148,8 @@ async def measure(host: Host, concurrency: int, calls: int, engine_ms: int = 0) 
     port = _port(host)
     context = multiprocessing.get_context("spawn")
     results: Any = context.Queue()
-    process = context.Process(target=client, args=(port, keys, calls, engine_ms, results))
+    stub = isinstance(host.engine, StubEngine)
+    process = context.Process(target=client, args=(port, keys, calls, engine_ms, stub, results))
     if isinstance(host.engine, StubEngine):
         host.engine.waits = engine_ms > 0
     gc.collect()
@@ -175,7 +182,7 @@ async def held(host: Host, episodes: int) -> dict[str, float]:
 
     async def two_calls(key: str) -> None:
         async with gate:
-            await converse(port, key, 2, 0, timings)
+            await converse(port, key, 2, 0, True, timings)
 
     await asyncio.gather(*map(two_calls, keys))
     after = resident_mb()
@@ -201,7 +208,7 @@ def hold(episodes: int, results: Any) -> None:
     async def run() -> None:
         host = Host()
         await host.gateway.start()
-        await converse(_port(host), host.episode(-1).api_key, 2, 0, [])  # what is loaded once, is loaded now
+        await converse(_port(host), host.episode(-1).api_key, 2, 0, True, [])  # what is loaded once, is loaded now
         results.put(await held(host, episodes))
         await host.gateway.aclose()
 
