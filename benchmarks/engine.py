@@ -5,7 +5,7 @@ Every engine runs the same conversations (100-token messages, 50-token replies) 
 Figures are generated tokens per second of CPU time, so that other programs on the machine disturb little; ratios are of
 runs next to each other.
 
-    python benchmarks/engine.py [--quick] [--vllm-python PYTHON]
+    python benchmarks/engine.py [--sizes 32] [--turns 1 10] [--engines embedded generate] [--vllm-python PYTHON]
 """
 
 from __future__ import annotations
@@ -128,35 +128,49 @@ def vllm(load: Load, python: str, *, prefix_cache: bool) -> dict[str, Any]:
     return _rates(load, seconds["cpu_s"], seconds["wall_s"])
 
 
+ENGINES: dict[str, Callable[[Load, str], dict[str, Any]]] = {
+    "embedded": lambda load, python: embedded(load),
+    "generate": lambda load, python: generate(load),
+    "embedded, no prefix cache": lambda load, python: embedded(load, prefix_cache=False),
+    "continuous batching": lambda load, python: continuous(load),
+    "vllm, no prefix cache": lambda load, python: vllm(load, python, prefix_cache=False),
+    "vllm": lambda load, python: vllm(load, python, prefix_cache=True),
+}
+
+
+def wanted(load: Load, name: str, python: str | None) -> bool:
+    if "vllm" in name:
+        return python is not None
+    if name == "continuous batching":
+        return load == Load(32, 1)  # slow: once is enough
+    return load.turns > 1 or "cache" not in name
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="2 turns instead of 10")
+    parser.add_argument("--turns", type=int, nargs="*", default=[1, 10])
+    parser.add_argument("--sizes", type=int, nargs="*", default=[32, 1, 8, 128], help="concurrent conversations")
+    parser.add_argument("--engines", nargs="*", default=list(ENGINES), help="only these; others' figures are kept")
     parser.add_argument("--vllm-python", help="the Python of an environment with vLLM's CPU build")
-    parser.add_argument("--sizes", type=int, nargs="*", default=[1, 8, 32, 128], help="concurrent conversations")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    turns = 2 if arguments.quick else 10
-    runs: dict[str, Any] = {}
+    runs: dict[str, Any] = _earlier() if arguments.engines != list(ENGINES) else {}
+    for size in arguments.sizes:
+        for turns in arguments.turns:
+            load = Load(size, min(turns, 10 if size <= 32 else 2))
+            for name in arguments.engines:
+                if wanted(load, name, arguments.vllm_python):
+                    figures = ENGINES[name](load, arguments.vllm_python)
+                    key = f"{load.conversations} conversations, {load.turns} turns"
+                    runs.setdefault(key, {})[name] = figures
+                    print(f"{key}: {name}: {figures}", flush=True)
+                    write_result("engine", {"model": MODEL, "threads": 1, "runs": runs, "ratios": ratios(runs)})
 
-    def record(name: str, load: Load, figures: dict[str, Any]) -> float:
-        key = f"{load.conversations} conversations, {load.turns} turns"
-        runs.setdefault(key, {})[name] = figures
-        print(f"{key}: {name}: {figures}", flush=True)
-        write_result("engine", {"model": MODEL, "threads": 1, "runs": runs, "ratios": ratios(runs)})
-        return float(figures["tokens_per_cpu_s"])
 
-    for size in sorted(arguments.sizes, key=lambda each: each != 32):
-        single, many = Load(size, 1), Load(size, turns if size <= 32 else 2)
-        for load in [single, many]:
-            record("embedded", load, embedded(load))
-            record("generate", load, generate(load))
-        record("embedded, no prefix cache", many, embedded(many, prefix_cache=False))
-        if size == 32:
-            short = Load(size, 1)
-            record("continuous batching", short, continuous(short))
-        if arguments.vllm_python:
-            record("vllm, no prefix cache", many, vllm(many, arguments.vllm_python, prefix_cache=False))
-            record("vllm", many, vllm(many, arguments.vllm_python, prefix_cache=True))
+def _earlier() -> dict[str, Any]:
+    path = Path(__file__).parent / "results" / "engine.json"
+    runs: dict[str, Any] = json.loads(path.read_text())["figures"]["runs"] if path.is_file() else {}
+    return runs
 
 
 def ratios(runs: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -168,6 +182,7 @@ def ratios(runs: dict[str, Any]) -> dict[str, dict[str, float]]:
             if name != "embedded"
         }
         for key, by in runs.items()
+        if "embedded" in by
     }
 
 

@@ -187,6 +187,12 @@ def _tool_choice(value: Any, tools: list[Tool]) -> Literal["auto", "none", "requ
 # ---------------------------------------------------------------- the answer
 
 
+async def count_tokens(body: dict[str, Any], caller: Caller) -> Answer:
+    """`POST /v1/messages/count_tokens`: how long the prompt would be. Nothing is drawn or recorded."""
+    request, _ = read_request({"max_tokens": 1, **body}, caller)
+    return json_answer({"input_tokens": caller.session.count_tokens(request)})
+
+
 async def messages(body: dict[str, Any], caller: Caller) -> Answer:
     """Answer one request. Raises `ModelCallError`s as long as nothing was sent."""
     request, model = read_request(body, caller)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ajet.gateway import fields
 from ajet.gateway.answer import Answer, Caller, error_answer, json_answer
-from ajet.gateway.anthropic_messages import messages
+from ajet.gateway.anthropic_messages import count_tokens, messages
 from ajet.gateway.fields import BadField, json_body
 from ajet.gateway.keys import KeyScopeError
 from ajet.gateway.openai_chat import MODEL_PREFIX, chat_completions
@@ -57,6 +57,7 @@ POST: dict[str, Endpoint] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
     "/v1/messages": messages,
+    "/v1/messages/count_tokens": count_tokens,
     "/v1/rewards": rewards,
 }
 GET: dict[str, Endpoint] = {"/v1/models": models}

@@ -112,6 +112,12 @@ class EpisodeSession:
             raise self._closed or EngineError("the generation was cancelled by the engine")
         return [task.result() for task in tasks]
 
+    def count_tokens(self, request: ChatRequest) -> int:
+        """The length of the prompt that these messages and tools make, rendered whole. Records nothing."""
+        self.check_open()
+        tools = [] if self.settings.force_disable_toolcalls else request.tools
+        return len(self._renderer.render(request.messages, tools, request.chat_template_kwargs or None))
+
     def encode(self, text: str) -> list[int]:
         """A raw prompt's tokens, its control tokens taken for what they are."""
         ids: list[int] = self._renderer.tokenizer.encode(text)

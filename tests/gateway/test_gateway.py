@@ -83,6 +83,17 @@ def test_anthropic_streams_tool_calls() -> None:
     in_workflow(LineEngine(f"<think>\nhm\n</think>\n\nok\n{CALL}"), workflow)
 
 
+def test_anthropic_counts_a_prompt_without_recording_it() -> None:
+    async def workflow(near: AjetTuner, far: AjetTuner) -> None:
+        client: anthropic.AsyncAnthropic = far.as_anthropic_client()
+        counted = await client.messages.count_tokens(model="m", messages=USER, system="Be brief.")
+        reply = await client.messages.create(model="m", max_tokens=9, messages=USER, system="Be brief.")
+        assert counted.input_tokens == reply.usage.input_tokens + reply.usage.cache_read_input_tokens > 0
+
+    session = in_workflow(LineEngine("hi"), workflow)
+    assert len(session.tracker.calls) == 1
+
+
 def test_rewards_from_another_process() -> None:
     async def workflow(near: AjetTuner, far: AjetTuner) -> None:
         client = far.as_raw_openai_sdk_client("a")

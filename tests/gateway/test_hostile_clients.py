@@ -22,6 +22,7 @@ from raw_http import Place, place, post, read_reply, request_bytes, send
 from session_parts import USER, LineEngine, aborted, replied
 
 from ajet.gateway import Gateway, GatewaySettings
+from ajet.gateway.endpoints import POST
 from ajet.gateway.http_connection import HttpLimits
 from ajet.gateway.keys import KeyRing, agent_key
 
@@ -376,7 +377,7 @@ bodies = st.one_of(
 @settings(max_examples=10, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from([CHAT, "/v1/messages", "/v1/completions", "/v1/rewards"]), bodies),
+        st.tuples(st.sampled_from([*POST, CHAT]), bodies),
         min_size=20,
         max_size=20,
     )
