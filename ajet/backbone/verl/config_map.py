@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ajet.backbone.cluster.machine import Machine, Note
 from ajet.backbone.local.validation import validation_repeats
 from ajet.schema.errors import ConfigError
 
@@ -30,19 +31,6 @@ Settings = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What the mapping must know of the machines."""
-
-    platform: Literal["cuda", "cpu"] = "cuda"
-    flash_attention: bool = True
-    """Whether flash-attn is installed: sequences are packed without padding only with it."""
-
-    @property
-    def cpu(self) -> bool:
-        return self.platform == "cpu"
-
-
-@dataclass(frozen=True, slots=True)
 class RunFacts:
     """What the mapping must know of the run."""
 
@@ -53,18 +41,6 @@ class RunFacts:
     resume: Literal["auto", "never"] | str = "auto"
     validates: bool = True
     """Whether there are validation tasks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One of our keys that verl honours in part, or not at all."""
-
-    key: str
-    message: str
-    refused: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.message}"
 
 
 def verl_settings(config: Config, run: RunFacts, machine: Machine) -> Settings:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from ajet.backbone.verl.payload import KEY, RunPayload
+from ajet.backbone.cluster.payload import KEY, RunPayload
 from ajet.schema.task import Task
 from ajet.task_reader import TaskStream, build_reader, read_training_tasks, read_validation_tasks
 

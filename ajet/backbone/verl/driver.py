@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ajet.backbone.verl.ray_start import JOIN_DEADLINE_S, PR_SET_PDEATHSIG
+from ajet.backbone.cluster.ray_start import JOIN_DEADLINE_S, PR_SET_PDEATHSIG
 
 RAY_STARTS = 3
 SLOW_START = "node timed out during startup"

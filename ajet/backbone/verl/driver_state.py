@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ajet.backbone.cluster.payload import RunPayload
 from ajet.backbone.local.settings import credit_settings
-from ajet.backbone.verl.payload import RunPayload
 from ajet.credit import EpisodeCredit
 
 _current: DriverState | None = None

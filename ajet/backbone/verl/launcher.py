@@ -9,44 +9,42 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.cluster.child import (
+    SILENCE_S,
+    Child,
+    Source,
+    keep_weights,
+    open_progress,
+    private_folder,
+    started_child,
+    watch,
+)
+from ajet.backbone.cluster.failure import BackboneFailedError, last_error
+from ajet.backbone.cluster.machine import Machine
+from ajet.backbone.cluster.metrics_tail import MetricsTail
+from ajet.backbone.cluster.payload import KEY, RunPayload
+from ajet.backbone.cluster.processes import MARK, end_all
+from ajet.backbone.cluster.ray_start import ClusterPlace, ray_environment, ray_settings, serve_as_worker
 from ajet.backbone.local.report import show_report
-from ajet.backbone.verl.child_log import ChildLog
-from ajet.backbone.verl.config_map import Machine, RunFacts, check_honoured, pass_through, training_steps, verl_settings
-from ajet.backbone.verl.failure import VerlFailedError, last_error
+from ajet.backbone.verl.config_map import RunFacts, check_honoured, pass_through, training_steps, verl_settings
 from ajet.backbone.verl.gpu_check import check_gpus
-from ajet.backbone.verl.payload import KEY, RunPayload
-from ajet.backbone.verl.processes import MARK, end_all
-from ajet.backbone.verl.ray_start import ClusterPlace, ray_environment, ray_settings, serve_as_worker
-from ajet.backbone.verl.verl_metrics import MetricsTail
+from ajet.backbone.verl.verl_metrics import translate
 from ajet.schema.errors import ConfigError, MissingDependencyError, UserError
 
 if TYPE_CHECKING:
     from ajet.backbone.options import LaunchOptions
     from ajet.config import Config
     from ajet.observe.experiment import ExperimentFolder
-    from ajet.observe.progress import Progress
 
 log = logging.getLogger(__name__)
-
-SCRATCH = Path("/tmp")
-SCRATCH_NAME = "ajv"
-LOOK_S = 0.5
-"""Seconds between looks at the child."""
-SILENCE_S = 1800.0
-"""A child that writes nothing for this long, or for two episode timeouts, hangs."""
 
 
 def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | None = None) -> int:
@@ -72,22 +70,27 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | N
             skip_memory=options is not None and options.skip_check_avail_gpu,
         )
     with ExitStack() as stack:
-        scratch = stack.enter_context(_private_folder())
+        scratch = stack.enter_context(private_folder())
         stack.callback(end_all, mark)
         plan = prepare(config, experiment, scratch, machine)
-        plan.settings |= stack.enter_context(ray_settings(options, place, scratch, machine, environment))
+        ray = stack.enter_context(ray_settings(options, place, scratch, machine, environment))
+        plan.settings |= {f"ray_kwargs.ray_init.{key}": value for key, value in ray.items()}
         plan.nodes = place.nodes if place else 0
         if plan.resumed_step is not None:
             experiment.rewind(plan.resumed_step)
-        progress = stack.enter_context(_progress(options))
+        progress = stack.enter_context(open_progress(options))
         progress.start(experiment.name, "verl", plan.total_steps, plan.resumed_step or 0)
         child = stack.enter_context(_child(plan, experiment, environment))
-        code = _watch(
-            child, plan, experiment, progress, silence_s=max(SILENCE_S, 2 * config.ajet.rollout.episode_timeout)
-        )
+        sources = [
+            Source(MetricsTail(plan.episode_metrics, translate), ends_step=False),
+            Source(MetricsTail(plan.verl_metrics, translate), ends_step=True),
+        ]
+        silence_s = max(SILENCE_S, 2 * config.ajet.rollout.episode_timeout)
+        code = watch(child, sources, experiment, progress, silence_s=silence_s)
     if code != 0:
-        raise VerlFailedError(f"verl ended with exit code {code}: {last_error(plan.log)}\n    its log: {plan.log}")
-    _keep_newest_weights(plan.checkpoints, experiment.hf)
+        raise BackboneFailedError(f"verl ended with exit code {code}: {last_error(plan.log)}\n    its log: {plan.log}")
+    if (step := _checkpointed_step(plan.checkpoints)) is not None:
+        keep_weights(plan.checkpoints / f"global_step_{step}" / "actor" / "huggingface", experiment.hf)
     if options is None or not options.json:
         show_report(experiment.path, quiet=options is not None and options.quiet)
     return 0
@@ -219,106 +222,17 @@ def _check_divisible(config: Config, machine: Machine) -> None:
 
 
 @contextmanager
-def _private_folder() -> Iterator[Path]:
-    """A folder with a short path (Ray puts sockets into it, whose paths are limited), gone afterwards."""
-    remove_abandoned(SCRATCH)
-    folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_NAME}{os.getpid()}_", dir=SCRATCH))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def remove_abandoned(place: Path) -> None:
-    """Remove the private folders of launchers that were killed: their names hold the process id."""
-    for folder in place.glob(f"{SCRATCH_NAME}*_*"):
-        pid = folder.name.removeprefix(SCRATCH_NAME).partition("_")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and folder.stat().st_uid == os.getuid():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _progress(options: LaunchOptions | None) -> Iterator[Progress]:
-    from ajet.observe.progress import Progress, ProgressMode
-
-    mode = ProgressMode.AUTO
-    if options is not None and options.json:
-        mode = ProgressMode.JSON
-    elif options is not None and options.quiet:
-        mode = ProgressMode.QUIET
-    with Progress.create(mode) as progress:
-        yield progress
-
-
-class _Child(NamedTuple):
-    process: subprocess.Popen[bytes]
-    output: ChildLog
-
-
-@contextmanager
-def _child(plan: Plan, experiment: ExperimentFolder, environment: dict[str, str]) -> Iterator[_Child]:
+def _child(plan: Plan, experiment: ExperimentFolder, environment: dict[str, str]) -> Iterator[Child]:
     order = plan.scratch / "run.json"
     order.touch(mode=0o600)
     order.write_text(json.dumps({"settings": plan.settings, "given": plan.given, "nodes": plan.nodes}))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ajet.backbone.verl.driver", str(order)],
-        env=environment
-        | {
-            "VERL_FILE_LOGGER_PATH": str(plan.verl_metrics),
-            "HYDRA_FULL_ERROR": "1",
-            "PYTHONUNBUFFERED": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    output = ChildLog(process, plan.log, payload=plan.settings[f"data.{KEY}"], mask=experiment.masker.text)
-    experiment.events.write("verl_started", pid=process.pid)
-    try:
-        yield _Child(process, output)
-    finally:
-        end_all(environment[MARK])
-        process.wait()
-        output.finish()
-
-
-def _watch(
-    child: _Child,
-    plan: Plan,
-    experiment: ExperimentFolder,
-    progress: Progress,
-    *,
-    silence_s: float,
-) -> int:
-    """Pass metrics on until the child ends."""
-    tails = [MetricsTail(plan.episode_metrics), MetricsTail(plan.verl_metrics)]
-    while True:
-        code = child.process.poll()
-        for own, tail in zip((True, False), tails, strict=True):
-            for step, metrics in tail:
-                experiment.metrics.log(step, metrics)
-                if not own:
-                    progress.step(step, metrics)
-        if code is not None:
-            return code
-        if time.monotonic() - child.output.spoke > silence_s:
-            raise VerlFailedError(
-                f"verl has said nothing for {silence_s:.0f} s and was stopped; its last error: {last_error(plan.log)}\n"
-                f"    its log: {plan.log}"
-            )
-        time.sleep(LOOK_S)
-
-
-def _keep_newest_weights(checkpoints: Path, target: Path) -> None:
-    """Copy the newest checkpoint's Hugging Face form to where every backbone leaves it."""
-    step = _checkpointed_step(checkpoints)
-    source = checkpoints / f"global_step_{step}" / "actor" / "huggingface"
-    if step is None or not source.is_dir():
-        return
-    scratch = target.with_name(target.name + ".part")
-    shutil.rmtree(scratch, ignore_errors=True)
-    shutil.copytree(source, scratch)
-    shutil.rmtree(target, ignore_errors=True)
-    scratch.rename(target)
+    with started_child(
+        "verl",
+        ["ajet.backbone.verl.driver", str(order)],
+        environment=environment | {"VERL_FILE_LOGGER_PATH": str(plan.verl_metrics), "HYDRA_FULL_ERROR": "1"},
+        log=plan.log,
+        payload=plan.settings[f"data.{KEY}"],
+        mask=experiment.masker.text,
+    ) as child:
+        experiment.events.write("verl_started", pid=child.process.pid)
+        yield child

@@ -12,9 +12,9 @@ from typing import Any
 import ray
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
+from ajet.backbone.cluster.board import BOARD, EpisodeBoard
+from ajet.backbone.cluster.payload import RunPayload
 from ajet.backbone.verl import driver_state, plugin
-from ajet.backbone.verl.board import BOARD, EpisodeBoard
-from ajet.backbone.verl.payload import RunPayload
 from ajet.backbone.verl.worker import EpisodeWorker
 from ajet.credit import EpisodeCredit
 

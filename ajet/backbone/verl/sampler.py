@@ -13,9 +13,10 @@ from typing import Any
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
+from ajet.backbone.cluster.batch_credit import BatchCredit, credit_batch, mini_batch
+from ajet.backbone.cluster.row_credit import GROUP
 from ajet.backbone.verl import driver_state
-from ajet.backbone.verl.batch_credit import BatchCredit, credit_batch, mini_batch
-from ajet.backbone.verl.rows import GROUP, nested
+from ajet.backbone.verl.rows import nested
 
 log = logging.getLogger(__name__)
 

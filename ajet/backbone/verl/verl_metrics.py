@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 NAMES = {
@@ -36,24 +33,3 @@ def translate(metrics: dict[str, Any]) -> dict[str, float]:
 
 def _name(key: str) -> str:
     return NAMES.get(key) or (key if key.startswith(OURS) else f"verl/{key}")
-
-
-class MetricsTail:
-    """Reads a JSONL file as it grows. A line that is still being written waits for its end."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def __iter__(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Steps that have been written since the last look."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._offset += len(line)
-                record = json.loads(line)
-                yield int(record["step"]), translate(record["data"])

@@ -14,11 +14,12 @@ from typing import Any
 import ray
 import transfer_queue as tq
 
+from ajet.backbone.cluster.board import BOARD
+from ajet.backbone.cluster.payload import RunPayload
+from ajet.backbone.cluster.row_credit import GROUP, group_tag
 from ajet.backbone.local.validation import validation_repeats
 from ajet.backbone.services import Services
-from ajet.backbone.verl.board import BOARD
-from ajet.backbone.verl.payload import RunPayload
-from ajet.backbone.verl.rows import GROUP, Row, group_tag, rows_of, validation_row
+from ajet.backbone.verl.rows import Row, rows_of, validation_row
 from ajet.backbone.verl.services import open_services
 from ajet.context_tracker import TrackerSettings
 from ajet.context_tracker.samples import episode_samples

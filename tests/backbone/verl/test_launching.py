@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.verl.child_log import LEFT_OUT, ChildLog
-from ajet.backbone.verl.failure import last_error
+from ajet.backbone.cluster.child import remove_abandoned
+from ajet.backbone.cluster.child_log import LEFT_OUT, ChildLog
+from ajet.backbone.cluster.failure import last_error
+from ajet.backbone.cluster.metrics_tail import MetricsTail
+from ajet.backbone.cluster.payload import RunPayload
+from ajet.backbone.cluster.processes import MARK, end_all, marked
+from ajet.backbone.cluster.ray_start import ClusterPlace, wait_for_port
 from ajet.backbone.verl.gpu_check import busy_gpus, parse_gpus
-from ajet.backbone.verl.launcher import remove_abandoned
-from ajet.backbone.verl.payload import RunPayload
-from ajet.backbone.verl.processes import MARK, end_all, marked
-from ajet.backbone.verl.ray_start import ClusterPlace, wait_for_port
-from ajet.backbone.verl.verl_metrics import MetricsTail, translate
+from ajet.backbone.verl.verl_metrics import translate
 from ajet.config.make import make_config
 from ajet.schema.errors import UserError
 
@@ -72,7 +73,7 @@ def test_verls_metrics_get_our_names() -> None:
 
 def test_a_metrics_line_counts_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    tail = MetricsTail(path)
+    tail = MetricsTail(path, translate)
     assert list(tail) == []
     line = json.dumps({"step": 1, "data": {"reward/mean": 1.0}})
     path.write_text(line[:10])

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from verl_episodes import BRANCHING, LINEAR, make_groups
 
-from ajet.backbone.verl.batch_credit import credit_batch, mini_batch
-from ajet.backbone.verl.rows import SEGMENTS, Row, rows_of, segments_of, summary_of, validation_row
+from ajet.backbone.cluster.batch_credit import credit_batch, mini_batch
+from ajet.backbone.cluster.row_credit import SEGMENTS, segments_of, summary_of
+from ajet.backbone.verl.rows import Row, rows_of, validation_row
 from ajet.context_tracker.samples import linear_samples
 from ajet.credit import CreditSettings, LossNorm, compute_credit, summarise
 from ajet.schema.episode import Episode, EpisodeStatus

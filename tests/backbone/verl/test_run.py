@@ -51,7 +51,7 @@ def left_behind() -> list[str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if b"AJET_VERL_RUN=" in (entry / "environ").read_bytes():
+                if b"AJET_RAY_RUN=" in (entry / "environ").read_bytes():
                     found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120])
             except OSError:
                 continue

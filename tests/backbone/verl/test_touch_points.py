@@ -95,8 +95,9 @@ def test_a_process_of_verls_own_loads_the_plugin() -> None:
 def test_every_key_that_we_set_is_one_that_verl_has() -> None:
     from pathlib import Path
 
+    from ajet.backbone.cluster.machine import Machine
     from ajet.backbone.verl.compose import compose_verl_config
-    from ajet.backbone.verl.config_map import Machine, RunFacts, verl_settings
+    from ajet.backbone.verl.config_map import RunFacts, verl_settings
     from ajet.config.make import make_config
     from ajet.schema.errors import ConfigError
 

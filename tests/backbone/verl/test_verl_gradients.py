@@ -132,7 +132,7 @@ def verl_gradient(worker: Any, groups: Any, settings: Any, *, loss: str, kl: flo
     from verl.workers.config.actor import PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 
-    from ajet.backbone.verl.batch_credit import credit_batch
+    from ajet.backbone.cluster.batch_credit import credit_batch
     from ajet.backbone.verl.rows import rows_of
     from ajet.context_tracker.samples import linear_samples
 

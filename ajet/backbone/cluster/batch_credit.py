@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.backbone.verl.rows import SUMMARY, token_credit
+from ajet.backbone.cluster.row_credit import SUMMARY, token_credit
 from ajet.credit import CreditSettings, EpisodeCredit, EpisodeSummary, compute_credit, imitation_credit
 
 Tag = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What went wrong in verl, out of its log."""
+"""What went wrong in a child that trains, out of its log."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ERROR = re.compile(r"^(?:[\w.]+\.)?([A-Z]?\w*(?:Error|Exception|Exit|Interrupt|
 _WRAPPERS = ("RayTaskError", "RaySystemError")
 
 
-class VerlFailedError(AjetError):
-    """verl ended with an error, or made no progress. Carries the last error of its log."""
+class BackboneFailedError(AjetError):
+    """verl or Trinity ended with an error, or made no progress. Carries the last error of its log."""
 
 
 def last_error(log: Path) -> str:

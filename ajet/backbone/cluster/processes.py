@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-MARK = "AJET_VERL_RUN"
+MARK = "AJET_RAY_RUN"
 """Environment variable that names the run a process belongs to."""
 PATIENCE_S = 8.0
 """How long processes may take to end by themselves before they are killed."""

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from ajet.backbone.cluster.payload import RunPayload
 from ajet.backbone.local.validation import validation_metrics
-from ajet.backbone.verl.payload import RunPayload
 from ajet.credit import EpisodeCredit
 from ajet.engine.model_source import ModelSource
 from ajet.observe.episode_metrics import episode_metrics

@@ -1,4 +1,4 @@
-"""What every process of a run must know of ours, as one string inside verl's configuration.
+"""What every process of a run must know of ours, as one string inside its configuration.
 
 base64, because verl resolves `${…}` in every string it is given.
 """

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
+    from ajet.backbone.cluster.machine import Machine
     from ajet.backbone.options import LaunchOptions
-    from ajet.backbone.verl.config_map import Machine
 
 CPU_LOGICAL_CORES = 8
 """verl's actors ask for more logical cores than a laptop has; they share the real ones."""
@@ -78,12 +78,12 @@ def ray_settings(
     machine: Machine,
     environment: Mapping[str, str],
 ) -> Iterator[dict[str, Any]]:
-    """verl's `ray_kwargs` for this run; what was started for it ends with the block."""
+    """Arguments of `ray.init` for this run; what was started for it ends with the block."""
     if place is not None:
         with cluster_head(place, scratch, machine, environment) as address:
-            yield {"ray_kwargs.ray_init.address": address}
+            yield {"address": address}
     elif options is not None and options.ray_address:
-        yield {"ray_kwargs.ray_init.address": options.ray_address}
+        yield {"address": options.ray_address}
     else:
         yield private(scratch, machine)
 
@@ -108,17 +108,12 @@ def ray_environment(given: Mapping[str, str], *, shared: bool) -> dict[str, str]
 
 def private(scratch: Path, machine: Machine) -> dict[str, Any]:
     """A Ray of this run's own, its files in the run's private folder."""
-    place = "ray_kwargs.ray_init"
-    settings: dict[str, Any] = {
-        f"{place}.address": "local",
-        f"{place}._temp_dir": str(scratch / "r"),
-        f"{place}.include_dashboard": False,
-    }
+    settings: dict[str, Any] = {"address": "local", "_temp_dir": str(scratch / "r"), "include_dashboard": False}
     if machine.cpu:
         settings |= {
-            f"{place}.num_cpus": CPU_LOGICAL_CORES,
-            f"{place}.num_gpus": 1,  # bookkeeping: verl places its workers by it
-            f"{place}.object_store_memory": CPU_OBJECT_STORE,
+            "num_cpus": CPU_LOGICAL_CORES,
+            "num_gpus": machine.logical_gpus,  # bookkeeping: verl and Trinity place their workers by it
+            "object_store_memory": CPU_OBJECT_STORE,
         }
     return settings
 
@@ -151,7 +146,7 @@ def serve_as_worker(place: ClusterPlace, machine: Machine, environment: Mapping[
 def _resources(machine: Machine) -> dict[str, Any]:
     if not machine.cpu:
         return {}
-    return {"num-cpus": CPU_LOGICAL_CORES, "num-gpus": 1, "object-store-memory": CPU_OBJECT_STORE}
+    return {"num-cpus": CPU_LOGICAL_CORES, "num-gpus": machine.logical_gpus, "object-store-memory": CPU_OBJECT_STORE}
 
 
 def _listens(place: ClusterPlace) -> bool:

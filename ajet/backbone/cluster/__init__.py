@@ -1,0 +1,1 @@
+"""What the backbones on Ray (verl, trinity) share: Ray itself, the child that trains, rows and their credit."""
