@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env demo test check format bars docs clean test-agentscope1 test-verl smoke-verl test-vllm
+.PHONY: help env demo test check format bars docs clean test-agentscope1 test-verl smoke-verl test-trinity smoke-trinity test-vllm
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -68,6 +68,19 @@ smoke-verl: .venv-verl/.ready  ## a short run of the verl backbone: three steps 
 	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/verl.txt -e '.[verl,agentscope]' pytest
 	@touch $@
 
+test-trinity: .venv-trinity/.ready  ## run the trinity backbone's tests in its own environment
+	AJET_LONG_TESTS=1 .venv-trinity/bin/python -m pytest tests/backbone/trinity
+
+smoke-trinity: .venv-trinity/.ready  ## a short run of the trinity backbone: three steps on the CPU
+	.venv-trinity/bin/python -m pytest tests/backbone/trinity/test_trinity_run.py -k trains_and_synchronises
+
+.venv-trinity/.ready: pyproject.toml constraints/trinity.txt
+	$(PYTHON) -m venv .venv-trinity
+	.venv-trinity/bin/python -m pip install --quiet --disable-pip-version-check uv $$(grep '^torch==' constraints/trinity.txt)
+	.venv-trinity/bin/uv pip install --quiet --python .venv-trinity/bin/python --compile-bytecode \
+	  -c constraints/trinity.txt -e '.[trinity,agentscope]' pytest
+	@touch $@
+
 test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real vLLM on the CPU (about 2 GB)
 	AJET_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/engine/test_vllm_real.py
 
@@ -79,4 +92,4 @@ test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real v
 	@touch $@
 
 clean:  ## remove what the targets built
-	rm -rf .venv .venv-agentscope1 .venv-verl .venv-vllm site
+	rm -rf .venv .venv-agentscope1 .venv-verl .venv-trinity .venv-vllm site

@@ -36,6 +36,7 @@ class EpisodeBoard:
         self._config = self._run.load_config()
         self._groups: dict[str, EpisodeGroup] = {}
         self._queries: dict[str, str] = {}
+        self._reported: asyncio.Future[str] | None = None
         self._recorder = self._open_recorder()
 
     async def watch(self) -> None:
@@ -47,17 +48,44 @@ class EpisodeBoard:
         self._groups[uid] = group
         self._queries[group.task_id] = query
 
+    async def report(self, reason: str) -> None:
+        """Somebody can't go on; whoever waits in `trouble` hears of the first."""
+        if not self._trouble().done():
+            self._trouble().set_result(reason)
+
+    async def trouble(self) -> str:
+        """Return the first reason why the run can't go on."""
+        return await asyncio.shield(self._trouble())
+
+    async def reported(self) -> str | None:
+        """The first reason that was reported, if there is one."""
+        return self._trouble().result() if self._trouble().done() else None
+
+    async def settle_validation(self, step: int, prefix: str) -> None:
+        """The groups whose names begin so are a whole validation."""
+        await self.settle(step, [uid for uid in self._groups if uid.startswith(prefix)], [], True)
+
     async def settle(
-        self, step: int, groups: Sequence[str], credit: Sequence[EpisodeCredit], validation: bool
+        self,
+        step: int,
+        groups: Sequence[str],
+        credit: Sequence[EpisodeCredit],
+        validation: bool,
+        added: dict[str, float] | None = None,
     ) -> dict[str, float]:
-        """These groups make up a step's batch: record them; their metrics."""
+        """These groups make up a step's batch: record them; their metrics. With `added` they are written as well."""
         ended = [self._groups.pop(uid) for uid in groups if uid in self._groups]
         episodes = [episode for group in ended for episode in (*group.episodes, *group.failed)]
         metrics = self._metrics(ended, episodes, validation)
-        if validation:  # verl has no place for these; a training step's go with verl's own
-            self._write(step, metrics)
+        if validation or added is not None:  # verl has no place for a validation's; a step's go with verl's own
+            self._write(step, metrics | (added or {}))
         self._record(step, episodes, {item.episode_id: item for item in credit}, validation)
         return metrics
+
+    def _trouble(self) -> asyncio.Future[str]:
+        if self._reported is None:
+            self._reported = asyncio.get_running_loop().create_future()
+        return self._reported
 
     def _metrics(self, groups: list[EpisodeGroup], episodes: list[Episode], validation: bool) -> dict[str, float]:
         threshold = self._config.ajet.task_judge.success_threshold

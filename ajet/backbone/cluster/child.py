@@ -119,13 +119,15 @@ def watch(
     child: Child, sources: Sequence[Source], experiment: ExperimentFolder, progress: Progress, *, silence_s: float
 ) -> int:
     """Pass metrics on until the child ends; its exit code."""
+    known: dict[int, dict[str, float]] = {}
     while True:
         code = child.process.poll()
         for source in sources:
             for step, metrics in source.tail:
                 experiment.metrics.log(step, metrics)
+                known.setdefault(step, {}).update(metrics)
                 if source.ends_step:
-                    progress.step(step, metrics)
+                    progress.step(step, known.pop(step))
         if code is not None:
             return code
         if time.monotonic() - child.output.spoke > silence_s:

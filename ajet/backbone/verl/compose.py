@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.verl.config_map import flatten
+from ajet.backbone.cluster.settings import flatten
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ajet.backbone.cluster.machine import Machine, Note
+from ajet.backbone.cluster.settings import flatten, micro_tokens, resolved_dtype, training_steps
 from ajet.backbone.local.validation import validation_repeats
 from ajet.schema.errors import ConfigError
 
@@ -54,14 +55,6 @@ def verl_settings(config: Config, run: RunFacts, machine: Machine) -> Settings:
     return settings | pass_through(config)
 
 
-def training_steps(config: Config, training_tasks: int) -> int:
-    """Steps of the run: `total_training_steps`, or what `total_epochs` come to."""
-    common = config.ajet.trainer_common
-    if common.total_training_steps is not None:
-        return common.total_training_steps
-    return -(-common.total_epochs * training_tasks // config.ajet.data.train_batch_size)
-
-
 def pass_through(config: Config) -> Settings:
     """verl's own keys as the user wrote them: `ajet.verl.…`, `verl.…`, `trainer.…` and plain verl blocks."""
     mine = config.user_blocks()
@@ -72,16 +65,6 @@ def pass_through(config: Config) -> Settings:
     settings |= dict(flatten(config.trainer, "trainer"))
     settings |= dict(flatten(config.verl))
     return settings | dict(flatten(config.ajet.verl))
-
-
-def flatten(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of a nested mapping."""
-    for key, value in block.items():
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, name)
-        else:
-            yield name, value
 
 
 def check_honoured(config: Config, machine: Machine) -> list[Note]:
@@ -225,14 +208,6 @@ def _actor(config: Config, run: RunFacts, machine: Machine) -> Settings:
     }
 
 
-def micro_tokens(config: Config) -> int:
-    """Tokens of one forward and backward pass on one GPU; a row must fit."""
-    ajet = config.ajet
-    longest = ajet.data.max_prompt_length + ajet.data.max_response_length
-    asked = ajet.trainer_common.micro_tokens
-    return max(longest, 16384 if asked == "auto" else asked)
-
-
 def _fsdp(config: Config, machine: Machine, place: str) -> Settings:
     number = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     dtype = config.ajet.model.dtype
@@ -243,11 +218,6 @@ def _fsdp(config: Config, machine: Machine, place: str) -> Settings:
         f"{place}.use_torch_compile": not machine.cpu,
         f"{place}.seed": config.ajet.trainer_common.seed,
     }
-
-
-def resolved_dtype(dtype: str, machine: Machine) -> str:
-    """The number format of computation."""
-    return ("float32" if machine.cpu else "bfloat16") if dtype == "auto" else dtype
 
 
 def _optimiser(config: Config, run: RunFacts, machine: Machine) -> Settings:

@@ -5,16 +5,14 @@ Everything it starts dies with it: Ray's daemons by the kernel's parent-death si
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ajet.backbone.cluster.ray_start import JOIN_DEADLINE_S, PR_SET_PDEATHSIG
+from ajet.backbone.cluster.driver import die_with_parent
+from ajet.backbone.cluster.ray_start import JOIN_DEADLINE_S
 
 RAY_STARTS = 3
 SLOW_START = "node timed out during startup"
@@ -22,7 +20,7 @@ SLOW_START = "node timed out during startup"
 
 def main(path: str) -> None:
     """Run verl with the configuration that the launcher wrote."""
-    _die_with_parent()
+    die_with_parent()
     order = json.loads(Path(path).read_text(encoding="utf-8"))
 
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
@@ -64,14 +62,6 @@ def _await_nodes(address: str, nodes: int) -> None:
             raise TimeoutError(f"{joined} of {nodes} machines joined the cluster within {JOIN_DEADLINE_S:.0f} s")
         time.sleep(1)
     ray.shutdown()
-
-
-def _die_with_parent() -> None:
-    """Be killed when the launcher ends, however it ends."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -31,10 +31,12 @@ from ajet.backbone.cluster.failure import BackboneFailedError, last_error
 from ajet.backbone.cluster.machine import Machine
 from ajet.backbone.cluster.metrics_tail import MetricsTail
 from ajet.backbone.cluster.payload import KEY, RunPayload
+from ajet.backbone.cluster.preflight import check_user_classes
 from ajet.backbone.cluster.processes import MARK, end_all
 from ajet.backbone.cluster.ray_start import ClusterPlace, ray_environment, ray_settings, serve_as_worker
+from ajet.backbone.cluster.settings import training_steps
 from ajet.backbone.local.report import show_report
-from ajet.backbone.verl.config_map import RunFacts, check_honoured, pass_through, training_steps, verl_settings
+from ajet.backbone.verl.config_map import RunFacts, check_honoured, pass_through, verl_settings
 from ajet.backbone.verl.gpu_check import check_gpus
 from ajet.backbone.verl.verl_metrics import translate
 from ajet.schema.errors import ConfigError, MissingDependencyError, UserError
@@ -149,7 +151,7 @@ def prepare(config: Config, experiment: ExperimentFolder, scratch: Path, machine
     from ajet.engine.model_source import ModelSource
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 
-    _check_user_classes(config)
+    check_user_classes(config)
     reader = build_reader(config.ajet.task_reader, config.base_dirs)
     tasks, validates = read_training_tasks(reader), bool(read_validation_tasks(reader))
     if config.ajet.trainer_common.val_only and not validates:
@@ -190,17 +192,6 @@ def prepare(config: Config, experiment: ExperimentFolder, scratch: Path, machine
         verl_metrics=scratch / "verl.jsonl",
         episode_metrics=scratch / "episodes.jsonl",
     )
-
-
-def _check_user_classes(config: Config) -> None:
-    """Import the workflow and the judge: what is wrong with them should be said now, not by a worker in a minute."""
-    from ajet.schema.import_path import import_class
-    from ajet.task_judge.load import load_judge
-    from ajet.workflow import Workflow
-
-    named = config.ajet.rollout.user_workflow or ""
-    import_class(named, Workflow, key="ajet.rollout.user_workflow", base_dirs=config.base_dirs)
-    load_judge(config, config.base_dirs)
 
 
 def _checkpointed_step(checkpoints: Path) -> int | None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ajet.backbone.cluster.machine import Machine
-from ajet.backbone.verl.config_map import RunFacts, check_honoured, pass_through, training_steps, verl_settings
+from ajet.backbone.cluster.settings import training_steps
+from ajet.backbone.verl.config_map import RunFacts, check_honoured, pass_through, verl_settings
 from ajet.config.make import make_config
 from ajet.schema.errors import ConfigError
 

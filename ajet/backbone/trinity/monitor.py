@@ -1,0 +1,36 @@
+"""`FileMonitor`: Trinity's metrics as JSON lines, for our launcher to read; and their names.
+
+Trackers get them from there, so they see the same names as with every backbone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from trinity.common import constants as config_names
+from trinity.utils.monitor import Monitor
+
+
+class FileMonitor(Monitor):  # type: ignore[misc]
+    """One file a role: `explorer.jsonl`, `trainer.jsonl`."""
+
+    def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
+        super().__init__(project, name, role, config)
+        self._file = Path(config.monitor.monitor_args["folder"]) / f"{role}.jsonl"
+        self._role = role
+        self._since = time.monotonic()
+
+    def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
+        """One line. Explorer and trainer write files of their own."""
+        numbers = {key: float(value) for key, value in data.items() if isinstance(value, int | float | np.number)}
+        if self._role == config_names.TRAINER_NAME:  # it logs once a step
+            numbers["time/step"], self._since = time.monotonic() - self._since, time.monotonic()
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "data": numbers}) + "\n")
+
+    def close(self) -> None:
+        """Nothing is held open."""

@@ -1,0 +1,190 @@
+"""Whole runs of the trinity backbone on the CPU, as a user starts them. Needs Trinity (`make test-trinity`).
+
+Explorer, scheduler, buffer, trainer and synchronizer are Trinity's; the rollout model and the train engine are ours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trinity_here import trinity_installed
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+TASKS = HERE.parent / "verl"
+CONF = TASKS / "say_vowels.yaml"
+long = pytest.mark.skipif(not os.environ.get("AJET_LONG_TESTS"), reason="takes minutes: run `make test-trinity`")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not trinity_installed(), reason="needs Trinity: run `make test-trinity`"),
+]
+DEADLINE_S = 1200
+
+
+def command(folder: Path, *overrides: str) -> list[str]:
+    return [sys.executable, "-m", "ajet", "--conf", str(CONF), "--backbone=trinity", "--with-ray",
+            "--exp-dir", str(folder), *overrides]  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "AJET_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def run(folder: Path, *overrides: str) -> str:
+    done = subprocess.run(
+        command(folder, *overrides), cwd=TASKS, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def steps_of(experiment: Path) -> list[dict[str, Any]]:
+    from ajet.observe.metrics import read_metrics
+
+    return read_metrics(experiment / "metrics.jsonl")
+
+
+def recorded(experiment: Path) -> dict[int, int]:
+    with sqlite3.connect(experiment / "episodes.sqlite") as connection:
+        return dict(connection.execute("SELECT step, COUNT(*) FROM episode GROUP BY step"))
+
+
+def left_behind() -> list[str]:
+    """Processes that carry the mark of any run of ours."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if b"AJET_TRINITY_CPU=" in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120])
+            except OSError:
+                continue
+    return found
+
+
+def processes_named(name: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes()
+                if line.startswith(name.encode()) and b"AJET_TRINITY_CPU=" in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+def weights(path: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(path / "model.safetensors")
+
+
+def test_a_run_trains_and_synchronises(tmp_path: Path) -> None:
+    from ajet.engine.model_source import ModelSource
+
+    run(tmp_path, "ajet.trainer_common.test_freq=-1")
+    experiment = tmp_path / "say_vowels"
+    steps = steps_of(experiment)
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    for step in steps:
+        assert step["train/staleness/max"] == 0  # each step's episodes were drawn by the weights that it trains
+        assert step["train/grad_norm"] > 0
+        assert 0 <= step["reward/mean"] <= 1
+    # replies cut by length start new rows, and one episode asks a second agent
+    assert max(step["train/rows"] for step in steps) > 16
+    assert recorded(experiment) == {1: 16, 2: 16, 3: 16}
+    before, after = weights(Path(ModelSource.resolve("tiny:qwen2-0.3m").path)), weights(experiment / "hf")
+    assert any(not before[name].equal(tensor) for name, tensor in after.items() if name in before)
+
+
+@long
+def test_a_run_resumes(tmp_path: Path) -> None:
+    run(tmp_path)
+    experiment = tmp_path / "say_vowels"
+    assert steps_of(experiment)[-1]["val/episode/count"] == 8 * 4
+    run(tmp_path, "ajet.trainer_common.total_training_steps=4")
+    steps = steps_of(experiment)
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    assert steps[-1]["train/staleness/max"] == 0
+    assert left_behind() == []
+
+
+@long
+def test_explore_first_and_train_later(tmp_path: Path) -> None:
+    common = ["ajet.trainer_common.total_training_steps=2", "ajet.trainer_common.test_freq=-1"]
+    run(tmp_path, "ajet.trinity.mode=explore", *common)
+    run(tmp_path, "ajet.trinity.mode=train", *common)
+    steps = steps_of(tmp_path / "say_vowels")
+    assert [step["train/grad_norm"] > 0 for step in steps if "train/grad_norm" in step] == [True, True]
+
+
+@long
+def test_exploring_and_training_overlap_with_bounded_staleness(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        "ajet.trainer_common.total_training_steps=6",
+        "ajet.trainer_common.test_freq=-1",
+        "ajet.trinity.synchronizer.sync_style=fully_async",
+    )
+    steps = steps_of(tmp_path / "say_vowels")
+    assert len(steps) == 6
+    assert all(step["train/staleness/max"] <= 1 for step in steps)
+    trained = [(step["time/train_began"], step["time/train_ended"]) for step in steps]
+    rolled = [(step["time/rollout_began"], step["time/rollout_ended"]) for step in steps]
+    assert any(began < end and start < ended for began, ended in trained for start, end in rolled)
+
+
+@long
+@pytest.mark.parametrize("victim", ["AjetExplorer", "AjetTrainer", "CpuRolloutModel"])
+def test_a_killed_process_is_a_named_error_and_leaves_nothing(tmp_path: Path, victim: str) -> None:
+    child = subprocess.Popen(
+        command(tmp_path, "ajet.trainer_common.total_training_steps=1000"),
+        cwd=TASKS, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        wait_until(
+            lambda: child.poll() is not None or any("train/grad_norm" in s for s in steps_of(tmp_path / "say_vowels"))
+        )
+        os.kill(processes_named(f"ray::{victim}")[0], signal.SIGKILL)
+        output, _ = child.communicate(timeout=DEADLINE_S)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == 1
+    assert "died" in output, output[-3000:]
+    assert left_behind() == []
+
+
+@long
+def test_a_workflow_that_always_fails_ends_the_run_with_its_error(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from ajet import Workflow\n"
+        "class Broken(Workflow):\n"
+        "    async def execute(self, workflow_task, tuner):\n"
+        "        raise KeyError('the answer is missing')\n"
+    )
+    done = subprocess.run(
+        command(tmp_path, f"ajet.rollout.user_workflow={tmp_path / 'broken.py'}->Broken"),
+        cwd=TASKS, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "the answer is missing" in done.stdout + done.stderr
+    assert left_behind() == []
