@@ -31,6 +31,7 @@ from ajet.engine.torch.engine import TorchEngine
 from ajet.engine.torch.settings import TorchEngineSettings
 from ajet.schema.generation import GenerateRequest, Sampling
 
+CHART = Path(__file__).parent.parent / "docs" / "assets" / "engine.svg"
 MODEL = "tiny:qwen2-30m"
 MAX_LENGTH = 2048
 
@@ -165,12 +166,36 @@ def main() -> None:
                     runs.setdefault(key, {})[name] = figures
                     print(f"{key}: {name}: {figures}", flush=True)
                     write_result("engine", {"model": MODEL, "threads": 1, "runs": runs, "ratios": ratios(runs)})
+    draw(runs)
 
 
 def _earlier() -> dict[str, Any]:
     path = Path(__file__).parent / "results" / "engine.json"
     runs: dict[str, Any] = json.loads(path.read_text())["figures"]["runs"] if path.is_file() else {}
     return runs
+
+
+def draw(runs: dict[str, Any]) -> None:
+    """The chart of the documentation."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        print("no chart: matplotlib is not installed (pip install 'agentjet[plot]')")
+        return
+    plt.rcParams["svg.hashsalt"] = "ajet"
+    chart, panels = plt.subplots(1, len(runs), figsize=(1.5 + 3.2 * len(runs), 3.2), squeeze=False)
+    for axes, (title, by) in zip(panels[0], runs.items(), strict=True):
+        names = [name for name in reversed(ENGINES) if name in by]
+        rates = [by[name]["tokens_per_cpu_s"] for name in names]
+        colours = ["tab:blue" if name == "embedded" else "0.65" for name in names]
+        axes.bar_label(axes.barh([name.replace(", ", ",\n") for name in names], rates, color=colours), fmt="%.0f")
+        axes.set(title=title, xlabel="tokens per CPU second")
+        axes.margins(x=0.18)
+        axes.tick_params(labelsize=8)
+    CHART.parent.mkdir(parents=True, exist_ok=True)
+    chart.tight_layout()
+    chart.savefig(CHART, metadata={"Date": None})
+    print("chart in", CHART)
 
 
 def ratios(runs: dict[str, Any]) -> dict[str, dict[str, float]]:
