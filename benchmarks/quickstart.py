@@ -2,12 +2,15 @@
 
 Each is a whole run of `configs/quickstart.yaml` in a process of its own.
 
-    python benchmarks/quickstart.py [--seeds 3]
+    python benchmarks/quickstart.py [--seeds 3] [--only "seed 1"]
+
+With `--only`, that run's figures replace the ones in the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -15,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import write_result
+from common import RESULTS, write_result
 
 from ajet.observe.metrics import read_metrics
 
@@ -63,19 +66,25 @@ def conduct(name: str, folder: Path, *overrides: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", help="one of the runs: seed 0, seed 1, …, lr=0, shuffled reward")
     arguments = parser.parse_args()
-    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        for seed in range(arguments.seeds):
-            seeds = [f"rollout.seed={seed}", f"trainer_common.seed={seed}", f"task_reader.seed={seed}"]
-            figures[f"seed {seed}"] = conduct(f"seed_{seed}", folder, *seeds)
-        figures["lr=0"] = conduct("no_learning", folder, "trainer_common.optim.lr=0")
         source = (CONF.parents[1] / "tutorial/example_math_agent/quickstart/workflow.py").read_text()
         (folder / "workflow.py").write_text(source)
         (folder / "shuffled.py").write_text(SHUFFLED)
-        workflow = f"rollout.user_workflow={folder / 'shuffled.py'}->Shuffled"
-        figures["shuffled reward"] = conduct("shuffled", folder, workflow)
+        runs = {
+            f"seed {seed}": [f"rollout.seed={seed}", f"trainer_common.seed={seed}", f"task_reader.seed={seed}"]
+            for seed in range(arguments.seeds)
+        }
+        runs["lr=0"] = ["trainer_common.optim.lr=0"]
+        runs["shuffled reward"] = [f"rollout.user_workflow={folder / 'shuffled.py'}->Shuffled"]
+        chosen = [arguments.only] if arguments.only else list(runs)
+        figures = {name: conduct(name.replace(" ", "_").replace("=", "_"), folder, *runs[name]) for name in chosen}
+    if arguments.only:
+        before = RESULTS / "quickstart.json"
+        known = json.loads(before.read_text())["figures"] if before.exists() else {}
+        figures = {name: (known | figures)[name] for name in runs if name in known | figures}
     write_result("quickstart", figures)
 
 

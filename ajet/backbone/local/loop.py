@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.local.hints import Hints
 from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.settings import credit_settings
 from ajet.backbone.local.teaching import demonstration_batches
@@ -77,6 +78,7 @@ class LocalRun:
         self.step = 0
         self.saved = 0
         self.barren = 0
+        self.hints = Hints()
         self.score: tuple[int, float] | None = None
         """Step and mean reward of the last validation."""
         self.reader_state: dict[str, Any] = {}
@@ -158,6 +160,7 @@ class LocalRun:
         self._record(groups, credit, step, self.learner.logprobs_before(episodes))
         everyone = [episode for group in groups for episode in (*group.episodes, *group.failed)]
         self._notice_barren(everyone)
+        self.hints.look_at(step, everyone)
         metrics = episode_metrics(everyone, success_threshold=self.threshold)
         metrics |= _train_names(metrics, extra) | extra | credit.metrics | _ledger(everyone)
         metrics |= {

@@ -22,6 +22,23 @@ class Babbler(Workflow):
         return WorkflowOutput(reward=(sum(map(ord, said)) % 97) / 97)
 
 
+class Forgetful(Workflow):
+    """Asks the same several times, and then rewrites what was said."""
+
+    name: str = "forgetful"
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client(agent_name="forgetful")
+        said = ""
+        for _ in range(4):
+            messages = [{"role": "user", "content": workflow_task.task.main_query}]
+            completion = await client.chat.completions.create(model="m", messages=messages)
+            said += completion.choices[0].message.content or ""
+        messages += [{"role": "assistant", "content": "something else"}, {"role": "user", "content": "go on"}]
+        await client.chat.completions.create(model="m", messages=messages)
+        return WorkflowOutput(reward=(sum(map(ord, said)) % 97) / 97)
+
+
 class Indifferent(Workflow):
     """Whatever is said earns the same."""
 

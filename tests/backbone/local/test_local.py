@@ -127,6 +127,14 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path) -> None:
     assert weights_hash(one) == weights_hash(other)
 
 
+def test_the_log_says_why_calls_branch_and_that_most_tokens_are_not_trained(tmp_path: Path) -> None:
+    code, experiment = conduct(tmp_path, "Forgetful")
+    assert code == 0
+    log = (experiment / "run.log").read_text()
+    assert log.count("calls that continue no earlier call") == 1 and "reply_changed" in log
+    assert log.count("abandoned_calls: train") == 1
+
+
 def test_equal_rewards_train_nothing_and_say_so(tmp_path: Path) -> None:
     code, experiment = conduct(tmp_path, "Indifferent")
     assert code == 1
