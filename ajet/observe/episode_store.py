@@ -182,7 +182,9 @@ class EpisodeStore:
 
     def _count(self) -> Facets:
         total, first, newest, validations = self._connection.execute(
-            "SELECT count(*), coalesce(min(step), 0), coalesce(max(step), 0), coalesce(sum(validation), 0) FROM episode"
+            # each part from an index, none from the rows
+            "SELECT count(*), (SELECT coalesce(min(step), 0) FROM episode), "
+            "(SELECT coalesce(max(step), 0) FROM episode), coalesce(sum(validation), 0) FROM episode"
         ).fetchone()
         return Facets(
             total=total,

@@ -40,6 +40,7 @@ CREATE TABLE IF NOT EXISTS episode (
 CREATE INDEX IF NOT EXISTS episode_step ON episode (step, reward);
 CREATE INDEX IF NOT EXISTS episode_group ON episode (group_id);
 CREATE INDEX IF NOT EXISTS episode_task ON episode (task_id);
+CREATE INDEX IF NOT EXISTS episode_kind ON episode (status, tag, failure, validation);
 CREATE TABLE IF NOT EXISTS agent (
   name TEXT NOT NULL, episode INTEGER NOT NULL, PRIMARY KEY (name, episode)
 ) WITHOUT ROWID;

@@ -80,8 +80,8 @@ class Gate:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers[name] = value
-                if "cache-control" not in headers:
-                    headers["cache-control"] = "no-store"
+                kept = message["status"] == 200 and scope["path"].startswith("/static/")
+                headers["cache-control"] = "private, max-age=31536000, immutable" if kept else "no-store"
             await send(message)
 
         request = Request(scope, receive)

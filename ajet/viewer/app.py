@@ -5,8 +5,10 @@ Handlers are plain functions: each runs on a worker thread, so a slow query hold
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from ajet.viewer.library import Experiment, ExperimentNotFoundError, Library
 from ajet.viewer.queries import episode_query
 
 _HERE = Path(__file__).parent
+_STATIC = _HERE / "static"
 _GROUP_LIMIT = 64
 _COMPRESS_FROM_BYTES = 50_000
 
@@ -58,7 +61,8 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.globals.update(version=ajet.__version__, library=library)
+        self._static = static_path()
+        self._templates.globals.update(version=ajet.__version__, library=library, static=self._static)
 
     def routes(self) -> list[Route | Mount]:
         return [
@@ -70,7 +74,7 @@ class Pages:
             Route("/x/{name}/group/{group:path}", self.group),
             Route("/x/{name}/episode/{episode:path}", self.episode),
             Route("/x/{name}/about", self.about),
-            Mount("/static", StaticFiles(directory=_HERE / "static")),
+            Mount(self._static, StaticFiles(directory=_STATIC)),
         ]
 
     def _page(self, template: str, status: int = 200, **values: Any) -> Response:
@@ -217,6 +221,15 @@ class Data:
         return _experiment(self._library, request.path_params["name"])
 
 
+@cache
+def static_path() -> str:
+    """Where styles and scripts are: their content is part of the address, so that a browser may keep them for good."""
+    content = hashlib.sha256()
+    for file in sorted(_STATIC.iterdir()):
+        content.update(file.name.encode() + file.read_bytes())
+    return f"/static/{content.hexdigest()[:12]}"
+
+
 def _experiment(library: Library, name: str) -> Experiment:
     try:
         return library.get(name)
@@ -234,7 +247,11 @@ def _error_page(request: Request, error: Exception) -> Response:
         return Response(msgspec.json.encode({"error": error.detail}), error.status_code, media_type="application/json")
     templates = Environment(loader=FileSystemLoader(_HERE / "templates"), autoescape=True)
     page = templates.get_template("error.html").render(
-        title=f"{error.status_code}", detail=error.detail, version=ajet.__version__, library=None
+        title=f"{error.status_code}",
+        detail=error.detail,
+        version=ajet.__version__,
+        library=None,
+        static=static_path(),
     )
     return HTMLResponse(page, error.status_code)
 

@@ -20,7 +20,7 @@ from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.episode import Episode
 from ajet.viewer.serve import Viewer
-from benchmarks._synthetic_run import Vocabulary, credit_of, math_episode, step_metrics, trainer_logprobs
+from benchmarks._synthetic_run import Vocabulary, math_episode
 
 Open = Callable[..., Page]
 Shoot = Callable[[Page, str], None]
@@ -293,40 +293,6 @@ def test_hostile_text_is_text(tmp_path: Path, open_page: Open, shoot: Shoot) -> 
     expect(chat.get_by_role("button", name="more characters")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "a long line does not widen the page"
     shoot(page, "hostile")
-
-
-@pytest.mark.slow
-def test_pages_follow_a_run(tmp_path: Path, open_page: Open) -> None:
-    rng, vocabulary = random.Random(0), Vocabulary()
-    config = Config.model_validate({"ajet": {"experiment_name": "live"}})
-    folder = ExperimentFolder.open(config, exp_dir=tmp_path)
-    recorder = EpisodeRecorder(folder.episodes, tokenizer=vocabulary)
-
-    def step(number: int) -> None:
-        group = [math_episode(vocabulary, rng, task=number, step=number, repeat=repeat) for repeat in range(4)]
-        for episode, credit in zip(group, credit_of(group), strict=True):
-            recorder.record(episode, number, credit, trainer_logprobs=trainer_logprobs(episode, rng))
-        recorder.flush()
-        folder.metrics.log(number, step_metrics(number, group, rng))
-
-    viewer = start(tmp_path)
-    charts = open_page(viewer, "/x/live")
-    expect(charts.locator("#none")).to_be_visible()
-    expect(charts.locator("#live")).to_have_text("live")
-    step(1)
-    tile = charts.locator(".tile", has_text="Step").first
-    expect(tile).to_contain_text("1")
-    step(2)
-    expect(tile).to_contain_text("2")
-    episodes = open_page(viewer, "/x/live/episodes")
-    expect(episodes.locator("#count")).to_contain_text("of 8 episodes")
-    step(3)
-    expect(episodes.locator("#count")).to_contain_text("of 12 episodes")
-    recorder.close()
-    folder.close()
-    home = open_page(viewer)
-    expect(home.locator("#experiments")).to_contain_text("completed")
-    expect(charts.locator("#live")).to_be_hidden(timeout=10_000)
 
 
 @pytest.mark.slow

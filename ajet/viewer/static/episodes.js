@@ -83,7 +83,8 @@ async function facets() {
 }
 
 const changed = () => { state.offset = 0; load(); };
-form.addEventListener("input", debounce(changed, 180));
+const typed = debounce(changed, 180);
+form.addEventListener("input", (event) => (event.target.matches("select") ? changed() : typed()));
 form.addEventListener("submit", (event) => { event.preventDefault(); changed(); });
 form.addEventListener("reset", () => { for (const key of url.keys()) url.delete(key); setTimeout(() => { for (const input of form.elements) if ("value" in input) input.value = ""; changed(); }); });
 for (const head of document.querySelectorAll("th[data-sort]")) {
