@@ -297,8 +297,10 @@ def step_metrics(step: int, episodes: list[Episode], rng: random.Random) -> dict
 def write_experiment(
     root: Path, name: str = "math-agent", *, steps: int = 40, tasks: int = 4, repeats: int = 4, seed: int = 0
 ) -> Path:
-    """A whole experiment folder."""
-    config = Config.model_validate({"ajet": {"experiment_name": name, "model": {"path": "tiny:chat"}}})
+    """A whole experiment folder; one whose name says so was trained with rloo."""
+    algorithm = {"adv_estimator": "rloo"} if name.endswith("rloo") else {}
+    ajet = {"experiment_name": name, "model": {"path": "tiny:chat"}, "trainer_common": {"algorithm": algorithm}}
+    config = Config.model_validate({"ajet": ajet})
     vocabulary = Vocabulary()
     rng = random.Random(seed + 1)
     with ExperimentFolder.open(config, exp_dir=root, backbone="local") as folder:

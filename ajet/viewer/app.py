@@ -28,7 +28,7 @@ from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, Epis
 from ajet.observe.trajectory import episode_json
 from ajet.viewer.access import Access, Gate, admit
 from ajet.viewer.episode_view import episode_view, tokens_view
-from ajet.viewer.library import Experiment, ExperimentNotFoundError, Library
+from ajet.viewer.library import Experiment, ExperimentNotFoundError, Library, differences
 from ajet.viewer.queries import episode_query
 
 _HERE = Path(__file__).parent
@@ -85,9 +85,8 @@ class Pages:
 
     def compare(self, request: Request) -> Response:
         names = [name for name in request.query_params.get("runs", "").split(",") if name]
-        for name in names:
-            _experiment(self._library, name)
-        return self._page("run.html", title="Compare", runs=names, experiment=None, tab="charts")
+        differing = differences([_experiment(self._library, name) for name in names])
+        return self._page("run.html", title="Compare", runs=names, experiment=None, tab="charts", differences=differing)
 
     def run(self, request: Request) -> Response:
         experiment = self._named(request)

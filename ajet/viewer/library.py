@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,25 @@ class Experiment:
         if last is None:
             return "unknown"
         return str(last.get("status", "completed")) if last["event"] == "ended" else "killed"
+
+
+_NEVER_THE_SAME = ("ajet.experiment_name", "ajet.experiment_dir", "ajet.project_name")
+
+
+def differences(experiments: Sequence[Experiment]) -> dict[str, list[str]]:
+    """The configuration keys in which runs differ, each with its value in each of them."""
+    flat = [dict(_flatten(experiment.config())) for experiment in experiments]
+    keys = sorted({key for one in flat for key in one if key not in _NEVER_THE_SAME})
+    rows = {key: [one.get(key, "–") for one in flat] for key in keys}
+    return {key: values for key, values in rows.items() if len(set(values)) > 1}
+
+
+def _flatten(block: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in block.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 class MetricsReader:

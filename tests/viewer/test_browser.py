@@ -49,6 +49,11 @@ def test_experiments_are_listed_found_and_compared(viewer: Viewer, open_page: Op
     page.get_by_role("link", name="Compare 2").click()
     expect(page).to_have_url(re.compile(r"/compare\?runs=math-agent-rloo,math-agent"))
     expect(page.locator(".run-legend a")).to_have_count(2)
+    expect(page.locator("#results tbody tr")).to_have_count(2)
+    columns = viewer.library.get("math-agent-rloo").metrics()["series"]["reward/mean"]
+    best = page.locator("#results tbody tr", has_text="math-agent-rloo").locator("td").nth(3)
+    expect(best).to_have_text(f"{max(columns):.3g}")
+    expect(page.locator(".differences tbody tr", has_text="adv_estimator")).to_contain_text("rloo")
     expect(page.locator(".chart", has=page.get_by_role("heading", name="Reward", exact=True))).to_contain_text(
         "math-agent-rloo"
     )

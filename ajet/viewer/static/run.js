@@ -194,8 +194,27 @@ function apart(panel, names) {
   return metrics.map((name) => ({ ...panel, match: undefined, metrics: [name], title: panel.title === "pass@k" ? name.slice(name.lastIndexOf("/") + 1) : `${panel.title}: ${name.slice(name.indexOf("/") + 1).replaceAll("_", " ")}` }));
 }
 
+const RESULTS = [
+  { label: "Reward", metric: "reward/mean", first: true }, { label: "Best reward", metric: "reward/mean", best: true },
+  { label: "Best validation", metric: "val/reward/mean", best: true }, ...TILES.filter((tile) => ["KL", "Entropy", "Tokens a second", "Seconds a step"].includes(tile.label)),
+];
+
+/** Several runs: what each came to, side by side. */
+function results() {
+  const columns = RESULTS.filter((column) => runs.some((run) => run.series[column.metric]));
+  const cell = (run, column) => {
+    const values = (run.series[column.metric] || []).filter((value) => value !== null), format = column.format || short;
+    if (!values.length) return el("td", { class: "num muted" }, "–");
+    if (column.best) return el("td", { class: "num strong" }, format(values.reduce((best, value) => Math.max(best, value))));
+    return el("td", { class: "num" }, column.first ? el("span", { class: "muted" }, `${format(values[0])} → `) : null, el(column.first ? "b" : "span", {}, format(values.at(-1))));
+  };
+  $("results").replaceChildren(
+    el("thead", {}, el("tr", {}, el("th", {}, "Run"), el("th", { class: "num" }, "Steps"), columns.map((column) => el("th", { class: "num" }, column.label)))),
+    el("tbody", {}, runs.map((run) => el("tr", {}, el("td", {}, el("a", { class: `name a${run.index % 8}`, href: pageOf(run.name) }, el("i", { class: "dot" }), run.name)), el("td", { class: "num" }, number(run.steps.at(-1) ?? 0)), columns.map((column) => cell(run, column))))));
+}
+
 function tiles() {
-  if (!single) return;
+  if (!single) return results();
   const [run] = runs;
   const shown = TILES.filter((tile) => run.series[tile.metric]);
   const entry = (label, value, small) => el("dl", { class: "tile" }, el("dt", {}, label), el("dd", {}, value, small ? el("small", {}, small) : null));
