@@ -67,6 +67,10 @@ def test_charts_show_what_was_logged_and_the_link_keeps_the_view(viewer: Viewer,
     for title in ("Time of a step", "Packing ratio", "Masked", "Failures", "How episodes ended", "Turns"):
         expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
     columns = viewer.library.get(EXPERIMENT).metrics()
+    ends = page.locator(".chart", has=page.get_by_role("heading", name="How episodes ended", exact=True))
+    truncated = columns["series"]["status/truncated"]
+    assert truncated[-1] is None, "none was truncated in the last step"
+    expect(ends.locator(".keys span", has_text="truncated")).to_have_text("truncated0")
     reward = page.locator(".chart", has=page.get_by_role("heading", name="Reward", exact=True))
     expect(reward.locator(".now")).to_have_text(f"{columns['series']['reward/mean'][-1]:.3g}")
     expect(reward.locator("canvas")).to_be_visible()

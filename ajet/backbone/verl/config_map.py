@@ -179,7 +179,6 @@ def _actor(config: Config, run: RunFacts, machine: Machine) -> Settings:
     ajet = config.ajet
     common, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
     actor = "actor_rollout_ref.actor"
-    uses_terms = (common.use_kl_loss and common.kl_loss_coef > 0) or algorithm.entropy_coef != 0
     return {
         f"{actor}.strategy": "fsdp2",
         # what the sampler corrects for each batch: rows vary, tasks don't
@@ -190,8 +189,8 @@ def _actor(config: Config, run: RunFacts, machine: Machine) -> Settings:
         f"{actor}.use_dynamic_bsz": True,
         f"{actor}.ppo_max_token_len_per_gpu": micro_tokens(config),
         f"{actor}.policy_loss.loss_mode": POLICY_LOSS_PREFIX + algorithm.policy_loss,
-        # our loss is the sum of weight x advantage and ignores this; the KL and entropy terms are means over tokens
-        f"{actor}.loss_agg_mode": "token-mean" if uses_terms else "token-sum",
+        # our loss is a sum of weight x token loss and ignores this; KL and entropy, as terms and as metrics, are means
+        f"{actor}.loss_agg_mode": "token-mean",
         f"{actor}.clip_ratio": algorithm.clip_low,
         f"{actor}.clip_ratio_low": algorithm.clip_low,
         f"{actor}.clip_ratio_high": algorithm.clip_high,

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class NoGpuError(UserError):
+    """A run on GPUs was asked for where there is none."""
+
+
 def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | None = None) -> int:
     """Train, and return the exit code."""
     require_verl()
@@ -121,7 +125,7 @@ def detect_machine() -> Machine:
     import torch
 
     if not torch.cuda.is_available():
-        raise UserError(
+        raise NoGpuError(
             "the verl backbone found no GPU on this machine\n"
             "    to run it small on the CPU, set the environment variable VERL_PLATFORM=cpu"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ajet.backbone.verl.config_map import RunFacts, check_honoured, pass_through, verl_settings
+from ajet.backbone.verl.config_map import Machine, RunFacts, check_honoured, pass_through, verl_settings
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def show_config(config: Config) -> str:
     """verl's final configuration as YAML, after what verl can't honour."""
-    from ajet.backbone.verl.launcher import detect_machine, require_verl
+    from ajet.backbone.verl.launcher import NoGpuError, detect_machine, require_verl
 
     require_verl()
     from omegaconf import OmegaConf
@@ -20,7 +20,12 @@ def show_config(config: Config) -> str:
     from ajet.backbone.verl.compose import compose_verl_config
     from ajet.task_reader import build_reader, read_training_tasks
 
-    machine = detect_machine()
+    remarks: list[str] = []
+    try:
+        machine = detect_machine()
+    except NoGpuError:
+        machine = Machine("cuda")
+        remarks = ["# for machines with GPUs and flash-attn: this one has no GPU (VERL_PLATFORM=cpu shows the CPU's)"]
     tasks = read_training_tasks(build_reader(config.ajet.task_reader, config.base_dirs))
     facts = RunFacts(
         config.ajet.model.path,
@@ -30,4 +35,4 @@ def show_config(config: Config) -> str:
     )
     composed = compose_verl_config(verl_settings(config, facts, machine), given=pass_through(config))
     notes = [f"# {note}" for note in check_honoured(config, machine)]
-    return "\n".join([*notes, OmegaConf.to_yaml(composed)])
+    return "\n".join([*remarks, *notes, OmegaConf.to_yaml(composed)])

@@ -51,12 +51,18 @@ function linesOf(panel, names) {
   return lines;
 }
 
+/** A line's values. What is stacked counts something: a step that did not log it had none. */
+function counted(panel, { run, name }) {
+  const trained = run.series["reward/mean"] || [];
+  return panel.stacked ? run.series[name].map((value, index) => value ?? (trained[index] === null || trained[index] === undefined ? null : 0)) : run.series[name];
+}
+
 function dataOf(panel, lines) {
   const steps = [...new Set(lines.flatMap((line) => line.run.steps))].sort((a, b) => a - b);
   const at = new Map(steps.map((step, index) => [step, index]));
   const columns = lines.map((line) => {
     const column = new Array(steps.length).fill(null);
-    smoothed(line.run.series[line.name]).forEach((value, index) => { column[at.get(line.run.steps[index])] = value; });
+    smoothed(counted(panel, line)).forEach((value, index) => { column[at.get(line.run.steps[index])] = value; });
     return column;
   });
   if (!panel.stacked || !single) return [steps, columns, columns];

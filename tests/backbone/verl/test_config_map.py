@@ -138,8 +138,8 @@ def test_without_validation_tasks_nothing_is_validated() -> None:
     assert (got["trainer.test_freq"], got["trainer.val_before_train"]) == (-1, False)
 
 
-def test_the_loss_is_a_sum_unless_its_terms_are_means() -> None:
-    assert settings({f"{COMMON}.use_kl_loss": False})[f"{ACTOR}.loss_agg_mode"] == "token-sum"
+def test_entropy_is_a_mean_over_tokens_also_where_it_is_but_a_metric() -> None:
+    assert settings({f"{COMMON}.use_kl_loss": False})[f"{ACTOR}.loss_agg_mode"] == "token-mean"
     assert settings()[f"{ACTOR}.loss_agg_mode"] == "token-mean"
 
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,13 @@ def command(folder: Path, *overrides: str, conf: Path = HERE / "say_vowels.yaml"
     return [sys.executable, "-m", "ajet", "--conf", str(conf), "--backbone=verl", "--exp-dir", str(folder), *overrides]
 
 
+OURS = ("AJET_TEST_OF", uuid.uuid4().hex)
+"""A variable that every process of these tests' runs inherits, and of no other run."""
+
+
 def environment() -> dict[str, str]:
-    return {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    own = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), OURS[0]: OURS[1]}
+    return {**os.environ, **own}
 
 
 def run(folder: Path, *overrides: str, conf: Path = HERE / "say_vowels.yaml", cwd: Path = HERE) -> str:
@@ -46,12 +52,12 @@ def steps_of(experiment: Path) -> list[dict[str, Any]]:
 
 
 def left_behind() -> list[str]:
-    """Processes that carry the mark of any run of ours."""
+    """Processes that a run of these tests started."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if b"AJET_RAY_RUN=" in (entry / "environ").read_bytes():
+                if "=".join(OURS).encode() in (entry / "environ").read_bytes():
                     found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120])
             except OSError:
                 continue
@@ -98,8 +104,10 @@ def recorded(experiment: Path) -> dict[int, int]:
 @needs_verl
 @pytest.mark.parametrize("victim", ["EpisodeWorker", "CpuServer", "ActorRollout"])
 def test_a_killed_process_is_a_named_error_and_leaves_nothing(tmp_path: Path, victim: str) -> None:
+    steps = 12 if victim == "ActorRollout" else 1000
+    asked = [f"ajet.trainer_common.total_training_steps={steps}", "ajet.trainer_common.save_freq=1"]
     child = subprocess.Popen(
-        command(tmp_path, "ajet.trainer_common.total_training_steps=1000"),
+        command(tmp_path, *asked),
         cwd=HERE, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
@@ -116,6 +124,11 @@ def test_a_killed_process_is_a_named_error_and_leaves_nothing(tmp_path: Path, vi
     assert "died" in output or "ActorDied" in output, output[-3000:]
     assert time.monotonic() - killed < 120  # the bound is 60 s on a machine that has nothing else to do
     assert left_behind() == []
+    if victim == "ActorRollout":
+        run(tmp_path, *asked)  # the same command resumes and ends
+        assert [step["step"] for step in steps_of(experiment)] == list(range(1, steps + 1))
+        assert "setting global step to" in (experiment / "verl.log").read_text(errors="replace")
+        assert left_behind() == []
 
 
 @needs_verl

@@ -185,7 +185,7 @@ def verl_gradient(worker: Any, groups: Any, settings: Any, *, loss: str, kl: flo
         ppo_mini_batch_size=len(rows),
         clip_ratio_low=0.2,
         clip_ratio_high=0.28,
-        loss_agg_mode="token-mean" if kl else "token-sum",
+        loss_agg_mode="token-mean",
         policy_loss=PolicyLossConfig(loss_mode=f"ajet_{loss}"),
         use_kl_loss=kl > 0,
         kl_loss_coef=kl,
