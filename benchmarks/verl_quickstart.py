@@ -54,12 +54,12 @@ def conduct(backbone: str, python: Path, folder: Path) -> dict[str, Any]:
         subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True)
     steps = trained(metrics)
     validation = {step["step"]: step["val/reward/mean"] for step in read_metrics(metrics) if "val/reward/mean" in step}
-    return {
+    result: dict[str, Any] = {
         "reward": [round(step["reward/mean"], 4) for step in steps],
         "validation": {step: round(reward, 4) for step, reward in validation.items()},
-        "step_seconds": round(sum(step["time/step"] for step in steps), 1),
-        "largest_sampler_gap": max(step.get("train/sampler_gap", 0.0) for step in steps),
     }
+    gaps = [step["train/sampler_gap"] for step in steps if "train/sampler_gap" in step]
+    return result | ({"largest_sampler_gap": max(gaps)} if gaps else {})
 
 
 def trained(metrics: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ajet.backbone.verl.config_map import Machine, RunFacts, check_honoured, pass_through, verl_settings
+from ajet.backbone.cluster.machine import Machine
+from ajet.backbone.verl.config_map import RunFacts, check_honoured, pass_through, verl_settings
 
 if TYPE_CHECKING:
     from ajet.config import Config
