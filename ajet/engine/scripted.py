@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Reply = str | Message
 MADE_UP_LOGPROB = 0.0
+REMEMBERED_SESSIONS = 16384
+"""Sessions whose calls are counted: the latest ones, so that a long run stays small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class ScriptedEngine:
         self._loaded: PreTrainedTokenizerBase | None = None
         self._end_ids = end_ids
         self._max_model_len = max_model_len
-        self._calls: Counter[str] = Counter()
+        self._calls: OrderedDict[str, int] = OrderedDict()
         self._version = 0
         self._running = asyncio.Event()
         self._running.set()
@@ -130,8 +132,10 @@ class ScriptedEngine:
         return Completion(drawn, logprobs, stop.reason, stop.by, [(0, self._version)], top)
 
     def _draw(self, request: GenerateRequest, room: int) -> tuple[list[int], Stop]:
-        index = self._calls[request.session_id]
-        self._calls[request.session_id] += 1
+        index = self._calls.pop(request.session_id, 0)
+        self._calls[request.session_id] = index + 1
+        if len(self._calls) > REMEMBERED_SESSIONS:
+            self._calls.popitem(last=False)
         if callable(self._replies):
             prompt = self._decode(request.prompt_ids)
             reply = self._replies(ScriptedCall(prompt, index, request.session_id, request))

@@ -90,11 +90,14 @@ def test_the_link_to_the_newest_weights_moves_in_one_step(tmp_path: Path) -> Non
         assert (tmp_path / "hf").resolve() == saved.path / "hf"
 
 
-def kill_and_resume(root: Path, kills: int, seed: int) -> None:
-    """SIGKILL a run at random moments; each resume must not be older than the last announced step."""
+def kill_and_resume(root: Path, kills: int, seed: int) -> int:
+    """SIGKILL a run at random moments; each resume must not be older than the last announced step.
+
+    Returns how many of the kills left a checkpoint behind that was half written.
+    """
     script = Path(__file__).parent / "crashing_run.py"
     rng = random.Random(seed)
-    announced = 0
+    announced = unfinished = 0
     for _ in range(kills):
         process = subprocess.Popen(
             [sys.executable, str(script), str(root), "100000"],
@@ -112,10 +115,12 @@ def kill_and_resume(root: Path, kills: int, seed: int) -> None:
         process.send_signal(signal.SIGKILL)
         rest = process.stdout.read()
         process.wait()
+        unfinished += any(path.name.endswith(f".{process.pid}") for path in root.iterdir())
         said = [line.split() for line in rest.splitlines(keepends=True) if line.endswith("\n")]
         announced = max([int(first[1]), *(int(line[1]) for line in said if line[0] == "saved")])
     found = CheckpointFolder(root).newest()
     assert found is not None and found.step >= announced
+    return unfinished
 
 
 def test_kills_at_random_moments_lose_nothing_announced(tmp_path: Path) -> None:
