@@ -75,14 +75,15 @@ class EpisodeThread(Generic[T]):
     def interrupt(self) -> None:
         """Raise `WorkflowInterrupted` in the thread. Takes effect when it next executes Python code.
 
-        May be without effect (see `_starts_another`): who means it asks again until the thread is gone.
+        May be without effect (see `_is_delicate`): who means it asks again until the thread is gone.
         """
         ident = self._thread.ident
+        time.sleep(0)  # a fresh turn at the interpreter: the thread does not move between the look and the exception
         if (
             self.alive
             and not self._interrupted
             and ident is not None
-            and not _starts_another(sys._current_frames().get(ident))
+            and not _is_delicate(sys._current_frames().get(ident))
         ):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(WorkflowInterrupted))
 
@@ -122,14 +123,21 @@ class EpisodeThread(Generic[T]):
             self._task = None
 
 
-def _starts_another(frame: FrameType | None) -> bool:
-    """Whether a thread that is here is just starting another one.
+_LOCKING = {function.__code__ for function in (threading.Condition.__enter__, threading.Condition.__exit__)}
+_LOGGING = logging.Handler.handle.__code__.co_filename
 
-    Until that one runs, CPython knows both by the same number: the exception could hit the wrong one, which would then
-    never report that it has started, and its starter would wait for it for ever.
+
+def _is_delicate(frame: FrameType | None) -> bool:
+    """Whether an exception raised in a thread that is here could harm others.
+
+    Where it is just starting another thread, CPython knows both by the same number until that one runs: the exception
+    could hit the wrong one, which would then never report that it has started. Where it is about to give back a lock of
+    all threads (logging's, an import's, a future's), it would keep it, and the whole process would wait for it.
     """
+    if frame is not None and (frame.f_code in _LOCKING or "importlib" in frame.f_code.co_filename):
+        return True
     while frame is not None:
-        if frame.f_code is threading.Thread.start.__code__:
+        if frame.f_code is threading.Thread.start.__code__ or frame.f_code.co_filename == _LOGGING:
             return True
         frame = frame.f_back
     return False

@@ -143,6 +143,8 @@ def test_exploring_and_training_overlap_with_bounded_staleness(tmp_path: Path) -
         "ajet.trainer_common.total_training_steps=6",
         "ajet.trainer_common.test_freq=-1",
         "ajet.trinity.synchronizer.sync_style=fully_async",
+        "ajet.model.path=tiny:qwen2-3m",  # with less to do, each is done before the other has looked up
+        "ajet.rollout.num_repeat=16",
     )
     steps = steps_of(tmp_path / "say_vowels")
     assert len(steps) == 6
