@@ -31,8 +31,8 @@ GRACE_S = 2.0
 _AGAIN_S = 0.25
 
 COLLECT_EVERY_S = 10.0
-"""`asyncio-with-gc` collects cyclic garbage (agents, their clients and memories) this often: a full collection stops
-all threads for some 0.1 s once torch is loaded, so it is not done for every episode."""
+"""`asyncio-with-gc` collects cyclic garbage (agents, their clients and memories) this often, not for every episode: all
+threads wait for it."""
 
 
 class WorkflowInterrupted(BaseException):
@@ -150,7 +150,7 @@ class WorkflowThreads:
         self._max_lost = max_lost
         self._grace_s = grace_s
         self._collect = collect_garbage
-        self._collected_at = time.monotonic()
+        self._collected_at: float | None = None
         self._released: set[EpisodeThread[Any]] = set()
         self._started = 0
 
@@ -175,9 +175,19 @@ class WorkflowThreads:
             thread.cancel()
         self._released = {earlier for earlier in self._released if earlier.alive} | {thread}
         asyncio.get_running_loop().call_later(self._grace_s, self._press, thread)
-        if self._collect and time.monotonic() - self._collected_at > COLLECT_EVERY_S:
+        self._collect_garbage()
+
+    def _collect_garbage(self) -> None:
+        """Once the first episode is over, all libraries are loaded: what lives now need not be searched ever again.
+
+        Without that, every full collection, Python's own ones too, stops all threads for 0.1 s and more.
+        """
+        first = self._collected_at is None
+        if first or (self._collect and time.monotonic() - (self._collected_at or 0.0) > COLLECT_EVERY_S):
             gc.collect()
             self._collected_at = time.monotonic()
+        if first:
+            gc.freeze()
 
     async def interrupt_all(self) -> None:
         """There will be no later: interrupt what outlived its episode now, and again for as long as one grace."""

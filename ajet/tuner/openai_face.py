@@ -28,6 +28,10 @@ class TunedOpenAI(openai.AsyncOpenAI):
 
     default_model: str = ""
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._platform = "Unknown"  # a header nobody reads; to find it out takes a thread for each client
+
     @cached_property
     def chat(self) -> AsyncChat:
         return _Chat(self)

@@ -5,7 +5,7 @@ values; the step's `Layout` knows which tokens belong to which sequence, stores 
 attends within each. A sequence with one new token (a reply being drawn) is a *row*, one with more is a *chunk*.
 
 Shapes: T tokens of the step, H query heads, K key/value heads, G = H / K query heads a key/value head, D head size,
-N tokens of a chunk, C tokens of its context and itself.
+N tokens of a chunk, C tokens of its context and itself, R rows, S places of a shelf.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -22,6 +22,9 @@ from transformers import AttentionInterface, PreTrainedModel
 from ajet.engine.torch.kv import KV
 
 NAME = "ajet_engine"
+
+CALL_TOKENS = 128
+"""A call of its own costs a row about as much as reading so many more tokens (measured on a CPU: 100 to 200)."""
 
 
 @dataclass(slots=True)
@@ -60,23 +63,27 @@ class Chunk:
 
 
 class Layout:
-    """Where the tokens of one step belong: first the rows, one token each, then the chunks."""
+    """Where the tokens of one step belong: first the rows, one token each, then the chunks.
 
-    def __init__(self, rows: list[Part], chunks: list[Part]) -> None:
+    Rows that lie close together on a shelf are read with one call (`Neighbours`), the others one by one (`Single`).
+    With `apart`, all are: what a row reads is then computed alike whoever else is in the step.
+    """
+
+    def __init__(self, rows: list[Part], chunks: list[Part], *, apart: bool = False) -> None:
         self.rows = len(rows)
+        self.neighbours: list[Neighbours] = []
+        single: list[tuple[int, Part]] = []
+        for members in _by_shelf(rows):
+            if not apart and _worth_one_call(members):
+                self.neighbours.append(Neighbours(members))
+            else:
+                single += members
+        self.singles = Singles(single) if single else None
         self.chunks: list[Chunk] = []
         start = self.rows
         for part in chunks:
             self.chunks.append(Chunk(part, start))
             start += part.count
-        # By layer, then row. `unbind` makes the views of all layers at once: slicing them one by one costs more than
-        # attention itself when the model is small.
-        keys = [row.kv.keys_LHCD for row in rows]
-        values = [row.kv.values_LHCD for row in rows]
-        self.seen_keys = _by_layer([k[:, None, :, : row.end].unbind(0) for k, row in zip(keys, rows, strict=True)])
-        self.seen_values = _by_layer([v[:, None, :, : row.end].unbind(0) for v, row in zip(values, rows, strict=True)])
-        self.new_keys = _by_layer([k[:, :, row.context].unbind(0) for k, row in zip(keys, rows, strict=True)])
-        self.new_values = _by_layer([v[:, :, row.context].unbind(0) for v, row in zip(values, rows, strict=True)])
 
     def attend(
         self,
@@ -91,7 +98,11 @@ class Layout:
         heads, tokens = query_1HTD.shape[1:3]
         output_1THD = query_1HTD.new_zeros(1, tokens, heads, value_1KTD.shape[-1])
         if self.rows:
-            output_1THD[0, : self.rows] = self._attend_rows(layer, query_1HTD, key_1KTD, value_1KTD, scaling, window)
+            new = _NewRows.of(query_1HTD, key_1KTD, value_1KTD, self.rows)
+            output_RKGD = output_1THD[0, : self.rows].view(*new.query_RKGD.shape[:3], -1)
+            for readers in (*self.neighbours, self.singles):
+                if readers is not None:
+                    output_RKGD[readers.rows_R] = readers.read(layer, new, scaling, window)
         for chunk in self.chunks:
             span = slice(chunk.start, chunk.start + chunk.part.count)
             output_1THD[:, span] = _attend_chunk(
@@ -99,29 +110,104 @@ class Layout:
             )
         return output_1THD
 
-    def _attend_rows(
-        self,
-        layer: int,
-        query_1HTD: torch.Tensor,
-        key_1KTD: torch.Tensor,
-        value_1KTD: torch.Tensor,
-        scaling: float | None,
-        window: int | None,
-    ) -> torch.Tensor:
-        rows, heads, groups = self.rows, query_1HTD.shape[1], key_1KTD.shape[1]
-        torch._foreach_copy_(self.new_keys[layer], key_1KTD[0, :, :rows].unbind(1))
-        torch._foreach_copy_(self.new_values[layer], value_1KTD[0, :, :rows].unbind(1))
-        # The query heads that share a key/value head stand as its queries: keys and values are read once, not repeated.
-        query_R = query_1HTD[0, :, :rows].transpose(0, 1).reshape(rows, 1, groups, heads // groups, -1).unbind(0)
+
+def _by_shelf(rows: list[Part]) -> list[list[tuple[int, Part]]]:
+    """The rows of each shelf with their numbers, in the order of their places."""
+    shelves: dict[int, list[tuple[int, Part]]] = {}
+    for row, part in enumerate(rows):
+        shelves.setdefault(id(part.kv.shelf), []).append((row, part))
+    return [sorted(members, key=lambda member: member[1].kv.place) for members in shelves.values()]
+
+
+def _worth_one_call(members: list[tuple[int, Part]]) -> bool:
+    """One call reads all places from its first row to its last, each as far as the longest row goes."""
+    span = members[-1][1].kv.place - members[0][1].kv.place + 1
+    ends = [part.end for _, part in members]
+    return len(members) > 1 and span * max(ends) - sum(ends) <= CALL_TOKENS * len(members)
+
+
+class _NewRows(NamedTuple):
+    """What the rows of a step bring to one layer."""
+
+    query_RKGD: torch.Tensor
+    """The query heads that share a key/value head stand as its queries: keys and values are read once, not repeated."""
+    key_RKD: torch.Tensor
+    value_RKD: torch.Tensor
+
+    @classmethod
+    def of(cls, query_1HTD: torch.Tensor, key_1KTD: torch.Tensor, value_1KTD: torch.Tensor, rows: int) -> _NewRows:
+        groups = key_1KTD.shape[1]
+        query_RHD = query_1HTD[0, :, :rows].transpose(0, 1)
+        query_RKGD = query_RHD.reshape(rows, groups, query_RHD.shape[1] // groups, -1)
+        return cls(query_RKGD, key_1KTD[0, :, :rows].transpose(0, 1), value_1KTD[0, :, :rows].transpose(0, 1))
+
+
+class Neighbours:
+    """Rows of one shelf, read with one masked call over the places from the first to the last of them."""
+
+    def __init__(self, members: list[tuple[int, Part]]) -> None:
+        shelf = members[0][1].kv.shelf
+        device = shelf.keys_LSHCD.device
+        first = members[0][1].kv.place
+        self.rows_R = torch.tensor([row for row, _ in members], device=device)
+        self.places_R = torch.tensor([part.kv.place - first for _, part in members], device=device)
+        self.contexts_R = torch.tensor([part.context for _, part in members], device=device)
+        self.span = members[-1][1].kv.place - first + 1
+        longest = max(part.end for _, part in members)
+        places = slice(first, first + self.span)
+        self.keys = shelf.keys_LSHCD[:, places, :, :longest].unbind(0)
+        self.values = shelf.values_LSHCD[:, places, :, :longest].unbind(0)
+        self.masks: dict[int | None, torch.Tensor] = {}
+
+    def read(self, layer: int, new: _NewRows, scaling: float | None, window: int | None) -> torch.Tensor:
+        """Store what is new, and attend."""
+        keys_SKCD, values_SKCD = self.keys[layer], self.values[layer]
+        keys_SKCD[self.places_R, :, self.contexts_R] = new.key_RKD[self.rows_R]
+        values_SKCD[self.places_R, :, self.contexts_R] = new.value_RKD[self.rows_R]
+        query_SKGD = new.query_RKGD.new_zeros(self.span, *new.query_RKGD.shape[1:])
+        query_SKGD[self.places_R] = new.query_RKGD[self.rows_R]
+        mask = self._mask(window, query_SKGD)
+        read_SKGD = scaled_dot_product_attention(query_SKGD, keys_SKCD, values_SKCD, attn_mask=mask, scale=scaling)
+        return read_SKGD[self.places_R]
+
+    def _mask(self, window: int | None, query: torch.Tensor) -> torch.Tensor:
+        """Added to the scores; of places between the rows, whose results are thrown away, all is visible."""
+        if window not in self.masks:
+            key_1C = torch.arange(self.keys[0].shape[2], device=query.device)[None]
+            hidden_RC = key_1C > self.contexts_R[:, None]
+            if window is not None:
+                hidden_RC |= key_1C <= self.contexts_R[:, None] - window
+            mask_SC = query.new_zeros(self.span, key_1C.shape[1])
+            mask_SC[self.places_R] = query.new_zeros(hidden_RC.shape).masked_fill_(hidden_RC, float("-inf"))
+            self.masks[window] = mask_SC[:, None, None]
+        return self.masks[window]
+
+
+class Singles:
+    """Rows that are read one by one."""
+
+    def __init__(self, members: list[tuple[int, Part]]) -> None:
+        parts = [part for _, part in members]
+        self.rows_R = torch.tensor([row for row, _ in members], device=parts[0].kv.keys_LHCD.device)
+        # By layer, then row. `unbind` makes the views of all layers at once: slicing them one by one costs more than
+        # attention itself when the model is small.
+        self.keys = _by_layer([part.kv.keys_LHCD[:, None, :, : part.end].unbind(0) for part in parts])
+        self.values = _by_layer([part.kv.values_LHCD[:, None, :, : part.end].unbind(0) for part in parts])
+        self.new_keys = _by_layer([part.kv.keys_LHCD[:, :, part.context].unbind(0) for part in parts])
+        self.new_values = _by_layer([part.kv.values_LHCD[:, :, part.context].unbind(0) for part in parts])
+
+    def read(self, layer: int, new: _NewRows, scaling: float | None, window: int | None) -> torch.Tensor:
+        """Store what is new, and attend."""
+        torch._foreach_copy_(self.new_keys[layer], new.key_RKD[self.rows_R].unbind(0))
+        torch._foreach_copy_(self.new_values[layer], new.value_RKD[self.rows_R].unbind(0))
+        queries = new.query_RKGD[self.rows_R][:, None].unbind(0)
         read = []
-        for query_1KGD, keys_1KCD, values_1KCD in zip(
-            query_R, self.seen_keys[layer], self.seen_values[layer], strict=True
-        ):
+        for query_1KGD, keys_1KCD, values_1KCD in zip(queries, self.keys[layer], self.values[layer], strict=True):
             keys, values = keys_1KCD, values_1KCD
             if window is not None and keys.shape[2] > window:
                 keys, values = keys[:, :, -window:], values[:, :, -window:]
             read.append(scaled_dot_product_attention(query_1KGD, keys, values, scale=scaling))
-        return torch.cat(read).reshape(rows, heads, -1)
+        return torch.cat(read)
 
 
 def _by_layer(rows: list[tuple[torch.Tensor, ...]]) -> list[list[torch.Tensor]]:

@@ -1,13 +1,14 @@
 """Keys and values of computed tokens, within a bounded amount of memory.
 
-Each sequence has one growing pair of tensors for all layers, so that a row's context lies in one piece: on a CPU,
-attention over it then runs at the speed of memory, without gathering blocks first. Shape legend: L layers, H key/value
-heads, C capacity in tokens, D head size.
+Each sequence has one growing place for all layers, so that a row's context lies in one piece: on a CPU, attention over
+it then runs at the speed of memory, without gathering blocks first. Places of the same size lie side by side on a
+shelf: a step reads the rows of a shelf with one call. Shape legend: L layers, S places of a shelf, H key/value heads,
+C capacity in tokens, D head size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,11 @@ GRANULE = 64
 """Capacities are multiples of this many tokens."""
 GROWTH = 1.5
 """A sequence that outgrows its capacity gets this much more, so that copying costs a constant share."""
+SHELF_PLACES = 32
+SHELF_TOKENS = 16384
+"""A shelf has at most so many places and tokens: one call for many long rows saves nothing, and an idle place costs."""
+SHELF_SHARE = 4
+"""A new shelf takes at most one part in so many of the room that is left (but at least one place)."""
 
 
 class KVShape(NamedTuple):
@@ -30,16 +36,60 @@ class KVShape(NamedTuple):
         return self.layers * self.heads * (self.key_size + self.value_size) * dtype.itemsize
 
 
-@dataclass(slots=True)
-class KV:
-    """The storage of one sequence."""
+class Shelf:
+    """Places of the same capacity. Whatever no sequence has written is zero, so that masked reads are harmless."""
 
-    keys_LHCD: torch.Tensor
-    values_LHCD: torch.Tensor
+    def __init__(self, shape: KVShape, places: int, capacity: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        def zeros(size: int) -> torch.Tensor:
+            return torch.zeros(shape.layers, places, shape.heads, capacity, size, dtype=dtype, device=device)
+
+        self.keys_LSHCD = zeros(shape.key_size)
+        self.values_LSHCD = zeros(shape.value_size)
+        self.capacity = capacity
+        self.places = places
+        self._free = list(range(places))
+        self._fresh = [True] * places
+
+    @property
+    def tokens(self) -> int:
+        return self.places * self.capacity
+
+    @property
+    def is_full(self) -> bool:
+        return not self._free
+
+    @property
+    def is_empty(self) -> bool:
+        return len(self._free) == self.places
+
+    def take(self) -> KV:
+        """The first free place: those in use stay close together."""
+        place = heapq.heappop(self._free)
+        kv = KV(self, place)
+        if not self._fresh[place]:
+            kv.keys_LHCD.zero_()
+            kv.values_LHCD.zero_()
+        self._fresh[place] = False
+        return kv
+
+    def give_back(self, place: int) -> None:
+        heapq.heappush(self._free, place)
+
+
+class KV:
+    """The place of one sequence."""
+
+    __slots__ = ("keys_LHCD", "place", "shelf", "values_LHCD")
+
+    def __init__(self, shelf: Shelf, place: int) -> None:
+        self.shelf = shelf
+        self.place = place
+        self.keys_LHCD = shelf.keys_LSHCD[:, place]
+        self.values_LHCD = shelf.values_LSHCD[:, place]
 
     @property
     def capacity(self) -> int:
-        return int(self.keys_LHCD.shape[2])
+        return self.shelf.capacity
 
     def copy_prefix(self, source: KV, length: int) -> None:
         """Take over the first `length` tokens of another sequence."""
@@ -48,7 +98,7 @@ class KV:
 
 
 class KVPool:
-    """Hands out storage until `max_tokens` are in use."""
+    """Hands out places until shelves for `max_tokens` are in use."""
 
     def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device, max_tokens: int) -> None:
         self.shape = shape
@@ -56,28 +106,51 @@ class KVPool:
         self.device = device
         self.max_tokens = max_tokens
         self.used_tokens = 0
+        """Of all shelves, free places included."""
         self.peak_tokens = 0
+        self._shelves: dict[int, list[Shelf]] = {}
+        """By capacity: those with a free place."""
 
     def allocate(self, tokens: int, limit: int) -> KV | None:
-        """Storage for `tokens` (at most `limit`) tokens; None if the pool is too full."""
-        capacity = min(-(-tokens // GRANULE) * GRANULE, limit)
-        if self.used_tokens + capacity > self.max_tokens:
+        """A place for `tokens` (at most `limit`) tokens; None if the pool is too full."""
+        capacity = min(_rounded(tokens), limit)
+        shelf = self._open_shelf(capacity, capacity) or self._new_shelf(capacity) or self._open_shelf(capacity, limit)
+        if shelf is None:
             return None
-        shape = self.shape
-        kv = KV(
-            torch.empty(shape.layers, shape.heads, capacity, shape.key_size, dtype=self.dtype, device=self.device),
-            torch.empty(shape.layers, shape.heads, capacity, shape.value_size, dtype=self.dtype, device=self.device),
-        )
-        self.used_tokens += capacity
-        self.peak_tokens = max(self.peak_tokens, self.used_tokens)
+        kv = shelf.take()
+        if shelf.is_full:
+            self._shelves[shelf.capacity].remove(shelf)
         return kv
 
+    def _open_shelf(self, smallest: int, largest: int) -> Shelf | None:
+        """The first one with a free place of a suitable size."""
+        sizes = sorted(size for size, shelves in self._shelves.items() if shelves and smallest <= size <= largest)
+        return self._shelves[sizes[0]][0] if sizes else None
+
+    def _new_shelf(self, capacity: int) -> Shelf | None:
+        room = (self.max_tokens - self.used_tokens) // capacity
+        if room < 1:
+            return None
+        places = max(1, min(SHELF_PLACES, SHELF_TOKENS // capacity, room // SHELF_SHARE))
+        shelf = Shelf(self.shape, places, capacity, dtype=self.dtype, device=self.device)
+        self._shelves.setdefault(capacity, []).append(shelf)
+        self.used_tokens += shelf.tokens
+        self.peak_tokens = max(self.peak_tokens, self.used_tokens)
+        return shelf
+
     def release(self, kv: KV) -> None:
-        """Give storage back; nobody may use it afterwards."""
-        self.used_tokens -= kv.capacity
+        """Give a place back; nobody may use it afterwards. A shelf whose last place comes back is given up."""
+        shelf = kv.shelf
+        open_shelves = self._shelves[shelf.capacity]
+        if shelf.is_full:
+            open_shelves.append(shelf)
+        shelf.give_back(kv.place)
+        if shelf.is_empty:
+            open_shelves.remove(shelf)
+            self.used_tokens -= shelf.tokens
 
     def grown(self, kv: KV, tokens: int, used: int, limit: int) -> KV | None:
-        """Larger storage with the same first `used` tokens; None if the pool is too full (the old one stays valid)."""
+        """A larger place with the same first `used` tokens; None if the pool is too full (the old one stays valid)."""
         larger = self.allocate(max(tokens, int(kv.capacity * GROWTH)), limit) or self.allocate(tokens, limit)
         if larger is not None:
             larger.copy_prefix(kv, used)
@@ -86,3 +159,9 @@ class KVPool:
 
     def bytes(self, tokens: int) -> int:
         return tokens * self.shape.bytes_per_token(self.dtype)
+
+
+def _rounded(tokens: int) -> int:
+    """Up to a multiple of `GRANULE`; for many tokens, of an eighth of their number: few sizes share their shelves."""
+    step = max(GRANULE, 1 << max(0, tokens.bit_length() - 4))
+    return -(-tokens // step) * step

@@ -50,7 +50,8 @@ class Runner:
     def forward(self, rows: list[Work], chunks: list[Work], pad_to: int = 0) -> torch.Tensor:
         """Logits (float32) of the work that draws, rows first.
 
-        With `pad_to`, a step of rows goes through every matrix as exactly so many, and one of a chunk likewise.
+        With `pad_to`, a step of rows goes through every matrix as exactly so many, and one of a chunk likewise; and
+        each row reads its context by itself.
         """
         work = [*rows, *chunks]
         tokens = [token for item in work for token in item.tokens]
@@ -61,7 +62,7 @@ class Runner:
             if item.draws:
                 picks.append(end - 1)
         padding = [0] * max(0, pad_to - len(tokens))
-        layout = Layout([item.part for item in rows], [item.part for item in chunks])
+        layout = Layout([item.part for item in rows], [item.part for item in chunks], apart=pad_to > 0)
         drawing = len(picks)
         if pad_to and rows:
             picks += [0] * (pad_to - drawing)
