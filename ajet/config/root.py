@@ -12,6 +12,7 @@ from ajet.config.data import DataConfig
 from ajet.config.debug import DebugConfig
 from ajet.config.failure_reward import FailureRewardConfig
 from ajet.config.gateway import GatewayConfig
+from ajet.config.helper import HelperConfig
 from ajet.config.interchange import InterchangeConfig, InterchangeServerConfig
 from ajet.config.model import ModelConfig
 from ajet.config.recorder import RecorderConfig
@@ -41,6 +42,8 @@ class AjetConfig(Section):
     """Who conducts the run: `debug`, `local`, `verl` or `trinity`. `--backbone` wins; null: `local`."""
     model: ModelConfig = ModelConfig()
     """Which model is tuned."""
+    helper: HelperConfig = HelperConfig()
+    """Which model the agents use whose target is not trained."""
     data: DataConfig = DataConfig()
     """Lengths and batch size."""
     rollout: RolloutConfig = RolloutConfig()

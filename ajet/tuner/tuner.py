@@ -53,8 +53,8 @@ class HelperModel:
         api_key = self.api_key or os.environ.get("OPENAI_API_KEY")
         if base_url is None and api_key is None:
             raise ConfigError(
-                f"debug_model {self.model!r}: no endpoint is known. Set OPENAI_BASE_URL and OPENAI_API_KEY, or give "
-                "ajet.tuner.HelperModel(model, base_url, api_key)"
+                f"helper model {self.model!r}: no endpoint is known. Set ajet.helper.base_url in the YAML, or "
+                "OPENAI_BASE_URL and OPENAI_API_KEY, or give ajet.tuner.HelperModel(model, base_url, api_key)"
             )
         return Connection(base_url or "https://api.openai.com/v1", api_key or "none", self.model)
 
@@ -140,7 +140,7 @@ class AjetTuner:
         """An `anthropic.AsyncAnthropic` (`client.messages.create(model=…, max_tokens=…, messages=…)`)."""
         if debug_model is not None and not self._trains(target_tag):
             return debug_model  # a helper speaks OpenAI's protocol: here it must be a client of its own
-        connection = self._connection(agent_name, target_tag)
+        connection = self._own_connection(agent_name, target_tag)
         from ajet.tuner.anthropic_face import anthropic_client
 
         return anthropic_client(connection)
@@ -153,9 +153,14 @@ class AjetTuner:
     ) -> BaseUrlAndKey:
         """For any client that speaks OpenAI's protocol, in any language: `.base_url`, `.api_key`, `.model`.
         (Anthropic's protocol is at the same address, without `/v1`.)"""
-        if debug_model is not None and not self._trains(target_tag):
-            helper = _helper(debug_model)
-            return BaseUrlAndKey(helper.base_url, helper.api_key, helper.model)
+        helper = self._helper(target_tag, debug_model)
+        if helper is not None:
+            connection = _helper_connection(helper)
+            return BaseUrlAndKey(connection.base_url, connection.api_key, connection.model)
+        return self._own_endpoint(agent_name, target_tag)
+
+    def _own_endpoint(self, agent_name: str, target_tag: str) -> BaseUrlAndKey:
+        """The tuned model's."""
         if self._endpoint is None:
             assert self._session is not None
             if self._gateway is None:
@@ -191,13 +196,26 @@ class AjetTuner:
     def _trains(self, target: str) -> bool:
         return not self._trainable_targets or target in self._trainable_targets
 
-    def _connection(self, agent: str, target: str, debug_model: Any = None) -> Any:
-        """How the agent reaches its model. For a target that isn't trained, `debug_model`: itself if it is a client."""
-        if debug_model is not None and not self._trains(target):
-            return _helper(debug_model) if isinstance(debug_model, str | HelperModel) else debug_model
+    def _helper(self, target: str, debug_model: Any) -> Any:
+        """For a target that isn't trained: `debug_model`, else the configured helper. None: the tuned model."""
+        if self._trains(target):
+            return None
+        helper = self.config.ajet.helper
+        if debug_model is None and helper.model is not None:
+            return HelperModel(helper.model, helper.base_url, helper.api_key)
+        return debug_model
+
+    def _connection(self, agent: str, target: str, debug_model: Any) -> Any:
+        """How the agent reaches its model; a helper that is a client is that itself."""
+        helper = self._helper(target, debug_model)
+        if helper is None:
+            return self._own_connection(agent, target)
+        return _helper_connection(helper) if isinstance(helper, str | HelperModel) else helper
+
+    def _own_connection(self, agent: str, target: str) -> Connection:
         if self._session is not None:
             return Connection.in_process(self._crossing(agent, target), MODEL_PREFIX + agent)
-        base_url, api_key, model = self.as_oai_baseurl_apikey(agent, target)
+        base_url, api_key, model = self._own_endpoint(agent, target)
         return Connection(base_url, api_key, model)
 
     def _crossing(self, agent: str, target: str) -> Crossing:
@@ -205,5 +223,5 @@ class AjetTuner:
         return Crossing(Caller(self._session, agent, target), self._loop)
 
 
-def _helper(debug_model: str | HelperModel) -> Connection:
-    return (HelperModel(debug_model) if isinstance(debug_model, str) else debug_model).connection()
+def _helper_connection(helper: str | HelperModel) -> Connection:
+    return (HelperModel(helper) if isinstance(helper, str) else helper).connection()

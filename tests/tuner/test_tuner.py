@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -14,19 +15,20 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
 from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied
 
+from ajet.config.helper import HelperConfig
 from ajet.schema.errors import RewardError
 from ajet.session import EpisodeSession, SessionSettings
 from ajet.tuner import AjetTuner, HelperModel
 
 
 def in_workflow(
-    engine: LineEngine, workflow: Callable[[AjetTuner], Awaitable[None]], **settings: Any
+    engine: LineEngine, workflow: Callable[[AjetTuner], Awaitable[None]], config: Any = None, **settings: Any
 ) -> EpisodeSession:
     """Run a workflow as an episode does: in its own thread and loop."""
 
     async def run() -> EpisodeSession:
         session = new_session(engine, SessionSettings(**settings))
-        tuner = AjetTuner(session, CONFIG, asyncio.get_running_loop())
+        tuner = AjetTuner(session, config or CONFIG, asyncio.get_running_loop())
         await asyncio.to_thread(lambda: asyncio.run(workflow(tuner)))
         return session
 
@@ -80,7 +82,7 @@ def test_errors_are_openais_own() -> None:
 
 def test_a_blocking_client_in_a_plain_thread() -> None:
     async def workflow(tuner: AjetTuner) -> None:
-        connection = tuner._connection("a", "t")
+        connection = tuner._own_connection("a", "t")
         client = openai.OpenAI(
             base_url=connection.base_url,
             api_key=connection.api_key,
@@ -147,3 +149,19 @@ def test_targets_that_are_not_trained_go_to_their_own_model() -> None:
 
     session = in_workflow(LineEngine("x"), workflow, trainable_targets=("policy",))
     assert [call.trainable for call in session.tracker.calls] == [False]
+
+
+def test_the_configured_helper_serves_every_target_that_is_not_trained() -> None:
+    async def workflow(tuner: AjetTuner) -> None:
+        client = tuner.as_raw_openai_sdk_client(target_tag="critic")
+        assert (str(client.base_url), client.default_model) == ("http://127.0.0.1:1/v1/", "big")
+        assert tuple(tuner.as_oai_baseurl_apikey(target_tag="critic")) == ("http://127.0.0.1:1/v1", "key", "big")
+        own = object()
+        assert tuner.as_langchain_model(target_tag="critic", debug_model=own) is own
+        trained = tuner.as_raw_openai_sdk_client(target_tag="policy")
+        await trained.chat.completions.create(messages=USER)
+
+    helper = {"model": "big", "base_url": "http://127.0.0.1:1/v1", "api_key": "key"}
+    config = SimpleNamespace(ajet=SimpleNamespace(helper=HelperConfig(**helper)))
+    session = in_workflow(LineEngine("x"), workflow, config, trainable_targets=("policy",))
+    assert [call.trainable for call in session.tracker.calls] == [True]
