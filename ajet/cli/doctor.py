@@ -119,21 +119,29 @@ def as_numbers(version: str) -> tuple[int, ...]:
 
 def pip(what: str) -> str:
     """The command that installs into this environment."""
-    editable = "-e " if what.startswith(("/", ".")) else ""
-    return f"pip install {editable}'{what}'"
+    return f"pip install '{what}'"
 
 
-def ours_with(extra: str) -> str:
-    """This program with an extra, from where it was installed."""
+def pip_with(extra: str) -> str:
+    """The command that adds an extra of this program, from where it was installed; with the versions it was tested with
+    where a clone has them."""
+    clone = _clone()
+    if clone is None:
+        return pip(f"agentjet[{extra}]")
+    here = clone == Path.cwd()
+    tested = clone / "constraints" / f"{extra}.txt"
+    constraints = f"-c {tested.relative_to(clone) if here else tested} " if tested.exists() else ""
+    return f"pip install {constraints}-e '{'.' if here else clone}[{extra}]'"
+
+
+def _clone() -> Path | None:
+    """The checkout that this program runs from, if it is installed from one."""
     try:
         origin = metadata.distribution("agentjet").read_text("direct_url.json")
     except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        origin = None
-    here = json.loads(origin or "{}")
-    if here.get("dir_info", {}).get("editable"):
-        folder = Path(here["url"].removeprefix("file://"))
-        return f"{'.' if folder == Path.cwd() else folder}[{extra}]"
-    return f"agentjet[{extra}]"
+        return None
+    said = json.loads(origin or "{}")
+    return Path(said["url"].removeprefix("file://")) if said.get("dir_info", {}).get("editable") else None
 
 
 def check_python() -> Iterator[Finding]:
@@ -236,12 +244,12 @@ def _in_range(
     version = installed(package)
     bounds = f">={lowest}" if lowest else ""
     bounds += f"{',' if bounds else ''}<{below}" if below else ""
-    wanted = ours_with(extra) if extra else f"{package}{bounds}"
+    command = pip_with(extra) if extra else pip(f"{package}{bounds}")
     if version is None:
         if needed:
-            yield Finding(Level.PROBLEM, package, "not installed", pip(wanted))
+            yield Finding(Level.PROBLEM, package, "not installed", command)
         else:
-            yield Finding(Level.ABSENT, package, f"{lets:<{USES_WIDTH}}{pip(wanted)}")
+            yield Finding(Level.ABSENT, package, f"{lets:<{USES_WIDTH}}{command}")
         return
     too_old = bool(lowest) and as_numbers(version) < as_numbers(lowest)
     too_new = bool(below) and as_numbers(version) >= as_numbers(below)
