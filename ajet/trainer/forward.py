@@ -8,6 +8,7 @@ made only where an edge needs them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,10 +27,18 @@ class EdgeLogprobs(NamedTuple):
     entropy_E: Tensor | None
 
 
+class Entropy(Enum):
+    """Whether the entropy at each edge is wanted; its gradient takes as much memory as the logits."""
+
+    NO = 0
+    VALUE = 1
+    GRADIENT = 2
+
+
 class Forward(Protocol):
     """Runs packs. Use it inside `session()`, backward pass included."""
 
-    def __call__(self, model: Any, pack: Pack, *, entropy: bool = False) -> EdgeLogprobs: ...
+    def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs: ...
 
     def session(self, model: Any) -> Any:
         """A context manager that prepares the model for this executor."""
@@ -42,7 +51,7 @@ class PackForward:
     def session(self, model: Any) -> Any:
         return tree_attention(model)
 
-    def __call__(self, model: Any, pack: Pack, *, entropy: bool = False) -> EdgeLogprobs:
+    def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
         device = _device(model)
         plan = plan_attention(pack, device)
         places, edge_place = np.unique(pack.edges.position, return_inverse=True)
@@ -60,7 +69,7 @@ class BestForward:
     def session(self, model: Any) -> Any:
         return tree_attention(model)
 
-    def __call__(self, model: Any, pack: Pack, *, entropy: bool = False) -> EdgeLogprobs:
+    def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
         executor: Forward = PackForward() if pack.layout is Layout.TREE else RowForward(self.budget)
         return executor(model, pack, entropy=entropy)
 
@@ -77,7 +86,7 @@ class RowForward:
 
         return nullcontext()
 
-    def __call__(self, model: Any, pack: Pack, *, entropy: bool = False) -> EdgeLogprobs:
+    def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
         device = _device(model)
         rows = pack.rows
         row_starts = np.array([start for start, _ in rows])
@@ -128,7 +137,7 @@ def _select(edges: Edges, chosen: np.ndarray) -> Edges:
     )
 
 
-def _at_edges(logits_PV: Tensor, edge_place: np.ndarray | None, edges: Edges, entropy: bool) -> EdgeLogprobs:
+def _at_edges(logits_PV: Tensor, edge_place: np.ndarray | None, edges: Edges, entropy: Entropy) -> EdgeLogprobs:
     """log_softmax(logits / T)[target] of each edge, and the entropy there."""
     device = logits_PV.device
     if edge_place is not None and not np.array_equal(edge_place, np.arange(len(logits_PV))):
@@ -137,10 +146,12 @@ def _at_edges(logits_PV: Tensor, edge_place: np.ndarray | None, edges: Edges, en
     if (edges.temperature != 1.0).any():
         logits_EV = logits_EV / torch.from_numpy(edges.temperature).to(device, logits_EV.dtype)[:, None]
     target_E = torch.from_numpy(edges.target).to(device)
-    logprob_E = -torch.nn.functional.cross_entropy(logits_EV, target_E, reduction="none")
-    if not entropy:
-        return EdgeLogprobs(logprob_E, None)
     log_EV = torch.log_softmax(logits_EV, dim=-1)
+    logprob_E = log_EV.gather(1, target_E[:, None])[:, 0]
+    if entropy is Entropy.NO:
+        return EdgeLogprobs(logprob_E, None)
+    if entropy is Entropy.VALUE:
+        log_EV = log_EV.detach()
     return EdgeLogprobs(logprob_E, -(log_EV.exp() * log_EV).sum(dim=-1))
 
 

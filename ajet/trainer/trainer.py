@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ajet.credit.weights import EpisodeCredit
 from ajet.schema.call_tree import CallTree
-from ajet.trainer.forward import BestForward, Forward, RowForward
+from ajet.trainer.forward import BestForward, Entropy, Forward, RowForward
 from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss, trajectory_means
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Item, Pack, items_of
@@ -119,11 +119,12 @@ class Trainer:
     ) -> None:
         """One optimiser step: the packs' gradients add up."""
         settings = self.settings.loss
+        entropy = Entropy.GRADIENT if settings.entropy_coef else Entropy.VALUE
         log_ratio_T = None
         if settings.policy_loss is PolicyLoss.GSPO and len(packs) > 1 and old is not None:
             log_ratio_T = self._trajectory_ratios(forward, packs, old)
         for pack in packs:
-            logprobs = forward(self.model, pack, entropy=settings.entropy_coef != 0 or meter.wants_entropy)
+            logprobs = forward(self.model, pack, entropy=entropy)
             edges = self._tensors(pack, old, reference)
             edges.log_ratio_T = log_ratio_T
             if old is None:  # the only step of this batch: its own pass has them
@@ -249,8 +250,6 @@ def _at(pack: Pack, known: _Known) -> NDArray[np.float64]:
 
 class _Meter:
     """Collects the metrics of one update."""
-
-    wants_entropy = True
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}

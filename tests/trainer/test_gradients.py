@@ -12,7 +12,7 @@ from trees import random_batch
 
 from ajet.credit import AdvantageEstimator, CreditSettings, LossNorm
 from ajet.schema.episode import Episode
-from ajet.trainer.forward import PackForward, RowForward
+from ajet.trainer.forward import Entropy, PackForward, RowForward
 from ajet.trainer.loss import EdgeTensors, KLType, LossSettings, PolicyLoss, policy_loss
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
 
@@ -189,7 +189,7 @@ def packed_gradient(
                 numbers.index_add_(0, torch.tensor(pack.edges.trajectory), torch.ones_like(gap))
             means = sums / numbers
         for pack in packs:
-            logprobs = forward(model, pack, entropy=True)
+            logprobs = forward(model, pack, entropy=Entropy.GRADIENT)
             edges = tensors(pack, dtype, seed)
             edges.log_ratio_T = means
             policy_loss(logprobs.logprob_E, edges, settings, logprobs.entropy_E).loss.backward()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from ajet.backbone.local.settings import train_settings
 from ajet.credit import Credit, EpisodeSummary
@@ -43,6 +44,8 @@ class Learner:
                 f"ajet.rollout.engine: {config.ajet.rollout.engine} does not share its weights with this process: the "
                 "local backbone trains with `engine: torch`; use --backbone=verl or trinity for other engines"
             )
+        embedded: Any = self._engine
+        self._cpu_threads: int = embedded.cpu_threads
         self.tokenizer = services.model().tokenizer
         if config.ajet.model.lora.enabled:
             model = _with_adapters(model, config)
@@ -66,6 +69,7 @@ class Learner:
         """Train on these episodes, and let the engine serve the result as this version."""
         batch = [(episode.tree, given) for episode, given in zip(episodes, credit.episodes, strict=True)]
         self._services.run(self._engine.pause())
+        torch.set_num_threads(self._cpu_threads)
         try:
             metrics = self.trainer.update(batch)
             self._services.run(self._engine.load_weights(None, version))

@@ -60,6 +60,11 @@ class TorchEngine:
         """The served model, parameters and all. To change it, `pause` first and `load_weights(None, version)` after."""
         return self._worker().runner.model
 
+    @property
+    def cpu_threads(self) -> int:
+        """How many threads a trainer may compute with while the engine is paused; the engine itself may use fewer."""
+        return self._worker().cpu_threads
+
     def _worker(self) -> Worker:
         if not self._loaded.done():
             raise EngineError("the model is still loading: await engine.ready() first")

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ONE_THREAD_BELOW = 8_000_000
+"""Parameters. The matrices of a smaller model are done before a second core has woken up, and the workflows need it."""
+
 FAULTS_TO_DIE = 3
 """Steps that may fail in a row: one can be a bad request's doing, three are the engine's."""
 
@@ -58,6 +61,10 @@ class Worker:
         self.prompt_tokens = 0
         self._unseeded = random.Random(settings.seed)
         self._step_width = 0
+        self.cpu_threads = torch.get_num_threads()
+        """What this process may use in all."""
+        self._threads = 1 if _is_small(model) else self.cpu_threads
+        torch.set_num_threads(self._threads)
         self.scheduler = self._new_scheduler()
 
     def _new_scheduler(self) -> Scheduler:
@@ -94,6 +101,7 @@ class Worker:
         idle = not self.scheduler.running and (self.paused or not self.scheduler.waiting)
         if idle:
             self._handle(self.inbox.get())
+            torch.set_num_threads(self._threads)  # a trainer in this process sets its own number
         while not self.inbox.empty():
             self._handle(self.inbox.get())
         return not self.closed
@@ -264,6 +272,10 @@ class Worker:
             "kv_bytes": pool.bytes(pool.used_tokens),
             "preemptions": scheduler.preemptions,
         }
+
+
+def _is_small(model: PreTrainedModel) -> bool:
+    return sum(parameter.numel() for parameter in model.parameters()) < ONE_THREAD_BELOW
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
