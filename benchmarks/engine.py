@@ -3,7 +3,7 @@
 Every engine runs the same conversations (100-token messages, 50-token replies) with logprobs, on the 30 M model.
 `generate` is called turn by turn with the whole batch, which favours it: real agents don't wait for each other.
 Figures are generated tokens per second of CPU time, so that other programs on the machine disturb little; ratios are of
-runs next to each other.
+runs next to each other. Figures of runs that the arguments leave out are kept.
 
     python benchmarks/engine.py [--sizes 32] [--turns 1 10] [--engines embedded generate] [--vllm-python PYTHON]
 """
@@ -33,7 +33,13 @@ from ajet.schema.generation import GenerateRequest, Sampling
 
 CHART = Path(__file__).parent.parent / "docs" / "assets" / "engine.svg"
 MODEL = "tiny:qwen2-30m"
+COLUMNS = 3
 MAX_LENGTH = 2048
+SHORTER = 5
+"""Turns that 32 conversations take with continuous batching, too."""
+CONTINUOUS_LIMIT = 32 * SHORTER
+"""Conversations × turns up to which continuous batching is measured: its cost a turn grows with the square of all that
+is said so far, and 32 conversations of 10 turns take it more than a quarter of an hour."""
 
 
 def measure(run: Callable[[], None], load: Load) -> dict[str, float]:
@@ -102,21 +108,42 @@ def generate(load: Load) -> dict[str, Any]:
 
 
 def continuous(load: Load) -> dict[str, Any]:
-    """transformers' continuous batching, all conversations handed over turn by turn."""
-    from transformers import GenerationConfig
+    """transformers' continuous batching, all conversations handed over turn by turn to one manager.
+
+    The manager is started before the clock. Its cache is as large as the conversations need: by default it takes most
+    of the machine's memory, and filling that with zeros would count as drawing.
+    """
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model = ModelSource.resolve(MODEL).model()
-    config = GenerationConfig(max_new_tokens=load.reply, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0)
+    drawing = GenerationConfig(max_new_tokens=load.reply, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0)
+    page = 32
+    pages = load.conversations * (load.turns * (load.message + load.reply) // page + 2)
+    batching = ContinuousBatchingConfig(page_size=page, num_blocks=pages, max_batch_tokens=2048, return_logprobs=True)
+    with model.continuous_batching_context_manager(
+        generation_config=drawing, continuous_batching_config=batching
+    ) as manager:
 
-    def run() -> None:
-        prompts: list[list[int]] = [[] for _ in range(load.conversations)]
-        for messages in zip(*load.messages(), strict=True):
-            prompts = [prompt + message for prompt, message in zip(prompts, messages, strict=True)]
-            outputs = model.generate_batch(prompts, generation_config=config, progress_bar=False)
-            replies = [output.generated_tokens for output in outputs.values()]
-            prompts = [prompt + reply for prompt, reply in zip(prompts, replies, strict=True)]
+        def run() -> None:
+            prompts: list[list[int]] = [[] for _ in range(load.conversations)]
+            for messages in zip(*load.messages(), strict=True):
+                prompts = [prompt + message for prompt, message in zip(prompts, messages, strict=True)]
+                names = manager.add_requests(prompts, max_new_tokens=load.reply)
+                replies = _await_all(manager, set(names))
+                prompts = [prompt + replies[name] for prompt, name in zip(prompts, names, strict=True)]
 
-    return measure(run, load)
+        return measure(run, load)
+
+
+def _await_all(manager: Any, names: set[str]) -> dict[str, list[int]]:
+    replies: dict[str, list[int]] = {}
+    while names - replies.keys():
+        result = manager.get_result(timeout=1)
+        if result is not None and result.is_finished():
+            replies[result.request_id] = result.generated_tokens
+        elif result is None and not manager.is_running():
+            raise RuntimeError("transformers' continuous batching ended")
+    return replies
 
 
 def vllm(load: Load, python: str, *, prefix_cache: bool) -> dict[str, Any]:
@@ -143,22 +170,27 @@ def wanted(load: Load, name: str, python: str | None) -> bool:
     if "vllm" in name:
         return python is not None
     if name == "continuous batching":
-        return load == Load(32, 1)  # slow: once is enough
+        return load.conversations * load.turns <= CONTINUOUS_LIMIT
+    if load.turns == SHORTER:  # there for continuous batching
+        return name == "embedded"
     return load.turns > 1 or "cache" not in name
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, nargs="*", default=[1, 10])
+    parser.add_argument("--turns", type=int, nargs="*", default=[1, SHORTER, 10])
     parser.add_argument("--sizes", type=int, nargs="*", default=[32, 1, 8, 128], help="concurrent conversations")
-    parser.add_argument("--engines", nargs="*", default=list(ENGINES), help="only these; others' figures are kept")
+    parser.add_argument("--engines", nargs="*", default=list(ENGINES), help="which of them to run")
     parser.add_argument("--vllm-python", help="the Python of an environment with vLLM's CPU build")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    runs: dict[str, Any] = _earlier() if arguments.engines != list(ENGINES) else {}
+    narrowed = any(getattr(arguments, name) != parser.get_default(name) for name in ("turns", "sizes", "engines"))
+    runs: dict[str, Any] = _earlier() if narrowed else {}
     for size in arguments.sizes:
         for turns in arguments.turns:
-            load = Load(size, min(turns, 10 if size <= 32 else 2))
+            if turns == SHORTER and size != 32:
+                continue
+            load = Load(size, turns if size <= 32 else min(turns, 2))
             for name in arguments.engines:
                 if wanted(load, name, arguments.vllm_python):
                     figures = ENGINES[name](load, arguments.vllm_python)
@@ -175,21 +207,30 @@ def _earlier() -> dict[str, Any]:
     return runs
 
 
+def _size(run: tuple[str, Any]) -> list[int]:
+    """By which panels are ordered: conversations, turns."""
+    return [int(word) for word in run[0].replace(",", "").split() if word.isdigit()]
+
+
 def draw(runs: dict[str, Any]) -> None:
-    """The chart of the documentation."""
+    """The chart of the documentation: tokens per CPU second, a panel for each load."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
         print("no chart: matplotlib is not installed (pip install 'agentjet[plot]')")
         return
     plt.rcParams["svg.hashsalt"] = "ajet"
-    chart, panels = plt.subplots(1, len(runs), figsize=(1.5 + 3.2 * len(runs), 3.2), squeeze=False)
-    for axes, (title, by) in zip(panels[0], runs.items(), strict=True):
+    rows = -(-len(runs) // COLUMNS)
+    chart, panels = plt.subplots(rows, COLUMNS, figsize=(4.2 * COLUMNS, 2.9 * rows), squeeze=False)
+    for axes in panels.flat:
+        axes.set_axis_off()
+    for axes, (title, by) in zip(panels.flat, sorted(runs.items(), key=_size), strict=False):
+        axes.set_axis_on()
         names = [name for name in reversed(ENGINES) if name in by]
         rates = [by[name]["tokens_per_cpu_s"] for name in names]
         colours = ["tab:blue" if name == "embedded" else "0.65" for name in names]
         axes.bar_label(axes.barh([name.replace(", ", ",\n") for name in names], rates, color=colours), fmt="%.0f")
-        axes.set(title=title, xlabel="tokens per CPU second")
+        axes.set_title(title, fontsize=10)
         axes.margins(x=0.18)
         axes.tick_params(labelsize=8)
     CHART.parent.mkdir(parents=True, exist_ok=True)

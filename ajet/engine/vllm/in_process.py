@@ -1,31 +1,47 @@
-"""The `vllm` engine without a server: vLLM's asynchronous engine inside this process (its core in a child process)."""
+"""The `vllm` engine without a server: vLLM's asynchronous engine inside this process (its core in a child process).
+
+A core that dies is started again with the newest weights by the next request, a bounded number of times; what it was
+drawing fails typed, for the pool to retry.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
-import tempfile
-from collections.abc import Mapping
+import logging
 from pathlib import Path
 from typing import Any
 
 from ajet.engine.base import OnTokens
 from ajet.engine.sampling_rules import check_request
-from ajet.engine.vllm.settings import VllmSettings
-from ajet.schema.errors import EngineError, FeatureUnavailableError, GenerationTimeoutError, MissingDependencyError
+from ajet.engine.vllm.settings import VllmSettings, engine_arguments
+from ajet.engine.vllm.weights import WeightFolders
+from ajet.schema.errors import (
+    ConfigError,
+    EngineError,
+    FeatureUnavailableError,
+    GenerationTimeoutError,
+    InvalidRequestError,
+    MissingDependencyError,
+)
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
+
+log = logging.getLogger(__name__)
 
 
 class VllmInProcessEngine:
     """An `Engine` over `AsyncLLM`. The program that uses it must be importable: vLLM starts its core by `spawn`."""
 
-    def __init__(self, settings: VllmSettings, **engine_args: Any) -> None:
-        """`engine_args`: further fields of vLLM's `AsyncEngineArgs`."""
+    def __init__(self, settings: VllmSettings) -> None:
         if settings.replicas > 1:
             raise FeatureUnavailableError("rollout.vllm.mode: in_process runs one engine; several need mode: server")
+        if settings.devices:
+            raise FeatureUnavailableError("rollout.vllm.devices: an engine of its own GPUs needs vllm.mode: server")
         self._settings = settings
-        self._engine_args = engine_args
         self._llm: Any = None
+        self._starts = 0
+        self._folders = WeightFolders()
         self._starting: asyncio.Task[None] | None = None
         self._names = itertools.count()
         self._version = 0
@@ -44,36 +60,47 @@ class VllmInProcessEngine:
     async def ready(self) -> None:
         if self._closed:
             raise EngineError("the vLLM engine is closed")
-        if self._starting is None:
+        if self._starting is None or self._died():
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
 
+    def _died(self) -> bool:
+        done = self._starting is not None and self._starting.done()
+        return done and self._llm is not None and bool(self._llm.errored)
+
     async def _start(self) -> None:
+        if self._starts > self._settings.max_restarts:
+            raise EngineError(f"vLLM died after {self._starts} starts: {self._llm.dead_error}")
+        if self._llm is not None:
+            log.warning("vLLM died: starting it again (%s)", self._llm.dead_error)
+            await asyncio.to_thread(self._llm.shutdown)
+        self._starts += 1
         try:
             self._llm = await asyncio.to_thread(self._build)
         except ImportError as error:
             raise MissingDependencyError(f"vLLM can't be imported ({error}): pip install 'agentjet[vllm]'") from error
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineError(f"vLLM could not start: {error}") from error
+        if self._folders.newest is not None:
+            await self._reload(self._folders.newest, self._version)
 
     def _build(self) -> Any:
         from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        settings = self._settings
-        arguments: dict[str, Any] = {
-            "model": settings.model,
-            "dtype": settings.dtype,
-            "max_model_len": settings.max_model_len,
-            "max_num_seqs": settings.max_num_seqs,
-            "tensor_parallel_size": settings.tensor_parallel,
-            "gpu_memory_utilization": settings.gpu_memory_utilization,
-            "seed": settings.seed,
-            "logprobs_mode": "processed_logprobs",
-            "enable_sleep_mode": settings.sleep,
-            "disable_log_stats": True,
-        }
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments | self._engine_args))
+        if self._settings.sleep and not current_platform.is_sleep_mode_available():
+            raise FeatureUnavailableError("rollout.vllm.sleep: vLLM can't give back the memory of this device")
+        parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False))
+        arguments = ["--disable-log-stats", *engine_arguments(self._settings)]
+        try:
+            known, unknown = parser.parse_known_args(arguments)
+        except (argparse.ArgumentError, SystemExit) as error:
+            raise ConfigError(f"rollout.vllm.extra_args: {error}") from error
+        if unknown:
+            raise ConfigError(f"rollout.vllm.extra_args: vLLM knows no {' '.join(unknown)}")
+        return AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(known))
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
         try:
@@ -95,14 +122,15 @@ class VllmInProcessEngine:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         room = check_request(request, max_model_len=self._settings.max_model_len, vocabulary=2**31)
-        parameters = _sampling_params(request, room)
         drawn = Completion([], [], "abort", None, [(0, self._version)])
         tops: list[list[tuple[int, float]]] = []
         prompt = {"prompt_token_ids": request.prompt_ids}
         try:
+            parameters = _sampling_params(request, room)
             async for output in self._llm.generate(prompt, parameters, f"ajet-{next(self._names)}"):
                 choice = output.outputs[0]
                 ids = list(choice.token_ids)
+                self._note_version(drawn)
                 rows = choice.logprobs or []
                 logprobs = [float(row[token].logprob) for token, row in zip(ids, rows, strict=True)]
                 drawn.token_ids += ids
@@ -116,34 +144,33 @@ class VllmInProcessEngine:
                     on_tokens(TokenChunk(ids, logprobs))
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineError(f"vLLM failed: {error}") from error
+        except _refusals() as error:
+            raise InvalidRequestError(f"vLLM refuses the request: {error}") from error
         if drawn.finish_reason == "stop" and drawn.stopped_by is None:
             drawn.stopped_by = drawn.token_ids[-1]  # vLLM names only what the request asked to stop at
         drawn.top_logprobs = tops if request.top_logprobs else None
         return drawn
 
+    def _note_version(self, drawn: Completion) -> None:
+        """What comes from now on was drawn under these weights."""
+        if drawn.versions[-1][1] != self._version:
+            begun = drawn.versions if drawn.token_ids else []
+            drawn.versions = [*begun, (len(drawn.token_ids), self._version)]
+
     async def load_weights(self, source: Any, version: int) -> None:
         """Weights from a Hugging Face folder, or a state dict under Hugging Face's names."""
         await self.ready()
-        if source is None:
-            raise EngineError("vLLM shares no parameters with a trainer: give it a folder or a state dict")
-        if isinstance(source, Mapping):
-            with tempfile.TemporaryDirectory(prefix="ajet-weights-") as scratch:
-                from safetensors.torch import save_file
+        folder = self._folders.folder_of(source, version)
+        await self._reload(folder, version)
+        self._folders.serve(folder)
 
-                tensors = {name: value.detach().cpu().contiguous() for name, value in source.items()}
-                save_file(tensors, Path(scratch) / "model.safetensors", metadata={"format": "pt"})
-                await self._reload(Path(scratch))
-        else:
-            await self._reload(Path(source))
-        self._version = version
-
-    async def _reload(self, folder: Path) -> None:
-        if not list(folder.glob("*.safetensors")):
-            raise EngineError(f"{folder} holds no .safetensors file")
+    async def _reload(self, folder: Path, version: int) -> None:
+        """Replies in flight stop for a moment, then go on; no prefix computed before is used again."""
         await self._llm.pause_generation(mode="keep")
         try:
             await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder.resolve())})
             await self._llm.reset_prefix_cache()
+            self._version = version  # before the first token of theirs can arrive
         finally:
             await self._llm.resume_generation()
 
@@ -161,9 +188,10 @@ class VllmInProcessEngine:
     async def health(self) -> dict[str, Any]:
         if self._closed:
             raise EngineError("the vLLM engine is closed")
-        if self._llm is not None and self._llm.errored:
-            raise EngineError(f"the vLLM engine is dead: {self._llm.dead_error}")
-        return {"engine": "vllm", "version": self._version, "in_flight": self._in_flight}
+        if self._died() and self._starts > self._settings.max_restarts:
+            raise EngineError(f"vLLM died after {self._starts} starts: {self._llm.dead_error}")
+        facts = {"engine": "vllm", "version": self._version, "in_flight": self._in_flight, "starts": self._starts}
+        return facts | {"alive": self._llm is not None and not self._died()}
 
     async def aclose(self) -> None:
         self._closed = True
@@ -171,6 +199,14 @@ class VllmInProcessEngine:
             await asyncio.wait([self._starting])
         if self._llm is not None:
             await asyncio.to_thread(self._llm.shutdown)
+        self._folders.close()
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What vLLM raises at an unknown token id or a parameter out of range; older versions: `ValueError`."""
+    from vllm import exceptions
+
+    return (ValueError, getattr(exceptions, "VLLMClientError", ValueError))
 
 
 def _sampling_params(request: GenerateRequest, room: int) -> Any:

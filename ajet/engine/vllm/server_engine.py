@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from ajet.engine.remote.settings import Endpoint, RemoteSettings
 from ajet.engine.sampling_rules import check_request
 from ajet.engine.vllm.server import CommandLine, VllmServer, vllm_command
 from ajet.engine.vllm.settings import MODEL_NAME, VllmSettings
+from ajet.engine.vllm.weights import WeightFolders
 from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 
@@ -30,11 +29,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Replica:
-    """A server and the connections to it."""
+    """A server, the connections to it, and what it serves."""
 
     server: VllmServer
     client: RemoteClient | None = None
+    serving: bool = False
+    """Not before it has the newest weights."""
+    version: int = 0
+    adapter: str = ""
     missed: int = 0
+
+    @property
+    def model(self) -> str:
+        return self.adapter or MODEL_NAME
 
 
 async def _control(replica: Replica, path: str, body: Mapping[str, Any] | None = None) -> None:
@@ -55,9 +62,7 @@ class VllmServerEngine:
         self._running.set()
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._version = 0
-        self._adapter = ""
-        self._weights: Path | None = None
-        self._scratch: Path | None = None
+        self._folders = WeightFolders()
         self._dead: EngineError | None = None
 
     @property
@@ -90,6 +95,9 @@ class VllmServerEngine:
         limits = RemoteSettings((endpoint,), MODEL_NAME, max_parallel=100_000, max_attempts=1, timeout_s=86_400.0)
         replica.client = RemoteClient(limits)
         replica.missed = 0
+        if self._folders.newest is not None:
+            await self._load(replica, self._folders.newest, self._version)
+        replica.serving = True
 
     # ------------------------------------------------------------ drawing
 
@@ -116,19 +124,21 @@ class VllmServerEngine:
             raise
 
     async def _draw(self, request: GenerateRequest, room: int, on_tokens: OnTokens | None) -> Completion:
-        client = self._replica_of(request.session_id).client
-        if client is None:
+        replica = self._replica_of(request.session_id)
+        if replica.client is None or not replica.serving:
             raise EngineError("the vLLM server is being started again")
-        reader = CompletionReader(request, self._version)
+        model = replica.model
+        reader = CompletionReader(request, replica.version)
 
         def on_event(event: dict[str, Any]) -> None:
-            reader.note_version(self._version)
+            if model == MODEL_NAME:  # an adapter stays the same to the end of the reply
+                reader.note_version(replica.version)
             ids, logprobs = reader.read(event)
             if ids and on_tokens is not None:
                 on_tokens(TokenChunk(list(ids), logprobs))
 
         # always as a stream: closing the connection is how vLLM learns that a request is cancelled
-        await client.stream("/completions", completion_body(request, self._adapter or MODEL_NAME, room), on_event)
+        await replica.client.stream("/completions", completion_body(request, model, room), on_event)
         return reader.completion()
 
     def _replica_of(self, session: str) -> Replica:
@@ -139,46 +149,31 @@ class VllmServerEngine:
     async def load_weights(self, source: Any, version: int) -> None:
         """Weights from a Hugging Face folder or state dict, or a LoRA adapter (servers need `--enable-lora`)."""
         await self.ready()
-        if source is None:
-            raise EngineError("vLLM shares no parameters with a trainer: give it a folder or a state dict")
-        folder = self._write(source, version) if isinstance(source, Mapping) else Path(source)
-        if not list(folder.glob("*.safetensors")):
-            raise EngineError(f"{folder} holds no .safetensors file")
-        adapter = f"{MODEL_NAME}-{version}" if (folder / "adapter_config.json").is_file() else ""
-        await asyncio.gather(*(self._load(replica, folder, adapter) for replica in self._replicas))
-        if self._adapter:
-            old = {"lora_name": self._adapter}
-            await asyncio.gather(*(_control(replica, "/v1/unload_lora_adapter", old) for replica in self._replicas))
-        self._adapter = adapter
-        previous, self._weights, self._version = self._weights, folder, version
-        if previous is not None and previous != folder and self._scratch in previous.parents:
-            shutil.rmtree(previous, ignore_errors=True)
+        folder = self._folders.folder_of(source, version)
+        await asyncio.gather(*(self._load(replica, folder, version) for replica in self._replicas))
+        self._version = version
+        self._folders.serve(folder)
 
-    def _write(self, weights: Mapping[str, Any], version: int) -> Path:
-        from safetensors.torch import save_file
-
-        if self._scratch is None:
-            self._scratch = Path(tempfile.mkdtemp(prefix="ajet-weights-"))
-        folder = self._scratch / f"version-{version}"
-        folder.mkdir(exist_ok=True)
-        tensors = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        return folder
-
-    async def _load(self, replica: Replica, folder: Path, adapter: str) -> None:
+    async def _load(self, replica: Replica, folder: Path, version: int) -> None:
         """Replies in flight stop for a moment, then go on; no prefix computed before is used again."""
         path = str(folder.resolve())
-        if adapter:
+        previous = replica.adapter
+        if (folder / "adapter_config.json").is_file():
             # under a name of its own: vLLM keys its prefix cache by the adapter's name
+            adapter = f"{MODEL_NAME}-{version}"
             await _control(replica, "/v1/load_lora_adapter", {"lora_name": adapter, "lora_path": path})
-            return
-        await _control(replica, "/pause?mode=keep")
-        try:
-            reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-            await _control(replica, "/collective_rpc", reload)
-            await _control(replica, "/reset_prefix_cache")
-        finally:
-            await _control(replica, "/resume")
+            replica.adapter, replica.version = adapter, version
+        else:
+            await _control(replica, "/pause?mode=keep")
+            try:
+                reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+                await _control(replica, "/collective_rpc", reload)
+                await _control(replica, "/reset_prefix_cache")
+                replica.adapter, replica.version = "", version  # before the first token of theirs can arrive
+            finally:
+                await _control(replica, "/resume")
+        if previous and previous != replica.adapter:
+            await _control(replica, "/v1/unload_lora_adapter", {"lora_name": previous})
 
     # ------------------------------------------------------------ faults
 
@@ -205,13 +200,11 @@ class VllmServerEngine:
                 f"the vLLM server {why} after {server.starts} starts (log: {server.log_file}):\n{server.log_tail()}"
             )
         log.warning("a vLLM server %s: starting it again (log: %s)", why, server.log_file)
-        client, replica.client = replica.client, None
+        client, replica.client, replica.serving, replica.adapter = replica.client, None, False, ""
         await server.stop()
         if client is not None:
             await client.aclose()
         await self._start(replica)
-        if self._weights is not None:
-            await self._load(replica, self._weights, self._adapter)
 
     def _check_alive(self) -> None:
         if self._dead is not None:
@@ -246,8 +239,7 @@ class VllmServerEngine:
                 task.cancel()
                 await asyncio.wait([task])
         await self._stop_all()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        self._folders.close()
 
     async def _stop_all(self) -> None:
         await asyncio.gather(*(replica.server.stop() for replica in self._replicas))

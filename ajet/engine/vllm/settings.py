@@ -67,15 +67,14 @@ class VllmSettings:
 
 def server_arguments(settings: VllmSettings, port: int, host: str = "127.0.0.1") -> list[str]:
     """The arguments of vLLM's server that make it speak as ajet needs it."""
+    return ["--served-model-name", MODEL_NAME, "--host", host, "--port", str(port), *engine_arguments(settings)]
+
+
+def engine_arguments(settings: VllmSettings) -> list[str]:
+    """Those of them that are about the engine, not about serving: for an engine inside this process, too."""
     return [
         "--model",
         settings.model,
-        "--served-model-name",
-        MODEL_NAME,
-        "--host",
-        host,
-        "--port",
-        str(port),
         "--dtype",
         settings.dtype,
         "--max-model-len",

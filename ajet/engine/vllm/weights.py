@@ -1,0 +1,52 @@
+"""Weights on their way to vLLM: a state dict becomes a folder that its workers read."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ajet.schema.errors import EngineError
+
+
+class WeightFolders:
+    """Finds or writes the folder of each version; the newest stays, for an engine that has to be started again."""
+
+    def __init__(self) -> None:
+        self._scratch: Path | None = None
+        self.newest: Path | None = None
+
+    def folder_of(self, source: Any, version: int) -> Path:
+        """The folder that holds `source`: a state dict under Hugging Face's names, or a folder already."""
+        if source is None:
+            raise EngineError("vLLM shares no parameters with a trainer: give it a folder or a state dict")
+        folder = self._write(source, version) if isinstance(source, Mapping) else Path(source)
+        if not list(folder.glob("*.safetensors")):
+            raise EngineError(f"{folder} holds no .safetensors file")
+        return folder
+
+    def _write(self, weights: Mapping[str, Any], version: int) -> Path:
+        from safetensors.torch import save_file
+
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="ajet-weights-"))
+            weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        folder = self._scratch / f"version-{version}"
+        folder.mkdir(exist_ok=True)
+        tensors = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    def serve(self, folder: Path) -> None:
+        """From now on this is the newest; the one before is deleted if it was written here."""
+        previous, self.newest = self.newest, folder
+        if previous is not None and previous != folder and self._scratch in previous.parents:
+            shutil.rmtree(previous, ignore_errors=True)
+
+    def close(self) -> None:
+        """Delete what was written."""
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
