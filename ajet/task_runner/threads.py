@@ -186,7 +186,7 @@ class WorkflowThreads:
         if first or (self._collect and time.monotonic() - (self._collected_at or 0.0) > COLLECT_EVERY_S):
             gc.collect()
             self._collected_at = time.monotonic()
-        if first:
+        if first and gc.get_freeze_count() == 0:  # once a process: what a later run leaves behind must be found
             gc.freeze()
 
     async def interrupt_all(self) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import time
+
+import pytest
 
 from ajet.task_runner.threads import WorkflowThreads
 
@@ -14,6 +17,23 @@ def test_an_interrupt_never_hits_a_thread_that_is_being_started() -> None:
     # in a process of its own: loops that are cut off while they close complain when they are collected
     stressed = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=300, check=False)
     assert stressed.returncode == 0, stressed.stderr[-3000:]
+
+
+def test_what_lives_after_the_first_episode_is_left_alone_by_later_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: len(frozen))
+
+    async def two_runs() -> None:
+        for _ in range(2):
+            threads = WorkflowThreads(0)
+            for _ in range(2):
+                thread = threads.start(work)
+                assert await asyncio.wrap_future(thread.result) == 1
+                threads.release(thread)
+
+    asyncio.run(two_runs())
+    assert frozen == [1]
 
 
 async def work() -> int:
