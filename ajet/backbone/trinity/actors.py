@@ -48,7 +48,9 @@ def _cause(error: BaseException) -> str:
 
 
 class AjetExplorer(Explorer):  # type: ignore[misc]
-    """Bounds how far the sampling policy lags behind, and hands validations to the board."""
+    """Bounds how far the sampling policy lags behind, and validates each step by the weights that it made."""
+
+    explore_step_num: int
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -65,7 +67,24 @@ class AjetExplorer(Explorer):  # type: ignore[misc]
 
     async def sync_weight(self) -> None:
         async with _told("explorer"):
-            await super().sync_weight()
+            await self._take_weights()
+
+    def need_eval(self) -> bool:
+        """Never where Trinity asks: the update of the step has not reached the sampler yet. See `_take_weights`."""
+        return False
+
+    async def _take_weights(self) -> None:
+        """Newer weights, and a validation of them where one is due. It bears their number."""
+        before = self.model_version
+        await super().sync_weight()
+        if validation_is_due(before, self.model_version, self.config.explorer.eval_interval):
+            explored = self.explore_step_num
+            self.explore_step_num = self.model_version  # Trinity names a validation by it
+            try:
+                await self.eval()
+                await self._finish_eval_step(step=self.model_version)
+            finally:
+                self.explore_step_num = explored
 
     async def eval(self) -> None:
         async with _told("explorer"):
@@ -83,7 +102,7 @@ class AjetExplorer(Explorer):  # type: ignore[misc]
                 self.last_monitored_step = step
             elif self.sync_style != SyncStyle.FULLY_ASYNC:
                 await self.finish_current_steps()
-                await super().sync_weight()
+                await self._take_weights()
             await asyncio.sleep(LOOK_S)
 
     async def _finish_eval_step(self, step: int | None = None, prefix: str = "eval") -> None:
@@ -140,6 +159,12 @@ class AjetTrainer(Trainer):  # type: ignore[misc]
             return
         arguments = self.config.algorithm.sample_strategy_args
         engine_config.actor.ppo_mini_batch_size = rows // int(arguments["updates"])
+
+
+def validation_is_due(before: int, version: int, every: int) -> bool:
+    """Whether a multiple of `every` came with these weights. The first weights of a run (before: -1) are those of its
+    start or of a checkpoint: a validation of them is not this one's business."""
+    return before >= 0 and version // every > before // every
 
 
 def staleness(exps: list[Experience], version: int) -> dict[str, float]:

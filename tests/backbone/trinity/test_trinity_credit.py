@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -214,6 +215,21 @@ def test_rows_that_fill_up_train_nothing() -> None:
     assert rows[0].action_mask.any()
     assert tree_of(padded[-1], 1.0)[1].calls == []
     assert staleness(padded, 5) == staleness(rows, 5)
+
+
+@pytest.mark.parametrize(
+    ("versions", "every", "due"),
+    [
+        ([-1, 0, 1, 2, 3, 4], 2, [2, 4]),
+        ([-1, 4, 5, 6], 2, [6]),  # resumed: what step 4 was worth is known
+        ([-1, 0, 3, 6, 9, 12], 5, [6, 12]),  # synchronised every third step
+        ([-1, 0, 1], 9, []),
+    ],
+)
+def test_a_validation_is_due_with_the_weights_of_its_step(versions: list[int], every: int, due: list[int]) -> None:
+    from ajet.backbone.trinity.actors import validation_is_due
+
+    assert [version for before, version in pairwise(versions) if validation_is_due(before, version, every)] == due
 
 
 def test_staleness_is_counted_by_token() -> None:

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,19 +31,25 @@ pytestmark = [
 DEADLINE_S = 1200
 
 
-def command(folder: Path, *overrides: str) -> list[str]:
-    return [sys.executable, "-m", "ajet", "--conf", str(CONF), "--backbone=trinity", "--with-ray",
+def command(folder: Path, *overrides: str, conf: Path = CONF) -> list[str]:
+    return [sys.executable, "-m", "ajet", "--conf", str(conf), "--backbone=trinity", "--with-ray",
             "--exp-dir", str(folder), *overrides]  # fmt: skip
 
 
+OURS = ("AJET_TEST_OF", uuid.uuid4().hex)
+"""A variable that every process of these tests' runs inherits, and of no other run."""
+
+
 def environment() -> dict[str, str]:
-    return {**os.environ, "AJET_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    own = {"AJET_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), OURS[0]: OURS[1]}
+    return {**os.environ, **own}
 
 
-def run(folder: Path, *overrides: str) -> str:
+def run(folder: Path, *overrides: str, conf: Path = CONF, cwd: Path = TASKS) -> str:
     done = subprocess.run(
-        command(folder, *overrides), cwd=TASKS, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S
-    )
+        command(folder, *overrides, conf=conf), cwd=cwd, env=environment(), capture_output=True, text=True,
+        timeout=DEADLINE_S,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -58,30 +65,35 @@ def recorded(experiment: Path) -> dict[int, int]:
         return dict(connection.execute("SELECT step, COUNT(*) FROM episode GROUP BY step"))
 
 
-def left_behind() -> list[str]:
-    """Processes that carry the mark of any run of ours."""
-    found = []
+def versions_of_validations(experiment: Path) -> dict[int, set[int]]:
+    """By step: the policy versions that its validation's tokens were drawn under."""
+    from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
+
+    found: dict[int, set[int]] = {}
+    store = EpisodeStore(experiment / "episodes.sqlite")
+    for one in store.all(EpisodeFilter(validation=True)):
+        drawn = {version for call in one.episode.tree.calls for _, version in call.versions}
+        found[one.step] = found.get(one.step, set()) | drawn
+    store.close()
+    return found
+
+
+def left_behind() -> dict[int, str]:
+    """Command lines of processes that a run of these tests started, by process id."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if b"AJET_TRINITY_CPU=" in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120])
+                if "=".join(OURS).encode() in (entry / "environ").read_bytes():
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
             except OSError:
                 continue
     return found
 
 
-def processes_named(name: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes()
-                if line.startswith(name.encode()) and b"AJET_TRINITY_CPU=" in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
+def processes_named(title: str) -> list[int]:
+    """Ray gives each worker process its actor's name as title."""
+    return [pid for pid, line in left_behind().items() if line.startswith(title)]
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -120,11 +132,36 @@ def test_a_run_resumes(tmp_path: Path) -> None:
     run(tmp_path)
     experiment = tmp_path / "say_vowels"
     assert steps_of(experiment)[-1]["val/episode/count"] == 8 * 4
+    assert versions_of_validations(experiment) == {3: {3}}  # by the weights that its step made
     run(tmp_path, "ajet.trainer_common.total_training_steps=4")
     steps = steps_of(experiment)
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
     assert steps[-1]["train/staleness/max"] == 0
-    assert left_behind() == []
+    assert left_behind() == {}
+
+
+@long
+def test_tokens_of_better_episodes_become_likelier_and_those_of_worse_ones_less(tmp_path: Path) -> None:
+    """Sampled, queued, credited, trained and synchronised: the update moved what it was to move."""
+    from ajet.engine.model_source import ModelSource
+    from benchmarks._logprob_change import changes, summary
+
+    run(
+        tmp_path,
+        "ajet.trainer_common.total_training_steps=4",
+        "ajet.trainer_common.test_freq=-1",
+        "ajet.trainer_common.save_freq=1",
+        "ajet.trainer_common.keep_checkpoints=4",
+        "ajet.trainer_common.use_kl_loss=false",
+    )
+    experiment = tmp_path / "say_vowels"
+    saved = {int(hf.parent.name.removeprefix("step_")): hf for hf in experiment.glob("checkpoints/*/run/step_*/hf")}
+    assert sorted(saved) == [1, 2, 3, 4]
+    found = changes(experiment / "episodes.sqlite", saved | {0: Path(ModelSource.resolve("tiny:qwen2-0.3m").path)})
+    assert {change.step for change in found} == {1, 2, 3, 4}
+    figures = summary(found)
+    assert figures["largest_sampler_gap"] < 1e-4  # the weights before are those that drew the tokens
+    assert figures["better_mean_change"] > 0 > figures["worse_mean_change"], figures
 
 
 @long
@@ -155,6 +192,14 @@ def test_exploring_and_training_overlap_with_bounded_staleness(tmp_path: Path) -
 
 
 @long
+def test_the_quickstarts_yaml_runs_unchanged(tmp_path: Path) -> None:
+    run(tmp_path, "trainer_common.total_training_steps=2", conf=ROOT / "configs" / "quickstart.yaml", cwd=ROOT)
+    steps = steps_of(tmp_path / "quickstart")
+    assert [step["step"] for step in steps] == [0, 1, 2]
+    assert steps[0]["val/episode/count"] == 128
+
+
+@long
 @pytest.mark.parametrize("victim", ["AjetExplorer", "AjetTrainer", "CpuRolloutModel"])
 def test_a_killed_process_is_a_named_error_and_leaves_nothing(tmp_path: Path, victim: str) -> None:
     child = subprocess.Popen(
@@ -172,7 +217,7 @@ def test_a_killed_process_is_a_named_error_and_leaves_nothing(tmp_path: Path, vi
         child.wait()
     assert child.returncode == 1
     assert "died" in output, output[-3000:]
-    assert left_behind() == []
+    assert left_behind() == {}
 
 
 @long
@@ -189,4 +234,4 @@ def test_a_workflow_that_always_fails_ends_the_run_with_its_error(tmp_path: Path
     )  # fmt: skip
     assert done.returncode == 1
     assert "the answer is missing" in done.stdout + done.stderr
-    assert left_behind() == []
+    assert left_behind() == {}

@@ -51,14 +51,14 @@ def steps_of(experiment: Path) -> list[dict[str, Any]]:
     return read_metrics(experiment / "metrics.jsonl")
 
 
-def left_behind() -> list[str]:
-    """Processes that a run of these tests started."""
-    found = []
+def left_behind() -> dict[int, str]:
+    """Command lines of processes that a run of these tests started, by process id."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if "=".join(OURS).encode() in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120])
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
             except OSError:
                 continue
     return found
@@ -91,7 +91,7 @@ def test_a_run_trains_saves_and_resumes(tmp_path: Path) -> None:
     assert steps[-1]["train/sampler_gap"] < 1e-5
     log = (experiment / "verl.log").read_text(errors="replace")
     assert "setting global step to 3" in log
-    assert left_behind() == []
+    assert left_behind() == {}
 
 
 def recorded(experiment: Path) -> dict[int, int]:
@@ -123,12 +123,12 @@ def test_a_killed_process_is_a_named_error_and_leaves_nothing(tmp_path: Path, vi
     assert child.returncode == 1
     assert "died" in output or "ActorDied" in output, output[-3000:]
     assert time.monotonic() - killed < 120  # the bound is 60 s on a machine that has nothing else to do
-    assert left_behind() == []
+    assert left_behind() == {}
     if victim == "ActorRollout":
         run(tmp_path, *asked)  # the same command resumes and ends
         assert [step["step"] for step in steps_of(experiment)] == list(range(1, steps + 1))
         assert "setting global step to" in (experiment / "verl.log").read_text(errors="replace")
-        assert left_behind() == []
+        assert left_behind() == {}
 
 
 @needs_verl
@@ -139,7 +139,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=60)
     assert child.returncode == 130
-    assert left_behind() == []
+    assert left_behind() == {}
 
 
 @needs_verl
@@ -179,7 +179,7 @@ def test_two_machines_make_a_cluster_and_both_end(tmp_path: Path) -> None:
             machine.wait()
     assert [machine.returncode for machine in machines] == [0, 0], outputs
     assert [step["step"] for step in steps_of(tmp_path / "0" / "say_vowels")] == [1]
-    assert left_behind() == []
+    assert left_behind() == {}
 
 
 @needs_verl
@@ -216,15 +216,7 @@ def test_without_verl_the_error_says_how_to_get_it(tmp_path: Path) -> None:
 
 def processes_named(title: str) -> list[int]:
     """Ray gives each worker process its actor's name as title."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if (entry / "cmdline").read_bytes().decode(errors="replace").startswith(title):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
+    return [pid for pid, line in left_behind().items() if line.startswith(title)]
 
 
 def wait_until(condition: Any, seconds: float) -> None:

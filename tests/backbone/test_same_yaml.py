@@ -1,0 +1,44 @@
+"""One YAML runs unchanged whatever the backbone. verl's and Trinity's turns are in their own tests: each needs an
+environment of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ajet.observe.episode_store import EpisodeStore
+from ajet.observe.metrics import read_metrics
+
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "configs" / "quickstart.yaml"
+SHORT = [
+    "trainer_common.total_training_steps=2",
+    "trainer_common.val_before_train=false",
+    "trainer_common.test_freq=-1",
+]
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("backbone", "folder", "steps", "episodes"),
+    [("debug", "quickstart-debug", [], 2), ("local", "quickstart", [1, 2], 2 * 64)],
+)
+def test_the_quickstarts_yaml_runs_unchanged(
+    tmp_path: Path, backbone: str, folder: str, steps: list[int], episodes: int
+) -> None:
+    command = [sys.executable, "-m", "ajet", "--conf", str(CONF), f"--backbone={backbone}", "--exp-dir", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, *SHORT], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert [step["step"] for step in read_metrics(tmp_path / folder / "metrics.jsonl") if step["step"]] == steps
+    store = EpisodeStore(tmp_path / folder / "episodes.sqlite")
+    try:
+        recorded = store.facets()
+    finally:
+        store.close()
+    assert recorded.total == episodes
+    assert recorded.failures == {}
