@@ -186,6 +186,12 @@ def test_exploring_and_training_overlap_with_bounded_staleness(tmp_path: Path) -
     steps = steps_of(tmp_path / "say_vowels")
     assert len(steps) == 6
     assert all(step["train/staleness/max"] <= 1 for step in steps)
+    for step in steps:
+        tokens = {int(name.rpartition("@")[2]): value for name, value in step.items() if "staleness/tokens@" in name}
+        assert set(tokens) <= {0, 1}
+        assert sum(tokens.values()) == step["tokens/trained"]  # each trained token is counted by its own lateness
+        assert step["train/staleness"] == pytest.approx(tokens.get(1, 0) / sum(tokens.values()))
+    assert any(step["train/staleness"] > 0 for step in steps)
     trained = [(step["time/train_began"], step["time/train_ended"]) for step in steps]
     rolled = [(step["time/rollout_began"], step["time/rollout_ended"]) for step in steps]
     assert any(began < end and start < ended for began, ended in trained for start, end in rolled)
