@@ -32,8 +32,8 @@ async def _serve(arguments: Namespace) -> int:
 
     model = load_served_model(arguments.target, arguments.overrides)
     gateway = _open_gateway(model, arguments)
-    await gateway.start()
     try:
+        await _listen(gateway, arguments)
         await model.engine.ready()
         print(f"{model.name} at {gateway.base_url} (Ctrl-C ends it)", flush=True)
         await _interrupted()
@@ -41,6 +41,17 @@ async def _serve(arguments: Namespace) -> int:
         await gateway.aclose()
         await model.engine.aclose()
     return 0
+
+
+async def _listen(gateway: Gateway, arguments: Namespace) -> None:
+    from ajet.schema.errors import ConfigError
+
+    try:
+        await gateway.start()
+    except (OSError, OverflowError) as error:  # taken, not ours to take, no such host; no such port
+        raise ConfigError(
+            f"can't listen at {arguments.host}:{arguments.port}: {error} (--host, --port; --port 0 takes a free one)"
+        ) from error
 
 
 async def _interrupted() -> None:

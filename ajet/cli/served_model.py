@@ -96,7 +96,8 @@ def _by_config(path: str, overrides: Sequence[str]) -> tuple[Engine, str, int, f
     from ajet.config import load_config
     from ajet.engine.factory import build_engine
 
-    config: Any = load_config(path, overrides)
+    # nothing is trained: no workflow is needed, and an engine that only talks will do
+    config: Any = load_config(path, overrides, backbone="debug", complete=False)
     rollout = config.ajet.rollout
     return build_engine(config), config.ajet.model.path, rollout.max_model_len, rollout.temperature
 

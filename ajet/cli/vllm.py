@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -30,7 +32,6 @@ def run(argv: Sequence[str]) -> int:
     from ajet.engine.model_source import ModelSource
     from ajet.engine.vllm.server import MODULE
     from ajet.engine.vllm.settings import VllmSettings, server_arguments, server_environment
-    from ajet.schema.errors import MissingDependencyError
 
     settings = VllmSettings(
         model=ModelSource.resolve(weights_of(arguments.model)).path,
@@ -43,9 +44,22 @@ def run(argv: Sequence[str]) -> int:
     command = [settings.python, "-m", MODULE, *server_arguments(settings, arguments.port, arguments.host)]
     if arguments.show:
         variables = [f"{name}={value}" for name, value in server_environment(settings).items()]
-        print(" ".join([*variables, *command]))
+        print(shlex.join([*variables, *command]))
         return 0
+    _check_python(settings.python)
+    os.execve(command[0], command, {**os.environ, **server_environment(settings)})
+
+
+def _check_python(python: str) -> None:
+    """Whether this Python can be started and has vLLM, without importing it (which takes many seconds)."""
+    from ajet.schema.errors import MissingDependencyError
+
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     try:
-        os.execve(command[0], command, {**os.environ, **server_environment(settings)})
+        absent = subprocess.run([python, "-c", look], check=False).returncode
     except OSError as error:
-        raise MissingDependencyError(f"{command[0]} can't be started: {error} (--python)") from error
+        raise MissingDependencyError(f"{python} can't be started: {error} (--python)") from error
+    if absent:
+        raise MissingDependencyError(
+            f"{python} has no vLLM: pip install 'agentjet[vllm]', or name a Python that has it with --python"
+        )

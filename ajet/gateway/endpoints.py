@@ -98,4 +98,4 @@ def not_found(method: str, path: str) -> Answer | None:
         return None
     if path in POST or path in GET:
         return error_answer(MethodError(f"{method:.20} is not allowed for {path}"), path)
-    return error_answer(NotFoundError(f"there is no {path:.200}; endpoints: {', '.join([*POST, *GET])}"), path)
+    return error_answer(NotFoundError(f"there is no {path or '/':.200}; endpoints: {', '.join([*POST, *GET])}"), path)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,16 @@ def test_chat_with_a_model_that_is_not_there_is_a_users_error() -> None:
     done = ajet("chat", "./nowhere")
     assert done.returncode == 2
     assert "nowhere" in done.stderr
+
+
+def test_a_yaml_needs_no_workflow_and_may_name_an_engine_that_only_talks(tmp_path: Path) -> None:
+    (tmp_path / "replies.yaml").write_text("- good morning\n")
+    rollout = f"rollout: {{engine: scripted, scripted_replies: {tmp_path}/replies.yaml}}"
+    conf = tmp_path / "talk.yaml"
+    conf.write_text(f"ajet:\n  model: {{path: 'tiny:qwen2'}}\n  {rollout}\n")
+    done = ajet("chat", str(conf), said="hello\n")
+    assert done.returncode == 0, done.stderr
+    assert "good morning" in done.stdout
 
 
 def test_an_experiments_weights_are_found(tmp_path: Path) -> None:
@@ -83,6 +94,15 @@ def test_serve_wants_its_key(served: str) -> None:
         post(f"{served}/chat/completions", {"messages": []}, key="wrong")
 
 
+def test_serve_at_a_port_that_is_taken_is_a_users_error(served: str) -> None:
+    port = served.split(":")[2].split("/")[0]
+    for wrong in (port, "99999"):
+        done = ajet("serve", "tiny:qwen2", "--port", wrong)
+        assert done.returncode == 2
+        assert f"127.0.0.1:{wrong}" in done.stderr and "--port" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_vllm_shows_the_command_it_would_run() -> None:
     done = ajet("vllm", "serve", "tiny:qwen2", "--show", "--python", "/opt/vllm/bin/python", "--enforce-eager")
     assert done.returncode == 0, done.stderr
@@ -95,3 +115,11 @@ def test_vllm_without_its_python_is_a_users_error() -> None:
     done = ajet("vllm", "serve", "tiny:qwen2", "--python", "/no/such/python")
     assert done.returncode == 2
     assert "--python" in done.stderr
+
+
+def test_vllm_with_a_python_that_lacks_it_is_a_users_error(tmp_path: Path) -> None:
+    bare = tmp_path / "env"
+    venv.create(bare, with_pip=False)
+    done = ajet("vllm", "serve", "tiny:qwen2", "--python", str(bare / "bin" / "python"))
+    assert done.returncode == 2
+    assert "has no vLLM" in done.stderr and "--python" in done.stderr

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch_helpers import NEAR_TIE, forward_logits, forward_logprobs, random_prompt, request
 
 from ajet.engine.model_source import ModelSource
@@ -53,7 +54,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmServerE
         python=PYTHON,
         start_timeout_s=900.0,
         heartbeat_s=30.0,
-        extra_args=("--enforce-eager",),
+        extra_args=("--enforce-eager", "--enable-lora", "--max-lora-rank", "8"),
         log_folder=tmp_path_factory.mktemp("vllm"),
     )
     before = {name: os.environ.get(name) for name in CPU}
@@ -135,6 +136,59 @@ def test_new_weights_count_at_once(vllm: tuple[VllmServerEngine, Loop], tmp_path
     (reply,) = ask_all(vllm, [request(prompt, temperature=0.0, max_tokens=10, ignore_eos=True)])
     assert reply.versions == [(0, 7)]
     assert reply.logprobs == pytest.approx(forward_logprobs(model, prompt, reply.token_ids), abs=1e-4)
+
+
+def write_adapter(folder: Path, seed: int) -> Any:
+    """A LoRA adapter of random numbers, and the model that it makes of `changed_model`."""
+    rank, alpha, model = 8, 16, changed_model()
+    rng = torch.Generator().manual_seed(seed)
+    tensors = {}
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if name.endswith(("q_proj", "v_proj")):
+                down = torch.randn(rank, module.in_features, generator=rng) / module.in_features**0.5
+                up = torch.randn(module.out_features, rank, generator=rng) / rank**0.5
+                tensors[f"base_model.model.{name}.lora_A.weight"] = down
+                tensors[f"base_model.model.{name}.lora_B.weight"] = up
+                module.weight.add_(alpha / rank * up @ down)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": ["q_proj", "v_proj"],
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return model
+
+
+def test_adapters_are_swapped_and_prefixes_of_the_last_one_not_used(
+    vllm: tuple[VllmServerEngine, Loop], tmp_path: Path
+) -> None:
+    engine, loop = vllm
+    base = changed_model()
+    base.save_pretrained(tmp_path / "base")
+    prompt = random_prompt(random.Random(4), 100)
+    asked = request(prompt, temperature=0.0, max_tokens=10, ignore_eos=True)
+    loop.run(engine.load_weights(tmp_path / "base", 20))
+    steps = [(20, base)]
+    for version in (21, 22):
+        folder = tmp_path / f"adapter-{version}"
+        steps.append((version, write_adapter(folder, version)))
+        ask_all(vllm, [asked])  # a prefix under the weights before
+        loop.run(engine.load_weights(folder, version))
+        first, second = (ask_all(vllm, [asked])[0] for _ in range(2))
+        for reply in (first, second):
+            assert reply.versions == [(0, version)]
+            expected = forward_logprobs(steps[-1][1], prompt, reply.token_ids)
+            assert reply.logprobs == pytest.approx(expected, abs=1e-4)
+        stale = forward_logprobs(steps[-2][1], prompt, first.token_ids)
+        assert first.logprobs != pytest.approx(stale, abs=1e-2)
+    loop.run(engine.load_weights(tmp_path / "base", 23))
+    (reply,) = ask_all(vllm, [asked])
+    assert reply.logprobs == pytest.approx(forward_logprobs(base, prompt, reply.token_ids), abs=1e-4)
 
 
 def test_a_cancelled_request_frees_its_place(vllm: tuple[VllmServerEngine, Loop]) -> None:
