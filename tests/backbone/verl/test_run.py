@@ -122,7 +122,7 @@ def test_a_killed_process_is_a_named_error_and_leaves_nothing(tmp_path: Path, vi
         child.wait()
     assert child.returncode == 1
     assert "died" in output or "ActorDied" in output, output[-3000:]
-    assert time.monotonic() - killed < 120  # the bound is 60 s on a machine that has nothing else to do
+    assert time.monotonic() - killed < 60  # a promise of the docs; 7 to 13 s on two busy cores
     assert left_behind() == {}
     if victim == "ActorRollout":
         run(tmp_path, *asked)  # the same command resumes and ends
