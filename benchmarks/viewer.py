@@ -1,10 +1,11 @@
 """The viewer at 100,000 episodes, the cost of recording, and what a kill of the recording process loses.
 
-`python benchmarks/viewer.py [FOLDER]`; FOLDER keeps the made-up experiment between calls.
+`python benchmarks/viewer.py [FOLDER] [--only recording]`; FOLDER keeps the made-up experiment between calls.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -22,7 +23,7 @@ from typing import Any
 from urllib.parse import quote
 
 from _synthetic_run import CallCredit, EpisodeCredit, TreeMaker, Vocabulary, credit_of, math_episode, step_metrics
-from common import write_result
+from common import RESULTS, write_result
 from playwright.sync_api import Page, sync_playwright
 
 from ajet.config import Config
@@ -30,7 +31,6 @@ from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.machine import process_memory_bytes
-from ajet.observe.metrics import read_metrics
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.ledger import Ledger
@@ -44,27 +44,26 @@ REPEATS = 5
 NAME = "hundred-thousand"
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
-QUICKSTART_STEPS = 10
+QUICKSTART_STEPS = 20
 
 
 def main() -> None:
-    keep = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-    root = keep or Path(tempfile.mkdtemp(prefix="ajet-viewer-"))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", nargs="?", type=Path, help="keeps the made-up experiment between calls")
+    parser.add_argument("--only", choices=("viewer", "recording", "kills"), help="one part; the others keep theirs")
+    arguments = parser.parse_args()
+    root = arguments.folder or Path(tempfile.mkdtemp(prefix="ajet-viewer-"))
+    root.mkdir(parents=True, exist_ok=True)
+    parts = {"viewer": measure_viewer, "recording": measure_recording, "kills": measure_kills}
     try:
-        experiment = root / NAME
-        if not (experiment / "complete").exists():
-            make_experiment(root)
-        figures: dict[str, Any] = {
-            "episodes": EPISODES,
-            "database_mb": (experiment / "episodes.sqlite").stat().st_size // 10**6,
-        }
-        figures |= measure_viewer(root)
-        figures |= measure_recording(root)
-        figures |= measure_kills(root)
+        figures = json.loads((RESULTS / "viewer.json").read_text())["figures"] if arguments.only else {}
+        for name, measure in parts.items():
+            if arguments.only in (None, name):
+                figures |= measure(root)
         print(json.dumps(figures, indent=2))
         print(write_result("viewer", figures))
     finally:
-        if keep is None:
+        if arguments.folder is None:
             shutil.rmtree(root)
 
 
@@ -114,6 +113,10 @@ def long_episode(vocabulary: Vocabulary, rng: random.Random) -> Episode:
 
 
 def measure_viewer(root: Path) -> dict[str, Any]:
+    experiment = root / NAME
+    if not (experiment / "complete").exists():
+        make_experiment(root)
+    database_mb = (experiment / "episodes.sqlite").stat().st_size // 10**6
     server = subprocess.Popen(
         [sys.executable, "-m", "ajet", "view", str(root), "--port", "0", "--no-browser"],
         stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -131,6 +134,7 @@ def measure_viewer(root: Path) -> dict[str, Any]:
             page.goto(url)
             figures = in_browser(page, f"{base}/x/{NAME}")
             browser.close()
+        figures = {"episodes": EPISODES, "database_mb": database_mb} | figures
         figures["server_memory_mb"] = process_memory_bytes(server.pid) // 2**20
         return figures
     finally:
@@ -227,43 +231,42 @@ def seconds_of(name: str, work: Callable[[], None], before: Callable[[], None] |
 
 
 def measure_recording(root: Path) -> dict[str, Any]:
-    """The quickstart with and without recording, in turn; and the recorder alone on the episodes that it recorded.
+    """What recording takes of a quickstart's step, in CPU seconds: the recorder alone on the episodes of a run (all its
+    threads), against what that run spent a step. The difference of a long run and a short one is free of start-up.
 
-    Two runs differ by more than recording costs, so the recorder alone is what the share is taken from.
+    Wall clock would tell less: two runs differ by more than recording costs, and a busy machine slows steps down.
     """
-    runs: dict[str, list[dict[str, float]]] = {"with": [], "without": []}
-    for turn in range(2):
-        for kind, keep in (("with", "recorder.keep=all"), ("without", "recorder.keep=every_n recorder.every_n=100000")):
-            runs[kind].append(quickstart(root / f"quickstart-{kind}-{turn}", keep.split()))
-    steps = min(run["step_seconds"] for run in runs["with"])
-    [run] = [path for path in (root / "quickstart-with-0").iterdir() if (path / "episodes.sqlite").exists()]
-    store = EpisodeStore(run / "episodes.sqlite")
-    recorded = list(store.all(EpisodeFilter(validation=False)))
+    off = ["recorder.keep=every_n", "recorder.every_n=100000"]
+    short = quickstart(root / "quickstart-short", 1)
+    long = quickstart(root / "quickstart-long", 1 + QUICKSTART_STEPS)
+    without = quickstart(root / "quickstart-without", 1 + QUICKSTART_STEPS, *off)
+    [run] = [path for path in (root / "quickstart-long").iterdir() if (path / "episodes.sqlite").exists()]
+    recorded = list(EpisodeStore(run / "episodes.sqlite").all(EpisodeFilter(validation=False)))
     best = min(record_again(root / f"again-{index}.sqlite", recorded) for index in range(3))
+    recording, step = best / (1 + QUICKSTART_STEPS), (long - short) / QUICKSTART_STEPS
     return {
-        "quickstart_episodes": len(recorded),
-        "quickstart_runs": runs,
-        "recording_cpu_seconds": round(best, 3),
-        "recording_us_an_episode": round(1e6 * best / len(recorded)),
-        "recording_share_of_step_time": round(best / steps, 4),
+        "recording": {
+            "episodes": len(recorded),
+            "cpu_us_an_episode": round(1e6 * best / len(recorded)),
+            "cpu_seconds_a_step": round(recording, 4),
+            "quickstart_cpu_seconds_a_step": round(step, 3),
+            "share_of_step": round(recording / step, 4),
+            "whole_runs_cpu_seconds": {"recorded": round(long, 1), "not_recorded": round(without, 1)},
+        }
     }
 
 
-def quickstart(experiments: Path, overrides: list[str]) -> dict[str, float]:
-    """One run of the quickstart: the seconds of its steps, and the CPU seconds of the whole process."""
+def quickstart(experiments: Path, steps: int, *overrides: str) -> float:
+    """One run of the quickstart: the CPU seconds of the whole process."""
     command = [
         sys.executable, "-m", "ajet", "--conf", str(QUICKSTART), "--exp-dir", str(experiments), "--fresh", "--quiet",
-        f"trainer_common.total_training_steps={QUICKSTART_STEPS}", "trainer_common.test_freq=-1",
+        f"trainer_common.total_training_steps={steps}", "trainer_common.test_freq=-1",
         "trainer_common.val_before_train=false", *overrides,
     ]  # fmt: skip
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    [metrics] = experiments.glob("*/metrics.jsonl")
-    return {
-        "step_seconds": round(sum(step.get("time/step", 0.0) for step in read_metrics(metrics)), 2),
-        "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2),
-    }
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def record_again(path: Path, recorded: list[Any]) -> float:

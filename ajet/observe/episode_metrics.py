@@ -83,6 +83,18 @@ def _success(usable: Sequence[Episode], threshold: float) -> dict[str, float]:
     return result
 
 
+def staleness(episodes: Sequence[Episode], version: int) -> dict[str, float]:
+    """By how many versions the policy that is trained is newer than the one that sampled, over trained tokens."""
+    tokens = lag = 0
+    for call in (call for episode in episodes for call in episode.tree.calls if call.mask.any()):
+        ends = [*(first for first, _ in call.versions[1:]), len(call.mask)]
+        for (first, drawn), end in zip(call.versions, ends, strict=True):
+            trained = int(call.mask[first:end].sum())
+            tokens += trained
+            lag += trained * (version - drawn)
+    return {"train/staleness": lag / tokens} if tokens else {}
+
+
 def _sizes(usable: Sequence[Episode]) -> dict[str, float]:
     if not usable:
         return {}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ajet.observe.logs import level_from_environment, log_to_terminal
+from ajet.observe import logs
+from ajet.observe.logs import level_from_environment, log_to_file, log_to_terminal
 from ajet.observe.progress import Progress, ProgressMode
 from ajet.observe.progress_live import sparkline
 from ajet.schema.call_tree import CallTree, Run
@@ -81,3 +83,19 @@ def test_log_lines_name_episode_and_fix(capsys: pytest.CaptureFixture[str], monk
     assert capsys.readouterr().err == "error: judge failed (episode e7, task t1)\n  fix: return a number\n"
     monkeypatch.setenv("AJET_LOG_LEVEL", "nonsense")
     assert level_from_environment() == logging.INFO
+
+
+def test_the_log_rotates_and_loses_none_of_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_FILE_BYTES", 2000)
+    monkeypatch.setattr(logs, "_FILES", 3)
+    file = log_to_file(tmp_path / "run.log")
+    try:
+        for index in range(200):
+            logging.getLogger("ajet.test").info("line %d", index, extra={"episode": f"e{index}"})
+    finally:
+        file.close()
+    kept = sorted(tmp_path.iterdir(), reverse=True)
+    assert [path.name for path in kept] == ["run.log.2", "run.log.1", "run.log"]
+    assert all(path.stat().st_size <= 2000 for path in kept)
+    lines = [json.loads(line) for path in kept for line in path.read_text().splitlines()]
+    assert [line["episode"] for line in lines] == [f"e{index}" for index in range(200 - len(lines), 200)]

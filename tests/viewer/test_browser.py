@@ -304,11 +304,93 @@ def test_hostile_text_is_text(tmp_path: Path, open_page: Open, shoot: Shoot) -> 
     shoot(page, "hostile")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [(1280, 720), (1920, 1080)])
-def test_nothing_sticks_out(viewer: Viewer, open_page: Open, size: tuple[int, int]) -> None:
+def all_pages(viewer: Viewer) -> list[str]:
     row = forked(viewer)
-    for path in ("/", f"/x/{EXPERIMENT}", f"/x/{EXPERIMENT}/episodes", f"/x/{EXPERIMENT}/episode/{row['episode_id']}"):
+    run, episode = f"/x/{EXPERIMENT}", f"/x/{EXPERIMENT}/episode/{row['episode_id']}"
+    return [
+        "/", "/compare?runs=math-agent,math-agent-rloo", run, f"{run}/episodes", f"{run}/about",
+        f"{run}/group/{row['group_id']}", episode, f"{episode}?view=tokens&call=0", f"{episode}?view=details",
+    ]  # fmt: skip
+
+
+OVERLAPPING = """() => {
+  const boxes = [...document.querySelectorAll(".top > *, .top .tabs a")]
+    .filter((node) => node.checkVisibility() && !node.matches(".tabs, .spring"))
+    .map((node) => [node.textContent.trim(), node.getBoundingClientRect()]);
+  return boxes.flatMap(([one, a], i) => boxes.slice(i + 1)
+    .filter(([, b]) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)
+    .map(([other]) => `${one} / ${other}`));
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(400, 800), (1280, 720), (1920, 1080)])
+def test_nothing_sticks_out_or_overlaps(viewer: Viewer, open_page: Open, shoot: Shoot, size: tuple[int, int]) -> None:
+    for path in all_pages(viewer):
         page = open_page(viewer, path, width=size[0], height=size[1])
         page.wait_for_timeout(300)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+        assert page.evaluate(OVERLAPPING) == [], path
+        if size[0] == 400 and path.endswith(f"/x/{EXPERIMENT}"):
+            shoot(page, "narrow")
+
+
+CONTRAST = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
+  const luminance = (colour) => {
+    const linear = (part) => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+    const [r, g, b] = colour.map((part) => linear(part / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const weak = new Set();
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const node = texts.currentNode.parentElement;
+    if (!texts.currentNode.textContent.trim() || !node.checkVisibility()) continue;
+    if (node.closest("[aria-disabled=true], :disabled, .visually-hidden, .skip, script, option, .nl")) continue;
+    const chain = [];
+    for (let at = node; at; at = at.parentElement) chain.unshift(getComputedStyle(at).backgroundColor);
+    const ground = chain.reduce((below, colour) => over(rgba(colour), below), [255, 255, 255, 1]);
+    const [text, below] = [luminance(over(rgba(getComputedStyle(node).color), ground)), luminance(ground)];
+    const ratio = (Math.max(text, below) + 0.05) / (Math.min(text, below) + 0.05);
+    if (ratio < 4.5) weak.add(`${ratio.toFixed(2)} ${node.outerHTML.slice(0, 80)}`);
+  }
+  return [...weak];
+}"""
+"""Texts whose contrast is below WCAG AA."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast(viewer: Viewer, open_page: Open, scheme: str) -> None:
+    for path in all_pages(viewer):
+        page = open_page(viewer, path, scheme=scheme)
+        page.wait_for_timeout(300)
+        assert page.evaluate(CONTRAST) == [], path
+
+
+def test_a_validation_is_not_called_training(tmp_path: Path, open_page: Open) -> None:
+    vocabulary = Vocabulary()
+    episode = math_episode(vocabulary, random.Random(1), task=0)
+    config = Config.model_validate({"ajet": {"experiment_name": "validated"}})
+    with ExperimentFolder.open(config, exp_dir=tmp_path) as folder:
+        recorder = EpisodeRecorder(folder.episodes, tokenizer=vocabulary)
+        assert recorder.record(episode, 1, validation=True).result()
+        recorder.close()
+    viewer = start(tmp_path)
+    rows = open_page(viewer, "/x/validated/episodes")
+    expect(rows.locator("#episodes tbody tr td").nth(9)).to_have_text("–")
+    page = open_page(viewer, f"/x/validated/episode/{episode.episode_id}?view=details&call=0")
+    expect(page.locator("#view-details")).to_contain_text("None: a validation only measures.")
+    page.get_by_role("tab", name="Tokens").click()
+    expect(page.locator(".scale")).to_contain_text("would be trained")
+    page.locator(".tk.m-trained").first.click()
+    expect(page.locator(".inspector")).to_contain_text("no: validation")

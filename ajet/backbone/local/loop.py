@@ -20,7 +20,7 @@ from ajet.backbone.local.validation import validation_metrics, validation_repeat
 from ajet.backbone.options import LaunchOptions
 from ajet.backbone.services import Services
 from ajet.credit import Credit, ZeroVariance, compute_credit, imitation_credit, summarise
-from ajet.observe.episode_metrics import episode_metrics
+from ajet.observe.episode_metrics import episode_metrics, staleness
 from ajet.observe.progress import Progress, ProgressMode
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.call_tree import FloatArray
@@ -163,6 +163,7 @@ class LocalRun:
         self.hints.look_at(step, everyone)
         metrics = episode_metrics(everyone, success_threshold=self.threshold)
         metrics |= _train_names(metrics, extra) | extra | credit.metrics | _ledger(everyone)
+        metrics |= staleness(episodes, version=step - 1)
         metrics |= {
             "train/epoch": self.stream.epoch,
             "train/incomplete_groups": float(len(groups) - len(usable)),

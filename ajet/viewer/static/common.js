@@ -60,7 +60,7 @@ export function number(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
-  if (size >= 10000) return Math.round(value).toLocaleString("en");
+  if (size >= 1000) return Math.round(value).toLocaleString("en");
   if (size > 0 && size < 1e-3) return value.toExponential(1);
   return String(Number(value.toPrecision(digits)));
 }

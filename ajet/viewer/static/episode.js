@@ -35,7 +35,7 @@ function facts() {
   $("facts").replaceChildren(
     ...entry("Reward", short(episode.reward), rewardClass(episode.reward)), ...entry("Advantage", signed(mean), signClass(mean)), ...entry("Success", episode.success === null ? "–" : episode.success ? "yes" : "no"),
     ...entry("Step", number(view.step)), ...entry("Attempt", episode.group_id ? el("a", { href: pageOf(name, "group", episode.group_id) }, `${episode.repeat} of group`) : number(episode.repeat)), ...entry("Time", seconds(episode.timings.total)),
-    ...entry("Tokens", number(episode.tokens)), ...entry("Sampled", number(episode.sampled)), ...entry("Trained", number(episode.trained)));
+    ...entry("Tokens", number(episode.tokens)), ...entry("Sampled", number(episode.sampled)), ...entry("Trained", view.validation ? "–" : number(episode.trained)));
   for (const [button, target] of [["before", view.before], ["after", view.after]]) {
     if (target) $(button).href = pageOf(name, "episode", target) + (state.view === "chat" ? "" : `?view=${state.view}`);
     else $(button).setAttribute("aria-disabled", "true");
@@ -70,10 +70,11 @@ async function showTokens() {
 
 function showDetails() {
   const { episode } = view;
+  const plain = (values) => Object.fromEntries(Object.entries(values).map(([key, value]) => [key, String(value)]));
   const pairs = (values) => el("dl", { class: "kv" }, Object.entries(values).flatMap(([key, value]) => [el("dt", {}, key.replaceAll("_", " ")), el("dd", {}, typeof value === "number" ? short(value) : String(value))]));
   const card = (title, ...content) => el("section", { class: "card" }, el("h2", {}, title), ...content);
   const json = (value) => el("pre", { tabindex: "0" }, JSON.stringify(value, null, 2));
-  const ledger = { trained: episode.ledger.trained, ...prefixed("masked", episode.ledger.masked), ...prefixed("dropped", episode.ledger.dropped) };
+  const ledger = { [view.validation ? "kept (a validation trains nothing)" : "trained"]: episode.ledger.trained, ...prefixed("masked", episode.ledger.masked), ...prefixed("dropped", episode.ledger.dropped) };
   const bar = el("div", { class: "bar" }, Object.values(ledger).map((count, index) => { const part = el("i", { class: `a${(index + 2) % 8}` }); part.style.width = `${100 * count / (episode.ledger.captured || 1)}%`; return part; }));
   const shares = el("dl", { class: "kv" }, Object.entries(ledger).flatMap(([key, count], index) => [el("dt", {}, el("i", { class: `dot a${(index + 2) % 8}` }), key), el("dd", {}, number(count))]));
   const call = view.calls[state.call];
@@ -82,13 +83,18 @@ function showDetails() {
     card("Times", pairs(Object.fromEntries(Object.entries(episode.timings).map(([key, value]) => [key, seconds(value)])))),
     card("Episode", pairs({ task: episode.task_id, group: episode.group_id || "–", tag: episode.tag || "–", attempts: episode.attempts, recorded: clock(view.recorded), ...Object.fromEntries(Object.entries(episode.agent_rewards).map(([agent, reward]) => [`reward of ${agent}`, reward])) })),
   ];
-  if (call) cards.push(card(`Call ${call.index}: ${call.agent}`, pairs({ target: call.target, turn: call.turn, "prompt tokens": number(call.prompt_tokens), "sampled tokens": number(call.tokens), "finish reason": call.finish_reason, began: seconds(call.started_s), took: seconds(call.seconds), versions: call.versions.map(([, version]) => version).join(", ") || "–" })), card("Sampling of this call", pairs(Object.fromEntries(Object.entries(call.sampling).filter(([, value]) => value !== null && !(Array.isArray(value) && !value.length))))));
-  if (call?.fork) cards.push(card("Why it forked", pairs({ reason: call.fork.reason, "nearest call": call.fork.nearest, detail: call.fork.detail, "tokens again": number(call.fork.tokens) })));
-  if (call?.entries.length) cards.push(card("Credit", pairs(Object.fromEntries(call.entries.map(([advantage, weight], index) => [`entry ${index}: advantage, weight`, `${signed(advantage)}, ${short(weight)}`])))));
+  if (call) cards.push(card(`Call ${call.index}: ${call.agent}`, pairs({ target: call.target, turn: call.turn, "prompt tokens": number(call.prompt_tokens), "sampled tokens": number(call.tokens), "finish reason": call.finish_reason, began: seconds(call.started_s), took: seconds(call.seconds), versions: call.versions.map(([, version]) => version).join(", ") || "–" })), card("Sampling of this call", pairs(plain(Object.fromEntries(Object.entries(call.sampling).filter(([, value]) => value !== null && !(Array.isArray(value) && !value.length)))))));
+  if (call?.fork) cards.push(card("Why it forked", pairs({ reason: call.fork.reason, "nearest call": call.fork.nearest, detail: call.fork.detail || "–", "tokens again": number(call.fork.tokens) })));
+  if (call) cards.push(card("Credit", call.entries.length ? pairs(Object.fromEntries(call.entries.map(([advantage, weight], index) => [`entry ${index}: advantage, weight`, `${signed(advantage)}, ${short(weight)}`]))) : el("p", { class: "muted" }, noCredit())));
   if (Object.keys(episode.metadata).length) cards.push(card("Metadata", json(episode.metadata)));
   if (Object.keys(episode.log_metrics).length) cards.push(card("Logged by the workflow", json(episode.log_metrics)));
   if (call && call.tools >= 0) cards.push(card("Tools of this call", json(view.toolsets[call.tools])));
   $("view-details").replaceChildren(el("div", { class: "grid" }, cards));
+}
+/** Why a call has no advantage. */
+function noCredit() {
+  if (view.validation) return "None: a validation only measures.";
+  return "None recorded. Usually the attempts of its group all earned the same reward, or the call was left out (see the ledger).";
 }
 const prefixed = (word, counts) => Object.fromEntries(Object.entries(counts).map(([reason, count]) => [`${word}: ${reason.replaceAll("_", " ")}`, count]));
 

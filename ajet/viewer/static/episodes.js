@@ -37,7 +37,7 @@ async function load() {
 function row(one) {
   const link = el("a", { class: "name", href: pageOf(name, "episode", one.episode_id) }, one.task_id || one.episode_id);
   const line = el("tr", {},
-    el("td", { class: "num" }, number(one.step), one.validation ? el("span", { class: "tag" }, "val") : null),
+    el("td", { class: "num" }, one.validation ? el("span", { class: "tag", title: "of a validation" }, "val") : null, " ", number(one.step)),
     el("td", {}, link, el("span", { class: "preview", dir: "auto" }, one.preview)),
     el("td", {}, pill(one.status), one.outcomes.map((outcome) => el("span", { class: "tag" }, ` ${outcome}`)), one.failure ? el("span", { class: "preview" }, one.failure) : null),
     el("td", { class: `num strong ${rewardClass(one.reward)}` }, short(one.reward)),
@@ -46,7 +46,7 @@ function row(one) {
     el("td", {}, one.agents.slice(0, 3).join(", ") + (one.agents.length > 3 ? ` +${one.agents.length - 3}` : "")),
     el("td", {}, one.tag ? el("span", { class: "tag" }, one.tag) : ""),
     el("td", { class: "num" }, number(one.tokens)),
-    el("td", { class: "num" }, one.sampled ? `${Math.round(100 * one.trained / one.sampled)} %` : "–"),
+    el("td", { class: "num" }, one.sampled && !one.validation ? `${Math.round(100 * one.trained / one.sampled)} %` : "–"),
     el("td", { class: `num ${one.forks ? "warn" : "muted"}` }, number(one.forks)),
     el("td", { class: "num muted" }, seconds(one.seconds)),
     el("td", {}, one.group_id ? el("a", { href: pageOf(name, "group", one.group_id) }, "Group") : ""));

@@ -1,5 +1,5 @@
 // The call tree, drawn like a history: a row a call in the order they began, a lane a conversation.
-import { el, signClass, signed } from "./common.js";
+import { appendText, el, signClass, signed } from "./common.js";
 
 const ROW = 46, LANE = 18, LEFT = 20;
 
@@ -45,7 +45,7 @@ export function drawGraph(holder, calls, colourOf, select) {
   for (const call of calls) svg.append(el("circle", { cx: x(call.index), cy: y(call.index), r: 4.5, class: `${colourOf(call.agent)} ${call.trained ? "trained" : ""}` }));
   const rows = calls.map((call) => {
     const why = call.fork ? call.fork.reason : call.alternative_to >= 0 ? `another reply to call ${call.alternative_to}` : "";
-    const what = why ? el("span", { class: "what why", title: call.fork?.detail || "" }, why.replaceAll("_", " ")) : el("span", { class: "what" }, summaryOf(call));
+    const what = why ? el("span", { class: "what why", title: call.fork?.detail || "" }, why.replaceAll("_", " ")) : appendText(el("span", { class: "what" }), summaryOf(call));
     const worth = call.advantage !== null ? el("span", { class: `worth ${signClass(call.advantage)}` }, signed(call.advantage)) : el("span", { class: "worth muted" }, call.trained ? "" : (call.drop || (call.trainable ? "masked" : "context")).replaceAll("_", " "));
     const row = el("button", { class: "call", type: "button", "data-call": call.index, on: { click: () => select(call.index) } }, el("span", { class: "who" }, `${call.agent} `, el("span", { class: "muted" }, `· ${call.index}`)), worth, what);
     row.style.top = `${ROW * call.index}px`;

@@ -1,6 +1,9 @@
 // The list of experiments, kept up to date; choosing some leads to their comparison.
 import { $, ago, clock, el, fetchJson, number, pageOf, pill, poll, rewardClass, short, spark } from "./common.js";
 
+/** The end of a path tells models apart, not its start. */
+const modelName = (model) => /^[/.~]/.test(model || "") ? `…/${model.split("/").filter(Boolean).slice(-2).join("/")}` : model;
+
 const chosen = new Set((new URLSearchParams(location.search).get("runs") || "").split(",").filter(Boolean));
 let experiments = [];
 
@@ -9,10 +12,10 @@ function row(one) {
   box.checked = chosen.has(one.name);
   box.addEventListener("change", () => { box.checked ? chosen.add(one.name) : chosen.delete(one.name); showChosen(); });
   const link = el("a", { class: "name", href: pageOf(one.name) }, one.name);
-  const about = [one.backbone, one.algorithm, one.model].filter(Boolean).join(" · ");
+  const about = [one.backbone, one.algorithm, modelName(one.model)].filter(Boolean).join(" · ");
   const line = el("tr", {},
     el("td", { class: "check" }, box),
-    el("td", {}, link, el("span", { class: "preview" }, about)),
+    el("td", {}, link, el("span", { class: "preview", title: one.model }, about)),
     el("td", {}, pill(one.status)),
     el("td", { class: "num" }, number(one.step)),
     el("td", { class: `num strong ${rewardClass(one.reward)}` }, short(one.reward)),

@@ -65,4 +65,4 @@ export function otherSections(names) {
   const rank = (prefix) => (order.indexOf(prefix) + order.length + 1) % (order.length + 1);
   return [...groups].sort(([a], [b]) => rank(a) - rank(b) || a.localeCompare(b)).map(([prefix, panels]) => ({ title: TITLES[prefix] || prefix, panels }));
 }
-const TITLES = { user: "Logged by the workflow", tag: "By tag", val: "Validation", reward: "More about rewards", episode: "More about episodes", time: "More times", train: "More about training", perf: "More about speed" };
+const TITLES = { user: "Logged by the workflow", tag: "By tag", val: "Validation", reward: "More about rewards", episode: "More about episodes", time: "More times", train: "More about training", perf: "More about speed", loss: "More about the loss", tokens: "Tokens of the update", credit: "Credit", ledger: "Ledger: where sampled tokens went" };

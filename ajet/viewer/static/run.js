@@ -8,6 +8,7 @@ const url = new URLSearchParams(location.search);
 const view = { smooth: Number(url.get("smooth") || 0), from: url.has("from") ? Number(url.get("from")) : null, to: url.has("to") ? Number(url.get("to")) : null, find: url.get("find") || "" };
 const charts = new Map();
 const sync = uPlot.sync("steps");
+const HEIGHT = 186;
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 async function refresh(run) {
@@ -108,10 +109,10 @@ class Chart {
     const axis = { stroke: style("--muted"), font: "11px system-ui", grid: { stroke: style("--line"), width: 1 }, ticks: { show: false } };
     const dots = this.steps.length < 2;
     return {
-      width: Math.max(100, this.plot.clientWidth), height: 170, legend: { show: false }, padding: [8, 6, 0, 0],
+      width: Math.max(100, this.plot.clientWidth), height: HEIGHT, legend: { show: false }, padding: [8, 6, 0, 0],
       cursor: { sync: { key: "steps", setSeries: false }, y: false, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
       scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(low, high, stacked) } },
-      axes: [{ ...axis, size: 24, gap: 4, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] }, { ...axis, size: 46, gap: 4, values: (_, ticks) => ticks.map((tick) => this.panel.format ? this.panel.format(tick) : compact(tick)) }],
+      axes: [{ ...axis, size: 24, gap: 4, label: "step", labelSize: 16, labelGap: 0, labelFont: "11px system-ui", incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] }, { ...axis, size: 46, gap: 4, values: (_, ticks) => ticks.map((tick) => this.panel.format ? this.panel.format(tick) : compact(tick)) }],
       series: [{}, ...lines.map((line) => ({ stroke: style(`--c${line.colour % 8}`), width: 1.6, spanGaps: true, points: { show: dots }, fill: stacked ? mixed(style(`--c${line.colour % 8}`)) : undefined }))],
       hooks: {
         setCursor: [(plot) => this.legend(plot.cursor.idx ?? null)],
@@ -164,7 +165,7 @@ const watch = new IntersectionObserver((entries) => {
     if (entry.isIntersecting && !chart.visible) { chart.visible = true; chart.draw(); }
   }
 }, { rootMargin: "300px" });
-const resized = new ResizeObserver(debounce(() => { for (const chart of charts.values()) chart.uplot?.setSize({ width: Math.max(100, chart.plot.clientWidth), height: 170 }); }, 80));
+const resized = new ResizeObserver(debounce(() => { for (const chart of charts.values()) chart.uplot?.setSize({ width: Math.max(100, chart.plot.clientWidth), height: HEIGHT }); }, 80));
 
 const allNames = () => [...new Set(runs.flatMap((run) => Object.keys(run.series)))].sort();
 

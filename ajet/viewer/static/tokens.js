@@ -142,7 +142,7 @@ export class TokenView {
     if (line.head) {
       const call = this.view.calls[line.head.call];
       if (!call) return el("div", { class: "line head" }, "context", el("span", {}, `${number(line.head.length)} tokens`));
-      return el("div", { class: "line head" }, el("span", { class: "who" }, call.agent), `call ${call.index}, turn ${call.turn}`, el("span", {}, `${number(line.head.length)} sampled, ${number(call.trained)} trained`), call.advantage === null ? "" : `advantage ${signed(call.advantage)}`);
+      return el("div", { class: "line head" }, el("span", { class: "who" }, call.agent), `call ${call.index}, turn ${call.turn}`, el("span", {}, `${number(line.head.length)} sampled${this.view.validation ? "" : `, ${number(call.trained)} trained`}`), call.advantage === null ? "" : `advantage ${signed(call.advantage)}`);
     }
     return el("div", { class: "line" }, line.parts.map(([token, from, to]) => {
       const node = el("span", { class: `tk ${this.classOf(token)}${token === this.chosen ? " on" : ""}`, "data-t": token });
@@ -174,7 +174,7 @@ export class TokenView {
 
   recolour() {
     for (const button of this.bar.querySelectorAll("[data-colour]")) button.setAttribute("aria-pressed", button.dataset.colour === this.colour);
-    this.scale.replaceChildren(...COLOURS[this.colour].legend.map(([name, label]) => el("span", {}, name ? el("i", { class: name }) : null, label)));
+    this.scale.replaceChildren(...COLOURS[this.colour].legend.map(([name, label]) => el("span", {}, name ? el("i", { class: name }) : null, this.view.validation && label === "trained" ? "would be trained" : label)));
     if (this.drawn) { this.drawn = new Map(); this.space.replaceChildren(); this.draw(); }
   }
 
@@ -185,7 +185,7 @@ export class TokenView {
     const facts = this.facts(token), id = this.flat.ids[token];
     const pairs = [["position", number(token)], ["id", id], ["author", facts.index < 0 ? "context" : `${facts.call.agent}, call ${facts.index}`]];
     if (facts.index >= 0) pairs.push(
-      ["trained", facts.mask ? "yes" : `no: ${(facts.call.drop || (facts.call.trainable ? "masked" : "not trainable")).replaceAll("_", " ")}`],
+      ["trained", this.view.validation ? "no: validation" : facts.mask ? "yes" : `no: ${(facts.call.drop || (facts.call.trainable ? "masked" : "not trainable")).replaceAll("_", " ")}`],
       ["logprob, sampler", facts.logprob === undefined ? "–" : `${number(facts.logprob)}  (${(100 * Math.exp(facts.logprob)).toFixed(1)} %)`],
       ["logprob, trainer", facts.trainer === undefined ? "–" : number(facts.trainer)], ["ratio", facts.ratio === undefined ? "–" : short(facts.ratio)],
       ["advantage", signed(facts.advantage)], ["weight", facts.call.weight === null ? "–" : short(facts.call.weight)], ["policy version", facts.version ?? "–"]);
