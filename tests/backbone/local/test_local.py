@@ -96,6 +96,7 @@ def test_a_run_trains_validates_and_saves(tmp_path: Path) -> None:
         assert step["ledger/captured"] == step["ledger/trained"] + step["ledger/masked"] + step["ledger/dropped"] > 0
         assert step["loss/sampler_gap_max"] < 1e-3  # the trainer sees what the engine saw
         assert step["tokens/packing_ratio"] > 1.2
+        assert step["train/staleness"] == 0.0, "rollout and update alternate"
     assert sorted(path.name for path in (experiment / "checkpoints").iterdir()) == ["step_1", "step_2"]
     assert (experiment / "hf").resolve().parent.name == "step_2"
     assert load_file(experiment / "hf" / "model.safetensors")
