@@ -9,6 +9,7 @@ import base64
 import io
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -101,6 +102,13 @@ def _series(plot: Plot, columns: dict[str, Any]) -> dict[str, list[float | None]
     return {name: values for name, values in found.items() if any(value is not None for value in values)}
 
 
+def _label(name: str, series: Iterable[str]) -> str:
+    """What a line is called beside the others of its plot: training or validation, else the end of its name."""
+    if any(other.startswith("val/") for other in series):
+        return "validation" if name.startswith("val/") else "training"
+    return name.rsplit("/", 1)[-1]
+
+
 def _draw(plot: Plot, columns: dict[str, Any]) -> bytes:
     try:
         figure_type = import_module("matplotlib.figure").Figure
@@ -115,7 +123,8 @@ def _draw(plot: Plot, columns: dict[str, Any]) -> bytes:
         points = [(step, value) for step, value in zip(columns["steps"], values, strict=True) if value is not None]
         steps, heights = zip(*points, strict=True)
         colour = _COLOURS[index % len(_COLOURS)]
-        axes.plot(steps, heights, color=colour, linewidth=1.6, marker="o" if len(points) < 3 else None, label=name)
+        marker = "o" if len(points) < 3 else None
+        axes.plot(steps, heights, color=colour, linewidth=1.6, marker=marker, label=_label(name, series))
     axes.set_title(plot.title, loc="left", fontsize=10, fontweight="bold")
     axes.set_xlabel("step", fontsize=8)
     axes.set_ylabel(plot.unit, fontsize=8)

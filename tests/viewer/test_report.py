@@ -9,6 +9,7 @@ import pytest
 
 from ajet.cli.report import run
 from ajet.schema.errors import UserError
+from ajet.viewer.report import _label
 
 pytest.importorskip("matplotlib")
 
@@ -29,3 +30,10 @@ def test_report_is_self_contained(experiments: Path, tmp_path: Path, capsys: pyt
 def test_report_of_nothing_is_an_error_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no experiment there"):
         run([str(tmp_path)])
+
+
+def test_lines_of_a_plot_are_named_for_people() -> None:
+    assert [_label(name, ["reward/mean", "val/reward/mean"]) for name in ("reward/mean", "val/reward/mean")] == [
+        "training", "validation",
+    ]  # fmt: skip
+    assert _label("success/pass@2", ["success/pass@2", "success/pass@4"]) == "pass@2"
