@@ -65,6 +65,11 @@ class AjetExplorer(Explorer):  # type: ignore[misc]
             await self._let_trainer_catch_up()
             return bool(await super().explore_step())
 
+    async def finish_current_steps(self) -> None:
+        """Where a batch fails of which nothing can be trained, and where its credit is computed."""
+        async with _told("explorer"):
+            await super().finish_current_steps()
+
     async def sync_weight(self) -> None:
         async with _told("explorer"):
             await self._take_weights()
