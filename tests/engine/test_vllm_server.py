@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -54,6 +55,43 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.02)
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from ajet.engine.vllm.server import VllmServer
+from ajet.engine.vllm.settings import VllmSettings
+
+async def own(folder, fake):
+    settings = VllmSettings("m", log_folder=folder, start_timeout_s=20.0)
+    server = VllmServer(settings, 0, lambda _, port: [sys.executable, fake, str(port), str(folder / "told")])
+    await server.start()
+    print(server.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(own(Path(sys.argv[1]), sys.argv[2]))
+"""
+
+
+def test_a_server_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path), str(FAKE)], stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        server = int(owner.stdout.readline())
+        assert (Path("/proc") / str(server)).exists()
+        owner.kill()
+        owner.wait()
+    asyncio.run(until(lambda: not _runs(server)))
+
+
+def _runs(pid: int) -> bool:
+    """Neither gone nor a zombie that its new parent has not yet waited for."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_it_draws_streams_and_stops_its_processes(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import weakref
@@ -22,6 +24,10 @@ STOP_SECONDS = 15.0
 TAIL_CHARACTERS = 3000
 """How much of its log an error message quotes."""
 MODULE = "vllm.entrypoints.openai.api_server"
+
+DIE_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
+"""Runs a command that the kernel tells to end when the thread that started it is gone, were it killed: a server left
+behind would keep a GPU's memory. (1: PR_SET_PDEATHSIG, 15: SIGTERM)"""
 
 CommandLine = Callable[[VllmSettings, int], list[str]]
 
@@ -61,20 +67,18 @@ class VllmServer:
         """Start the process and wait until it answers."""
         self.port = _free_port()
         self.starts += 1
+        command = self._command(self._settings, self.port)
+        if shutil.which(command[0]) is None:
+            raise MissingDependencyError(f"vLLM's Python {command[0]} can't be started (rollout.vllm.python)")
         with self.log_file.open("ab") as log:
-            try:
-                self._process = subprocess.Popen(
-                    self._command(self._settings, self.port),
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
-                    env={**os.environ, **server_environment(self._settings, self._index)},
-                    start_new_session=True,  # so that its workers can be stopped with it
-                )
-            except OSError as error:
-                raise MissingDependencyError(
-                    f"vLLM's Python {self._settings.python} can't be started: {error} (rollout.vllm.python)"
-                ) from error
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", DIE_WITH_US, *command],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **server_environment(self._settings, self._index)},
+                start_new_session=True,  # so that its workers can be stopped with it
+            )
         weakref.finalize(self, _signal_group, self._process, signal.SIGKILL)  # also when the interpreter ends
         try:
             await self._wait_until_healthy()
