@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+METRICS_PATH = "VERL_FILE_LOGGER_PATH"
+"""Where verl's file logger writes, whose lines we read."""
+
 
 class NoGpuError(UserError):
     """A run on GPUs was asked for where there is none."""
@@ -81,6 +84,8 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | N
         plan = prepare(config, experiment, scratch, machine)
         ray = stack.enter_context(ray_settings(options, place, scratch, machine, environment))
         plan.settings |= {f"ray_kwargs.ray_init.{key}": value for key, value in ray.items()}
+        # a Ray that was there before our driver does not hand on the driver's environment
+        plan.settings[f"ray_kwargs.ray_init.runtime_env.env_vars.{METRICS_PATH}"] = str(plan.verl_metrics)
         plan.nodes = place.nodes if place else 0
         if plan.resumed_step is not None:
             experiment.rewind(plan.resumed_step)
@@ -224,7 +229,7 @@ def _child(plan: Plan, experiment: ExperimentFolder, environment: dict[str, str]
     with started_child(
         "verl",
         ["ajet.backbone.verl.driver", str(order)],
-        environment=environment | {"VERL_FILE_LOGGER_PATH": str(plan.verl_metrics), "HYDRA_FULL_ERROR": "1"},
+        environment=environment | {METRICS_PATH: str(plan.verl_metrics), "HYDRA_FULL_ERROR": "1"},
         log=plan.log,
         payload=plan.settings[f"data.{KEY}"],
         mask=experiment.masker.text,

@@ -178,7 +178,8 @@ def test_two_machines_make_a_cluster_and_both_end(tmp_path: Path) -> None:
             machine.kill()
             machine.wait()
     assert [machine.returncode for machine in machines] == [0, 0], outputs
-    assert [step["step"] for step in steps_of(tmp_path / "0" / "say_vowels")] == [1]
+    steps = steps_of(tmp_path / "0" / "say_vowels")
+    assert [step["train/grad_norm"] > 0 for step in steps] == [True]  # verl's own metrics have come too
     assert left_behind() == {}
 
 
