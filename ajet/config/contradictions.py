@@ -90,6 +90,16 @@ def _rollout_engine(ajet: AjetConfig) -> Iterator[Contradiction]:
         )
 
 
+def _helper(ajet: AjetConfig) -> Iterator[Contradiction]:
+    helper = ajet.helper
+    if helper.model is None and (helper.base_url is not None or helper.api_key is not None):
+        yield Contradiction(
+            ("helper.base_url", "helper.api_key"),
+            "helper has an endpoint but no model, so nobody would talk to it",
+            "set helper.model to the model's name at that endpoint",
+        )
+
+
 def _training(ajet: AjetConfig) -> Iterator[Contradiction]:
     rollout, algorithm = ajet.rollout, ajet.trainer_common.algorithm
     if (
@@ -124,4 +134,5 @@ CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _batches,
     _rubric_scores,
     _rollout_engine,
+    _helper,
 )

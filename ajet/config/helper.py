@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
-
 from ajet.config.section import Section
 
 
@@ -16,9 +14,3 @@ class HelperConfig(Section):
     """Address of the endpoint, ending in `/v1`. null: OPENAI_BASE_URL, else OpenAI's."""
     api_key: str | None = None
     """Key for the endpoint, best as `${oc.env:NAME}`. null: OPENAI_API_KEY."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> HelperConfig:
-        if self.model is None and (self.base_url is not None or self.api_key is not None):
-            raise ValueError("helper has an endpoint but no model: give helper.model, its name at that endpoint")
-        return self

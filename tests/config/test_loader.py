@@ -217,6 +217,7 @@ def test_a_group_at_the_top_by_mistake(folder: Path) -> None:
         (["rollout.temperature=0"], "nothing is learnt"),
         (["rollout.engine=remote"], "can't be trained"),
         (["rollout.deterministic=true", "rollout.engine=vllm"], "only the embedded engine"),
+        (["helper.base_url=http://127.0.0.1:9/v1"], "ajet.helper.base_url: helper has an endpoint but no model"),
     ],
 )
 def test_contradictions_are_blamed_on_what_was_written(folder: Path, overrides: list[str], says: str) -> None:
