@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import cached_property
 from typing import Any
 
 import openai
 from openai.resources.chat import AsyncChat, AsyncCompletions
+from openai.types.chat import ChatCompletion
 
 from ajet.tuner.connection import Connection
+
+_IN_BODY = frozenset(inspect.signature(AsyncCompletions.create).parameters) - {
+    "self",
+    "extra_headers",
+    "extra_query",
+    "extra_body",
+    "timeout",
+}
+"""The arguments of `create` that are fields of the request's body under their own name."""
 
 
 class _Completions(AsyncCompletions):
     async def create(self, *args: Any, **kwargs: Any) -> Any:
         kwargs.setdefault("model", getattr(self._client, "default_model", ""))
+        if not args and _is_body(kwargs):
+            # The same request without the search for parts to convert, which takes longer than sending it.
+            return await self._client.post("/chat/completions", cast_to=ChatCompletion, body=kwargs)
         return await super().create(*args, **kwargs)
+
+
+def _is_body(kwargs: dict[str, Any]) -> bool:
+    """Whether the arguments are the JSON body of a whole (not streamed) reply as they stand."""
+    return "messages" in kwargs and not kwargs.get("stream") and kwargs.keys() <= _IN_BODY and _is_json(kwargs)
+
+
+def _is_json(value: Any) -> bool:
+    kind = type(value)
+    if kind is dict:
+        return all(type(key) is str for key in value) and all(map(_is_json, value.values()))
+    if kind is list:
+        return all(map(_is_json, value))
+    return value is None or kind in (str, int, float, bool)
 
 
 class _Chat(AsyncChat):

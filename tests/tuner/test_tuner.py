@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessage
+from pydantic import BaseModel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
 from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied
@@ -19,6 +22,7 @@ from ajet.config.helper import HelperConfig
 from ajet.schema.errors import RewardError
 from ajet.session import EpisodeSession, SessionSettings
 from ajet.tuner import AjetTuner, HelperModel
+from ajet.tuner.openai_face import TunedOpenAI
 
 
 def in_workflow(
@@ -78,6 +82,51 @@ def test_errors_are_openais_own() -> None:
 
     session = in_workflow(LineEngine(RuntimeError("broken")), workflow)
     assert len(session.tracker.calls) == 1, "a fault of the engine is not asked again behind the workflow's back"
+
+
+class Body(Exception):
+    """What a client was about to send."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"messages": USER},
+        {"messages": USER, "tools": TOOLS, "tool_choice": "auto", "temperature": 0.5, "stop": ["a"], "n": 2},
+        {"messages": USER, "stream": False, "max_tokens": None, "response_format": {"type": "json_object"}},
+        {"messages": [*USER, ChatCompletionMessage(role="assistant", content="hi")], "model": "m"},
+        {"messages": iter(USER), "tools": tuple(TOOLS)},
+        {"messages": USER, "temperature": openai.omit, "extra_body": {"top_k": 3}, "extra_headers": {"x": "y"}},
+        {"messages": USER, "stream": True, "stream_options": {"include_usage": True}},
+        {"messages": USER, "metadata": {1: "not JSON"}},
+        {"messages": USER, "top_k": 3},
+        {"messages": USER, "response_format": BaseModel},
+        {"tools": TOOLS},
+    ],
+)
+def test_requests_are_those_of_the_plain_client(arguments: dict[str, Any]) -> None:
+    """The short way through the client sends the same, and refuses the same."""
+
+    async def sent(client: openai.AsyncOpenAI, **more: Any) -> Any:
+        messages = {"messages": iter(USER)} if not isinstance(arguments.get("messages", []), list) else {}
+        try:
+            await client.chat.completions.create(**{**arguments, **messages, **more})  # type: ignore[call-overload]
+        except (Body, TypeError) as what:
+            return type(what), str(what).replace("_Completions", "AsyncCompletions")
+        return None
+
+    async def tell(request: Any) -> None:
+        raise Body(json.dumps([str(request.url), json.loads(await request.aread())], sort_keys=True))
+
+    async def both() -> tuple[Any, Any]:
+        http = openai.DefaultAsyncHttpxClient(event_hooks={"request": [tell]})
+        plain = openai.AsyncOpenAI(base_url="http://x/v1", api_key="k", http_client=http, max_retries=0)
+        ours = TunedOpenAI(base_url="http://x/v1", api_key="k", http_client=http, max_retries=0)
+        ours.default_model = "default"
+        return await sent(plain, **({} if "model" in arguments else {"model": "default"})), await sent(ours)
+
+    plain, ours = asyncio.run(both())
+    assert ours == plain and ours is not None
 
 
 def test_a_blocking_client_in_a_plain_thread() -> None:
