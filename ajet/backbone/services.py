@@ -33,7 +33,7 @@ from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.supplies import Access, EpisodeOrder
 from ajet.task_runner.threads import WorkflowThreads
 from ajet.task_runner.venue import ThreadVenue, Venue
-from ajet.tuner import AjetTuner
+from ajet.tuner import AjetTuner, HelperModel
 from ajet.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -209,6 +209,8 @@ class Services:
     # ------------------------------------------------------------ building
 
     def _start(self) -> None:
+        if (helper := self.config.ajet.helper).model is not None:
+            HelperModel(helper.model, helper.base_url, helper.api_key).connection()  # a missing one ends the run here
         isolated = self.config.ajet.task_runner.wrapper_type == "multi-processing"
         if isolated and debugging():
             log.warning("debugging: the workflow runs in a thread of this process, where breakpoints can stop it")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from ajet.schema.errors import ConfigError
 
@@ -52,6 +56,7 @@ class ModelSource:
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer."""
+        self._look_for_hub()
         try:
             with LOADING:
                 tokenizer: PreTrainedTokenizerBase = _tokenizer_loader(self.path).from_pretrained(self.path)
@@ -61,6 +66,7 @@ class ModelSource:
 
     def model(self, dtype: str = "auto", attn: str = "auto", device: str | None = None) -> PreTrainedModel:
         """Load the weights in evaluation mode. `auto` means bfloat16 on a GPU, float32 on a CPU; SDPA attention."""
+        self._look_for_hub()
         try:
             with LOADING:
                 import torch
@@ -78,6 +84,26 @@ class ModelSource:
         untyped: Any = model
         untyped.to(device).eval()
         return model
+
+    def _look_for_hub(self) -> None:
+        """Without a way to the hub its library would try again for a minute with each file: it is told so."""
+        if not Path(self.path).is_dir() and not _finds_hub():
+            from huggingface_hub import constants
+
+            constants.HF_HUB_OFFLINE = True
+
+
+@cache
+def _finds_hub() -> bool:
+    from huggingface_hub.constants import ENDPOINT
+
+    if getproxies():
+        return True  # names are looked up behind it
+    try:
+        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, None)
+    except OSError:
+        return False
+    return True
 
 
 def _tokenizer_loader(path: str) -> Any:

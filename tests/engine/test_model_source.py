@@ -1,0 +1,51 @@
+"""Models that are not at hand are refused at once, with the reason."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from ajet.engine import model_source
+from ajet.engine.model_source import ModelSource
+from ajet.schema.errors import ConfigError
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The host names that are looked up; none is found."""
+    names: list[Any] = []
+
+    def unknown(host: Any, *_: Any) -> Any:
+        names.append(host)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(model_source, "getproxies", dict)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    model_source._finds_hub.cache_clear()
+    yield names
+    model_source._finds_hub.cache_clear()
+
+
+def test_without_a_way_to_the_hub_its_cache_is_asked_once(asked: list[Any]) -> None:
+    source = ModelSource.resolve("nobody/has-this-model")
+    with pytest.raises(ConfigError, match=r"has-this-model.*couldn't find them in the cached files"):
+        source.tokenizer()
+    with pytest.raises(ConfigError, match=r"has-this-model.*couldn't find them in the cached files"):
+        source.model()
+    assert len(asked) == 1, "one look-up, and no try to connect"
+
+
+def test_a_proxy_may_know_the_way(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_source, "getproxies", lambda: {"https": "http://proxy:3128"})
+    ModelSource.resolve("some/model")._look_for_hub()
+    assert asked == [] and not constants.HF_HUB_OFFLINE
+
+
+def test_folders_need_no_hub(asked: list[Any]) -> None:
+    assert ModelSource.resolve("tiny:qwen2-0.3m").tokenizer() is not None
+    assert asked == [] and not constants.HF_HUB_OFFLINE
