@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections import Counter
 from collections.abc import Callable
 
@@ -18,6 +19,7 @@ LATER_TRY = 0.2
 """What each try after the first costs."""
 LONGEST = 100
 """Characters of an expression that is read at all."""
+EXPRESSION = re.compile(r"[\d+\-*() ]*")
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -60,7 +62,7 @@ def verdict(reply: str, numbers: list[int]) -> str:
 
 def makes(expression: str, numbers: list[int]) -> int | None:
     """What the expression comes to; None unless it uses each number once, with + - * and brackets."""
-    if len(expression) > LONGEST:
+    if len(expression) > LONGEST or not EXPRESSION.fullmatch(expression):
         return None
     try:
         tree = ast.parse(expression.strip(), mode="eval").body

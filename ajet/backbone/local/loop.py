@@ -18,6 +18,7 @@ from ajet.backbone.local.settings import credit_settings
 from ajet.backbone.local.teaching import demonstration_batches
 from ajet.backbone.local.validation import validation_metrics, validation_repeats
 from ajet.backbone.options import LaunchOptions
+from ajet.backbone.outcome import EXIT_NOTHING_TRAINED, NOTHING_TRAINED
 from ajet.backbone.services import Services
 from ajet.credit import Credit, ZeroVariance, compute_credit, imitation_credit, summarise
 from ajet.observe.episode_metrics import episode_metrics, staleness
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ajet.backbone.local")
 
-EXIT_NOTHING_TRAINED = 1
 RESAMPLE_ROUNDS = 3
 """`zero_variance_groups: resample`: how often further tasks are tried before a step goes on with what it has."""
 BARREN_STEPS = 5
@@ -103,11 +103,7 @@ class LocalRun:
         finally:
             self.recorder.close()
         if not trained:
-            self.progress.message(
-                "nothing was trained: no step had a group whose episodes earned different rewards. Look at the "
-                "episodes, and at the task's reward.",
-                "error",
-            )
+            self.progress.message(NOTHING_TRAINED, "error")
             return EXIT_NOTHING_TRAINED
         return 0
 

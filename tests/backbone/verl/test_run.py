@@ -36,13 +36,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, **own}
 
 
-def run(folder: Path, *overrides: str, conf: Path = HERE / "say_vowels.yaml", cwd: Path = HERE) -> str:
+def run(folder: Path, *overrides: str, conf: Path = HERE / "say_vowels.yaml", cwd: Path = HERE, code: int = 0) -> str:
     done = subprocess.run(
         command(folder, *overrides, conf=conf), cwd=cwd, env=environment(), capture_output=True, text=True,
         timeout=DEADLINE_S,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
+    assert done.returncode == code, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout + done.stderr
 
 
 def steps_of(experiment: Path) -> list[dict[str, Any]]:
@@ -203,8 +203,9 @@ def test_other_modes_train(tmp_path: Path, overrides: list[str]) -> None:
 
 @needs_verl
 def test_the_tutorials_yaml_runs_unchanged(tmp_path: Path) -> None:
-    run(tmp_path, conf=ROOT / "tutorial" / "example_math_agent" / "math_agent.yaml", cwd=ROOT)
+    said = run(tmp_path, conf=ROOT / "tutorial" / "example_math_agent" / "math_agent.yaml", cwd=ROOT, code=1)
     assert len(steps_of(tmp_path / "math_agent")) == 2
+    assert "nothing was trained" in said, "random weights solve nothing, and an exit code of 0 would hide that"
 
 
 @pytest.mark.skipif(verl_installed(), reason="verl is installed")
