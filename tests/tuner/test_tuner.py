@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
 from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied
 
 from ajet.config.helper import HelperConfig
-from ajet.schema.errors import RewardError
+from ajet.schema.errors import EngineOverloadedError, RewardError
 from ajet.session import EpisodeSession, SessionSettings
 from ajet.tuner import AjetTuner, HelperModel
 from ajet.tuner.openai_face import TunedOpenAI
@@ -127,6 +127,36 @@ def test_requests_are_those_of_the_plain_client(arguments: dict[str, Any]) -> No
 
     plain, ours = asyncio.run(both())
     assert ours == plain and ours is not None
+
+
+def test_replies_are_those_of_the_plain_client() -> None:
+    """By the short way, and by the client's own: as objects, and as JSON but for names and times."""
+
+    async def workflow(tuner: AjetTuner) -> None:
+        create = tuner.as_raw_openai_sdk_client().chat.completions.create
+        wanted: dict[str, Any] = {"messages": USER, "tools": TOOLS, "n": 2, "logprobs": True, "top_logprobs": 0}
+        short, own = await create(**wanted), await create(**wanted, extra_headers={"x-any": "1"})
+        assert type(short) is type(own) and type(short.choices[0].message) is type(own.choices[0].message)
+        assert without_names(short.model_dump()) == without_names(own.model_dump())
+        assert short._request_id == own._request_id
+
+    in_workflow(LineEngine(CALL), workflow)
+
+
+def without_names(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_names(item) for key, item in value.items() if key not in ("id", "call_id", "created")}
+    return [without_names(item) for item in value] if isinstance(value, list) else value
+
+
+def test_a_busy_engine_is_asked_again_by_the_client() -> None:
+    async def workflow(tuner: AjetTuner) -> None:
+        reply = await tuner.as_raw_openai_sdk_client().chat.completions.create(messages=USER)
+        assert reply.choices[0].message.content == "hi"
+
+    engine = LineEngine(EngineOverloadedError("busy"), "hi")
+    in_workflow(engine, workflow)
+    assert len(engine.requests) == 2
 
 
 def test_a_blocking_client_in_a_plain_thread() -> None:
