@@ -4,15 +4,24 @@ All tokens of a step, of all sequences, go through the model as one row. Each at
 values; the step's `Layout` knows which tokens belong to which sequence, stores the new keys and values there, and
 attends within each. A sequence with one new token (a reply being drawn) is a *row*, one with more is a *chunk*.
 
-Shapes: T tokens of the step, H query heads, K key/value heads, G = H / K query heads a key/value head, D head size,
-N tokens of a chunk, C tokens of its context and itself, R rows, S places of a shelf.
+On a CPU attention costs what it reads, and every call costs something by itself. So rows and short chunks of a shelf
+share a call (`Batch`); and what many of them hold alike, copied from one place, is read from there for all of them at
+once (`Prefix`), and joined with what each holds for itself.
+
+Shapes: T tokens of the step, M tokens of those that belong together, H query heads, K key/value heads, G = H / K query
+heads a key/value head, D head size, S places of a shelf, N most tokens of a chunk there, C tokens of a context and the
+new ones, P tokens of a prefix.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +34,16 @@ NAME = "ajet_engine"
 
 CALL_TOKENS = 128
 """A call of its own costs a row about as much as reading so many more tokens (measured on a CPU: 100 to 200)."""
+CHUNK_CALL_TOKENS = 512
+"""The same for a chunk, which has to be masked and moved about."""
+QUERY_SHARE = 0.25
+"""What one more query on the same keys costs, as a share of the first one, which has to fetch them."""
+SHORT = 64
+"""A chunk with more tokens than this gains nothing from sharing calls or reads: arithmetic is what it costs."""
+PREFIX_TOKENS = 2048
+"""A read of a prefix, with joining, costs about as much as reading so many tokens."""
+ALIGN = 16
+"""Reads begin and end at multiples of this: PyTorch's softmax does what is left of a vector one by one."""
 
 
 @dataclass(slots=True)
@@ -40,50 +59,68 @@ class Part:
         return self.context + self.count
 
 
-@dataclass(slots=True)
-class Chunk:
-    """A part with several tokens, from `start` on in the step's row."""
+class Member(NamedTuple):
+    """A part, and where its tokens start in the step's row."""
 
     part: Part
     start: int
-    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
-    """By window: every layer of a kind uses the same."""
 
-    def mask(self, window: int | None, device: torch.device) -> torch.Tensor | None:
-        """Which of C each of N may see; None where plain causality within the chunk says it all."""
-        part = self.part
-        if part.context == 0 and (window is None or part.count <= window):
-            return None
-        if window not in self.masks:
-            query_N1 = torch.arange(part.context, part.end, device=device)[:, None]
-            key_1C = torch.arange(part.end, device=device)[None]
-            visible = key_1C <= query_N1
-            self.masks[window] = visible if window is None else visible & (key_1C > query_N1 - window)
-        return self.masks[window]
+    @property
+    def span(self) -> slice:
+        return slice(self.start, self.start + self.part.count)
+
+
+class _New(NamedTuple):
+    """What the tokens of a step bring to one layer.
+
+    The query heads that share a key/value head stand as its queries: keys and values are read once, not repeated.
+    """
+
+    query_TKGD: torch.Tensor
+    key_TKD: torch.Tensor
+    value_TKD: torch.Tensor
+
+    @classmethod
+    def of(cls, query_1HTD: torch.Tensor, key_1KTD: torch.Tensor, value_1KTD: torch.Tensor) -> _New:
+        heads, tokens, size = query_1HTD.shape[1:]
+        groups = key_1KTD.shape[1]
+        query_TKGD = query_1HTD[0].transpose(0, 1).reshape(tokens, groups, heads // groups, size)
+        return cls(query_TKGD, key_1KTD[0].transpose(0, 1), value_1KTD[0].transpose(0, 1))
+
+
+class _Read(NamedTuple):
+    """What the tokens of a step read in one layer, and the logarithms of the sums that it was divided by."""
+
+    values_TKGD: torch.Tensor
+    lse_TKG: torch.Tensor | None
 
 
 class Layout:
-    """Where the tokens of one step belong: first the rows, one token each, then the chunks.
+    """Where the tokens of one step belong: first those of the rows, then those of the chunks, in the order given.
 
-    Rows that lie close together on a shelf are read with one call (`Neighbours`), the others one by one (`Single`).
-    With `apart`, all are: what a row reads is then computed alike whoever else is in the step.
+    With `apart`, every part is read by itself: what it reads is then computed alike whoever else is in the step.
     """
 
     def __init__(self, rows: list[Part], chunks: list[Part], *, apart: bool = False) -> None:
-        self.rows = len(rows)
-        self.neighbours: list[Neighbours] = []
-        single: list[tuple[int, Part]] = []
-        for members in _by_shelf(rows):
-            if not apart and _worth_one_call(members):
-                self.neighbours.append(Neighbours(members))
-            else:
-                single += members
-        self.singles = Singles(single) if single else None
-        self.chunks: list[Chunk] = []
-        start = self.rows
-        for part in chunks:
-            self.chunks.append(Chunk(part, start))
+        self.members: list[Member] = []
+        start = 0
+        for part in (*rows, *chunks):
+            part.kv.write_from(part.context)
+            self.members.append(Member(part, start))
             start += part.count
+        self.apart = apart
+        self.longest = max((part.end for part in (*rows, *chunks)), default=0)
+
+    @cached_property
+    def plain(self) -> Plan:
+        """Every part reads all of its own context."""
+        return Plan.apart(self.members) if self.apart else Plan.together(self.members)
+
+    @cached_property
+    def sharing(self) -> Plan:
+        """What parts hold alike is read once."""
+        prefixes = [] if self.apart else shared_prefixes(self.members)
+        return Plan.of_prefixes(self.members, prefixes) if prefixes else self.plain
 
     def attend(
         self,
@@ -96,149 +133,316 @@ class Layout:
     ) -> torch.Tensor:
         """Store the new keys and values, and return what each token read, as (1, T, H, D)."""
         heads, tokens = query_1HTD.shape[1:3]
-        output_1THD = query_1HTD.new_zeros(1, tokens, heads, value_1KTD.shape[-1])
-        if self.rows:
-            new = _NewRows.of(query_1HTD, key_1KTD, value_1KTD, self.rows)
-            output_RKGD = output_1THD[0, : self.rows].view(*new.query_RKGD.shape[:3], -1)
-            for readers in (*self.neighbours, self.singles):
-                if readers is not None:
-                    output_RKGD[readers.rows_R] = readers.read(layer, new, scaling, window)
-        for chunk in self.chunks:
-            span = slice(chunk.start, chunk.start + chunk.part.count)
-            output_1THD[:, span] = _attend_chunk(
-                chunk, layer, query_1HTD[:, :, span], key_1KTD[:, :, span], value_1KTD[:, :, span], scaling, window
-            )
-        return output_1THD
+        new = _New.of(query_1HTD, key_1KTD, value_1KTD)
+        sees_all = window is None or window >= self.longest
+        plan = self.sharing if sees_all and can_join(query_1HTD, value_1KTD) else self.plain
+        values_TKGD = query_1HTD.new_zeros(*new.query_TKGD.shape[:3], value_1KTD.shape[-1])
+        lse_TKG = values_TKGD.new_empty(values_TKGD.shape[:3], dtype=torch.float32) if plan.prefixes else None
+        read = _Read(values_TKGD, lse_TKG)
+        for reader in plan.readers:
+            reader.read(layer, new, read, scaling, window)
+        for prefix in plan.prefixes:
+            prefix.join(layer, new, read, scaling)
+        return values_TKGD.view(1, tokens, heads, -1)
 
 
-def _by_shelf(rows: list[Part]) -> list[list[tuple[int, Part]]]:
-    """The rows of each shelf with their numbers, in the order of their places."""
-    shelves: dict[int, list[tuple[int, Part]]] = {}
-    for row, part in enumerate(rows):
-        shelves.setdefault(id(part.kv.shelf), []).append((row, part))
-    return [sorted(members, key=lambda member: member[1].kv.place) for members in shelves.values()]
+def can_join(query: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether there is an operator that says its log-sum-exp: PyTorch's own for CPUs."""
+    kernel = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+    return kernel and query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
 
 
-def _worth_one_call(members: list[tuple[int, Part]]) -> bool:
-    """One call reads all places from its first row to its last, each as far as the longest row goes."""
-    span = members[-1][1].kv.place - members[0][1].kv.place + 1
-    ends = [part.end for _, part in members]
-    return len(members) > 1 and span * max(ends) - sum(ends) <= CALL_TOKENS * len(members)
+class Plan(NamedTuple):
+    """The calls of one layer: what the readers read is joined with the prefixes."""
 
-
-class _NewRows(NamedTuple):
-    """What the rows of a step bring to one layer."""
-
-    query_RKGD: torch.Tensor
-    """The query heads that share a key/value head stand as its queries: keys and values are read once, not repeated."""
-    key_RKD: torch.Tensor
-    value_RKD: torch.Tensor
+    readers: list[Batch | Singles | LongChunk]
+    prefixes: list[Prefix]
 
     @classmethod
-    def of(cls, query_1HTD: torch.Tensor, key_1KTD: torch.Tensor, value_1KTD: torch.Tensor, rows: int) -> _NewRows:
-        groups = key_1KTD.shape[1]
-        query_RHD = query_1HTD[0, :, :rows].transpose(0, 1)
-        query_RKGD = query_RHD.reshape(rows, groups, query_RHD.shape[1] // groups, -1)
-        return cls(query_RKGD, key_1KTD[0, :, :rows].transpose(0, 1), value_1KTD[0, :, :rows].transpose(0, 1))
+    def apart(cls, members: list[Member]) -> Plan:
+        rows, chunks = _split(members, 1)
+        readers: list[Batch | Singles | LongChunk] = [Singles(rows, 0)] if rows else []
+        return cls([*readers, *map(LongChunk, chunks)], [])
+
+    @classmethod
+    def together(cls, members: list[Member], skip: int = 0) -> Plan:
+        """Parts of a shelf in one call, where that pays. They have read the first `skip` tokens already."""
+        short, long = _split(members, SHORT)
+        readers: list[Batch | Singles | LongChunk] = []
+        singles: list[Member] = []
+        for alike in _alike(short):
+            if worth_one_call(alike, skip):
+                readers.append(Batch(alike, skip))
+            elif alike[0].part.count == 1:
+                singles += alike
+            else:
+                readers += [Batch([member], skip) for member in alike]
+        if singles:
+            readers.append(Singles(singles, skip))
+        return cls([*readers, *map(LongChunk, long)], [])
+
+    @classmethod
+    def of_prefixes(cls, members: list[Member], prefixes: list[tuple[int, list[Member]]]) -> Plan:
+        plan = cls([], [])
+        shared = {member.start for _, holders in prefixes for member in holders}
+        for length, holders in (*prefixes, (0, [member for member in members if member.start not in shared])):
+            plan.readers.extend(cls.together(holders, length).readers)
+        plan.prefixes.extend(Prefix(holders, length) for length, holders in prefixes)
+        return plan
 
 
-class Neighbours:
-    """Rows of one shelf, read with one masked call over the places from the first to the last of them."""
+def _split(members: list[Member], largest: int) -> tuple[list[Member], list[Member]]:
+    """Those of up to `largest` new tokens, and those with more."""
+    return [one for one in members if one.part.count <= largest], [one for one in members if one.part.count > largest]
 
-    def __init__(self, members: list[tuple[int, Part]]) -> None:
-        shelf = members[0][1].kv.shelf
+
+def _alike(members: list[Member]) -> list[list[Member]]:
+    """Rows of one shelf, and chunks of one shelf and of about one length, in the order of their places."""
+    kinds: dict[tuple[int, int], list[Member]] = defaultdict(list)
+    for member in members:
+        part = member.part
+        kinds[id(part.kv.shelf), -1 if part.count == 1 else 2 * part.count // SHORT].append(member)
+    return [sorted(alike, key=lambda member: member.part.kv.place) for alike in kinds.values()]
+
+
+def worth_one_call(members: list[Member], skip: int = 0) -> bool:
+    """One call reads all places from its first part to its last, each as if it were the longest."""
+    span = members[-1].part.kv.place - members[0].part.kv.place + 1
+    most, longest = max(one.part.count for one in members), max(one.part.end for one in members)
+    needed = sum(_cost(one.part.count, one.part.end - skip) for one in members)
+    call = CALL_TOKENS if most == 1 else CHUNK_CALL_TOKENS
+    return len(members) > 1 and span * _cost(most, longest - skip) - needed <= call * len(members)
+
+
+def _cost(queries: int, tokens: int) -> float:
+    """Of reading so many tokens, in tokens that one query reads."""
+    return tokens * (1 + QUERY_SHARE * (queries - 1))
+
+
+def shared_prefixes(members: list[Member]) -> list[tuple[int, list[Member]]]:
+    """The prefixes that are worth a read for several: their lengths, and which parts have them.
+
+    A part takes part in one only. Of those that it could, the one that saves its holders most reading.
+    """
+    holders: dict[int, list[tuple[int, Member]]] = defaultdict(list)
+    for member in members:
+        if member.part.count <= SHORT:
+            for origin, end in member.part.kv.shared_until(member.part.context):
+                holders[origin].append((end - end % ALIGN, member))
+    found = []
+    while holders:
+        saved, length, chosen = max((_best_length(ends) for ends in holders.values()), key=lambda best: best[0])
+        if saved <= 0:
+            break
+        found.append((length, chosen))
+        taken = {member.start for member in chosen}
+        left = {origin: [one for one in ends if one[1].start not in taken] for origin, ends in holders.items()}
+        holders = {origin: ends for origin, ends in left.items() if ends}
+    return found
+
+
+_END = itemgetter(0)
+
+
+def _best_length(ends: list[tuple[int, Member]]) -> tuple[float, int, list[Member]]:
+    """Of a prefix that many hold, some more and some less of it: what is saved a holder, up to where, and by whom."""
+    ends = sorted(ends, key=_END, reverse=True)
+    saved, number = max(((end * index - PREFIX_TOKENS) / (index + 1), index + 1) for index, (end, _) in enumerate(ends))
+    return saved, ends[number - 1][0], [member for _, member in ends[:number]]
+
+
+def _tokens(members: list[Member], device: torch.device) -> slice | torch.Tensor:
+    """Where the tokens of some parts are in the step's row: a slice if possible, for it costs next to nothing."""
+    if all(before.span.stop == after.start for before, after in pairwise(members)):
+        return slice(members[0].start, members[-1].span.stop)
+    return torch.tensor([token for one in members for token in range(one.start, one.span.stop)], device=device)
+
+
+class Prefix:
+    """The first tokens of several parts, equal in all of them: read from the place of one, for all their new tokens."""
+
+    def __init__(self, members: list[Member], length: int) -> None:
+        kv = members[0].part.kv
+        self.tokens_M = _tokens(members, kv.keys_LHCD.device)
+        self.keys = kv.keys_LHCD[:, :, None, :length].unbind(0)
+        self.values = kv.values_LHCD[:, :, None, :length].unbind(0)
+
+    def join(self, layer: int, new: _New, read: _Read, scaling: float | None) -> None:
+        """Add to what its parts read of the rest of their contexts."""
+        assert read.lse_TKG is not None
+        query_KGMD = new.query_TKGD[self.tokens_M].permute(1, 2, 0, 3)
+        shape = (-1, query_KGMD.shape[1], -1, -1)
+        keys_KGPD, values_KGPD = self.keys[layer].expand(shape), self.values[layer].expand(shape)
+        read_KGMD, lse_KGM = _flash(query_KGMD, keys_KGPD, values_KGPD, None, scaling)
+        share_MKG = torch.sigmoid(lse_KGM.permute(2, 0, 1) - read.lse_TKG[self.tokens_M])
+        rest_MKGD = read.values_TKGD[self.tokens_M]
+        joined_MKGD = torch.lerp(rest_MKGD, read_KGMD.permute(2, 0, 1, 3), share_MKG[..., None].to(rest_MKGD.dtype))
+        read.values_TKGD[self.tokens_M] = joined_MKGD
+
+
+def _flash(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention, and the log-sum-exp of each query's scores."""
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    read, lse = operator(query, keys, values, 0.0, False, attn_mask=mask, scale=scaling)
+    return read, lse
+
+
+class Batch:
+    """Parts of one shelf, read with one masked call over the places from the first to the last of them.
+
+    All are padded to the longest of them. `skip`: they read from there on.
+    """
+
+    def __init__(self, members: list[Member], skip: int) -> None:
+        shelf = members[0].part.kv.shelf
         device = shelf.keys_LSHCD.device
-        first = members[0][1].kv.place
-        self.rows_R = torch.tensor([row for row, _ in members], device=device)
-        self.places_R = torch.tensor([part.kv.place - first for _, part in members], device=device)
-        self.contexts_R = torch.tensor([part.context for _, part in members], device=device)
-        self.span = members[-1][1].kv.place - first + 1
-        longest = max(part.end for _, part in members)
+        first = members[0].part.kv.place
+        self.skip = skip
+        self.span = members[-1].part.kv.place - first + 1
+        self.most = max(member.part.count for member in members)
+        longest = -(-max(member.part.end for member in members) // ALIGN) * ALIGN
         places = slice(first, first + self.span)
         self.keys = shelf.keys_LSHCD[:, places, :, :longest].unbind(0)
         self.values = shelf.values_LSHCD[:, places, :, :longest].unbind(0)
+        self.tokens_M = _tokens(members, device)
+        slots: list[int] = []
+        positions: list[int] = []
+        for part, _ in members:
+            slot = (part.kv.place - first) * self.most
+            slots += range(slot, slot + part.count)
+            positions += range(part.context, part.end)
+        self.slots_M, self.positions_M = torch.tensor([slots, positions], device=device).unbind(0)
+        self.places_M = self.slots_M // self.most
+        self.is_full = len(slots) == self.span * self.most
         self.masks: dict[int | None, torch.Tensor] = {}
 
-    def read(self, layer: int, new: _NewRows, scaling: float | None, window: int | None) -> torch.Tensor:
+    def read(self, layer: int, new: _New, read: _Read, scaling: float | None, window: int | None) -> None:
         """Store what is new, and attend."""
         keys_SKCD, values_SKCD = self.keys[layer], self.values[layer]
-        keys_SKCD[self.places_R, :, self.contexts_R] = new.key_RKD[self.rows_R]
-        values_SKCD[self.places_R, :, self.contexts_R] = new.value_RKD[self.rows_R]
-        query_SKGD = new.query_RKGD.new_zeros(self.span, *new.query_RKGD.shape[1:])
-        query_SKGD[self.places_R] = new.query_RKGD[self.rows_R]
-        mask = self._mask(window, query_SKGD)
-        read_SKGD = scaled_dot_product_attention(query_SKGD, keys_SKCD, values_SKCD, attn_mask=mask, scale=scaling)
-        return read_SKGD[self.places_R]
+        keys_SKCD[self.places_M, :, self.positions_M] = new.key_TKD[self.tokens_M]
+        values_SKCD[self.places_M, :, self.positions_M] = new.value_TKD[self.tokens_M]
+        query_SKGND = self._padded(new.query_TKGD[self.tokens_M])
+        groups = query_SKGND.shape[2]
+        query, keys, values = query_SKGND.flatten(2, 3), keys_SKCD[:, :, self.skip :], values_SKCD[:, :, self.skip :]
+        mask = self._mask(window, query, groups)
+        if read.lse_TKG is None:
+            output = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+        else:
+            output, lse = _flash(query, keys, values, mask, scaling)
+            read.lse_TKG[self.tokens_M] = self._picked(_unflatten(lse, 2, (groups, self.most)))
+        read.values_TKGD[self.tokens_M] = self._picked(_unflatten(output, 2, (groups, self.most)))
 
-    def _mask(self, window: int | None, query: torch.Tensor) -> torch.Tensor:
-        """Added to the scores; of places between the rows, whose results are thrown away, all is visible."""
+    def _padded(self, query_MKGD: torch.Tensor) -> torch.Tensor:
+        """As (S, K, G, N, D): nothing where there is no part or no token."""
+        padded = query_MKGD
+        if not self.is_full:
+            padded = query_MKGD.new_zeros(self.span * self.most, *query_MKGD.shape[1:])
+            padded.index_copy_(0, self.slots_M, query_MKGD)
+        return _unflatten(padded, 0, (self.span, self.most)).permute(0, 2, 3, 1, 4)
+
+    def _picked(self, read_SKGND: torch.Tensor) -> torch.Tensor:
+        """As (M, K, G, D), or (M, K, G) if there is no D."""
+        read = read_SKGND.movedim(3, 1).flatten(0, 1)
+        return read if self.is_full else read.index_select(0, self.slots_M)
+
+    def _mask(self, window: int | None, query: torch.Tensor, groups: int) -> torch.Tensor:
+        """Added to the scores. Where nothing is asked, all is visible: what comes of it is thrown away."""
         if window not in self.masks:
-            key_1C = torch.arange(self.keys[0].shape[2], device=query.device)[None]
-            hidden_RC = key_1C > self.contexts_R[:, None]
+            length = self.keys[0].shape[2]
+            last_SN1 = torch.full((self.span, self.most, 1), length - 1, device=query.device)
+            last_SN1.view(-1)[self.slots_M] = self.positions_M
+            key_C = torch.arange(self.skip, length, device=query.device)
+            hidden_SNC = key_C > last_SN1
             if window is not None:
-                hidden_RC |= key_1C <= self.contexts_R[:, None] - window
-            mask_SC = query.new_zeros(self.span, key_1C.shape[1])
-            mask_SC[self.places_R] = query.new_zeros(hidden_RC.shape).masked_fill_(hidden_RC, float("-inf"))
-            self.masks[window] = mask_SC[:, None, None]
+                hidden_SNC |= key_C <= last_SN1 - window
+            mask_SNC = query.new_zeros(hidden_SNC.shape).masked_fill_(hidden_SNC, float("-inf"))
+            self.masks[window] = mask_SNC[:, None] if self.most == 1 else mask_SNC.repeat(1, groups, 1)[:, None]
         return self.masks[window]
 
 
-class Singles:
-    """Rows that are read one by one."""
+def _unflatten(tensor: torch.Tensor, dim: int, sizes: tuple[int, int]) -> torch.Tensor:
+    return tensor.view(*tensor.shape[:dim], *sizes, *tensor.shape[dim + 1 :])
 
-    def __init__(self, members: list[tuple[int, Part]]) -> None:
-        parts = [part for _, part in members]
-        self.rows_R = torch.tensor([row for row, _ in members], device=parts[0].kv.keys_LHCD.device)
+
+class Singles:
+    """Rows that are read one by one, each from `skip` on."""
+
+    def __init__(self, members: list[Member], skip: int) -> None:
+        parts = [member.part for member in members]
+        self.rows_M = _tokens(members, parts[0].kv.keys_LHCD.device)
         # By layer, then row. `unbind` makes the views of all layers at once: slicing them one by one costs more than
         # attention itself when the model is small.
-        self.keys = _by_layer([part.kv.keys_LHCD[:, None, :, : part.end].unbind(0) for part in parts])
-        self.values = _by_layer([part.kv.values_LHCD[:, None, :, : part.end].unbind(0) for part in parts])
+        self.keys = _by_layer([part.kv.keys_LHCD[:, None, :, skip : part.end].unbind(0) for part in parts])
+        self.values = _by_layer([part.kv.values_LHCD[:, None, :, skip : part.end].unbind(0) for part in parts])
         self.new_keys = _by_layer([part.kv.keys_LHCD[:, :, part.context].unbind(0) for part in parts])
         self.new_values = _by_layer([part.kv.values_LHCD[:, :, part.context].unbind(0) for part in parts])
 
-    def read(self, layer: int, new: _NewRows, scaling: float | None, window: int | None) -> torch.Tensor:
+    def read(self, layer: int, new: _New, read: _Read, scaling: float | None, window: int | None) -> None:
         """Store what is new, and attend."""
-        torch._foreach_copy_(self.new_keys[layer], new.key_RKD[self.rows_R].unbind(0))
-        torch._foreach_copy_(self.new_values[layer], new.value_RKD[self.rows_R].unbind(0))
-        queries = new.query_RKGD[self.rows_R][:, None].unbind(0)
-        read = []
+        torch._foreach_copy_(self.new_keys[layer], new.key_TKD[self.rows_M].unbind(0))
+        torch._foreach_copy_(self.new_values[layer], new.value_TKD[self.rows_M].unbind(0))
+        queries = new.query_TKGD[self.rows_M][:, None].unbind(0)
+        outputs, sums = [], []
         for query_1KGD, keys_1KCD, values_1KCD in zip(queries, self.keys[layer], self.values[layer], strict=True):
             keys, values = keys_1KCD, values_1KCD
             if window is not None and keys.shape[2] > window:
                 keys, values = keys[:, :, -window:], values[:, :, -window:]
-            read.append(scaled_dot_product_attention(query_1KGD, keys, values, scale=scaling))
-        return torch.cat(read)
+            if read.lse_TKG is None:
+                outputs.append(scaled_dot_product_attention(query_1KGD, keys, values, scale=scaling))
+            else:
+                output, lse = _flash(query_1KGD, keys, values, None, scaling)
+                outputs.append(output)
+                sums.append(lse)
+        read.values_TKGD[self.rows_M] = torch.cat(outputs)
+        if read.lse_TKG is not None:
+            read.lse_TKG[self.rows_M] = torch.cat(sums)
 
 
 def _by_layer(rows: list[tuple[torch.Tensor, ...]]) -> list[list[torch.Tensor]]:
     return [list(layer) for layer in zip(*rows, strict=True)]
 
 
-def _attend_chunk(
-    chunk: Chunk,
-    layer: int,
-    query_1HND: torch.Tensor,
-    key_1KND: torch.Tensor,
-    value_1KND: torch.Tensor,
-    scaling: float | None,
-    window: int | None,
-) -> torch.Tensor:
-    part = chunk.part
-    keys_KCD = part.kv.keys_LHCD[layer, :, : part.end]
-    values_KCD = part.kv.values_LHCD[layer, :, : part.end]
-    keys_KCD[:, part.context :] = key_1KND[0]
-    values_KCD[:, part.context :] = value_1KND[0]
-    mask = chunk.mask(window, query_1HND.device)
-    read = scaled_dot_product_attention(
-        query_1HND,
-        keys_KCD[None],
-        values_KCD[None],
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=query_1HND.shape[1] != keys_KCD.shape[0],
-    )
-    return read.transpose(1, 2)
+class LongChunk:
+    """A chunk that is read by itself."""
+
+    def __init__(self, member: Member) -> None:
+        self.part, self.span = member.part, member.span
+        self.masks: dict[int | None, torch.Tensor | None] = {}
+        """By window: every layer of a kind uses the same."""
+
+    def read(self, layer: int, new: _New, read: _Read, scaling: float | None, window: int | None) -> None:
+        """Store what is new, and attend."""
+        part = self.part
+        keys_KCD = part.kv.keys_LHCD[layer, :, : part.end]
+        values_KCD = part.kv.values_LHCD[layer, :, : part.end]
+        keys_KCD[:, part.context :] = new.key_TKD[self.span].transpose(0, 1)
+        values_KCD[:, part.context :] = new.value_TKD[self.span].transpose(0, 1)
+        query_HMD = new.query_TKGD[self.span].flatten(1, 2).transpose(0, 1)
+        mask = self._mask(window, query_HMD.device)
+        output_HMD = scaled_dot_product_attention(
+            query_HMD[None],
+            keys_KCD[None],
+            values_KCD[None],
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=query_HMD.shape[0] != keys_KCD.shape[0],
+        )[0]
+        read.values_TKGD[self.span].flatten(1, 2).copy_(output_HMD.transpose(0, 1))
+
+    def _mask(self, window: int | None, device: torch.device) -> torch.Tensor | None:
+        """Which of C each of M may see; None where plain causality within the chunk says it all."""
+        part = self.part
+        if part.context == 0 and (window is None or part.count <= window):
+            return None
+        if window not in self.masks:
+            query_M1 = torch.arange(part.context, part.end, device=device)[:, None]
+            key_1C = torch.arange(part.end, device=device)[None]
+            visible = key_1C <= query_M1
+            self.masks[window] = visible if window is None else visible & (key_1C > query_M1 - window)
+        return self.masks[window]
 
 
 def attention(

@@ -2,13 +2,16 @@
 
 Each sequence has one growing place for all layers, so that a row's context lies in one piece: on a CPU, attention over
 it then runs at the speed of memory, without gathering blocks first. Places of the same size lie side by side on a
-shelf: a step reads the rows of a shelf with one call. Shape legend: L layers, S places of a shelf, H key/value heads,
+shelf: a step reads the rows of a shelf with one call. Places know what they copied from each other, so a step can read
+what several of them hold alike from one of them. Shape legend: L layers, S places of a shelf, H key/value heads,
 C capacity in tokens, D head size.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -17,11 +20,14 @@ GRANULE = 64
 """Capacities are multiples of this many tokens."""
 GROWTH = 1.5
 """A sequence that outgrows its capacity gets this much more, so that copying costs a constant share."""
-SHELF_PLACES = 32
+SHELF_PLACES = 64
 SHELF_TOKENS = 16384
 """A shelf has at most so many places and tokens: one call for many long rows saves nothing, and an idle place costs."""
 SHELF_SHARE = 4
 """A new shelf takes at most one part in so many of the room that is left (but at least one place)."""
+
+
+_origins = count()
 
 
 class KVShape(NamedTuple):
@@ -77,15 +83,23 @@ class Shelf:
 
 
 class KV:
-    """The place of one sequence."""
+    """The place of one sequence.
 
-    __slots__ = ("keys_LHCD", "place", "shelf", "values_LHCD")
+    Tokens of two places that have the same origin are equal to the last bit: one was copied from the other, or both
+    from a third, and none of them was written since.
+    """
+
+    __slots__ = ("_origins", "keys_LHCD", "lent", "place", "shelf", "values_LHCD")
 
     def __init__(self, shelf: Shelf, place: int) -> None:
         self.shelf = shelf
         self.place = place
         self.keys_LHCD = shelf.keys_LSHCD[:, place]
         self.values_LHCD = shelf.values_LSHCD[:, place]
+        self._origins: list[tuple[int, int]] = [(0, next(_origins))]
+        """(start, origin): of the tokens from there to the next start."""
+        self.lent = 0
+        """So many tokens from the start may be held by other places, too."""
 
     @property
     def capacity(self) -> int:
@@ -95,6 +109,31 @@ class KV:
         """Take over the first `length` tokens of another sequence."""
         self.keys_LHCD[:, :, :length] = source.keys_LHCD[:, :, :length]
         self.values_LHCD[:, :, :length] = source.values_LHCD[:, :, :length]
+        self._origins = source._origins_before(length)
+        self._origins.append((length, next(_origins)))
+        self.lent = length
+        source.lent = max(source.lent, length)
+
+    def write_from(self, start: int) -> None:
+        """Tokens from `start` on are about to be written: what others hold of them is no longer what is here."""
+        if start < self.lent:
+            self._origins = self._origins_before(start)
+            self._origins.append((start, next(_origins)))
+            self.lent = start
+
+    def shared_until(self, length: int) -> Iterator[tuple[int, int]]:
+        """(origin, end) of what others may hold of the first `length` tokens.
+
+        Whoever has one of these origins holds the same tokens from 0 to the smaller one of the two ends.
+        """
+        end = min(self.lent, length)
+        for start, origin in reversed(self._origins):
+            if start < end:
+                yield origin, end
+                end = start
+
+    def _origins_before(self, length: int) -> list[tuple[int, int]]:
+        return [stretch for stretch in self._origins if stretch[0] < length]
 
 
 class KVPool:

@@ -54,13 +54,16 @@ class Runner:
         each row reads its context by itself.
         """
         work = [*rows, *chunks]
-        tokens = [token for item in work for token in item.tokens]
-        positions = [position for item in work for position in range(item.part.context, item.part.end)]
-        picks, end = [], 0
-        for item in work:
-            end += item.part.count
-            if item.draws:
-                picks.append(end - 1)
+        if not pad_to:
+            rows, chunks = _side_by_side(rows), _side_by_side(chunks)
+        tokens: list[int] = []
+        positions: list[int] = []
+        last: dict[int, int] = {}
+        for item in (*rows, *chunks):
+            tokens += item.tokens
+            positions += range(item.part.context, item.part.end)
+            last[id(item)] = len(tokens) - 1
+        picks = [last[id(item)] for item in work if item.draws]
         padding = [0] * max(0, pad_to - len(tokens))
         layout = Layout([item.part for item in rows], [item.part for item in chunks], apart=pad_to > 0)
         drawing = len(picks)
@@ -92,6 +95,14 @@ class Runner:
         if picked is not None and not self._picks_logits:
             logits = logits[picked]
         return logits.float()
+
+
+def _side_by_side(work: list[Work]) -> list[Work]:
+    """In the order in which it lies on the shelves: what is read together then stands together in the step's row."""
+    shelves: dict[int, int] = {}
+    for item in work:
+        shelves.setdefault(id(item.part.kv.shelf), len(shelves))
+    return sorted(work, key=lambda item: (shelves[id(item.part.kv.shelf)], item.part.kv.place))
 
 
 class _Recorder:

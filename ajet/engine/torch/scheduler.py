@@ -23,8 +23,8 @@ CHUNK = 64
 """Tokens of a chunk in deterministic mode: prompts are cut at multiples of it, whatever is cached."""
 LOOKAHEAD = 128
 """Tokens of reply that storage is reserved for at first: most replies are short, and storage can grow."""
-WORTH_WAITING = 32
-"""Wait for a prefix that another request is computing if it saves at least so many tokens."""
+WORTH_WAITING = 8
+"""Wait for a prefix that another request is computing if it saves at least so many tokens: it is there a step later."""
 SMALLEST_STEP = 64
 
 
@@ -220,7 +220,12 @@ class Scheduler:
             wanted = min(match.length, len(tokens) - 1)
             shared = min(wanted, match.trail.lendable)
             busy = any(other.trail is match.trail and other.pending > 1 for other in self.running)
-            if busy and job.waits_for is None and wanted - shared >= WORTH_WAITING and not self._deterministic:
+            if (
+                busy
+                and job.waits_for is not match.trail
+                and wanted - shared >= WORTH_WAITING
+                and not self._deterministic
+            ):
                 job.waits_for = match.trail
                 self.waiting.append(job)
                 return True
