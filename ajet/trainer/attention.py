@@ -53,14 +53,46 @@ class AttentionPlan:
 
 @dataclass(slots=True)
 class _RowBatch:
-    """Small causal rows of about the same length, to run as one."""
+    """Small causal rows of about the same length, to run as one: B rows, padded to L columns."""
 
-    gather_BL: Tensor
-    """Place in the pack of each (row, column); padding repeats the row's last place."""
-    valid_BL: Tensor
-    """What is no padding."""
+    shape: tuple[int, int]
+    """B, L."""
+    gather: Tensor
+    """[B * L] place in the pack of each (row, column); padding repeats the row's last place."""
+    kept: Tensor
+    """Where in `gather` no padding is."""
+    padding: Tensor
+    """Where in `gather` padding is."""
     places: Tensor
-    """`gather_BL[valid_BL]`."""
+    """`gather[kept]`."""
+
+    @classmethod
+    def of(cls, rows: list[tuple[int, int]], device: torch.device) -> _RowBatch:
+        """The stretches `rows` of a pack."""
+        starts = torch.tensor([start for start, _ in rows])[:, None]
+        lengths = torch.tensor([end - start for start, end in rows])[:, None]
+        longest = int(lengths.max())
+        column = torch.arange(longest)[None, :]
+        gather = (starts + torch.minimum(column, lengths - 1)).flatten()
+        valid = (column < lengths).flatten()
+        kept, padding = valid.nonzero()[:, 0], (~valid).nonzero()[:, 0]
+        indices = (tensor.to(device) for tensor in (gather, kept, padding, gather[kept]))
+        return cls((len(rows), longest), *indices)
+
+    def take(self, tensor_NHD: Tensor) -> Tensor:
+        """[B, H, L, D] (or without D) from the pack."""
+        rows = tensor_NHD.flatten(1).index_select(0, self.gather)
+        return rows.view(*self.shape, *tensor_NHD.shape[1:]).transpose(1, 2)
+
+    def put(self, whole_NHD: Tensor, rows_BHLD: Tensor) -> None:
+        """The inverse of `take`: every row into its place of the pack, without its padding."""
+        rows = rows_BHLD.transpose(1, 2).reshape(len(self.gather), -1)
+        whole_NHD.flatten(1).index_copy_(0, self.places, rows.index_select(0, self.kept))
+
+    def take_gradient(self, grad_NHD: Tensor) -> Tensor:
+        """`take`, with nothing where there is padding."""
+        rows = grad_NHD.flatten(1).index_select(0, self.gather).index_fill_(0, self.padding, 0)
+        return rows.view(*self.shape, *grad_NHD.shape[1:]).transpose(1, 2)
 
 
 def plan_attention(pack: Pack, device: torch.device) -> AttentionPlan:
@@ -75,13 +107,7 @@ def plan_attention(pack: Pack, device: torch.device) -> AttentionPlan:
         if len(rows) == 1:
             large += rows
             continue
-        longest = max(end - start for start, end in rows)
-        starts = torch.tensor([start for start, _ in rows])[:, None]
-        lengths = torch.tensor([end - start for start, end in rows])[:, None]
-        column = torch.arange(longest)[None, :]
-        gather_BL: Tensor = (starts + torch.minimum(column, lengths - 1)).to(device)
-        valid_BL: Tensor = (column < lengths).to(device)
-        batches.append(_RowBatch(gather_BL, valid_BL, gather_BL[valid_BL]))
+        batches.append(_RowBatch.of(rows, device))
     ends = torch.from_numpy(pack.ends).to(device)
     depth = int(pack.positions.max()) + 1 if len(pack) else 0
     plan = AttentionPlan(Blocks(large, pack.blocks.full), ends, depth, batches)
@@ -154,18 +180,21 @@ def _attention(
         return rows.transpose(1, 2), None
     if ajet_plan.flex_mask is not None:
         return _flex(query_1HND, key_1GND, value_1GND, ajet_plan, scale), None
-    groups = query_1HND.shape[1] // key_1GND.shape[1]
-    if groups > 1:
-        key_1GND = key_1GND.repeat_interleave(groups, dim=1)
-        value_1GND = value_1GND.repeat_interleave(groups, dim=1)
     if query_1HND.device.type == "cpu" and key_1GND.shape[-1] == value_1GND.shape[-1] and _has_cpu_kernel():
-        output: Tensor = _BlockAttention.apply(query_1HND, key_1GND, value_1GND, ajet_plan, scale)  # type: ignore[no-untyped-call]
-    else:
-        output = _dense(query_1HND, key_1GND, value_1GND, ajet_plan, scale)
-    return output.transpose(1, 2), None
+        heads = query_1HND.shape[1]
+        query, key, value = (_for_heads(_tokens(tensor), heads) for tensor in (query_1HND, key_1GND, value_1GND))
+        output: Tensor = _BlockAttention.apply(query, key, value, ajet_plan, scale)  # type: ignore[no-untyped-call]
+        return output[None], None
+    return _dense(query_1HND, key_1GND, value_1GND, ajet_plan, scale).transpose(1, 2), None
 
 
 # ---------------------------------------------------------------- CPU, block by block
+
+
+def _for_heads(tensor_NGD: Tensor, heads: int) -> Tensor:
+    """Key or value heads repeated for the query heads that share them."""
+    groups = heads // tensor_NGD.shape[1]
+    return tensor_NGD.repeat_interleave(groups, dim=1) if groups > 1 else tensor_NGD
 
 
 @cache
@@ -175,28 +204,31 @@ def _has_cpu_kernel() -> bool:
 
 
 class _BlockAttention(torch.autograd.Function):
-    """Attention of a forest from its blocks. Saves what a single flash call over all tokens would save."""
+    """Attention of a forest from its blocks. Saves what a single flash call over all tokens would save.
+
+    Works on [tokens, heads, size]: what is gathered or put back is then one contiguous stretch a token.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         output = torch.empty_like(query)
-        lse_1HN = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+        lse_NH = query.new_empty(query.shape[:2], dtype=torch.promote_types(query.dtype, torch.float32))
         for batch in plan.batches:
-            rows = [_rows_of(tensor, batch.gather_BL) for tensor in (query, key, value)]
-            block, lse = kernel(*rows, 0.0, True, scale=scale)
-            output[0, :, batch.places] = block.transpose(1, 2)[batch.valid_BL].transpose(0, 1)
-            lse_1HN[0, :, batch.places] = lse.transpose(1, 2)[batch.valid_BL].transpose(0, 1)
+            block, lse = kernel(batch.take(query), batch.take(key), batch.take(value), 0.0, True, scale=scale)
+            batch.put(output, block)
+            batch.put(lse_NH, lse)
         for start, end in plan.blocks.causal:
             here = slice(start, end)
-            block, lse = kernel(query[:, :, here], key[:, :, here], value[:, :, here], 0.0, True, scale=scale)
-            output[:, :, here] = block
-            lse_1HN[:, :, here] = lse
+            block, lse = kernel(_block(query[here]), _block(key[here]), _block(value[here]), 0.0, True, scale=scale)
+            output[here] = _tokens(block)
+            lse_NH[here] = _tokens(lse)
         for query_start, query_end, key_start, key_end in plan.blocks.full:
             asking, seen = slice(query_start, query_end), slice(key_start, key_end)
-            block, lse = kernel(query[:, :, asking], key[:, :, seen], value[:, :, seen], 0.0, False, scale=scale)
-            _join(output[:, :, asking], lse_1HN[:, :, asking], block, lse)
-        ctx.save_for_backward(query, key, value, output, lse_1HN)
+            block, lse = kernel(_block(query[asking]), _block(key[seen]), _block(value[seen]), 0.0, False, scale=scale)
+            _join(output[asking], lse_NH[asking], _tokens(block), _tokens(lse))
+        ctx.save_for_backward(query, key, value, output, lse_NH)
         ctx.plan, ctx.scale = plan, scale
         return output
 
@@ -205,49 +237,44 @@ class _BlockAttention(torch.autograd.Function):
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         query, key, value, output, lse = ctx.saved_tensors
         plan: AttentionPlan = ctx.plan
+        grad = grad.contiguous()
         grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
         for batch in plan.batches:
-            rows = [_rows_of(tensor, batch.gather_BL) for tensor in (grad, query, key, value, output)]
-            rows[0] = rows[0] * batch.valid_BL[:, None, :, None]
-            row_lse = lse[0][:, batch.gather_BL].transpose(0, 1)
-            parts = kernel(*rows, row_lse, 0.0, True, scale=ctx.scale)
+            rows = [batch.take(tensor) for tensor in (query, key, value, output, lse)]
+            parts = kernel(batch.take_gradient(grad), *rows, 0.0, True, scale=ctx.scale)
             for whole, part in zip(grads, parts, strict=True):
-                whole[0, :, batch.places] = part.transpose(1, 2)[batch.valid_BL].transpose(0, 1)
+                batch.put(whole, part)
         for start, end in plan.blocks.causal:
             at = slice(start, end)
-            rows = [tensor[:, :, at] for tensor in (grad, query, key, value, output)]
-            parts = kernel(*rows, lse[:, :, at], 0.0, True, scale=ctx.scale)
-            for whole, part in zip(grads, parts, strict=True):
-                whole[:, :, at] = part
+            rows = [_block(tensor[at]) for tensor in (grad, query, key, value, output, lse)]
+            for whole, part in zip(grads, kernel(*rows, 0.0, True, scale=ctx.scale), strict=True):
+                whole[at] = _tokens(part)
         for query_start, query_end, key_start, key_end in plan.blocks.full:
             asking, seen = slice(query_start, query_end), slice(key_start, key_end)
-            parts = kernel(
-                grad[:, :, asking],
-                query[:, :, asking],
-                key[:, :, seen],
-                value[:, :, seen],
-                output[:, :, asking],
-                lse[:, :, asking],
-                0.0,
-                False,
-                scale=ctx.scale,
-            )
+            tensors = (grad, query, key, value, output, lse)
+            where = (asking, asking, seen, seen, asking, asking)
+            rows = [_block(tensor[place]) for tensor, place in zip(tensors, where, strict=True)]
+            parts = kernel(*rows, 0.0, False, scale=ctx.scale)
             for whole, part, place in zip(grads, parts, (asking, seen, seen), strict=True):
-                whole[:, :, place] += part
+                whole[place] += _tokens(part)
         return grads[0], grads[1], grads[2], None, None
 
 
-def _rows_of(tensor_1HND: Tensor, gather_BL: Tensor) -> Tensor:
-    """[rows, heads, columns, size] from the pack."""
-    return tensor_1HND[0].transpose(0, 1)[gather_BL].transpose(1, 2)
+def _block(tensor_NHD: Tensor) -> Tensor:
+    """[1, heads, tokens, ...], as the kernels take it."""
+    return tensor_NHD[None].transpose(1, 2)
+
+
+def _tokens(block_1HND: Tensor) -> Tensor:
+    """The inverse of `_block`."""
+    return block_1HND.transpose(1, 2)[0]
 
 
 def _join(output: Tensor, lse: Tensor, block: Tensor, block_lse: Tensor) -> None:
     """Add a block's keys to attention that was computed over other keys, in place."""
-    joined = torch.logaddexp(lse, block_lse)
-    output.mul_((lse - joined).exp_().unsqueeze(-1).to(output.dtype))
-    output.addcmul_(block, (block_lse - joined).exp_().unsqueeze(-1).to(output.dtype))
-    lse.copy_(joined)
+    share = torch.sigmoid(block_lse - lse)
+    output.lerp_(block, share.unsqueeze(-1).to(output.dtype))
+    torch.logaddexp(lse, block_lse, out=lse)
 
 
 # ---------------------------------------------------------------- other executors
@@ -255,8 +282,11 @@ def _join(output: Tensor, lse: Tensor, block: Tensor, block_lse: Tensor) -> None
 
 def _dense(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
     places = torch.arange(len(plan.ends), device=query.device)
+    gqa = query.shape[1] != key.shape[1]
     sees = (places[None, :] <= places[:, None]) & (places[:, None] < plan.ends[None, :])
-    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=sees, scale=scale)
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=sees, scale=scale, enable_gqa=gqa
+    )
 
 
 def _flex_block_mask(ends: Tensor) -> Any:
