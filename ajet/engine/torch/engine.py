@@ -161,14 +161,16 @@ def _live(
 
 def _load(model: str | Path | ModelSource | PreTrainedModel, settings: TorchEngineSettings, inbox: Inbox) -> Worker:
     with LOADING:
-        from ajet.engine.torch.worker import Worker
+        from ajet.engine.torch.worker import Worker, compute_alone
 
+    cpu_threads = compute_alone()
     if isinstance(model, str | Path):
         model = ModelSource.resolve(model)
     if isinstance(model, ModelSource):
-        weights = model.model(settings.dtype, settings.attn, settings.device)
-        return Worker(weights, model.tokenizer(), settings, inbox)
-    return Worker(model, ModelSource.resolve(str(model.config.name_or_path)).tokenizer(), settings, inbox)
+        source, weights = model, model.model(settings.dtype, settings.attn, settings.device)
+    else:
+        source, weights = ModelSource.resolve(str(model.config.name_or_path)), model
+    return Worker(weights, source.tokenizer(), settings, inbox, cpu_threads)
 
 
 def _note_death(engine: weakref.ref[TorchEngine], error: Exception) -> None:

@@ -43,7 +43,12 @@ class Worker:
     """Model, scheduler and everything in flight. Touched by the engine's thread only."""
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: TorchEngineSettings, inbox: Inbox
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: TorchEngineSettings,
+        inbox: Inbox,
+        cpu_threads: int,
     ) -> None:
         self.inbox = inbox
         self.settings = settings
@@ -61,9 +66,9 @@ class Worker:
         self.prompt_tokens = 0
         self._unseeded = random.Random(settings.seed)
         self._step_width = 0
-        self.cpu_threads = torch.get_num_threads()
+        self.cpu_threads = cpu_threads
         """What this process may use in all."""
-        self._threads = 1 if _is_small(model) else self.cpu_threads
+        self._threads = 1 if _is_small(model) else cpu_threads
         torch.set_num_threads(self._threads)
         self.scheduler = self._new_scheduler()
 
@@ -272,6 +277,17 @@ class Worker:
             "kv_bytes": pool.bytes(pool.used_tokens),
             "preemptions": scheduler.preemptions,
         }
+
+
+def compute_alone() -> int:
+    """From here on this thread computes without helpers; says how many threads it could have used.
+
+    OpenMP keeps the helpers that a thread has once had, and where there are more in a process than cores, they all go
+    to sleep after each piece of work: an engine that had two for loading only made its trainer a third slower.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    return threads
 
 
 def _is_small(model: PreTrainedModel) -> bool:
