@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -459,3 +462,36 @@ def test_a_thousand_random_requests_leave_nothing_behind() -> None:
     asyncio.run(scenario())
     assert sum(outcomes.values()) == 1000
     assert {"stop", "length", "cancelled", "InvalidRequestError", "ContextOverflowError"} <= outcomes.keys()
+
+
+THREADS = """
+import asyncio, os
+from ajet.engine.torch.engine import TorchEngine
+from ajet.engine.torch.settings import TorchEngineSettings
+from torch_helpers import ask, request
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+async def main():
+    before = threads()
+    engine = TorchEngine("tiny:qwen2-0.3m", TorchEngineSettings(max_model_len=64))
+    await engine.ready()
+    await engine.generate(request([5, 6, 7], max_tokens=4))
+    print(engine.cpu_threads, threads() - before)
+    await engine.aclose()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in Linux's way")
+def test_the_engine_of_a_small_model_computes_in_its_own_thread_alone() -> None:
+    here = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(here)}
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.split() == ["2", "1"], (
+        "both cores are the trainer's: no helper is in its way"
+    )

@@ -35,13 +35,13 @@ NAME = "ajet_engine"
 CALL_TOKENS = 128
 """A call of its own costs a row about as much as reading so many more tokens (measured on a CPU: 100 to 200)."""
 CHUNK_CALL_TOKENS = 512
-"""The same for a chunk, which has to be masked and moved about."""
+"""About the same for a chunk, which has to be masked and moved about (estimated from single calls)."""
 QUERY_SHARE = 0.25
-"""What one more query on the same keys costs, as a share of the first one, which has to fetch them."""
+"""About what one more query on the same keys costs, as a share of the first one, which has to fetch them."""
 SHORT = 64
 """A chunk with more tokens than this gains nothing from sharing calls or reads: arithmetic is what it costs."""
 PREFIX_TOKENS = 2048
-"""A read of a prefix, with joining, costs about as much as reading so many tokens."""
+"""A read of a prefix, with joining, costs about as much as reading so many tokens (estimated from single calls)."""
 ALIGN = 16
 """Reads begin and end at multiples of this: PyTorch's softmax does what is left of a vector one by one."""
 
