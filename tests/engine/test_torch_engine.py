@@ -492,6 +492,4 @@ def test_the_engine_of_a_small_model_computes_in_its_own_thread_alone() -> None:
     done = subprocess.run(
         [sys.executable, "-c", THREADS], env=environment, capture_output=True, text=True, check=True, timeout=120
     )
-    assert done.stdout.split() == ["2", "1"], (
-        "both cores are the trainer's: no helper is in its way"
-    )
+    assert done.stdout.split() == ["2", "1"], "both cores are the trainer's: no helper is in its way"
