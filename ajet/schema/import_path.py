@@ -216,11 +216,14 @@ def _first_on_path(folder: Path | None) -> Iterator[None]:
     giving_way = {top for top in own if (home := _home_of(top)) != folder and home in _FOLDERS}
     for name in [name for name in sys.modules if name.partition(".")[0] in giving_way]:
         del sys.modules[name]
-    sys.path.insert(0, str(folder))
+    # New lists each time: another thread that imports looks through the old one, and must not miss an entry.
+    sys.path = [str(folder), *sys.path]
     try:
         yield
     finally:
-        sys.path.remove(str(folder))
+        without = list(sys.path)
+        without.remove(str(folder))
+        sys.path = without
 
 
 _FOLDERS: set[Path] = set()

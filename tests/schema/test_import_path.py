@@ -95,6 +95,15 @@ def test_the_wrong_kind_is_refused_with_what_fits(tmp_path: Path) -> None:
         load_symbol(f"{file}->Flow", expects=Animal)
 
 
+def test_an_import_in_another_thread_meanwhile_misses_no_folder(tmp_path: Path) -> None:
+    """It walks over `sys.path` by position: an entry taken out before it would make it skip another one."""
+    (tmp_path / "walks.py").write_text("import sys\nFOUND = iter(sys.path)\nNEXT = next(FOUND)\nclass Agent: ...\n")
+    before = list(sys.path)
+    load_symbol(f"{tmp_path / 'walks.py'}->Agent")
+    walk = sys.modules[load_symbol(f"{tmp_path / 'walks.py'}->Agent").__module__]
+    assert [walk.NEXT, *walk.FOUND] == [str(tmp_path), *before, *([] if str(tmp_path) in before else [str(tmp_path)])]
+
+
 def test_a_failed_import_can_be_repeated_after_the_fix(tmp_path: Path) -> None:
     file = write(tmp_path / "flow.py", "oops")
     with pytest.raises(ImportPathError):
