@@ -102,7 +102,7 @@ def started_child(
     try:
         yield Child(name, process, output, log)
     finally:
-        end_all(environment[MARK])
+        end_all(environment[MARK], session=process.pid)
         process.wait()
         output.finish()
 

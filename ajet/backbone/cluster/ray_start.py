@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.cluster.processes import MARK, end_all
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -196,3 +197,4 @@ def _block(arguments: list[str], environment: Mapping[str, str]) -> Iterator[sub
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        end_all(environment[MARK], session=process.pid)

@@ -142,6 +142,18 @@ def test_everything_marked_is_ended_orphans_too() -> None:
     assert marked(mark) == []
 
 
+def test_a_process_that_lost_its_mark_is_found_in_its_session() -> None:
+    """As Ray's agents do, which write their title over it. Its parent has gone already."""
+    mark = f"test-{os.getpid()}"
+    code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'], env={})"
+    parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, MARK: mark}, start_new_session=True)
+    parent.wait()
+    assert marked(mark) == []
+    assert len(marked(mark, parent.pid)) == 1
+    assert end_all(mark, session=parent.pid) == 1
+    assert marked(mark, parent.pid) == []
+
+
 def test_the_childs_log_holds_neither_secrets_nor_the_payload(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", "print('key sk-secret'); print({'ajet_run': 'PAYLOAD'})"], stdout=subprocess.PIPE
