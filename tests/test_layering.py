@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,7 +49,12 @@ LIGHT_PARTS = ("schema", "config")
 
 def imports_of(path: Path) -> Iterator[str]:
     """Every module that a file imports, except those for type checkers only."""
-    tree = ast.parse(path.read_text())
+    source = path.read_text()
+    gc.disable()  # CPython 3.11 loses count if it collects garbage meanwhile, and another thread parses something
+    try:
+        tree = ast.parse(source)
+    finally:
+        gc.enable()
     typing_only = {
         node
         for block in ast.walk(tree)
