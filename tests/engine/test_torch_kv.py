@@ -7,33 +7,25 @@ import random
 
 import pytest
 import torch
+from torch_helpers import LONGEST, written
 
 from ajet.engine.torch.attention import Layout, Part, Plan
 from ajet.engine.torch.kv import KV, KVPool, KVShape
 
 SHAPE = KVShape(layers=2, heads=2, key_size=8, value_size=8)
-LIMIT = 4096
 
 
 def pool_of(max_tokens: int) -> KVPool:
     return KVPool(SHAPE, torch.float32, torch.device("cpu"), max_tokens)
 
 
-def filled(pool: KVPool, tokens: int) -> KV:
-    kv = pool.allocate(tokens, LIMIT)
-    assert kv is not None
-    kv.keys_LHCD.normal_()
-    kv.values_LHCD.normal_()
-    return kv
-
-
 def test_equal_sizes_lie_side_by_side_and_a_free_place_is_taken_again_empty() -> None:
     pool = pool_of(100_000)
-    first, second, third = (filled(pool, 100) for _ in range(3))
+    first, second, third = (written(pool, 100) for _ in range(3))
     assert first.shelf is second.shelf is third.shelf
     assert [kv.place for kv in (first, second, third)] == [0, 1, 2]
     pool.release(second)
-    again = pool.allocate(100, LIMIT)
+    again = pool.allocate(100, LONGEST)
     assert again is not None
     assert (again.shelf, again.place) == (first.shelf, 1)
     assert not again.keys_LHCD.any()
@@ -43,7 +35,7 @@ def test_equal_sizes_lie_side_by_side_and_a_free_place_is_taken_again_empty() ->
 
 def test_a_shelf_is_given_up_with_its_last_place() -> None:
     pool = pool_of(100_000)
-    kvs = [filled(pool, 100) for _ in range(70)]
+    kvs = [written(pool, 100) for _ in range(70)]
     assert len({id(kv.shelf) for kv in kvs}) == 2
     for kv in kvs:
         pool.release(kv)
@@ -53,9 +45,9 @@ def test_a_shelf_is_given_up_with_its_last_place() -> None:
 
 def test_a_place_grows_and_keeps_what_it_holds() -> None:
     pool = pool_of(100_000)
-    small = filled(pool, 100)
+    small = written(pool, 100)
     held = small.keys_LHCD[:, :, :70].clone()
-    large = pool.grown(small, 129, 70, LIMIT)
+    large = pool.grown(small, 129, 70, LONGEST)
     assert large is not None
     assert large.capacity >= 129
     assert torch.equal(large.keys_LHCD[:, :, :70], held)
@@ -64,11 +56,11 @@ def test_a_place_grows_and_keeps_what_it_holds() -> None:
 
 def test_when_no_new_shelf_fits_a_larger_place_serves() -> None:
     pool = pool_of(1024)
-    large = [pool.allocate(256, LIMIT) for _ in range(3)]
+    large = [pool.allocate(256, LONGEST) for _ in range(3)]
     assert None not in large
     assert large[0] is not None
     pool.release(large[0])
-    kept = [pool.allocate(64, LIMIT) for _ in range(20)]
+    kept = [pool.allocate(64, LONGEST) for _ in range(20)]
     assert all(kv.capacity >= 64 for kv in kept if kv is not None)
     assert kept[-1] is None
     assert pool.used_tokens <= 1024
@@ -82,7 +74,7 @@ def test_random_use_never_exceeds_the_bound_and_leaves_nothing() -> None:
         if held and rng.random() < 0.5:
             pool.release(held.pop(rng.randrange(len(held))))
             continue
-        kv = pool.allocate(rng.randrange(1, 2000), LIMIT)
+        kv = pool.allocate(rng.randrange(1, 2000), LONGEST)
         if kv is not None:
             held.append(kv)
         assert pool.used_tokens <= pool.max_tokens
@@ -101,7 +93,7 @@ def readers(plan: Plan) -> list[str]:
 def test_rows_read_the_same_together_and_one_by_one(window: int | None) -> None:
     torch.manual_seed(0)
     pool = pool_of(100_000)
-    kvs = [filled(pool, 100) for _ in range(12)]
+    kvs = [written(pool, 100) for _ in range(12)]
     idle = kvs.pop(5)
     idle.keys_LHCD.fill_(float("nan"))  # what an idle neighbour holds touches nobody
     contexts = [60, 75, 61, 90, 60, 77, 64, 80, 99, 60, 63]
@@ -119,7 +111,7 @@ def test_rows_read_the_same_together_and_one_by_one(window: int | None) -> None:
 
 def test_rows_that_would_read_much_for_nothing_stay_apart() -> None:
     pool = pool_of(100_000)
-    kvs = [filled(pool, 1000) for _ in range(10)]
+    kvs = [written(pool, 1000) for _ in range(10)]
     far = Layout([Part(kvs[0], 900, 1), Part(kvs[9], 900, 1)], [])
     assert readers(far.plain) == ["Singles"]
     near = Layout([Part(kvs[0], 900, 1), Part(kvs[1], 900, 1)], [])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch_helpers import forward_logits, random_prompt
+from torch_helpers import LONGEST, forward_logits, random_prompt, written
 
 from ajet.engine.model_source import ModelSource
 from ajet.engine.sampling_rules import StopRule
@@ -23,19 +23,10 @@ from ajet.engine.torch.scheduler import Job, Scheduler
 from ajet.schema.generation import Sampling
 
 SHAPE = KVShape(layers=2, heads=2, key_size=8, value_size=8)
-LIMIT = 4096
 
 
 def pool_of(dtype: torch.dtype = torch.float32, heads: int = 2) -> KVPool:
     return KVPool(SHAPE._replace(heads=heads), dtype, torch.device("cpu"), 400_000)
-
-
-def written(pool: KVPool, tokens: int) -> KV:
-    kv = pool.allocate(tokens, LIMIT)
-    assert kv is not None
-    kv.keys_LHCD.normal_()
-    kv.values_LHCD.normal_()
-    return kv
 
 
 def copied(pool: KVPool, tokens: int, source: KV, length: int) -> KV:
@@ -67,7 +58,7 @@ def test_copies_know_what_they_share_with_each_other() -> None:
     assert [shared(first, second, 200), shared(second, third, 200), shared(first, third, 200)] == [100, 150, 100]
     assert shared(second, third, 90) == 90
     assert shared(root, written(pool, 200), 200) == 0
-    larger = pool.grown(third, 300, 160, LIMIT)
+    larger = pool.grown(third, 300, 160, LONGEST)
     assert larger is not None
     assert shared(second, larger, 200) == 150
 

@@ -9,9 +9,21 @@ from typing import Any
 import torch
 
 from ajet.engine.torch.engine import TorchEngine
+from ajet.engine.torch.kv import KV, KVPool
 from ajet.schema.generation import Completion, GenerateRequest, Sampling
 
 NEAR_TIE = 1e-4
+LONGEST = 4096
+"""Tokens that a place of `written` may grow to."""
+
+
+def written(pool: KVPool, tokens: int) -> KV:
+    """A place full of random keys and values."""
+    kv = pool.allocate(tokens, LONGEST)
+    assert kv is not None
+    kv.keys_LHCD.normal_()
+    kv.values_LHCD.normal_()
+    return kv
 
 
 def request(

@@ -18,7 +18,7 @@ PATIENCE_S = 8.0
 """How long processes may take to end by themselves before they are killed."""
 
 
-def marked(mark: str, session: int | None = None) -> list[int]:
+def of_run(mark: str, session: int | None = None) -> list[int]:
     """Processes of this user that carry the mark or belong to the session, zombies left out.
 
     A process that gives itself a title, as Ray's do, may write it over its mark. It stays in its session.
@@ -45,13 +45,13 @@ def _lives_in(entry: Path, session: int | None) -> bool:
 
 def end_all(mark: str, patience_s: float = PATIENCE_S, *, session: int | None = None) -> int:
     """Ask all of these processes to end, then kill what is left. Returns how many there were."""
-    everyone = set(marked(mark, session))
+    everyone = set(of_run(mark, session))
     _signal(everyone, signal.SIGTERM)
     until = time.monotonic() + patience_s
-    while marked(mark, session) and time.monotonic() < until:
+    while of_run(mark, session) and time.monotonic() < until:
         time.sleep(0.1)
     until = time.monotonic() + patience_s
-    while (left := marked(mark, session)) and time.monotonic() < until:
+    while (left := of_run(mark, session)) and time.monotonic() < until:
         everyone |= set(left)
         _signal(left, signal.SIGKILL)
         time.sleep(0.1)

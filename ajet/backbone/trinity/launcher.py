@@ -34,7 +34,7 @@ from ajet.backbone.cluster.processes import MARK, end_all
 from ajet.backbone.cluster.ray_start import ClusterPlace, ray_environment, ray_settings, serve_as_worker
 from ajet.backbone.cluster.settings import training_steps
 from ajet.backbone.local.report import show_report
-from ajet.backbone.outcome import EXIT_NOTHING_TRAINED, NOTHING_TRAINED, trained_nothing
+from ajet.backbone.outcome import exit_code
 from ajet.backbone.trinity.config_map import CPU_GPUS, RunFacts, check_honoured, run_mode, trinity_settings
 from ajet.backbone.trinity.metric_names import translate, unchanged
 from ajet.backbone.trinity.plugin import CPU
@@ -112,10 +112,7 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | N
         keep_weights(weights, experiment.hf)
     if options is None or not options.json:
         show_report(experiment.path, quiet=options is not None and options.quiet)
-    if not explores and trained_nothing(experiment.path, plan.resumed_step or 0):
-        log.error(NOTHING_TRAINED)
-        return EXIT_NOTHING_TRAINED
-    return 0
+    return 0 if explores else exit_code(experiment.path, plan.resumed_step or 0)
 
 
 def require_trinity() -> None:

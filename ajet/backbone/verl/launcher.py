@@ -36,7 +36,7 @@ from ajet.backbone.cluster.processes import MARK, end_all
 from ajet.backbone.cluster.ray_start import ClusterPlace, ray_environment, ray_settings, serve_as_worker
 from ajet.backbone.cluster.settings import training_steps
 from ajet.backbone.local.report import show_report
-from ajet.backbone.outcome import EXIT_NOTHING_TRAINED, NOTHING_TRAINED, trained_nothing
+from ajet.backbone.outcome import exit_code
 from ajet.backbone.verl.config_map import RunFacts, check_honoured, pass_through, verl_settings
 from ajet.backbone.verl.gpu_check import check_gpus
 from ajet.backbone.verl.verl_metrics import translate
@@ -105,10 +105,7 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | N
         keep_weights(plan.checkpoints / f"global_step_{step}" / "actor" / "huggingface", experiment.hf)
     if options is None or not options.json:
         show_report(experiment.path, quiet=options is not None and options.quiet)
-    if trained_nothing(experiment.path, plan.resumed_step or 0):
-        log.error(NOTHING_TRAINED)
-        return EXIT_NOTHING_TRAINED
-    return 0
+    return exit_code(experiment.path, plan.resumed_step or 0)
 
 
 def _cluster_place(options: LaunchOptions | None) -> ClusterPlace | None:

@@ -283,7 +283,7 @@ def compute_alone() -> int:
     """From here on this thread computes without helpers; says how many threads it could have used.
 
     OpenMP keeps the helpers that a thread has once had, and where there are more in a process than cores, they all go
-    to sleep after each piece of work: an engine that had two for loading only made its trainer a third slower.
+    to sleep after each piece of work: an engine that has two for loading alone makes its trainer a third slower.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

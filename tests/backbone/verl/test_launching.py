@@ -17,7 +17,7 @@ from ajet.backbone.cluster.child_log import LEFT_OUT, ChildLog
 from ajet.backbone.cluster.failure import last_error
 from ajet.backbone.cluster.metrics_tail import MetricsTail
 from ajet.backbone.cluster.payload import RunPayload
-from ajet.backbone.cluster.processes import MARK, end_all, marked
+from ajet.backbone.cluster.processes import MARK, end_all, of_run
 from ajet.backbone.cluster.ray_start import ClusterPlace, wait_for_port
 from ajet.backbone.verl.gpu_check import busy_gpus, parse_gpus
 from ajet.backbone.verl.verl_metrics import translate
@@ -136,10 +136,10 @@ def test_everything_marked_is_ended_orphans_too() -> None:
     )
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {stubborn!r}], start_new_session=True)"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, MARK: mark}, check=True, stdout=subprocess.DEVNULL)
-    assert len(marked(mark)) == 1
+    assert len(of_run(mark)) == 1
     time.sleep(0.3)
     end_all(mark, patience_s=0.5)
-    assert marked(mark) == []
+    assert of_run(mark) == []
 
 
 def test_a_process_that_lost_its_mark_is_found_in_its_session() -> None:
@@ -148,10 +148,10 @@ def test_a_process_that_lost_its_mark_is_found_in_its_session() -> None:
     code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'], env={})"
     parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, MARK: mark}, start_new_session=True)
     parent.wait()
-    assert marked(mark) == []
-    assert len(marked(mark, parent.pid)) == 1
+    assert of_run(mark) == []
+    assert len(of_run(mark, parent.pid)) == 1
     assert end_all(mark, session=parent.pid) == 1
-    assert marked(mark, parent.pid) == []
+    assert of_run(mark, parent.pid) == []
 
 
 def test_the_childs_log_holds_neither_secrets_nor_the_payload(tmp_path: Path) -> None:
