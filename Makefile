@@ -57,10 +57,10 @@ test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in
 	@touch $@
 
 test-verl: .venv-verl/.ready  ## run the verl backbone's tests in its own environment, a learning run among them
-	AJET_LONG_TESTS=1 .venv-verl/bin/python -m pytest tests/backbone/verl
+	AJET_LONG_TESTS=1 .venv-verl/bin/python -m pytest tests/backbone/ray/verl
 
 smoke-verl: .venv-verl/.ready  ## a short run of the verl backbone: three steps on the CPU, and a resume
-	.venv-verl/bin/python -m pytest tests/backbone/verl/test_run.py -k saves_and_resumes
+	.venv-verl/bin/python -m pytest tests/backbone/ray/verl/test_run.py -k saves_and_resumes
 
 .venv-verl/.ready: pyproject.toml constraints/verl.txt
 	$(PYTHON) -m venv .venv-verl
@@ -69,10 +69,10 @@ smoke-verl: .venv-verl/.ready  ## a short run of the verl backbone: three steps 
 	@touch $@
 
 test-trinity: .venv-trinity/.ready  ## run the trinity backbone's tests in its own environment
-	AJET_LONG_TESTS=1 .venv-trinity/bin/python -m pytest tests/backbone/trinity
+	AJET_LONG_TESTS=1 .venv-trinity/bin/python -m pytest tests/backbone/ray/trinity
 
 smoke-trinity: .venv-trinity/.ready  ## a short run of the trinity backbone: three steps on the CPU
-	.venv-trinity/bin/python -m pytest tests/backbone/trinity/test_trinity_run.py -k trains_and_synchronises
+	.venv-trinity/bin/python -m pytest tests/backbone/ray/trinity/test_trinity_run.py -k trains_and_synchronises
 
 .venv-trinity/.ready: pyproject.toml constraints/trinity.txt
 	$(PYTHON) -m venv .venv-trinity

@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import openai.resources.chat  # noqa: F401 - so that the first episodes' time is not an import's
 from common import write_result
 
-from ajet.backbone.services import Services
 from ajet.config import Config, make_config
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
+from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 from ajet.task_runner.threads import GRACE_S
@@ -85,7 +85,7 @@ def run(episodes: int, *, isolated: bool, parallel: int) -> dict[str, Any]:
     ended: list[Episode] = []
     config = config_of(isolated=isolated, parallel=parallel)
     cpu = _cpu_s()
-    with Services(config, make_engine=scripted, on_episode=ended.append) as services:
+    with Runtime(config, make_engine=scripted, on_episode=ended.append) as services:
         services.model()
         services.run(services.venue.ready())
         started = time.perf_counter()

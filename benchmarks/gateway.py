@@ -26,10 +26,10 @@ from common import write_result
 
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.engine.model_source import ModelSource
-from ajet.engine.parsers import pick_parser
 from ajet.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest
 from ajet.session import EpisodeSession, SessionSettings
+from ajet.session.parsers import pick_parser
 
 REPLY_TOKENS = 50
 TOOLS = [

@@ -27,7 +27,7 @@ from session_parts import USER  # noqa: E402
 from test_hostile_clients import CHAT, wrong_keys  # noqa: E402
 
 from ajet.context_tracker import TrackerSettings  # noqa: E402
-from ajet.gateway.http_connection import HttpLimits  # noqa: E402
+from ajet.http.connection import HttpLimits  # noqa: E402
 
 BODY = {"model": "m", "messages": USER}
 DEADLINE_S = 5.0

@@ -28,7 +28,7 @@ import numpy as np
 from common import write_result
 
 import ajet.backbone.local.loop as loop
-import ajet.backbone.services as services
+import ajet.runtime.runtime as services
 from ajet.backbone.options import LaunchOptions
 from ajet.config.loader import load_config
 from ajet.engine.model_source import ModelSource
@@ -160,7 +160,7 @@ def conduct(folder: Path, steps: int) -> Watch:
 
     tokenizer = ModelSource.resolve(config.ajet.model.path).tokenizer()
     engine = ScriptedEngine(speak, tokenizer)
-    services.Services.__init__.__kwdefaults__["make_engine"] = lambda _: engine
+    services.Runtime.__init__.__kwdefaults__["make_engine"] = lambda _: engine
     loop.Learner = NoLearner  # type: ignore[misc, assignment]
     with ExperimentFolder.open(config, exp_dir=folder / "runs", source_yaml=conf, fresh=True) as experiment:
         Watched(config, experiment, LaunchOptions(quiet=True)).run()

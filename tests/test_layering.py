@@ -15,22 +15,49 @@ AJET = Path(__file__).parent.parent / "ajet"
 
 MAY_IMPORT: dict[str, set[str]] = {
     "schema": set(),
-    "config": {"schema"},
-    "task_reader": {"schema", "config"},
-    "task_judge": {"schema", "config"},
+    "user_code": {"schema"},
+    "config": {"schema", "user_code"},
+    "http": {"schema"},
+    "task_reader": {"schema", "config", "user_code"},
+    "task_judge": {"schema", "config", "user_code"},
     "context_tracker": {"schema"},
     "engine": {"schema"},
     "session": {"schema", "context_tracker", "engine"},
-    "gateway": {"schema", "session"},
-    "tuner": {"schema", "session", "gateway"},
-    "task_runner": {"schema", "config", "tuner", "task_judge", "session", "gateway", "context_tracker"},
+    "gateway": {"schema", "session", "http"},
+    "tuner": {"schema", "session", "gateway", "http"},
+    "workflow": {"schema", "tuner"},
+    "task_runner": {
+        "schema",
+        "config",
+        "tuner",
+        "task_judge",
+        "session",
+        "gateway",
+        "context_tracker",
+        "user_code",
+        "workflow",
+    },
     "task_rollout": {"schema", "config", "task_runner", "task_reader"},
     "credit": {"schema"},
     "trainer": {"schema", "credit"},
-    "observe": {"schema"},
-    "viewer": {"schema", "observe"},
+    "observe": {"schema", "user_code"},
+    "runtime": {
+        "schema",
+        "config",
+        "user_code",
+        "workflow",
+        "context_tracker",
+        "engine",
+        "session",
+        "gateway",
+        "tuner",
+        "task_judge",
+        "task_runner",
+        "task_rollout",
+    },
+    "viewer": {"schema", "observe", "http"},
 }
-"""The parts below `backbone` and `cli`, which may import everything. `ajet/*.py` are facades."""
+"""Rooms (folders, or single modules) below `backbone` and `cli`, which may import everything."""
 
 HEAVY = {
     "torch",
@@ -71,7 +98,8 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 def imports_of_part(part: str) -> Iterator[tuple[Path, str]]:
-    for path in sorted((AJET / part).rglob("*.py")):
+    module = AJET / f"{part}.py"
+    for path in [module] if module.is_file() else sorted((AJET / part).rglob("*.py")):
         for module in imports_of(path):
             yield path.relative_to(AJET.parent), module
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.debug_view import EpisodeView, JsonView, QuietView, View
 from ajet.backbone.options import LaunchOptions
-from ajet.backbone.services import STOP_S, Services, outcome
 from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.runtime.runtime import STOP_S, Runtime, outcome
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks
@@ -51,7 +51,7 @@ class _Session:
         self._recorder = recorder
         self._queries = {task.task_id: task.main_query for task in tasks}
         self._quit = False
-        self._services = Services(
+        self._services = Runtime(
             config, parallel=min(config.ajet.debug.debug_max_parallel, len(tasks)), on_episode=self._ended
         )
 
@@ -67,7 +67,7 @@ class _Session:
             return EXIT_INTERRUPTED
         return 0 if any(episode.usable for episode in self._view.episodes) else EXIT_ALL_FAILED
 
-    def _run_episodes(self, services: Services) -> None:
+    def _run_episodes(self, services: Runtime) -> None:
         """Ctrl-C ends the episodes as `cancelled`: they are shown and recorded like any other."""
         running = services.submit(services.pool.run_episodes(self._tasks))
         try:

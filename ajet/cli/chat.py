@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ajet.cli.served_model import ServedModel
+    from ajet.runtime.served_model import ServedModel
     from ajet.schema.chat import Message
     from ajet.session import EpisodeSession
 
@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 async def _chat(arguments: Namespace) -> int:
-    from ajet.cli.served_model import load_served_model
+    from ajet.runtime.served_model import load_served_model
 
     model = load_served_model(arguments.target, arguments.overrides)
     try:

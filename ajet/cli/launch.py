@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 BACKBONES = {
     "local": "ajet.backbone.local",
     "debug": "ajet.backbone.debug",
-    "verl": "ajet.backbone.verl",
-    "trinity": "ajet.backbone.trinity",
+    "verl": "ajet.backbone.ray.verl",
+    "trinity": "ajet.backbone.ray.trinity",
 }
 DEFAULT_BACKBONE: BackboneName = "local"
 VIEWER_START_S = 10.0
@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
 
     log_to_terminal(quiet=arguments.options.quiet or arguments.options.json)
     if arguments.kill or arguments.autokill:
-        from ajet.cli.services import end_recorded
+        from ajet.runtime.processes import end_recorded
 
         for line in end_recorded(arguments.prefix):
             print(line, file=sys.stderr)
@@ -121,8 +121,8 @@ def _has_code(module: str) -> bool:
 
 def _conduct(arguments: LaunchArguments, config: Config, start: Callable[..., int]) -> int:
     """From the experiment folder's opening to its close. Nothing that was started outlives it."""
-    from ajet.cli.services import recorded_run, start_service
     from ajet.observe.experiment import ExperimentFolder
+    from ajet.runtime.processes import recorded_run, start_service
 
     _terminate_like_interrupt()
     with ExitStack() as stack:
@@ -181,7 +181,7 @@ def _user_files(config: Config) -> list[Path]:
 @contextmanager
 def _viewer(experiment: ExperimentFolder) -> Iterator[None]:
     """The viewer in a process of its own; its address is printed as soon as it has one."""
-    from ajet.cli.services import start_command
+    from ajet.runtime.processes import start_command
 
     if not COMMANDS["view"].exists:
         raise FeatureUnavailableError("--with-logview: the viewer is not part of this version")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ajet.backbone.debug_view import EpisodeView
-from ajet.backbone.services import Services
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import Reply, ScriptedEngine, read_replies
+from ajet.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -33,7 +33,7 @@ def rehearse(config: Config, task: Task, replies_file: str | None = None) -> boo
 
     view = EpisodeView(config.ajet.task_judge.success_threshold)
     ended: list[Episode] = []
-    with Services(config, make_engine=scripted, parallel=1, on_episode=ended.append) as services:
+    with Runtime(config, make_engine=scripted, parallel=1, on_episode=ended.append) as services:
         services.run(services.pool.run_episodes([task]))
     view.started(1, 1)
     view.episode(ended[-1], task.main_query)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ajet.cli.served_model import ServedModel
     from ajet.gateway.gateway import Gateway
+    from ajet.runtime.served_model import ServedModel
 
 
 def run(argv: Sequence[str]) -> int:
@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 async def _serve(arguments: Namespace) -> int:
-    from ajet.cli.served_model import load_served_model
+    from ajet.runtime.served_model import load_served_model
 
     model = load_served_model(arguments.target, arguments.overrides)
     gateway = _open_gateway(model, arguments)
@@ -65,7 +65,7 @@ async def _interrupted() -> None:
 
 def _open_gateway(model: ServedModel, arguments: Namespace) -> Gateway:
     """A gateway that answers whoever knows the key, each request as a conversation of its own."""
-    from ajet.gateway.answer import Caller
+    from ajet.gateway.caller import Caller
     from ajet.gateway.gateway import EpisodeKey, Gateway, GatewaySettings, _Entry
     from ajet.gateway.keys import InvalidKeyError
     from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET

@@ -28,10 +28,10 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--show", action="store_true", help="print the command instead of running it")
     arguments, extra = parser.parse_known_args(argv)
 
-    from ajet.cli.served_model import weights_of
     from ajet.engine.model_source import ModelSource
     from ajet.engine.vllm.server import MODULE
     from ajet.engine.vllm.settings import VllmSettings, server_arguments, server_environment
+    from ajet.runtime.served_model import weights_of
 
     settings = VllmSettings(
         model=ModelSource.resolve(weights_of(arguments.model)).path,

@@ -14,7 +14,7 @@ from ajet.config.problems import Problem
 from ajet.config.root import AjetConfig
 from ajet.config.section import Section
 from ajet.schema.errors import ImportPathError
-from ajet.schema.import_path import find_file, split_import_path
+from ajet.user_code import find_file, split_import_path
 
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 """`name` or `owner/name`; anything with more slashes can only be a folder."""

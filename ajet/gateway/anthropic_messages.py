@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 from ajet.gateway import fields
-from ajet.gateway.answer import Answer, Caller, anthropic_error_body, encode, json_answer, stream_answer
+from ajet.gateway.caller import Caller
 from ajet.gateway.fields import BadField, kind
 from ajet.gateway.openai_chat import MAX_STOPS, read_model
 from ajet.gateway.reply_stream import Event, ReplyStream
+from ajet.http.answer import Answer, anthropic_error_body, encode, json_answer, stream_answer
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError
 from ajet.schema.generation import Sampling

@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ajet.gateway import fields
-from ajet.gateway.answer import Answer, Caller, error_answer, json_answer
 from ajet.gateway.anthropic_messages import count_tokens, messages
+from ajet.gateway.caller import Caller
 from ajet.gateway.fields import BadField, json_body
 from ajet.gateway.keys import KeyScopeError
 from ajet.gateway.openai_chat import MODEL_PREFIX, chat_completions
 from ajet.gateway.openai_completions import completions
+from ajet.http.answer import Answer, error_answer, json_answer
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import InvalidRequestError, ModelCallError
 

@@ -10,11 +10,12 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from ajet.gateway.answer import Answer, Caller, error_answer, json_answer
+from ajet.gateway.caller import Caller
 from ajet.gateway.endpoints import answer, normal_path, not_found
-from ajet.gateway.http_connection import HttpConnection, HttpLimits, HttpRequest, HttpServerState
 from ajet.gateway.keys import InvalidKeyError, KeyRing, agent_key
 from ajet.gateway.openai_chat import MODEL_PREFIX
+from ajet.http.answer import Answer, error_answer, json_answer
+from ajet.http.connection import HttpConnection, HttpLimits, HttpRequest, HttpServerState
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import EngineOverloadedError, ModelCallError, SessionClosedError
 from ajet.session import EpisodeSession

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet.gateway import fields
-from ajet.gateway.answer import Answer, Caller, encode, json_answer, openai_error_body, stream_answer
+from ajet.gateway.caller import Caller
 from ajet.gateway.chat_messages import read_messages, read_tool_choice, read_tools
 from ajet.gateway.fields import BadField
 from ajet.gateway.keys import KeyScopeError
 from ajet.gateway.reply_stream import Event, ReplyStream
+from ajet.http.answer import Answer, encode, json_answer, openai_error_body, stream_answer
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, ChatReply, ChatRequest
 from ajet.schema.errors import ModelCallError
 from ajet.schema.generation import Completion, Sampling

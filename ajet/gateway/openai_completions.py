@@ -12,10 +12,11 @@ from itertools import accumulate
 from typing import Any
 
 from ajet.gateway import fields
-from ajet.gateway.answer import Answer, Caller, encode, json_answer, openai_error_body, stream_answer
+from ajet.gateway.caller import Caller
 from ajet.gateway.fields import BadField
 from ajet.gateway.openai_chat import MAX_CHOICES, NO_EFFECT, read_model, read_sampling
 from ajet.gateway.reply_stream import Event, ReplyStream
+from ajet.http.answer import Answer, encode, json_answer, openai_error_body, stream_answer
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest
 from ajet.schema.errors import ModelCallError
 from ajet.session import EpisodeSession, ReplyDelta

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from ajet.engine.base import Engine
-from ajet.engine.parsers import PLAIN, Delta, ReplyParser
 from ajet.schema.chat import ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import (
     AjetError,
@@ -24,6 +23,7 @@ from ajet.schema.errors import (
 )
 from ajet.schema.generation import Completion, GenerateRequest, TokenChunk
 from ajet.session.decoding import IncrementalText
+from ajet.session.parsers import PLAIN, Delta, ReplyParser
 from ajet.session.response_format import ResponseFormat
 from ajet.session.settings import SessionSettings
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.schema.errors import FeatureUnavailableError
-from ajet.schema.import_path import import_class
 from ajet.task_judge.base_judge import BaseJudge
+from ajet.user_code import import_class
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ajet.config.task_reader import TaskReaderConfig
 from ajet.schema.errors import FeatureUnavailableError
-from ajet.schema.import_path import load_symbol
 from ajet.schema.task import Task
 from ajet.task_reader.task_reader_base import BaseTaskReader, require_tasks, with_unique_ids
+from ajet.user_code import load_symbol
 
 log = logging.getLogger("ajet.task_reader")
 

@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from ajet.gateway.answer import Answer, Caller
+from ajet.gateway.caller import Caller
 from ajet.gateway.endpoints import answer
+from ajet.http.answer import Answer
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any, cast
 
-from ajet.gateway.answer import Answer
+from ajet.http.answer import Answer
 from ajet.tuner.crossing import Crossing
 
 BASE_URL = "http://ajet.in-process/v1"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ajet.gateway.answer import Caller
+from ajet.gateway.caller import Caller
 from ajet.gateway.endpoints import bare_call_id
 from ajet.gateway.keys import agent_key
 from ajet.gateway.openai_chat import MODEL_PREFIX

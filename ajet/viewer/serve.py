@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from ajet.http.access import LOOPBACK, Access
 from ajet.schema.errors import UserError
-from ajet.viewer.access import LOOPBACK, Access
 from ajet.viewer.app import create_app
 from ajet.viewer.library import Library, NoExperimentsError
 

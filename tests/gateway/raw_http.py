@@ -12,7 +12,7 @@ from session_parts import LineEngine, new_session
 
 from ajet.context_tracker import TrackerSettings
 from ajet.gateway import EpisodeKey, Gateway, GatewaySettings
-from ajet.gateway.http_connection import HttpLimits
+from ajet.http.connection import HttpLimits
 from ajet.session import EpisodeSession
 
 

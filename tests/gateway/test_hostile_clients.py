@@ -23,8 +23,8 @@ from session_parts import USER, LineEngine, aborted, replied
 
 from ajet.gateway import Gateway, GatewaySettings
 from ajet.gateway.endpoints import POST
-from ajet.gateway.http_connection import HttpLimits
 from ajet.gateway.keys import KeyRing, agent_key
+from ajet.http.connection import HttpLimits
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": USER}

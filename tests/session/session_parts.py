@@ -10,10 +10,10 @@ from typing import Any
 from ajet.config.helper import HelperConfig
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.engine.model_source import ModelSource
-from ajet.engine.parsers import pick_parser
 from ajet.schema.errors import EngineError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 from ajet.session import EpisodeSession, SessionSettings
+from ajet.session.parsers import pick_parser
 
 CONFIG = SimpleNamespace(ajet=SimpleNamespace(rollout=SimpleNamespace(max_model_len=100_000), helper=HelperConfig()))
 USER = [{"role": "user", "content": "hello"}]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ajet.config import Config, make_config
-from ajet.engine.parsers import pick_parser
 from ajet.gateway.gateway import Gateway
 from ajet.schema.call_tree import CallTree
 from ajet.schema.episode import Episode, EpisodeStatus, Outcome
@@ -16,6 +15,7 @@ from ajet.schema.errors import ContextOverflowError, RewardError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, Sampling
 from ajet.schema.ledger import Ledger
 from ajet.session import EpisodeSession, SessionSettings
+from ajet.session.parsers import pick_parser
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.supplies import Access, EpisodeOrder

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.services import Services
 from ajet.config import load_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine
+from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 
@@ -40,7 +40,7 @@ def play(monkeypatch: pytest.MonkeyPatch, conf: Path, task: Task, *replies: str)
         return replies[min(call.index, len(replies) - 1)]
 
     engine = ScriptedEngine(says, lambda: ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
-    with Services(config, make_engine=lambda _: engine) as services:
+    with Runtime(config, make_engine=lambda _: engine) as services:
         return services.run(services.pool.run_episode(task))
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.services import Services
 from ajet.config import load_config
 from ajet.context_tracker import linear_samples
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine
+from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 
@@ -33,7 +33,7 @@ def run_one(monkeypatch: pytest.MonkeyPatch, workflow: str) -> Episode:
 
     task = Task(task_id="t", main_query="What is 6 * 7?", metadata={"answer": "42"})
     engine = ScriptedEngine(solves, lambda: ModelSource.resolve(config.ajet.model.path).tokenizer())
-    with Services(config, make_engine=lambda _: engine) as services:
+    with Runtime(config, make_engine=lambda _: engine) as services:
         return services.run(services.pool.run_episode(task))
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.services import Services
 from ajet.config import load_config
 from ajet.context_tracker import linear_samples
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine
+from ajet.runtime.runtime import Runtime
 from ajet.schema.call_tree import CallTree
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
@@ -31,7 +31,7 @@ def run_one(monkeypatch: pytest.MonkeyPatch, conf: str, replies: object, *overri
     config = load_config(TUTORIAL / conf, overrides)
     task = Task(task_id="t", main_query="What is 40 + 2?", metadata={"answer": "42"})
     engine = ScriptedEngine(replies, lambda: ModelSource.resolve(config.ajet.model.path).tokenizer())  # type: ignore[arg-type]
-    with Services(config, make_engine=lambda _: engine) as services:
+    with Runtime(config, make_engine=lambda _: engine) as services:
         episode = services.run(services.pool.run_episode(task))
     assert episode.failure is None, episode.failure
     assert episode.reward == 1.0

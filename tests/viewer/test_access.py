@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from ajet.viewer.access import Access
+from ajet.http.access import Access
 from ajet.viewer.app import create_app
 from ajet.viewer.library import Library
 from ajet.viewer.serve import AddressError, Viewer, ViewerSettings

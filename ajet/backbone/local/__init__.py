@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | None = None) -> int:
     """0: trained; 1: nothing could be trained."""
     from ajet.backbone.local.loop import LocalRun
-    from ajet.backbone.local.report import show_report
+    from ajet.backbone.report import show_report
 
     options = options or LaunchOptions()
     code = LocalRun(config, experiment, options).run()

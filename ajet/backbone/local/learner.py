@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ajet.backbone.local.settings import train_settings
+from ajet.backbone.settings import train_settings
 from ajet.credit import Credit, EpisodeSummary
 from ajet.engine.model_source import ModelSource
 from ajet.schema.call_tree import CallTree, FloatArray
@@ -25,8 +25,8 @@ from ajet.trainer.state import read_trainer, write_trainer
 from ajet.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
-    from ajet.backbone.services import Services
     from ajet.config import Config
+    from ajet.runtime.runtime import Runtime
 
 log = logging.getLogger("ajet.backbone.local")
 
@@ -34,7 +34,7 @@ log = logging.getLogger("ajet.backbone.local")
 class Learner:
     """Updates the model that the engine serves."""
 
-    def __init__(self, config: Config, services: Services, total_steps: int) -> None:
+    def __init__(self, config: Config, services: Runtime, total_steps: int) -> None:
         self._config = config
         self._services = services
         self._engine = services.engine_ready()

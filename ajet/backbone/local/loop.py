@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.exit_code import EXIT_NOTHING_TRAINED, NOTHING_TRAINED
 from ajet.backbone.local.hints import Hints
 from ajet.backbone.local.learner import Learner
-from ajet.backbone.local.settings import credit_settings
 from ajet.backbone.local.teaching import demonstration_batches
-from ajet.backbone.local.validation import validation_metrics, validation_repeats
 from ajet.backbone.options import LaunchOptions
-from ajet.backbone.outcome import EXIT_NOTHING_TRAINED, NOTHING_TRAINED
-from ajet.backbone.services import Services
+from ajet.backbone.settings import credit_settings
+from ajet.backbone.validation import validation_metrics, validation_repeats
 from ajet.credit import Credit, ZeroVariance, compute_credit, imitation_credit, summarise
 from ajet.observe.episode_metrics import episode_metrics, staleness
 from ajet.observe.progress import Progress, ProgressMode
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.runtime.runtime import Runtime
 from ajet.schema.call_tree import FloatArray
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.errors import ConfigError
@@ -69,7 +69,7 @@ class LocalRun:
             keep=self.common.keep_checkpoints,
             keep_best=self.common.keep_best,
         )
-        self.services = Services(config, on_episode=self.progress.episode)
+        self.services = Runtime(config, on_episode=self.progress.episode)
         self.credit_settings = credit_settings(config)
         self.threshold = config.ajet.task_judge.success_threshold
         self.stream: TaskStream

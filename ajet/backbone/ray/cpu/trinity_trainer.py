@@ -1,0 +1,151 @@
+"""The embedded trainer as Trinity's train engine, on the CPU.
+
+It trains what came through Trinity's buffer: each experience becomes a call tree of one path, its tokens, masks and
+logprobs as they are, its credit from `advantages`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from trinity.common.config import Config as TrinityConfig
+from trinity.common.experience import Experience
+from trinity.manager.synchronizer import Synchronizer
+from trinity.trainer.trainer import TrainEngineWrapper
+
+from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.row_credit import SEGMENTS
+from ajet.backbone.ray.trinity.rows import AGENT, CREDIT, ROW
+from ajet.backbone.settings import train_settings
+from ajet.credit.weights import CallCredit, EpisodeCredit
+from ajet.engine.model_source import ModelSource
+from ajet.schema.call_tree import ROOT, Call, CallTree, IntArray, Run
+from ajet.schema.generation import Sampling
+from ajet.trainer.checkpoint import CheckpointFolder
+from ajet.trainer.state import read_trainer, write_trainer
+from ajet.trainer.trainer import Trainer
+
+WEIGHTS = "actor/huggingface"
+
+
+class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
+    """Built by Trinity's trainer."""
+
+    def __init__(self, config: TrinityConfig) -> None:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        run = RunPayload.decode(config.algorithm.advantage_fn_args["payload"])
+        self._config = run.load_config()
+        self._folder = Path(config.checkpoint_job_dir)
+        self._resumes = bool(config.continue_from_checkpoint)
+        self._step = 0
+        self._temperature = self._config.ajet.rollout.temperature
+        settings = train_settings(self._config, run.total_steps)
+        source = ModelSource.resolve(run.model_path)
+        self._tokenizer = source.tokenizer()
+        model, attention = self._config.ajet.model, self._config.ajet.model.attn
+        reference: Any = source.model(model.dtype, attention) if settings.loss.kl_coef else None
+        self._trainer = Trainer(
+            source.model(model.dtype, attention),
+            settings,
+            reference=reference.requires_grad_(False) if reference is not None else None,
+        )
+        keep = self._config.ajet.trainer_common.keep_checkpoints
+        self._checkpoints = CheckpointFolder(self._folder, keep=keep, keep_best=False)
+        self._synchronizer = Synchronizer.get_actor(namespace=config.synchronizer.ray_namespace)
+
+    async def prepare(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        newest = self._checkpoints.newest() if self._resumes else None
+        if newest is not None:
+            read_trainer(self._trainer, newest)
+            self._step = newest.step
+            await self.upload_state_dict()
+
+    @property
+    def train_step_num(self) -> int:
+        return self._step
+
+    async def train_step(self, batch_exps: list[Experience]) -> dict[str, float]:
+        """One update from one batch."""
+        batch = [tree_of(exp, self._temperature) for exp in batch_exps]
+        metrics = self._trainer.update(batch)
+        self._step += 1
+        return metrics
+
+    async def save_checkpoint(self, block_until_saved: bool = False, save_as_hf: bool = False) -> None:
+        """All that a resumed run needs, and the weights in Hugging Face form."""
+        if (self._folder / f"step_{self._step}").exists():
+            return
+        self._checkpoints.save(
+            self._step,
+            {"updates": self._trainer.updates},
+            lambda folder: write_trainer(self._trainer, self._tokenizer, folder),
+        )
+
+    async def upload_state_dict(self) -> None:
+        """To Trinity's synchronizer, in memory."""
+        weights = {name: tensor.detach().clone() for name, tensor in self._trainer.model.state_dict().items()}
+        await self._synchronizer.set_model_state_dict.remote(weights, self._step)
+
+    async def save_state_dict(self) -> None:
+        """To the folder that Trinity's synchronizer watches."""
+        folder = self._folder / f"global_step_{self._step}" / WEIGHTS
+        self._trainer.model.save_pretrained(folder)
+        scratch = self._folder / ".latest"
+        scratch.write_text(str(self._step))
+        scratch.replace(self._folder / "latest_state_dict_iteration.txt")
+
+    # What needs GPUs.
+
+    def sync_weight_nccl(self) -> None:
+        raise NotImplementedError("NCCL needs GPUs: synchronizer.sync_method: memory")
+
+    async def get_weight_sync_info(self) -> None: ...
+
+    async def setup_weight_sync_group(self, *_: Any, **__: Any) -> None: ...
+
+    async def teardown_weight_sync_group(self) -> None: ...
+
+
+def tree_of(exp: Experience, temperature: float) -> tuple[CallTree, EpisodeCredit]:
+    """An experience as a call tree of one path, and its credit."""
+    ids = exp.tokens.numpy().astype(np.int32)
+    prompt = int(exp.prompt_length)
+    tree = CallTree()
+    end = _append(tree, ids[:prompt], 0)
+    credit = []
+    at = prompt
+    for index, ((_, begin, stop), (_, weight)) in enumerate(zip(exp.info[SEGMENTS], exp.info[CREDIT], strict=True)):
+        start, finish = prompt + begin, prompt + stop
+        if start > at:
+            end = _append(tree, ids[at:start], at)
+        run = _append(tree, ids[start:finish], start, call=index)
+        tree.calls.append(
+            Call(
+                name=f"{exp.info[ROW]}/{index}",
+                agent=exp.info[AGENT],
+                target="",
+                turn=index,
+                prompt_run=end,
+                prompt_tokens=start,
+                run=run,
+                logprobs=exp.logprobs[begin:stop].numpy().astype(np.float32),
+                mask=np.ones(stop - begin, np.bool_),
+                sampling=Sampling(temperature=temperature),
+            )
+        )
+        value = float(exp.advantages[begin])
+        credit.append(CallCredit([(value / weight, weight)] if weight else []))
+        end, at = run, finish
+    return tree, EpisodeCredit(exp.info[ROW], credit)
+
+
+def _append(tree: CallTree, ids: IntArray | Sequence[int], start: int, call: int = ROOT) -> int:
+    """Add a run under the last one; its index."""
+    tree.runs.append(Run(np.asarray(ids, np.int32), len(tree.runs) - 1, start, call))
+    return len(tree.runs) - 1

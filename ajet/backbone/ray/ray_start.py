@@ -1,0 +1,200 @@
+"""Where a run's Ray comes from: a private one (default), one that runs already, or a cluster by environment."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.backbone.ray.processes import MARK, end_all
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.backbone.options import LaunchOptions
+    from ajet.backbone.ray.machine import Machine
+
+CPU_LOGICAL_CORES = 8
+"""verl's actors ask for more logical cores than a laptop has; they share the real ones."""
+CPU_OBJECT_STORE = 300_000_000
+"""Bytes: enough for the weights of a small model, and little beside the memory of a laptop."""
+DEFAULT_PORT = 6379
+JOIN_DEADLINE_S = 600.0
+LOOK_S = 2.0
+"""Seconds between looks of a lent machine at the head."""
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlace:
+    """This machine's place in a cluster, from the environment."""
+
+    head: str
+    port: int
+    rank: int
+    nodes: int
+
+    @property
+    def address(self) -> str:
+        return f"{self.head}:{self.port}"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> ClusterPlace:
+        """`MASTER_ADDR`, `MASTER_PORT` (or `RAY_PORT`), `NODE_RANK` or `RANK`, `NNODES` or `WORLD_SIZE`."""
+        missing = [
+            " or ".join(names)
+            for names in (("MASTER_ADDR",), ("NODE_RANK", "RANK"), ("NNODES", "WORLD_SIZE"))
+            if not any(environment.get(name) for name in names)
+        ]
+        if missing:
+            raise UserError(
+                f"--with-ray-cluster: set {', '.join(missing)}\n"
+                "    on every machine: MASTER_ADDR=<the first machine> NNODES=<how many> NODE_RANK=<0, 1, …>"
+            )
+        try:
+            return cls(
+                head=environment["MASTER_ADDR"],
+                port=int(environment.get("RAY_PORT") or environment.get("MASTER_PORT") or DEFAULT_PORT),
+                rank=int(environment.get("NODE_RANK") or environment["RANK"]),
+                nodes=int(environment.get("NNODES") or environment["WORLD_SIZE"]),
+            )
+        except (KeyError, ValueError) as error:
+            raise UserError(
+                f"--with-ray-cluster: the ports, ranks and counts must be whole numbers ({error})"
+            ) from None
+
+
+@contextmanager
+def ray_settings(
+    options: LaunchOptions | None,
+    place: ClusterPlace | None,
+    scratch: Path,
+    machine: Machine,
+    environment: Mapping[str, str],
+) -> Iterator[dict[str, Any]]:
+    """Arguments of `ray.init` for this run; what was started for it ends with the block."""
+    if place is not None:
+        with cluster_head(place, scratch, machine, environment) as address:
+            yield {"address": address}
+    elif options is not None and options.ray_address:
+        yield {"address": options.ray_address}
+    else:
+        yield private(scratch, machine)
+
+
+def ray_environment(given: Mapping[str, str], *, shared: bool) -> dict[str, str]:
+    """The environment of everything that uses this run's Ray. `shared`: other machines or programs use it too."""
+    environment = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_DEDUP_LOGS": "0",
+        # processes that may never be used, each minutes of importing on a small machine
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_worker_register_timeout_seconds": "300",
+    }
+    if "RAY_AUTH_MODE" in given:
+        return environment
+    if not shared:  # a token of this run alone, and none written into the user's home
+        return environment | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    # every machine must have the same: with RAY_AUTH_TOKEN set on all of them it is used
+    return environment | {"RAY_AUTH_MODE": "token" if given.get("RAY_AUTH_TOKEN") else "disabled"}
+
+
+def private(scratch: Path, machine: Machine) -> dict[str, Any]:
+    """A Ray of this run's own, its files in the run's private folder."""
+    settings: dict[str, Any] = {"address": "local", "_temp_dir": str(scratch / "r"), "include_dashboard": False}
+    if machine.cpu:
+        settings |= {
+            "num_cpus": CPU_LOGICAL_CORES,
+            "num_gpus": machine.logical_gpus,  # bookkeeping: verl and Trinity place their workers by it
+            "object_store_memory": CPU_OBJECT_STORE,
+        }
+    return settings
+
+
+@contextmanager
+def cluster_head(place: ClusterPlace, scratch: Path, machine: Machine, environment: Mapping[str, str]) -> Iterator[str]:
+    """Start Ray's head here, the first machine."""
+    options = {
+        "port": place.port,
+        "node-ip-address": place.head,
+        "temp-dir": scratch / "r",
+        "include-dashboard": "false",
+        **_resources(machine),
+    }
+    with _block(["--head", *(f"--{key}={value}" for key, value in options.items())], environment):
+        wait_for_port(place.head, place.port, JOIN_DEADLINE_S, what="Ray's head")
+        yield place.address
+
+
+def serve_as_worker(place: ClusterPlace, machine: Machine, environment: Mapping[str, str]) -> int:
+    """Join the head and lend it this machine until it ends."""
+    wait_for_port(place.head, place.port, JOIN_DEADLINE_S, what=f"the head {place.address}")
+    options = {"address": place.address, **_resources(machine)}
+    with _block([f"--{key}={value}" for key, value in options.items()], environment) as process:
+        while process.poll() is None and _listens(place):
+            time.sleep(LOOK_S)
+    return 0
+
+
+def _resources(machine: Machine) -> dict[str, Any]:
+    if not machine.cpu:
+        return {}
+    return {"num-cpus": CPU_LOGICAL_CORES, "num-gpus": machine.logical_gpus, "object-store-memory": CPU_OBJECT_STORE}
+
+
+def _listens(place: ClusterPlace) -> bool:
+    try:
+        socket.create_connection((place.head, place.port), timeout=10).close()
+    except OSError:
+        return False
+    return True
+
+
+def wait_for_port(host: str, port: int, deadline_s: float, *, what: str) -> None:
+    """Return when somebody listens there; raise when nobody does in time."""
+    until = time.monotonic() + deadline_s
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=2).close()
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                raise UserError(
+                    f"--with-ray-cluster: {what} at {host}:{port} did not answer within {deadline_s:.0f} s ({error})\n"
+                    "    is MASTER_ADDR right on every machine, and the port open between them?"
+                ) from None
+            time.sleep(0.5)
+
+
+@contextmanager
+def _block(arguments: list[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """`ray start --block`, ended with the block, and by the kernel if this process is killed."""
+    ray = str(Path(sys.executable).with_name("ray"))
+    die_with_us = (
+        f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, 15); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", die_with_us, ray, "start", "--block", *arguments],
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        end_all(environment[MARK], session=process.pid)

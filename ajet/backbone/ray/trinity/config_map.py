@@ -1,0 +1,352 @@
+"""From our configuration to Trinity's: a pure function that needs neither Trinity nor torch.
+
+`trinity_settings` gives Trinity's keys (dotted) and their values; `check_honoured` says which of our keys Trinity can't
+honour. Episodes, groups and credit stay ours: what runs, reads, weighs and samples is named by its import path, which
+Trinity looks up in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.backbone.ray.machine import Machine, Note
+from ajet.backbone.ray.settings import flatten, micro_tokens, resolved_dtype
+from ajet.backbone.validation import validation_repeats
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+
+HERE = "ajet.backbone.ray.trinity"
+WORKFLOW = f"{HERE}.workflow.GroupWorkflow"
+READER = f"{HERE}.reader.TrinityTaskReader"
+CREDIT = f"{HERE}.credit.AjetCredit"
+SAMPLING = f"{HERE}.sampling.WholeBatches"
+LOSS = f"{HERE}.loss.AjetPolicyLoss"
+ALGORITHM = f"{HERE}.algorithm.AjetAlgorithm"
+ALGORITHM_WITHOUT_REFERENCE = f"{HERE}.algorithm.AjetAlgorithmWithoutReference"
+MONITOR = f"{HERE}.monitor.FileMonitor"
+NAMESPACE = "ajet"
+CPU_GPUS = 2
+"""What Ray is told of a machine without a GPU: one for an engine, one for the trainer."""
+CPU_RUNNERS = 1
+GPU_RUNNERS = 4
+"""Processes that run episodes, for each engine: each runs the episodes of one task after another."""
+GROUP_SLACK = 4
+"""Times the episode timeout that a group may take: attempts that fail are run again, and groups refilled."""
+KL_TYPES = {
+    "kl": "k1",
+    "k1": "k1",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "low_var_kl",
+    "k3": "low_var_kl",
+    "abs": "abs",
+}
+TRAIN_TIMEOUT_S = 3600.0
+DEFAULT_STALENESS = 1
+"""Steps by which the policy that samples may lag behind, in Trinity's fully asynchronous style."""
+MODES = ("both", "explore", "train")
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What the mapping must know of the run."""
+
+    model_path: str
+    """A folder with the model and its tokenizer."""
+    checkpoint_dir: Path
+    total_steps: int
+    payload: str = ""
+    """`RunPayload.encode()`, for our own classes in Trinity's processes."""
+    metrics_dir: Path = Path()
+    """Where Trinity's metrics go."""
+    validates: bool = True
+    """Whether there are validation tasks."""
+
+
+def trinity_settings(config: Config, run: RunFacts, machine: Machine) -> Settings:
+    """All keys of Trinity's configuration that a run sets, the user's own pass-through last."""
+    refused = [note for note in check_honoured(config, machine) if note.refused]
+    if refused:
+        raise ConfigError("the trinity backbone can't honour:\n" + "\n".join(f"  {note}" for note in refused))
+    settings: Settings = {}
+    for part in (_run, _algorithm, _model, _buffer, _explorer, _trainer, _synchronizer):
+        settings |= part(config, run, machine)
+    return settings | pass_through(config)
+
+
+def run_mode(config: Config) -> str:
+    """`both`, or what `ajet.trinity.mode` says."""
+    mode = str(pass_through(config).get("mode", "both"))
+    if mode not in MODES:
+        raise ConfigError(f"ajet.trinity.mode: {mode!r} is not one of {', '.join(MODES)}")
+    return mode
+
+
+def pass_through(config: Config) -> Settings:
+    """Trinity's own keys as the user wrote them: `trinity.…` and `ajet.trinity.…`."""
+    return dict(flatten(config.trinity)) | dict(flatten(config.ajet.trinity))
+
+
+def sync_style(config: Config) -> str:
+    """How explorer and trainer wait for each other."""
+    return str(pass_through(config).get("synchronizer.sync_style", "fixed")).lower()
+
+
+def max_staleness(config: Config) -> int | None:
+    """Steps by which the sampling policy may lag; None: Trinity's own waiting bounds it."""
+    given = pass_through(config).get("algorithm.sample_strategy_args.max_staleness")
+    if given is not None:
+        return int(given)
+    return DEFAULT_STALENESS if sync_style(config) == "fully_async" else None
+
+
+def check_honoured(config: Config, machine: Machine) -> list[Note]:
+    """Our keys that Trinity can't honour: refused, or named once at start."""
+    return [*_refusals(config, machine), *_approximations(config, machine)]
+
+
+def _refusals(config: Config, machine: Machine) -> Iterator[Note]:
+    ajet = config.ajet
+    common, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
+    place = "ajet.trainer_common"
+    if algorithm.use_kl_in_reward:
+        yield Note(f"{place}.algorithm.use_kl_in_reward", "advantages are computed before Trinity's trainer has the "
+                   "reference's logprobs; set use_kl_loss: true instead", refused=True)  # fmt: skip
+    uses_terms = (common.use_kl_loss and common.kl_loss_coef) or algorithm.entropy_coef
+    if uses_terms and algorithm.loss_norm != "token_mean" and not machine.cpu:
+        yield Note(f"{place}.algorithm.loss_norm", f"Trinity weighs the KL and entropy terms of all tokens alike, so "
+                   f"{algorithm.loss_norm} needs use_kl_loss: false and entropy_coef: 0, or loss_norm: token_mean",
+                   refused=True)  # fmt: skip
+    if common.use_kl_loss and common.kl_loss_type not in KL_TYPES:
+        yield Note(f"{place}.kl_loss_type", f"Trinity knows {', '.join(KL_TYPES)}", refused=True)
+    if algorithm.policy_loss == "sft" and algorithm.sft.demonstrations is not None:
+        yield Note(f"{place}.algorithm.sft.demonstrations", "recorded conversations train with `local`", refused=True)
+    if common.optim.lr_scheduler_type == "linear" and not machine.cpu:
+        yield Note(f"{place}.optim.lr_scheduler_type", "Trinity knows `constant` and `cosine`", refused=True)
+    if ajet.rollout.engine in ("remote", "scripted"):
+        yield Note("ajet.rollout.engine", f"`{ajet.rollout.engine}` has no weights to train", refused=True)
+    if ajet.rollout.temperature == 0:
+        yield Note("ajet.rollout.temperature", "training at temperature 0 explores nothing", refused=True)
+    if ajet.model.lora.enabled and (ajet.model.lora.dropout or machine.cpu):
+        why = "the CPU trainer of this backbone trains whole weights" if machine.cpu else "set it to 0"
+        yield Note("ajet.model.lora" + ("" if machine.cpu else ".dropout"), why, refused=True)
+    if common.val_only:
+        yield Note(f"{place}.val_only", "validate with `ajet eval`", refused=True)
+    mode = pass_through(config).get("mode", "both")
+    if mode not in MODES:
+        yield Note("ajet.trinity.mode", f"{mode!r} is not one of {', '.join(MODES)}", refused=True)
+
+
+def _approximations(config: Config, machine: Machine) -> Iterator[Note]:
+    ajet = config.ajet
+    common = ajet.trainer_common
+    if common.algorithm.policy_loss == "gspo":
+        yield Note("ajet.trainer_common.algorithm.policy_loss",
+                   "Trinity sees one row at a time: where an episode's agent gives several rows, gspo's ratio is each "
+                   "row's own")  # fmt: skip
+    if common.algorithm.zero_variance_groups == "resample":
+        yield Note("ajet.trainer_common.algorithm.zero_variance_groups", "trinity gets `skip`: no other tasks instead")
+    if common.keep_best and "keep_best" in common.model_fields_set:
+        yield Note("ajet.trainer_common.keep_best", "Trinity keeps the newest checkpoints only")
+    if ajet.rollout.deterministic:
+        yield Note("ajet.rollout.deterministic", "requests reach Trinity's engines in no fixed order: ignored")
+    if common.algorithm.rollout_correction.mode != "none" and not machine.cpu:
+        yield Note("ajet.trainer_common.algorithm.rollout_correction", "Trinity's ratio is to the sampling policy "
+                   "itself, which corrects for it: ignored")  # fmt: skip
+    if sync_style(config) == "fully_async" and common.test_freq > 0 and "test_freq" in common.model_fields_set:
+        yield Note("ajet.trainer_common.test_freq", "Trinity does not validate in its fully asynchronous style")
+    if machine.cpu:
+        yield Note("ajet.rollout.engine", "on CPU the rollout model and the train engine are ours, the embedded ones; "
+                   "explorer, scheduler, buffer, trainer and synchronizer are Trinity's")  # fmt: skip
+    elif ajet.rollout.engine == "torch":
+        yield Note("ajet.rollout.engine", "on GPUs Trinity is served by vllm (or sglang), not by the embedded engine")
+
+
+def _run(config: Config, run: RunFacts, machine: Machine) -> Settings:
+    common = config.ajet.trainer_common
+    return {
+        "mode": "both",
+        "project": config.ajet.project_name,
+        "name": "run",
+        "ray_namespace": NAMESPACE,
+        "checkpoint_root_dir": str(run.checkpoint_dir),
+        "continue_from_checkpoint": common.resume != "never",
+        "ignore_validator_suggestions": True,
+        "cluster.node_num": 1 if machine.cpu else common.nnodes,
+        "cluster.gpu_per_node": CPU_GPUS if machine.cpu else common.n_gpus_per_node,
+        "monitor.monitor_type": MONITOR,
+        "monitor.monitor_args": {"folder": str(run.metrics_dir)},
+    }
+
+
+def _algorithm(config: Config, run: RunFacts, machine: Machine) -> Settings:
+    common = config.ajet.trainer_common
+    algorithm, optim = common.algorithm, common.optim
+    uses_kl = common.use_kl_loss and common.kl_loss_coef > 0
+    replicas = trainer_replicas(config, machine)
+    return {
+        "algorithm.algorithm_type": ALGORITHM if uses_kl else ALGORITHM_WITHOUT_REFERENCE,
+        "algorithm.repeat_times": config.ajet.rollout.num_repeat,
+        "algorithm.advantage_fn": CREDIT,
+        "algorithm.advantage_fn_args": {"payload": run.payload},
+        "algorithm.sample_strategy": SAMPLING,
+        "algorithm.sample_strategy_args": {
+            "multiple": replicas * common.mini_batch_num,
+            "updates": common.mini_batch_num,
+            "max_staleness": max_staleness(config),
+        },
+        "algorithm.policy_loss_fn": LOSS,
+        "algorithm.policy_loss_fn_args": {
+            "kind": algorithm.policy_loss,
+            "clip_low": algorithm.clip_low,
+            "clip_high": algorithm.clip_high,
+            "scale": replicas * common.mini_batch_num,
+        },
+        "algorithm.kl_loss_fn": KL_TYPES.get(common.kl_loss_type, "none") if uses_kl else "none",
+        "algorithm.kl_loss_fn_args": {"kl_coef": common.kl_loss_coef if uses_kl else 0.0},
+        "algorithm.kl_penalty_fn": "none",
+        "algorithm.entropy_loss_fn": "default" if algorithm.entropy_coef else "none",
+        "algorithm.entropy_loss_fn_args": {"entropy_coef": algorithm.entropy_coef} if algorithm.entropy_coef else {},
+        "algorithm.loss_agg_mode": "token-mean",
+        # the ratio is to the policy that sampled, whose logprobs are exact
+        "algorithm.bypass_old_logprobs": True,
+        "algorithm.optimizer.lr": optim.lr,
+        "algorithm.optimizer.betas": list(optim.betas),
+        "algorithm.optimizer.weight_decay": optim.weight_decay,
+        "algorithm.optimizer.clip_grad": optim.clip_grad,
+        "algorithm.optimizer.lr_warmup_steps": optim.lr_warmup_steps,
+        "algorithm.optimizer.lr_scheduler_type": "constant" if machine.cpu else optim.lr_scheduler_type,
+    }
+
+
+def trainer_replicas(config: Config, machine: Machine) -> int:
+    """Data-parallel ranks of Trinity's trainer: the GPUs that the engines leave, by sequence parallelism."""
+    if machine.cpu:
+        return 1
+    common, rollout = config.ajet.trainer_common, config.ajet.rollout
+    gpus = common.nnodes * common.n_gpus_per_node
+    if gpus == 1:  # Trinity then puts both on the one GPU
+        return 1
+    left = gpus - rollout.n_vllm_engine * rollout.tensor_model_parallel_size
+    if left <= 0:
+        raise ConfigError(
+            f"ajet.rollout.n_vllm_engine x tensor_model_parallel_size takes all {gpus} GPUs (nnodes x gpus): "
+            "Trinity's trainer needs GPUs of its own"
+        )
+    if left % common.ulysses_sequence_parallel_size:
+        raise ConfigError(
+            f"ajet.trainer_common.ulysses_sequence_parallel_size does not divide the {left} GPUs left to the trainer"
+        )
+    return left // common.ulysses_sequence_parallel_size
+
+
+def _model(config: Config, run: RunFacts, machine: Machine) -> Settings:
+    ajet = config.ajet
+    settings: Settings = {
+        "model.model_path": run.model_path,
+        "model.max_model_len": ajet.rollout.max_model_len,
+        "model.max_prompt_tokens": min(ajet.data.max_prompt_length, ajet.rollout.max_model_len - 1),
+        "model.max_response_tokens": ajet.rollout.max_response_length_in_one_turn,
+        "model.temperature": ajet.rollout.temperature,
+        "model.top_p": ajet.rollout.top_p,
+        "model.top_k": ajet.rollout.top_k,
+        "model.enable_prompt_truncation": False,
+    }
+    if ajet.model.lora.enabled:
+        lora = ajet.model.lora
+        targets = lora.target_modules if isinstance(lora.target_modules, str) else ",".join(lora.target_modules)
+        settings["model.lora_configs"] = [
+            {"name": "lora", "lora_rank": lora.rank, "lora_alpha": int(lora.alpha), "target_modules": targets}
+        ]
+    return settings
+
+
+def _buffer(config: Config, run: RunFacts, machine: Machine) -> Settings:
+    ajet = config.ajet
+    common = ajet.trainer_common
+    taskset = {
+        "name": "training",
+        "storage_type": READER,
+        "path": "training",
+        "default_workflow_type": WORKFLOW,
+        "workflow_args": {"payload": run.payload},
+    }
+    mode = run_mode(config)
+    validates = (
+        run.validates and sync_style(config) != "fully_async" and (common.test_freq > 0 or common.val_before_train)
+    )
+    validation = taskset | {"name": "validation", "path": "validation", "repeat_times": validation_repeats(config)}
+    buffer: Settings = {"name": "experiences", "storage_type": "queue", "max_read_timeout": TRAIN_TIMEOUT_S}
+    if mode != "both":  # they meet on disk, maybe on different days
+        path = f"sqlite:///{run.checkpoint_dir / 'experiences.db'}"
+        buffer |= {"storage_type": "sql", "path": path, "max_read_timeout": 60.0}
+    return {
+        "buffer.batch_size": ajet.data.train_batch_size,
+        # what Trinity's own sampling would read; ours reads the whole of a batch, however many rows it has
+        "buffer.train_batch_size": ajet.data.train_batch_size * ajet.rollout.num_repeat,
+        "buffer.total_epochs": common.total_epochs,
+        "buffer.total_steps": run.total_steps,
+        "buffer.explorer_input.tasksets": [taskset],
+        "buffer.explorer_input.eval_tasksets": [validation] if validates and mode == "both" else [],
+        "buffer.trainer_input.experience_buffer": buffer,
+        "data_processor.experience_pipeline.save_input": False,
+    }
+
+
+def _explorer(config: Config, run: RunFacts, machine: Machine) -> Settings:
+    ajet = config.ajet
+    rollout, common = ajet.rollout, ajet.trainer_common
+    runners = min(rollout.max_env_worker, CPU_RUNNERS if machine.cpu else GPU_RUNNERS)
+    model = "explorer.rollout_model"
+    return {
+        "explorer.runner_per_model": runners,
+        "explorer.max_timeout": int(rollout.episode_timeout * GROUP_SLACK * (1 + rollout.episode_retries)) + 60,
+        "explorer.max_retry_times": 0,  # our pool retries episodes and refills groups
+        "explorer.eval_interval": common.test_freq if common.test_freq > 0 else run.total_steps + 1,
+        "explorer.eval_on_startup": common.val_before_train,
+        f"{model}.engine_type": "sglang" if rollout.engine == "sglang" else "vllm",
+        f"{model}.engine_num": 1 if machine.cpu else rollout.n_vllm_engine,
+        f"{model}.tensor_parallel_size": 1 if machine.cpu else rollout.tensor_model_parallel_size,
+        f"{model}.enable_openai_api": not machine.cpu,
+        f"{model}.enable_history": False,
+        f"{model}.dtype": resolved_dtype(ajet.model.dtype, machine),
+        f"{model}.seed": rollout.seed,
+    }
+
+
+def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
+    common = config.ajet.trainer_common
+    return {
+        "trainer.total_steps": run.total_steps,
+        "trainer.save_interval": max(common.save_freq, 0),
+        "trainer.save_hf_checkpoint": "always",
+        "trainer.trainer_strategy": "fsdp2",
+        "trainer.grad_clip": common.optim.clip_grad,
+        "trainer.use_dynamic_bsz": True,
+        "trainer.use_remove_padding": machine.flash_attention and not machine.cpu,
+        "trainer.max_token_len_per_gpu": micro_tokens(config),
+        "trainer.ulysses_sequence_parallel_size": common.ulysses_sequence_parallel_size,
+        "trainer.param_offload": common.fsdp_config.param_offload,
+        "trainer.optimizer_offload": common.fsdp_config.optimizer_offload,
+        "trainer.max_checkpoints_to_keep": common.keep_checkpoints,
+    }
+
+
+def _synchronizer(config: Config, run: RunFacts, machine: Machine) -> Settings:
+    method = "memory" if machine.cpu else "nccl"
+    if run_mode(config) != "both":
+        method = "checkpoint"
+    return {
+        "synchronizer.sync_method": method,
+        "synchronizer.sync_style": "fixed",
+        "synchronizer.sync_interval": 1,
+        "synchronizer.sync_offset": 0,
+        "synchronizer.sync_timeout": int(TRAIN_TIMEOUT_S),
+    }

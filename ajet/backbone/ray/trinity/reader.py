@@ -1,0 +1,71 @@
+"""`TrinityTaskReader`: our tasks, in our order, as a reader of Trinity's. The explorer's state holds its position.
+
+The position counts tasks over all epochs, so a resumed run goes on exactly where it stopped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trinity.buffer.buffer_reader import BufferReader
+from trinity.common.config import StorageConfig
+from trinity.common.workflows.workflow import Task
+
+from ajet.backbone.ray.payload import RunPayload
+from ajet.task_reader import TaskStream, build_reader, read_training_tasks, read_validation_tasks
+
+
+class TrinityTaskReader(BufferReader):  # type: ignore[misc]
+    """Built by Trinity's explorer: for training once, for validation at each."""
+
+    def __init__(self, config: StorageConfig) -> None:
+        run = RunPayload.decode(config.workflow_args["payload"])
+        run.enter()
+        loaded = run.load_config()
+        settings = loaded.ajet
+        reader = build_reader(settings.task_reader, loaded.base_dirs)
+        self._config = config
+        self._position = config.index
+        self._stream: TaskStream | None = None
+        if config.is_eval:
+            self._tasks = read_validation_tasks(reader)
+            self._end = len(self._tasks)
+        else:
+            self._stream = TaskStream(
+                read_training_tasks(reader),
+                seed=settings.task_reader.seed,
+                batch_size=settings.data.train_batch_size,
+                shuffle=settings.task_reader.shuffle,
+            )
+            self._end = run.total_steps * settings.data.train_batch_size
+
+    async def read(self, batch_size: int | None = None, **_: Any) -> list[Task]:
+        """The next tasks. Raises `StopAsyncIteration` after the last one."""
+        if self._position >= self._end:
+            raise StopAsyncIteration
+        end = min(self._end, self._position + (batch_size or self._config.batch_size))
+        tasks = [self._task(index) for index in range(self._position, end)]
+        self._position = end
+        return tasks
+
+    def __len__(self) -> int:
+        return self._end
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"current_index": self._position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._position = int(state_dict["current_index"])
+
+    def _task(self, index: int) -> Task:
+        from ajet.backbone.ray.trinity.workflow import GroupWorkflow
+
+        task = self._stream.task_at(index) if self._stream is not None else self._tasks[index]
+        return Task(
+            workflow=GroupWorkflow,
+            repeat_times=self._config.repeat_times,
+            workflow_args=self._config.workflow_args,
+            is_eval=self._config.is_eval,
+            raw_task={"task": task.model_dump_json()},
+            index={"index": index},
+        )

@@ -1,0 +1,101 @@
+"""Episodes as Trinity's experiences: one for each linear sample, with what credit needs in its `info`.
+
+`info` travels through Trinity's queue or SQL store with the tokens. Everything in it is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ajet.backbone.ray.row_credit import GROUP, SEGMENTS, SUMMARY, group_tag, segments_of, summary_of
+from ajet.schema.episode import Episode, EpisodeGroup
+from ajet.schema.sample import Sample
+
+if TYPE_CHECKING:
+    from trinity.common.experience import Experience
+
+ROW = "ajet_row"
+"""`{group}_{episode}_{row}`, as `credit_batch` names rows."""
+VERSIONS = "ajet_versions"
+"""[(policy version, trained tokens drawn under it), …]."""
+CREDIT = "ajet_credit"
+"""[(advantage, weight), …], one for each segment; their product is in `advantages`."""
+BATCH = "ajet_batch"
+"""(name of the batch whose credit was computed together, how many rows it has)."""
+SPAN = "ajet_span"
+"""(begin, end) of the group's rollout, in seconds since the epoch."""
+AGENT = "ajet_agent"
+
+
+def experiences_of(
+    episode: Episode, samples: Sequence[Sample], *, uid: str, span: tuple[float, float]
+) -> list[Experience]:
+    """The experiences of one usable episode."""
+    import torch
+    from trinity.common.experience import EID, Experience
+
+    summary = json.dumps(summary_of(episode, samples).to_json())
+    reward = float(episode.reward or 0.0)
+    rows = []
+    for index, sample in enumerate(samples):
+        versions = Counter(sample.versions[sample.response_mask].tolist())
+        rows.append(
+            Experience(
+                eid=EID(run=episode.repeat, step=index),
+                tokens=torch.from_numpy(np.concatenate([sample.prompt_ids, sample.response_ids]).astype(np.int64)),
+                prompt_length=len(sample.prompt_ids),
+                logprobs=torch.from_numpy(sample.logprobs.astype(np.float32)),
+                action_mask=torch.from_numpy(sample.response_mask.astype(np.bool_)),
+                reward=reward,
+                metrics=_metrics(episode),
+                info={
+                    ROW: f"{uid}_{episode.repeat}_{index}",
+                    SUMMARY: summary,
+                    SEGMENTS: [[part.call, part.start, part.end] for part in segments_of(sample)],
+                    VERSIONS: sorted([int(version), count] for version, count in versions.items()),
+                    AGENT: sample.agent,
+                    SPAN: list(span),
+                },
+            )
+        )
+    return rows
+
+
+def empty_experience(group: EpisodeGroup, *, uid: str, span: tuple[float, float]) -> Experience:
+    """Stands for a group of which nothing is trained; it carries the reason, and leaves the batch with it."""
+    import torch
+    from trinity.common.experience import EID, Experience
+
+    return Experience(
+        eid=EID(),
+        tokens=torch.zeros(2, dtype=torch.int64),
+        prompt_length=1,
+        logprobs=torch.zeros(1),
+        action_mask=torch.zeros(1, dtype=torch.bool),
+        reward=0.0,
+        metrics=_group_metrics(group),
+        info={GROUP: group_tag(group), ROW: f"{uid}_0_0", SPAN: list(span)},
+    )
+
+
+def tag_of(experience: Any) -> dict[str, Any]:
+    """What `credit_batch` must know of a row."""
+    info = experience.info
+    return {
+        SUMMARY: info[SUMMARY],
+        SEGMENTS: info[SEGMENTS],
+        "response_len": len(experience.tokens) - experience.prompt_length,
+    }
+
+
+def _metrics(episode: Episode) -> dict[str, float]:
+    return {"reward": float(episode.reward or 0.0), "success": float(bool(episode.is_success))}
+
+
+def _group_metrics(group: EpisodeGroup) -> dict[str, float]:
+    return {"incomplete_group": float(not group.complete)}

@@ -1,0 +1,59 @@
+"""`TaskDataset`: our tasks, in our order, as verl's dataset.
+
+Item `i` is the i-th task of the run, over all epochs, so verl's saved position in the dataset is the position in the
+task stream and a resumed run goes on exactly where it stopped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from ajet.backbone.ray.payload import KEY, RunPayload
+from ajet.schema.task import Task
+from ajet.task_reader import TaskStream, build_reader, read_training_tasks, read_validation_tasks
+
+SPARE = 4
+"""Times more items than the steps need: groups that had to be replaced take some, and the end is never reached."""
+
+
+class TaskDataset(Dataset[dict[str, Any]]):
+    """Built by verl, once for training and once for validation (`data_files`)."""
+
+    def __init__(self, data_files: str, tokenizer: Any, processor: Any, config: Any, max_samples: int = -1) -> None:
+        run = RunPayload.decode(config[KEY])
+        run.enter()
+        loaded = run.load_config()
+        settings = loaded.ajet
+        reader = build_reader(settings.task_reader, loaded.base_dirs)
+        self._training = data_files == "training"
+        if self._training:
+            self._stream = TaskStream(
+                read_training_tasks(reader),
+                seed=settings.task_reader.seed,
+                batch_size=settings.data.train_batch_size,
+                shuffle=settings.task_reader.shuffle,
+            )
+            self._length = run.total_steps * settings.data.train_batch_size * SPARE
+        else:
+            # without validation tasks nothing is validated, but verl's loader must have something to hold
+            self._tasks = read_validation_tasks(reader) or read_training_tasks(reader)[:1]
+            self._length = len(self._tasks)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return item_of(self._stream.task_at(index) if self._training else self._tasks[index], index)
+
+
+def item_of(task: Task, index: int) -> dict[str, Any]:
+    """A task as verl carries it; all but `ajet_task` is there for verl's own bookkeeping."""
+    return {
+        "ajet_task": task.model_dump_json(),
+        "index": index,
+        "raw_prompt": task.init_messages or [{"role": "user", "content": task.main_query or ""}],
+        "data_source": "ajet",
+        "reward_model": {"ground_truth": None},
+    }

@@ -1,0 +1,125 @@
+"""Episodes as verl's rows: one row for each linear sample, everything credit needs beside them in the rows' tags.
+
+Tags are small and travel apart from the tensors, so the driver can compute the credit of a whole batch without fetching
+a token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.backbone.ray.row_credit import SEGMENTS, SUMMARY, segments_of, summary_of
+from ajet.schema.episode import Episode
+from ajet.schema.sample import Sample
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(slots=True)
+class Row:
+    """One row as verl stores it."""
+
+    key: str
+    fields: dict[str, Any]
+    tag: dict[str, Any]
+
+
+def rows_of(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int) -> list[Row]:
+    """The rows of one episode."""
+    import torch
+
+    summary = json.dumps(summary_of(episode, samples).to_json())
+    rows = []
+    for index, sample in enumerate(samples):
+        prompt = torch.from_numpy(sample.prompt_ids.astype(np.int64))
+        response = torch.from_numpy(sample.response_ids.astype(np.int64))
+        mask = torch.from_numpy(sample.response_mask.astype(np.int64))
+        versions = sample.versions[sample.versions >= 0]
+        fields = {
+            "prompts": prompt,
+            "responses": response,
+            "input_ids": torch.cat([prompt, response]),
+            "position_ids": torch.arange(len(prompt) + len(response)),
+            "response_mask": mask,
+            "loss_mask": mask,
+            "rollout_log_probs": torch.from_numpy(sample.logprobs.astype(np.float32)),
+            "rm_scores": torch.zeros(len(response), dtype=torch.float32),
+            "uid": uid,
+            "session_id": episode.repeat,
+            "num_turns": len(episode.tree.calls),
+            "multi_modal_inputs": {},
+            "data_source": "ajet",
+            "reward_model": {"ground_truth": None},
+            "extra_fields": {"reward_extra_info": reward_info(episode)},
+        }
+        tag = {
+            "status": "success",
+            "prompt_len": len(prompt),
+            "response_len": len(response),
+            "seq_len": len(prompt) + len(response),
+            "global_steps": step,
+            "min_global_steps": int(versions.min()) if len(versions) else step,
+            "max_global_steps": int(versions.max()) if len(versions) else step,
+            SUMMARY: summary,
+            SEGMENTS: [(segment.call, segment.start, segment.end) for segment in segments_of(sample)],
+        }
+        rows.append(Row(f"{uid}_{episode.repeat}_{index}", fields, tag))
+    return rows
+
+
+def validation_row(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int) -> Row:
+    """One row that stands for a validation episode: its last sample, with the reward on the last token."""
+    import torch
+
+    if not samples:
+        nothing = np.zeros(1, np.int32)
+        samples = [
+            Sample(
+                episode.episode_id,
+                "",
+                nothing,
+                nothing,
+                np.zeros(1, np.bool_),
+                np.zeros(1, np.float32),
+                np.full(1, -1, np.int32),
+                np.full(1, -1, np.int32),
+            )
+        ]
+    if episode.usable:
+        row = rows_of(episode, samples[-1:], uid=uid, step=step)[0]
+    else:
+        failed = Episode(**{**_fields(episode), "reward": 0.0})
+        row = rows_of(failed, samples[-1:], uid=uid, step=step)[0]
+        row.fields["extra_fields"] = {"reward_extra_info": reward_info(episode)}
+    scores = torch.zeros(len(row.fields["responses"]), dtype=torch.float32)
+    scores[-1] = 0.0 if episode.reward is None else float(episode.reward)
+    row.fields["rm_scores"] = scores
+    row.key = f"{uid}_{episode.repeat}_0"
+    return row
+
+
+def _fields(episode: Episode) -> dict[str, Any]:
+    return {name: getattr(episode, name) for name in Episode.__dataclass_fields__}
+
+
+def reward_info(episode: Episode) -> dict[str, float]:
+    """What verl averages in a validation. `acc` counts a failed episode as no success."""
+    return {
+        "acc": float(bool(episode.is_success)),
+        "true_reward": 0.0 if episode.reward is None else float(episode.reward),
+        "failed": float(not episode.usable),
+    }
+
+
+def nested(rows: Sequence[NDArray[np.float32]]) -> torch.Tensor:
+    """Rows of different lengths, as verl stores them."""
+    import torch
+
+    return torch.nested.as_nested_tensor([torch.from_numpy(row) for row in rows], layout=torch.jagged)

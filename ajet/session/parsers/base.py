@@ -1,0 +1,297 @@
+"""One streaming machine for all families: text with marked-up reasoning and tool calls in, message out.
+
+A family is data (`Markup`): which marks open and close reasoning and tool calls, and a function that reads what is
+between them. `parse` is `feed` of the whole text, so what is streamed always equals what is parsed, however the text
+was cut into pieces.
+
+White space: runs directly before or after markup belong to the markup and are dropped; all other text is exact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ajet.schema.chat import Message, Tool
+from ajet.session.parsers.calls import Call, Incomplete, NoCall, Unreadable
+
+ReadCalls = Callable[[str, Sequence[Tool]], list[Call]]
+"""Reads what stands between a block's marks. Raises `Unreadable`, or `Incomplete` if more text could help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A stretch of text that holds tool calls."""
+
+    open: str
+    close: tuple[str, ...]
+    """Any of these ends it; the end of the reply always does."""
+    read: ReadCalls
+    only_first: bool = False
+    """Opens only as the first thing of a reply (after reasoning)."""
+    keep_open: bool = False
+    """The opening mark is part of what `read` gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """How one family marks reasoning and tool calls."""
+
+    think_open: str = "<think>"
+    think_close: str = "</think>"
+    blocks: tuple[Block, ...] = ()
+    noise: tuple[str, ...] = ()
+    """Marks without meaning of their own, dropped where tools are offered."""
+    bare_ids: bool = False
+    """Tool-call ids are nine letters and digits, without a prefix (Mistral's templates refuse others)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a piece of text added to the reply. A tool call comes whole."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_call: Message | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    """A reply as a message, and what could not be read."""
+
+    message: Message
+    malformed: tuple[str, ...] = ()
+
+
+class _Mode(Enum):
+    TEXT = "text"
+    THINK = "think"
+    BLOCK = "block"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyParser:
+    """Reads the replies of one model family."""
+
+    name: str
+    markup: Markup = field(default_factory=Markup)
+
+    def stream(self, tools: Sequence[Tool] = (), *, call_id: str = "", in_reasoning: bool = False) -> ReplyStream:
+        """A reader for one reply. Without `tools` nothing is taken for a tool call.
+
+        `in_reasoning`: the prompt itself ended with the opening mark. `call_id` makes the tool calls' ids.
+        """
+        return ReplyStream(self.markup, tools, call_id, in_reasoning)
+
+    def parse(
+        self, text: str, tools: Sequence[Tool] = (), *, call_id: str = "", in_reasoning: bool = False
+    ) -> ParsedReply:
+        """The whole reply at once."""
+        stream = self.stream(tools, call_id=call_id, in_reasoning=in_reasoning)
+        stream.feed(text)
+        stream.finish()
+        return stream.reply()
+
+
+PLAIN = ReplyParser("plain", Markup(think_open="", think_close=""))
+"""Takes everything for text."""
+
+
+class ReplyStream:
+    """Reads one reply piece by piece: `feed` each piece, then `finish`, then `reply`."""
+
+    def __init__(self, markup: Markup, tools: Sequence[Tool], call_id: str, in_reasoning: bool) -> None:
+        self._markup = markup
+        self._tools = tools
+        self._call_id = call_id
+        self._blocks = markup.blocks if tools else ()
+        self._noise = markup.noise if tools else ()
+        self._mode = _Mode.THINK if in_reasoning and markup.think_open else _Mode.TEXT
+        self._block: Block | None = None
+        self._buffer = ""
+        self._space = ""
+        """White space that may turn out to stand before markup."""
+        self._after_markup = in_reasoning
+        self._tried = 0
+        """Up to where the open block's buffer was searched for closing marks."""
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._tool_calls: list[Message] = []
+        self._malformed: list[str] = []
+
+    # ------------------------------------------------------------ reading
+
+    def feed(self, text: str) -> list[Delta]:
+        """Take the next piece; return what is certain by now."""
+        self._buffer += text
+        deltas: list[Delta] = []
+        while self._advance(deltas, last=False):
+            pass
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """The reply has ended: return the rest."""
+        deltas: list[Delta] = []
+        while self._advance(deltas, last=True):
+            pass
+        if self._mode is _Mode.THINK:
+            self._malformed.append(f"reasoning was not closed with {self._markup.think_close}")
+        if self._space and not self._after_markup:
+            self._add(self._space, deltas)
+            self._space = ""
+        return deltas
+
+    def reply(self) -> ParsedReply:
+        """The message; to be called after `finish`."""
+        message: Message = {"role": "assistant", "content": "".join(self._content)}
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
+        if self._tool_calls:
+            message["tool_calls"] = self._tool_calls
+        return ParsedReply(message, tuple(self._malformed))
+
+    def _advance(self, deltas: list[Delta], *, last: bool) -> bool:
+        """Consume what can be consumed; False when nothing more can be."""
+        if self._mode is _Mode.BLOCK:
+            return self._advance_block(deltas, last=last)
+        if not self._buffer:
+            return False
+        marks = self._marks()
+        at, mark = _first_of(self._buffer, marks)
+        if mark is None:
+            keep = 0 if last else _partial_mark(self._buffer, marks)
+            self._text(self._buffer[: len(self._buffer) - keep], deltas)
+            self._buffer = self._buffer[len(self._buffer) - keep :]
+            return False
+        self._text(self._buffer[:at], deltas)
+        if mark not in self._marks():  # it opens only at the start, and text came before it
+            self._text(mark, deltas)
+            self._buffer = self._buffer[at + len(mark) :]
+            return True
+        self._buffer = self._buffer[at + len(mark) :]
+        if self._mode is _Mode.THINK:
+            self._turn(_Mode.TEXT)
+        elif mark == self._markup.think_open and not self._reasoning and not self._tool_calls:
+            self._turn(_Mode.THINK)
+        elif mark in self._noise:
+            self._turn(_Mode.TEXT)
+        else:
+            self._block = next(block for block in self._blocks if block.open == mark)
+            if self._block.keep_open:
+                self._buffer = mark + self._buffer
+            self._mode, self._tried = _Mode.BLOCK, len(mark) if self._block.keep_open else 0
+        return True
+
+    def _advance_block(self, deltas: list[Delta], *, last: bool) -> bool:
+        block = self._block
+        assert block is not None
+        first_close: tuple[int, str] | None = None
+        while True:
+            at, close = _first_of(self._buffer, block.close, self._tried)
+            if close is None:
+                break
+            first_close = first_close or (at, close)
+            try:
+                calls = block.read(self._buffer[:at], self._tools)
+            except Incomplete:
+                self._tried = at + len(close)  # the mark may stand inside a string: look for the next
+                continue
+            except Unreadable as error:
+                self._give_up(block, at, close, error, deltas)
+                return True
+            self._take(calls, self._buffer[at + len(close) :], deltas)
+            return True
+        if not last:
+            longest = max((len(close) for close in block.close), default=1)
+            self._tried = max(self._tried, len(self._buffer) - longest + 1)
+            return False
+        try:
+            self._take(block.read(self._buffer, self._tools), "", deltas)
+        except Unreadable as error:
+            at, close = _first_of(self._buffer, block.close)
+            self._give_up(block, at if close else len(self._buffer), close or "", error, deltas)
+        return True
+
+    def _take(self, calls: list[Call], rest: str, deltas: list[Delta]) -> None:
+        for call in calls:
+            function = {"name": call.name, "arguments": call.arguments}
+            tool_call = {"id": call.id or self._new_id(), "type": "function", "function": function}
+            self._tool_calls.append(tool_call)
+            deltas.append(Delta(tool_call=tool_call))
+        self._buffer = rest
+        self._turn(_Mode.TEXT)
+
+    def _give_up(self, block: Block, at: int, close: str, why: Unreadable, deltas: list[Delta]) -> None:
+        """What can't be read stays text."""
+        if not isinstance(why, NoCall):
+            self._malformed.append(f"tool call: {why}")
+        opening = "" if block.keep_open else block.open
+        text, self._buffer = opening + self._buffer[:at] + close, self._buffer[at + len(close) :]
+        self._mode, self._block = _Mode.TEXT, None
+        self._text(text, deltas)
+
+    # ------------------------------------------------------------ writing
+
+    def _turn(self, mode: _Mode) -> None:
+        """Markup was read: the white space around it goes with it."""
+        self._mode, self._block = mode, None
+        self._space, self._after_markup = "", True
+
+    def _text(self, text: str, deltas: list[Delta]) -> None:
+        """Text between markup; its trailing white space waits until it is clear what follows."""
+        text = self._space + text
+        self._space = ""
+        if self._after_markup:
+            text = text.lstrip()
+            if not text:
+                return
+            self._after_markup = False
+        solid = text.rstrip()
+        self._space = text[len(solid) :]
+        if solid:
+            self._add(solid, deltas)
+
+    def _add(self, text: str, deltas: list[Delta]) -> None:
+        if self._mode is _Mode.THINK:
+            self._reasoning.append(text)
+            deltas.append(Delta(reasoning=text))
+        else:
+            self._content.append(text)
+            deltas.append(Delta(content=text))
+
+    def _marks(self) -> list[str]:
+        """The marks that mean something here."""
+        if self._mode is _Mode.THINK:
+            return [self._markup.think_close]
+        fresh = not self._content
+        marks = [block.open for block in self._blocks if fresh or not block.only_first]
+        if self._markup.think_open and fresh and not self._reasoning and not self._tool_calls:
+            marks.append(self._markup.think_open)
+        return [*marks, *self._noise]
+
+    def _new_id(self) -> str:
+        """Made from the call and the position: the same episode gets the same ids when it is run again."""
+        digest = hashlib.blake2b(f"{self._call_id}/{len(self._tool_calls)}".encode(), digest_size=8).hexdigest()
+        return digest[:9] if self._markup.bare_ids else f"call_{digest}"
+
+
+def _first_of(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str | None]:
+    """Where the earliest of the marks begins; of two at one place the longer."""
+    best: tuple[int, int, str | None] = (len(text), 0, None)
+    for mark in marks:
+        at = text.find(mark, start)
+        if at >= 0 and (at, -len(mark)) < best[:2]:
+            best = (at, -len(mark), mark)
+    return best[0], best[2]
+
+
+def _partial_mark(text: str, marks: Sequence[str]) -> int:
+    """Length of the longest end of `text` that may be the beginning of a mark."""
+    longest = min(len(text), max((len(mark) for mark in marks), default=1) - 1)
+    for length in range(longest, 0, -1):
+        tail = text[-length:]
+        if any(mark.startswith(tail) for mark in marks):
+            return length
+    return 0

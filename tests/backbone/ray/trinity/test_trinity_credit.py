@@ -1,0 +1,261 @@
+"""Credit through Trinity's experiences is `local`'s, however an episode comes apart. Needs Trinity."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from trinity_here import enter_cpu, trinity_installed
+
+sys.path.append(str(Path(__file__).parents[1] / "verl"))
+from verl_episodes import BRANCHING, LINEAR, make_groups
+
+pytestmark = pytest.mark.skipif(not trinity_installed(), reason="needs Trinity: run `make test-trinity`")
+if trinity_installed():
+    enter_cpu()
+
+NORMS = ["token_mean", "sequence_mean", "dr_grpo"]
+
+
+def config(**overrides: Any) -> Any:
+    from ajet.config.make import make_config
+
+    return make_config({f"trainer_common.algorithm.{key}": value for key, value in overrides.items()})
+
+
+def experiences(groups: list[list[Any]]) -> list[Any]:
+    """As the workflow makes them, sent through Trinity's own serialisation."""
+    from trinity.common.experience import Experience
+
+    from ajet.backbone.ray.trinity.rows import experiences_of
+    from ajet.context_tracker.samples import linear_samples
+
+    rows = []
+    for group in groups:
+        for episode in group:
+            samples, _ = linear_samples(
+                episode.tree,
+                shared_token_loss="once",
+                max_prompt_length=10_000,
+                max_response_length=10_000,
+                max_samples=30,
+                episode_id=episode.episode_id,
+            )
+            rows += experiences_of(episode, samples, uid=episode.group_id, span=(1.0, 2.0))
+    for row in rows:
+        row.eid.batch = 1
+    return list(Experience.deserialize_many(Experience.serialize_many(rows)))
+
+
+def local_credit(groups: list[list[Any]], loaded: Any) -> dict[str, Any]:
+    from ajet.backbone.settings import credit_settings
+    from ajet.credit import compute_credit, summarise
+
+    credit = compute_credit([[summarise(episode) for episode in group] for group in groups], credit_settings(loaded))
+    return {episode.episode_id: episode for episode in credit.episodes}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("shape", [LINEAR, BRANCHING], ids=["linear", "branching"])
+def test_every_token_gets_the_credit_that_local_gives_it(shape: list[int], norm: str) -> None:
+    import json
+
+    from ajet.backbone.ray.row_credit import SEGMENTS, SUMMARY
+    from ajet.backbone.ray.trinity.credit import credited
+    from ajet.credit import EpisodeSummary
+
+    groups = make_groups(shape, groups=3, size=4)
+    loaded = config(loss_norm=norm)
+    expected = local_credit(groups, loaded)
+    rows, _ = credited(experiences(groups), loaded, step=1)
+    seen = {}
+    for row in rows:
+        episode = EpisodeSummary.from_json(json.loads(row.info[SUMMARY])).episode_id
+        for call, start, end in row.info[SEGMENTS]:
+            advantage, weight = expected[episode].calls[call].entries[0]
+            assert row.advantages[start:end].numpy() == pytest.approx(advantage * weight, rel=1e-6)
+            seen[episode, call] = seen.get((episode, call), 0) + end - start
+        outside = ~row.action_mask.numpy()
+        assert not row.advantages.numpy()[outside].any()
+    trained = {
+        (episode.episode_id, index): int(call.mask.sum())
+        for group in groups
+        for episode in group
+        for index, call in enumerate(episode.tree.calls)
+        if call.mask.any()
+    }
+    assert seen == trained
+
+
+def test_an_episode_that_straddles_two_steps_keeps_its_total_weight() -> None:
+    from ajet.backbone.ray.row_credit import SEGMENTS
+    from ajet.backbone.ray.trinity.credit import credited
+    from ajet.backbone.ray.trinity.rows import CREDIT, ROW
+
+    groups = make_groups(BRANCHING, groups=2, size=3)
+    loaded = config(loss_norm="sequence_mean")
+    rows, _ = credited(experiences(groups), loaded, step=1)
+    episodes = {row.info[ROW].rsplit("_", 1)[0] for row in rows}
+    owners = [row.info[ROW].rsplit("_", 1)[0] for row in rows]
+    cut = next(index for index in range(1, len(rows)) if owners[index] == owners[index - 1])  # through an episode
+    steps = [rows[:cut], rows[cut:]]
+    total: dict[str, float] = {}
+    for step in steps:
+        for row in step:
+            name = row.info[ROW].rsplit("_", 1)[0]
+            for (_, start, end), (_, weight) in zip(row.info[SEGMENTS], row.info[CREDIT], strict=True):
+                total[name] = total.get(name, 0.0) + weight * (end - start)
+    assert list(total.values()) == pytest.approx([1 / len(episodes)] * len(episodes), rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [LINEAR, BRANCHING], ids=["linear", "branching"])
+def test_the_cpu_train_engine_computes_the_embedded_trainers_gradient(shape: list[int]) -> None:
+    """From trees through experiences and back to trees, against trees alone."""
+    from ajet.backbone.ray.cpu.trinity_trainer import tree_of
+    from ajet.backbone.ray.trinity.credit import credited
+
+    groups = make_groups(shape, groups=2, size=3, seed=3)
+    loaded = config()
+    credit = local_credit(groups, loaded)
+    direct = [(episode.tree, credit[episode.episode_id]) for group in groups for episode in group]
+    rows, _ = credited(experiences(groups), loaded, step=1)
+    through = [tree_of(row, temperature=1.0) for row in rows]
+    one, other = gradient(direct), gradient(through)
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        assert np.abs(values - other[name]).max() <= 1e-5 * np.abs(values).max(), name
+
+
+def gradient(batch: Any) -> dict[str, Any]:
+    """What one step of plain descent changes."""
+    from ajet.engine.model_source import ModelSource
+    from ajet.trainer.optimizer import OptimSettings
+    from ajet.trainer.trainer import Trainer, TrainSettings
+
+    model = ModelSource.resolve("tiny:qwen2-0.3m").model("float32", "sdpa")
+    trainer = Trainer(model, TrainSettings(optim=OptimSettings(lr=0.0, clip_grad=1e9)))
+    found: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        parameter.register_hook(
+            lambda grad, name=name: found.__setitem__(name, found.get(name, 0) + grad.double().numpy())
+        )
+    trainer.update(batch)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["ppo", "gspo", "cispo", "sft"])
+def test_the_loss_is_the_sum_over_tokens_whatever_the_micro_batches(kind: str) -> None:
+    import torch
+
+    from ajet.backbone.ray.trinity.loss import AjetPolicyLoss
+
+    generator = torch.Generator().manual_seed(1)
+    old, new, credit = (torch.randn(6, 5, generator=generator) * 0.1 for _ in range(3))
+    mask = torch.rand(6, 5, generator=generator) > 0.3
+    loss = AjetPolicyLoss(kind=kind, scale=2.0)
+
+    def of(rows: slice) -> Any:
+        return loss(new[rows], old_logprob=old[rows], action_mask=mask[rows], advantages=credit[rows])[0]
+
+    whole = of(slice(0, 6))
+    parts = of(slice(0, 1)) + of(slice(1, 4)) + of(slice(4, 6))
+    assert float(whole) == pytest.approx(float(parts), rel=1e-5)
+    assert set(loss.select_keys) == {"old_log_probs", "response_mask", "advantages"}
+
+
+def test_a_step_reads_the_whole_of_a_batch_whatever_comes_in_between() -> None:
+    from ajet.backbone.ray.trinity.credit import credited
+    from ajet.backbone.ray.trinity.rows import BATCH
+    from ajet.backbone.ray.trinity.sampling import WholeBatches
+
+    first, _ = credited(experiences(make_groups(BRANCHING, groups=2, seed=1)), config(), step=1)
+    second, _ = credited(experiences(make_groups(LINEAR, groups=2, seed=2)), config(), step=2)
+
+    class Store:
+        """Gives the newest first, as Trinity's SQL store does; a batch arrives while another is being read."""
+
+        def __init__(self) -> None:
+            self.rows = list(first)
+
+        async def read(self, batch_size: int) -> list[Any]:
+            given = [self.rows.pop() for _ in range(batch_size)]
+            if len(self.rows) == len(first) - 1:
+                self.rows += second
+            return given
+
+    async def read() -> list[list[Any]]:
+        strategy = WholeBatches.__new__(WholeBatches)
+        strategy._reader, strategy._multiple, strategy._waiting = Store(), 4, {}
+        return [(await strategy.sample(step))[0] for step in (1, 2)]
+
+    steps = asyncio.run(read())
+    for rows in steps:
+        names = {row.info[BATCH][0] for row in rows}
+        assert len(names) == 1
+        assert len(rows) % 4 == 0
+    assert {id(row) for rows in steps for row in rows} >= {id(row) for row in (*first, *second)}
+
+
+def test_rows_that_fill_up_train_nothing() -> None:
+    from ajet.backbone.ray.cpu.trinity_trainer import tree_of
+    from ajet.backbone.ray.trinity.actors import staleness
+    from ajet.backbone.ray.trinity.credit import credited
+    from ajet.backbone.ray.trinity.sampling import filled
+
+    rows, _ = credited(experiences(make_groups(LINEAR, groups=1, size=3)), config(), step=1)
+    padded = filled(rows, 4)
+    assert len(padded) == 4
+    assert not padded[-1].action_mask.any()
+    assert rows[0].action_mask.any()
+    assert tree_of(padded[-1], 1.0)[1].calls == []
+    assert staleness(padded, 5) == staleness(rows, 5)
+
+
+@pytest.mark.parametrize(
+    ("versions", "every", "due"),
+    [
+        ([-1, 0, 1, 2, 3, 4], 2, [2, 4]),
+        ([-1, 4, 5, 6], 2, [6]),  # resumed: what step 4 was worth is known
+        ([-1, 0, 3, 6, 9, 12], 5, [6, 12]),  # synchronised every third step
+        ([-1, 0, 1], 9, []),
+    ],
+)
+def test_a_validation_is_due_with_the_weights_of_its_step(versions: list[int], every: int, due: list[int]) -> None:
+    from ajet.backbone.ray.trinity.actors import validation_is_due
+
+    assert [version for before, version in pairwise(versions) if validation_is_due(before, version, every)] == due
+
+
+def test_staleness_is_counted_by_token() -> None:
+    from ajet.backbone.ray.trinity.actors import staleness
+    from ajet.backbone.ray.trinity.rows import VERSIONS
+
+    rows: list[Any] = [
+        SimpleNamespace(info={VERSIONS: [[3, 10], [4, 30]]}),
+        SimpleNamespace(info={VERSIONS: [[4, 10]]}),
+    ]
+    assert staleness(rows, 4) == {
+        "train/staleness": 0.2,
+        "train/staleness/max": 1.0,
+        "train/staleness/tokens@0": 40.0,
+        "train/staleness/tokens@1": 10.0,
+    }
+
+
+def test_a_batch_without_a_usable_group_is_an_error_with_its_reason() -> None:
+    from ajet.backbone.ray.trinity.credit import NothingUsableError, credited
+    from ajet.backbone.ray.trinity.rows import empty_experience
+    from ajet.schema.episode import EpisodeGroup, EpisodeStatus, Failure
+
+    episode = make_groups(LINEAR, groups=1, size=1)[0][0]
+    episode.status, episode.reward = EpisodeStatus.WORKFLOW_ERROR, None
+    episode.failure = Failure("KeyError", "'answer'")
+    group = EpisodeGroup("g", "t", [], [episode], complete=False)
+    with pytest.raises(NothingUsableError, match=r"step 7: .*KeyError: 'answer'"):
+        credited([empty_experience(group, uid="7/0", span=(0.0, 1.0))], config(), step=7)

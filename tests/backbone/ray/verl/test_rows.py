@@ -1,0 +1,123 @@
+"""Episodes become rows, and a batch's credit falls on the tokens that were sampled. Needs no verl."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from verl_episodes import BRANCHING, LINEAR, make_groups
+
+from ajet.backbone.ray.batch_credit import credit_batch, mini_batch
+from ajet.backbone.ray.row_credit import SEGMENTS, segments_of, summary_of
+from ajet.backbone.ray.verl.rows import Row, rows_of, validation_row
+from ajet.context_tracker.samples import linear_samples
+from ajet.credit import CreditSettings, LossNorm, compute_credit, summarise
+from ajet.schema.episode import Episode, EpisodeStatus
+
+
+def samples_of(episode: Episode, *, response: int = 10_000, sharing: Any = "once") -> Any:
+    return linear_samples(
+        episode.tree,
+        shared_token_loss=sharing,
+        max_prompt_length=10_000,
+        max_response_length=response,
+        max_samples=30,
+        episode_id=episode.episode_id,
+    )[0]
+
+
+def batch_rows(groups: list[list[Episode]], **options: Any) -> list[Row]:
+    return [
+        row
+        for group in groups
+        for episode in group
+        for row in rows_of(episode, samples_of(episode, **options), uid=episode.group_id, step=1)
+    ]
+
+
+def test_a_row_holds_what_the_engine_saw() -> None:
+    episode = make_groups(LINEAR)[0][0]
+    (row,) = rows_of(episode, samples_of(episode), uid="u", step=7)
+    last = episode.tree.calls[2]
+    assert row.key == "u_0_0"
+    assert row.fields["input_ids"].tolist() == episode.tree.path_ids(last.run).tolist()
+    assert row.fields["position_ids"].tolist() == list(range(row.tag["seq_len"]))
+    assert int(row.fields["response_mask"].sum()) == episode.tree.trained_tokens
+    trained = row.fields["rollout_log_probs"][row.fields["response_mask"].bool()].numpy()
+    assert trained == pytest.approx(np.concatenate([call.logprobs[call.mask] for call in episode.tree.calls]))
+    assert (row.tag["global_steps"], row.tag["min_global_steps"], row.tag["max_global_steps"]) == (7, 3, 3)
+
+
+@pytest.mark.parametrize("norm", list(LossNorm))
+def test_branches_and_rows_change_no_weight(norm: LossNorm) -> None:
+    """The credit that falls on each call's tokens is what `ajet.credit` gives the call, however rows were cut."""
+    groups = make_groups(BRANCHING)
+    settings = CreditSettings(loss_norm=norm, dr_grpo_length=50.0)
+    rows = batch_rows(groups)
+    result = credit_batch([row.key for row in rows], [row.tag for row in rows], settings)
+    expected = compute_credit([[summarise(episode) for episode in group] for group in groups], settings)
+    assert len(rows) > sum(len(group) for group in groups)
+    got: dict[tuple[str, int], list[float]] = {}
+    for row, dense in zip(rows, result.dense, strict=True):
+        name = f"e{row.key[1]}-{row.key.split('_')[1]}"
+        for call, start, end in row.tag[SEGMENTS]:
+            got.setdefault((name, call), []).extend(dense[start:end].tolist())
+        assert not dense[row.fields["response_mask"].numpy() == 0].any()
+    for episode, credit in zip([e for group in groups for e in group], expected.episodes, strict=True):
+        for index, (call, worth) in enumerate(zip(episode.tree.calls, credit.calls, strict=True)):
+            (entry,) = worth.entries
+            assert got[(episode.episode_id, index)] == pytest.approx([entry[0] * entry[1]] * int(call.mask.sum()))
+
+
+def test_with_multiplicity_a_token_has_its_rows_entry() -> None:
+    groups = make_groups(BRANCHING)
+    settings = CreditSettings(multiplicity=True)
+    rows = batch_rows(groups, sharing="multiplicity")
+    result = credit_batch([row.key for row in rows], [row.tag for row in rows], settings)
+    weights = [float(np.abs(dense).sum()) for dense in result.dense]
+    assert all(weight > 0 for weight in weights)
+    total = sum(summarise(e).row_tokens for group in groups for e in group)
+    assert sum(int(row.fields["response_mask"].sum()) for row in rows) == total
+
+
+def test_a_cut_row_is_weighed_by_what_is_left_of_it() -> None:
+    episode = make_groups(LINEAR)[0][0]
+    samples = samples_of(episode, response=6)
+    kept = sum(segment.end - segment.start for sample in samples for segment in segments_of(sample))
+    assert summary_of(episode, samples).tokens == kept < episode.tree.trained_tokens
+
+
+def test_groups_that_teach_nothing_leave_the_batch() -> None:
+    groups = make_groups(LINEAR)
+    for episode in groups[0]:
+        episode.reward = 1.0
+    rows = batch_rows(groups)
+    result = credit_batch([row.key for row in rows], [row.tag for row in rows], CreditSettings())
+    assert [row.key.startswith("g1") for row in rows] == result.trained
+    for episode in groups[1]:
+        episode.reward = 1.0
+    rows = batch_rows(groups)
+    result = credit_batch([row.key for row in rows], [row.tag for row in rows], CreditSettings())
+    assert all(result.trained)  # verl can't skip a step
+    assert not any(dense.any() for dense in result.dense)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 17, 100])
+@pytest.mark.parametrize(("updates", "data_parallel"), [(1, 1), (1, 8), (4, 6)])
+def test_a_step_is_so_many_updates(rows: int, updates: int, data_parallel: int) -> None:
+    size = mini_batch(rows, group_size=4, updates=updates, data_parallel=data_parallel) * 4
+    assert size * updates >= rows
+    assert size % data_parallel == 0
+    padded = -(-rows // size) * size
+    assert padded // size <= updates
+
+
+def test_a_failed_validation_episode_counts_as_no_success() -> None:
+    episode = make_groups(LINEAR)[0][0]
+    failed = Episode("f", "t", EpisodeStatus.TIMEOUT, episode.tree, episode.ledger, repeat=2)
+    row = validation_row(failed, [], uid="u", step=1)
+    assert row.fields["extra_fields"]["reward_extra_info"] == {"acc": 0.0, "true_reward": 0.0, "failed": 1.0}
+    good = validation_row(episode, samples_of(episode), uid="u", step=1)
+    assert float(good.fields["rm_scores"].sum()) == pytest.approx(episode.reward)
+    assert good.fields["extra_fields"]["reward_extra_info"]["acc"] == 1.0

@@ -1,0 +1,142 @@
+"""`load_symbol`: the user's classes by file and by module, and errors that say what exists instead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ajet.schema.errors import ImportPathError
+from ajet.schema.task import Task
+from ajet.user_code import find_file, import_class, load_symbol, source_file, split_import_path
+
+
+class Animal:
+    """A base class to derive from."""
+
+
+def write(file: Path, text: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_two_files_of_one_name_do_not_collide(tmp_path: Path) -> None:
+    a = write(tmp_path / "a" / "flow.py", "class Flow: place = 'a'")
+    b = write(tmp_path / "b" / "flow.py", "class Flow: place = 'b'")
+    assert load_symbol(f"{a}->Flow").place == "a"
+    assert load_symbol(f"{b}->Flow").place == "b"
+    assert load_symbol(f"{a}->Flow") is load_symbol(f"{a}->Flow")
+
+
+@pytest.mark.parametrize("statement", ["from helper import NAME", "from .helper import NAME"])
+def test_neighbours_can_be_imported_and_do_not_collide(tmp_path: Path, statement: str) -> None:
+    for folder in "ab":
+        write(tmp_path / folder / "helper.py", f"NAME = '{folder}'")
+        write(tmp_path / folder / "flow.py", f"{statement}\nclass Flow: name = NAME")
+    assert load_symbol(f"{tmp_path}/a/flow.py->Flow").name == "a"
+    assert load_symbol(f"{tmp_path}/b/flow.py->Flow").name == "b"
+
+
+def test_a_module_is_found_from_the_base_folder(tmp_path: Path) -> None:
+    write(tmp_path / "some_pack_x" / "deep.py", "class Outer:\n    class Inner: value = 7")
+    assert load_symbol("some_pack_x.deep->Outer.Inner", [tmp_path]).value == 7
+
+
+def test_a_file_is_found_from_the_working_directory_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = write(tmp_path / "here" / "f.py", ""), write(tmp_path / "there" / "f.py", "")
+    monkeypatch.chdir(here.parent)
+    assert find_file("f.py", [there.parent]) == here
+    here.unlink()
+    assert find_file("f.py", [there.parent]) == there
+
+
+def test_data_classes_and_pickle_work_in_a_loaded_file(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "flow.py",
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass P:\n    x: int = 3\n",
+    )
+    import pickle
+
+    point = load_symbol(f"{file}->P")()
+    assert pickle.loads(pickle.dumps(point)) == point  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("missing.py->Flow", "", r"no file 'missing.py'.*there is: flow.py"),
+        ("flwo.py->Flow", "", r"did you mean 'flow.py'"),
+        ("flow.py->Flaw", "class Flow: pass", r"has no 'Flaw'; did you mean 'Flow'"),
+        ("flow.py->Zebra", "class Flow: pass\ndef run(): pass", r"has no 'Zebra'; there is: Flow, run"),
+        ("flow.py->Flow", "x = 1\nclass Flow(: pass", r"flow.py:2: .*class Flow\("),
+        ("flow.py->Flow", "\n\nraise RuntimeError('no')", r"flow.py:3: .*failed with RuntimeError: no"),
+        ("flow.py->Flow", "import sys\nsys.exit(0)", r"flow.py:2: .*failed with SystemExit"),
+        ("flow.py->Flow", "import not_there_at_all", r"flow.py:1: .*install it, or put not_there_at_all.py beside"),
+        ("flow.py:Flow", "", r"write `module.path->Class`.*flow.py->Flow"),
+        ("flow.py->", "", r"names no class"),
+        ("ajet.schema.taks->Task", "", r"no module 'ajet.schema.taks'; did you mean 'task'"),
+    ],
+)
+def test_errors_say_what_exists_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "flow.py", text)
+    with pytest.raises(ImportPathError, match=says):
+        load_symbol(name)
+
+
+def test_the_wrong_kind_is_refused_with_what_fits(tmp_path: Path) -> None:
+    file = write(tmp_path / "flow.py", "class Flow: pass\nprint_ = print\n")
+    with pytest.raises(ImportPathError, match="no class derived from Animal"):
+        load_symbol(f"{file}->Flow", expects=Animal)
+
+
+def test_an_import_in_another_thread_meanwhile_misses_no_folder(tmp_path: Path) -> None:
+    """It walks over `sys.path` by position: an entry taken out before it would make it skip another one."""
+    (tmp_path / "walks.py").write_text("import sys\nFOUND = iter(sys.path)\nNEXT = next(FOUND)\nclass Agent: ...\n")
+    before = list(sys.path)
+    load_symbol(f"{tmp_path / 'walks.py'}->Agent")
+    walk = sys.modules[load_symbol(f"{tmp_path / 'walks.py'}->Agent").__module__]
+    assert [walk.NEXT, *walk.FOUND] == [str(tmp_path), *before, *([] if str(tmp_path) in before else [str(tmp_path)])]
+
+
+def test_a_failed_import_can_be_repeated_after_the_fix(tmp_path: Path) -> None:
+    file = write(tmp_path / "flow.py", "oops")
+    with pytest.raises(ImportPathError):
+        load_symbol(f"{file}->Flow")
+    file.write_text("class Flow: fixed = True")
+    assert load_symbol(f"{file}->Flow").fixed
+
+
+def test_it_works_without_a_folder_on_the_path(tmp_path: Path) -> None:
+    """As in the `ajet` command, whose `sys.path` does not hold the working directory."""
+    write(tmp_path / "pack_y" / "flow.py", "from pack_y.helper import N\nclass Flow: n = N")
+    write(tmp_path / "pack_y" / "helper.py", "N = 5")
+    code = "from ajet.user_code import load_symbol as l; print(l('pack_y.flow->Flow').n)"
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(Path.cwd())!r}); {code}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == "5"
+
+
+def test_splitting() -> None:
+    assert split_import_path(" a/b.py -> C ") == ("a/b.py", "C")
+    assert split_import_path("a/b.py->C").is_file
+    assert not split_import_path("a.b->C").is_file
+
+
+def test_a_class_is_imported_under_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "agent.py"
+    file.write_text("from ajet import Task\nclass Mine(Task): pass\n")
+    mine = import_class(f"{file}->Mine", Task, key="ajet.rollout.user_workflow")
+    assert issubclass(mine, Task) and source_file(mine) == file
+    with pytest.raises(ImportPathError, match=r"^ajet\.rollout\.user_workflow: .*did you mean 'Mine'"):
+        import_class(f"{file}->Mne", Task, key="ajet.rollout.user_workflow")
