@@ -64,17 +64,15 @@ async def _interrupted() -> None:
 
 
 def _open_gateway(model: ServedModel, arguments: Namespace) -> Gateway:
-    """A gateway that answers whoever knows the key, each request as a conversation of its own."""
+    """A gateway that answers anyone with the right key and treats each request as a separate conversation."""
     from ajet.gateway.caller import Caller
-    from ajet.gateway.gateway import EpisodeKey, Gateway, GatewaySettings, _Entry
+    from ajet.gateway.gateway import Gateway, GatewaySettings
     from ajet.gateway.keys import InvalidKeyError
     from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET
 
-    class OpenGateway(Gateway):
-        def _claim(self, key: str) -> tuple[_Entry, Caller]:
-            if arguments.api_key and not hmac.compare_digest(key.encode(), arguments.api_key.encode()):
-                raise InvalidKeyError("wrong API key")
-            session = model.new_session()
-            return _Entry(session, EpisodeKey(self.base_url, key)), Caller(session, DEFAULT_AGENT, DEFAULT_TARGET)
+    def authorize(key: str) -> Caller:
+        if arguments.api_key and not hmac.compare_digest(key.encode(), arguments.api_key.encode()):
+            raise InvalidKeyError("wrong API key")
+        return Caller(model.new_session(), DEFAULT_AGENT, DEFAULT_TARGET)
 
-    return OpenGateway(GatewaySettings(host=arguments.host, port=arguments.port))
+    return Gateway(GatewaySettings(host=arguments.host, port=arguments.port), authorize)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,21 +65,21 @@ class EpisodeKey:
         return EpisodeKey(self.base_url, agent_key(self.api_key, agent, target), MODEL_PREFIX + agent)
 
 
-@dataclass(slots=True)
-class _Entry:
-    session: EpisodeSession
-    key: EpisodeKey
-    in_flight: int = 0
+Authorize = Callable[[str], Caller]
+"""Finds the session an API key gives access to. Raises a `ModelCallError` if the key is wrong. Must be quick."""
 
 
 class Gateway:
     """`await start()`, then `register` each episode's session; `aclose` at the end."""
 
-    def __init__(self, settings: GatewaySettings | None = None) -> None:
+    def __init__(self, settings: GatewaySettings | None = None, authorize: Authorize | None = None) -> None:
+        """`authorize` decides which session answers a request; by default, the one its key was registered for."""
         self.settings = settings or GatewaySettings()
+        self._authorize = authorize or self._registered
         self._keys = KeyRing(self.settings.key_ttl_s)
-        self._episodes: dict[str, _Entry] = {}
-        self._ids: dict[EpisodeSession, str] = {}
+        self._episodes: dict[str, EpisodeSession] = {}
+        self._registrations: dict[EpisodeSession, tuple[str, EpisodeKey]] = {}
+        self._in_flight: Counter[EpisodeSession] = Counter()
         self._server: asyncio.Server | None = None
         self._state: HttpServerState | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -119,7 +121,7 @@ class Gateway:
             for connection in list(self._state.connections):
                 connection.abort()
         self._episodes.clear()
-        self._ids.clear()
+        self._registrations.clear()
         await asyncio.sleep(0)  # let the connections' ends be seen
 
     async def _sweep(self, state: HttpServerState) -> None:
@@ -131,19 +133,19 @@ class Gateway:
 
     def register(self, session: EpisodeSession) -> EpisodeKey:
         """Let an episode be reached; asked again, the same key. It ends with the session."""
-        if session in self._ids:
-            return self._episodes[self._ids[session]].key
+        if session in self._registrations:
+            return self._registrations[session][1]
         episode, api_key = self._keys.new_episode()
         key = EpisodeKey(self.base_url, api_key)
-        self._ids[session] = episode
-        self._episodes[episode] = _Entry(session, key)
+        self._registrations[session] = episode, key
+        self._episodes[episode] = session
         session.on_close(lambda: self.unregister(session))
         return key
 
     def unregister(self, session: EpisodeSession) -> None:
-        """The episode's keys are good for nothing from now on."""
-        if (episode := self._ids.pop(session, None)) is not None:
-            del self._episodes[episode]
+        """Stop accepting the episode's keys."""
+        if (registration := self._registrations.pop(session, None)) is not None:
+            del self._episodes[registration[0]]
 
     # ------------------------------------------------------------ requests
 
@@ -159,58 +161,62 @@ class Gateway:
             return error_answer(error, request.path)
         return None
 
-    def _caller(self, request: HttpRequest) -> tuple[_Entry, Caller]:
+    def _caller(self, request: HttpRequest) -> Caller:
         scheme, _, token = request.headers.get(b"authorization", b"").partition(b" ")
         key = token if scheme.lower() == b"bearer" else request.headers.get(b"x-api-key", b"")
         if not key:
             raise InvalidKeyError("no API key: send 'Authorization: Bearer sk-ajet-…' or 'x-api-key: sk-ajet-…'")
-        return self._claim(key.strip().decode("latin-1"))
+        return self._authorize(key.strip().decode("latin-1"))
 
-    def _claim(self, key: str) -> tuple[_Entry, Caller]:
-        """Whom a key speaks for."""
+    def _registered(self, key: str) -> Caller:
         claim = self._keys.claim(key)
-        entry = self._episodes.get(claim.episode)
-        if entry is None:
+        session = self._episodes.get(claim.episode)
+        if session is None:
             raise SessionClosedError("the episode of this key is over: it takes no more model calls")
-        return entry, Caller(entry.session, claim.agent, claim.target)
+        return Caller(session, claim.agent, claim.target)
 
     async def handle(self, request: HttpRequest) -> Answer:
         if request.path == "/healthz":
             return json_answer({"status": "ok", "episodes": len(self._episodes)})
-        entry, caller = request.caller
-        if entry.in_flight >= self.settings.max_concurrent_per_episode:
-            busy = EngineOverloadedError(f"more than {entry.in_flight} requests of this episode at the same time")
+        caller: Caller = request.caller
+        running = self._in_flight[caller.session]
+        if running >= self.settings.max_concurrent_per_episode:
+            busy = EngineOverloadedError(f"more than {running} requests of this episode at the same time")
             return error_answer(busy, request.path)
-        entry.in_flight += 1
+        self._in_flight[caller.session] += 1
         streaming = False
         try:
             reply = await answer(request.method, request.path, request.body, caller)
             if not isinstance(reply.body, bytes):
                 streaming = True
-                _when_closed(reply, entry)
+                self._leave_when_closed(reply, caller.session)
             return reply
         except Exception:
             log.exception("fault of the gateway in %s %s", request.method, request.path)
             return error_answer(ModelCallError("internal error of the gateway: see its log"), request.path)
         finally:
             if not streaming:
-                entry.in_flight -= 1
+                self._leave(caller.session)
+
+    def _leave(self, session: EpisodeSession) -> None:
+        self._in_flight[session] -= 1
+        if not self._in_flight[session]:
+            del self._in_flight[session]
+
+    def _leave_when_closed(self, reply: Answer, session: EpisodeSession) -> None:
+        """A stream counts as a request until it ends."""
+        close = reply.close
+        open_ = [True]
+
+        def closed() -> None:
+            close()
+            if open_:
+                open_.clear()
+                self._leave(session)
+
+        reply.close = closed
 
     def refuse(self, request: HttpRequest, status: int, code: str, message: str) -> Answer:
         kind = "rate_limit_error" if status == 429 else "invalid_request_error"
         error = type("HttpRefusal", (ModelCallError,), {"http_status": status, "code": code, "error_type": kind})
         return error_answer(error(message), request.path)
-
-
-def _when_closed(reply: Answer, entry: _Entry) -> None:
-    """A stream counts until its end."""
-    close = reply.close
-    open_ = [True]
-
-    def closed() -> None:
-        close()
-        if open_:
-            open_.clear()
-            entry.in_flight -= 1
-
-    reply.close = closed
