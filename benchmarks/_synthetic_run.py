@@ -22,9 +22,8 @@ from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, Run
-from ajet.schema.episode import Episode, EpisodeStatus, Failure, Outcome
+from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger, Outcome
 from ajet.schema.generation import Sampling
-from ajet.schema.ledger import Ledger
 
 CALCULATOR = {
     "type": "function",

@@ -32,8 +32,7 @@ from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.machine import process_memory_bytes
 from ajet.observe.recorder import EpisodeRecorder
-from ajet.schema.episode import Episode, EpisodeStatus
-from ajet.schema.ledger import Ledger
+from ajet.schema.episode import Episode, EpisodeStatus, Ledger
 
 EPISODES = 100_000
 PATTERNS = 800

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ajet.context_tracker.settings import SharedTokenLoss, TrackerSettings
-from ajet.schema.call_tree import ROOT, CallTree
-from ajet.schema.episode import Episode
-from ajet.schema.ledger import Ledger
-from ajet.schema.sample import Sample
+from ajet.schema.call_tree import ROOT, CallTree, Sample
+from ajet.schema.episode import Episode, Ledger
 
 
 def linear_samples(

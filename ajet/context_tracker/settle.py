@@ -16,7 +16,7 @@ import numpy as np
 from ajet.context_tracker.record import CallRecord
 from ajet.context_tracker.settings import TrackerSettings
 from ajet.schema.call_tree import CallTree
-from ajet.schema.ledger import Ledger
+from ajet.schema.episode import Ledger
 
 
 def settle(

@@ -5,15 +5,15 @@ where two prompts part). A sampled run belongs to one call and never merges with
 equal.
 The prompt of a call is the path from the root to its `prompt_run`; its reply is the run after it.
 
-Position of a token = its depth = `run.start + offset`. Pure data: growing one is the context tracker's work,
-training on one the trainer's.
+Position of a token = its depth = `run.start + offset`. A `Sample` is one path of the tree as a linear row. Pure data:
+the context tracker grows a tree, the trainer trains on it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,7 @@ class Call:
     agent: str
     target: str
     turn: int
-    """How many calls of the same conversation came before: 0 for a first call or a branch's first."""
+    """How many calls of the same conversation came before; 0 for the first call of a conversation or branch."""
     prompt_run: int
     """The context run in which the prompt ends."""
     prompt_tokens: int
@@ -104,7 +104,7 @@ class Call:
 
 @dataclass(slots=True)
 class CallTree:
-    """All runs and calls of one episode. Parents come before children in `runs`."""
+    """All runs and calls of one episode. In `runs`, parents come before their children."""
 
     runs: list[Run] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -172,10 +172,6 @@ class CallTree:
         """Whether two trees are the same up to the names and the order of their calls."""
         return len(self.runs) == len(other.runs) and self.canonical() == other.canonical()
 
-    def summary(self) -> dict[str, Any]:
-        """A few numbers for logs and tables."""
-        return {"calls": len(self.calls), "tokens": self.tokens, "trained": self.trained_tokens}
-
 
 def _call_digest(call: Call) -> bytes:
     digest = hashlib.blake2b(call.logprobs.tobytes(), digest_size=16)
@@ -183,3 +179,24 @@ def _call_digest(call: Call) -> bytes:
     facts = (call.agent, call.target, call.prompt_tokens, call.versions, call.finish_reason, call.trainable, call.drop)
     digest.update(repr((*facts, call.reward)).encode())
     return digest.digest()
+
+
+@dataclass(slots=True)
+class Sample:
+    """A training row for trainers that know only rows (verl, Trinity): one path from the root to a leaf.
+
+    `prompt_ids` carry no loss; `response_*` are aligned with `response_ids`.
+    """
+
+    episode_id: str
+    agent: str
+    prompt_ids: IntArray
+    response_ids: IntArray
+    response_mask: BoolArray
+    """True where a token was sampled, is trained, and is trained in this sample."""
+    logprobs: FloatArray
+    """The sampler's; 0.0 on context tokens."""
+    call_of_token: IntArray
+    """Index in the tree's calls of the call that sampled each response token, -1 for context: credit is per call."""
+    versions: IntArray
+    """Policy version of each response token, -1 for context."""

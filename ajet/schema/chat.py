@@ -1,6 +1,6 @@
-"""A chat request as a session takes it, and the reply it gives, whatever protocol or framework asked.
+"""A chat request as a session takes it, and the reply it gives, whichever protocol or framework asked.
 
-Messages and tools are plain dicts in OpenAI's form; the faces (OpenAI, Anthropic, AgentScope, LangChain) translate.
+Messages and tools are plain dicts in OpenAI's form; the clients (OpenAI, Anthropic, AgentScope, LangChain) translate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ChatRequest:
     """One call of the model by an agent."""
 
     messages: list[Message]
-    """Empty where the prompt is given as `prompt_ids`."""
+    """Empty if the prompt is given as `prompt_ids`."""
     tools: list[Tool] = field(default_factory=list)
     tool_choice: Literal["auto", "none", "required"] | Tool = "auto"
     sampling: Sampling = field(default_factory=Sampling)
@@ -36,7 +36,7 @@ class ChatRequest:
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     prompt_ids: list[int] | None = None
-    """The prompt itself, instead of messages: no template, and the reply is plain text."""
+    """The prompt itself instead of messages: no template is applied, and the reply is plain text."""
 
 
 @dataclass(slots=True)

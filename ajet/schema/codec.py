@@ -1,7 +1,7 @@
 """Call trees and episodes as bytes and back: msgpack, token arrays as columns, no pickle.
 
-`decode_…(encode_…(x))` is identical to `x`. Data from outside is checked: what is not such a record is an
-EpisodeFormatError. Values in `metadata` that are no data (a user's own objects) are stored as their `repr`.
+`decode_…(encode_…(x))` is identical to `x`. Bytes from outside are checked: anything that isn't a valid record raises
+EpisodeFormatError. Objects in `metadata` that aren't plain data are stored as their `repr`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import msgspec
 import numpy as np
 
 from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, Run
-from ajet.schema.episode import Episode, EpisodeStatus, Failure, Outcome
+from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger, Outcome
 from ajet.schema.errors import EpisodeFormatError
 from ajet.schema.generation import Sampling
-from ajet.schema.ledger import Ledger
 
 T = TypeVar("T")
 
 FORMAT = 1
-"""Of the bytes. A reader refuses a newer one."""
+"""Version of the byte format. A reader refuses a newer one."""
 
 _COLUMNS = ("logprobs", "mask")
 _OWN_FORM = {"sampling": Sampling, "fork": Fork}
@@ -38,7 +37,7 @@ def encode_tree(tree: CallTree) -> bytes:
 
 
 def decode_tree(data: bytes) -> CallTree:
-    """The call tree that `encode_tree` was given."""
+    """The call tree that was passed to `encode_tree`."""
     return _read(data, lambda record: _tree(record["tree"]))
 
 
@@ -54,7 +53,7 @@ def encode_episode(episode: Episode) -> bytes:
 
 
 def decode_episode(data: bytes) -> Episode:
-    """The episode that `encode_episode` was given."""
+    """The episode that was passed to `encode_episode`."""
     return _read(data, lambda record: _episode(record["episode"]))
 
 
@@ -62,7 +61,7 @@ def _read(data: bytes, build: Callable[[dict[str, Any]], T]) -> T:
     try:
         record = msgspec.msgpack.decode(data)
         if not isinstance(record, dict) or not isinstance(record.get("format"), int):
-            raise EpisodeFormatError("these bytes are no episode record")
+            raise EpisodeFormatError("these bytes aren't an episode record")
         if record["format"] > FORMAT:
             raise EpisodeFormatError(
                 f"the record has format {record['format']}, this version reads up to {FORMAT}: update ajet"
@@ -98,7 +97,7 @@ def _tree(record: dict[str, Any]) -> CallTree:
     ids = _split(np.frombuffer(record["ids"], "<i4").astype(np.int32), record["lengths"])
     for piece, parent, call in zip(ids, record["parents"], record["run_calls"], strict=True):
         if not ROOT <= parent < len(runs) or not ROOT <= call < len(record["calls"]):
-            raise ValueError("a run points to no run or call before it")
+            raise ValueError("a run refers to a run or call that does not exist")
         start = 0 if parent == ROOT else runs[parent].start + len(runs[parent].ids)
         runs.append(Run(piece, parent, start, call))
     sampled = record["sampled"]
@@ -107,7 +106,7 @@ def _tree(record: dict[str, Any]) -> CallTree:
     calls = []
     for data, call_logprobs, mask in zip(record["calls"], logprobs, _split(bits, sampled), strict=True):
         if not (ROOT <= data["run"] < len(runs) and ROOT <= data["prompt_run"] < len(runs)):
-            raise ValueError("a call points to no run")
+            raise ValueError("a call refers to a run that does not exist")
         data["versions"] = [(int(first), int(version)) for first, version in data["versions"]]
         data["sampling"] = msgspec.convert(data["sampling"], Sampling)
         data["fork"] = msgspec.convert(data["fork"], Fork | None)
@@ -138,7 +137,7 @@ def _join(arrays: list[Any], kind: Any) -> bytes:
 
 def _split(joined: Any, lengths: list[int]) -> list[Any]:
     if sum(lengths) != len(joined) or any(length < 0 for length in lengths):
-        raise ValueError(f"{len(joined)} values where {sum(lengths)} were announced")
+        raise ValueError(f"{len(joined)} values where {sum(lengths)} were expected")
     pieces = []
     start = 0
     for length in lengths:
@@ -148,7 +147,7 @@ def _split(joined: Any, lengths: list[int]) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What msgpack does not know: numpy and torch values and pydantic models as data, other objects as their repr."""
+    """Values msgpack can't encode: numpy and torch values and pydantic models as data, other objects as their repr."""
     for method in ("tolist", "model_dump"):
         if callable(found := getattr(value, method, None)):
             return found()

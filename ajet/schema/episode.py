@@ -1,4 +1,7 @@
-"""One finished attempt at a task: its calls, its reward and how it ended. A failed episode is data, not a crash."""
+"""One finished run of the workflow on a task: its calls, its reward, how it ended, and its token ledger.
+
+A failed episode is data, not a crash.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,36 @@ from enum import StrEnum
 from typing import Any
 
 from ajet.schema.call_tree import CallTree
-from ajet.schema.ledger import Ledger
+
+
+class LedgerImbalance(AssertionError):
+    """Tokens were lost or counted twice: a bug in ajet, never the user's fault."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Where every captured token went: captured = trained + masked + dropped. For one episode, or summed over many."""
+
+    captured: int = 0
+    trained: int = 0
+    masked: dict[str, int] = field(default_factory=dict)
+    """By reason (`not_trainable`, `abandoned`, …): kept in the tree, but without loss."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """By reason (`response_too_long`, `too_many_samples`, …): not in any training sample."""
+
+    def balance(self) -> None:
+        """Raise unless every captured token is accounted for."""
+        accounted = self.trained + sum(self.masked.values()) + sum(self.dropped.values())
+        if accounted != self.captured:
+            raise LedgerImbalance(f"captured {self.captured} tokens but accounted for {accounted}: {self}")
+
+    def add(self, other: Ledger) -> None:
+        """Add another ledger's counts to this one."""
+        self.captured += other.captured
+        self.trained += other.trained
+        for mine, theirs in ((self.masked, other.masked), (self.dropped, other.dropped)):
+            for reason, count in theirs.items():
+                mine[reason] = mine.get(reason, 0) + count
 
 
 class EpisodeStatus(StrEnum):
@@ -16,7 +48,7 @@ class EpisodeStatus(StrEnum):
     COMPLETED = "completed"
     """The workflow returned and the reward is known."""
     TRUNCATED = "truncated"
-    """The model's own doing ended it early (see `Outcome`); it has a reward and is trained."""
+    """The model's own behaviour ended it early (see `Outcome`); it has a reward and is trained."""
     WORKFLOW_ERROR = "workflow_error"
     JUDGE_ERROR = "judge_error"
     TIMEOUT = "timeout"
@@ -25,7 +57,7 @@ class EpisodeStatus(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What the model did that cut an episode short. Decides which `failure_reward` applies."""
+    """What the model did that cut an episode short; it decides which `failure_reward` applies."""
 
     LENGTH = "length"
     """The last reply was cut by max tokens."""
@@ -48,7 +80,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Episode:
-    """What the runner hands on, to credit, backbone and recorder."""
+    """What the runner passes on to credit, backbone and recorder."""
 
     episode_id: str
     task_id: str
@@ -62,7 +94,7 @@ class Episode:
     reward: float | None = None
     """None only when the episode failed."""
     agent_rewards: dict[str, float] = field(default_factory=dict)
-    """Rewards of single agents, where they differ from the episode's."""
+    """Rewards of individual agents that differ from the episode's."""
     is_success: bool | None = None
     outcomes: tuple[Outcome, ...] = ()
     failure: Failure | None = None
@@ -81,7 +113,7 @@ class Episode:
 
 @dataclass(slots=True)
 class EpisodeGroup:
-    """The episodes of one task, to be compared with each other."""
+    """The episodes of one task, which are compared with each other."""
 
     group_id: str
     task_id: str

@@ -1,15 +1,14 @@
-"""Every failure that ajet names itself.
+"""Every error that ajet raises on purpose.
 
 Three families, by who can act on them:
 
-- `UserError`: something the user wrote is wrong. Carries where, what was expected and the fix; ends the program with
-  exit code 2.
+- `UserError`: something the user wrote is wrong. Its message says where, what was expected and how to fix it; the
+  program exits with code 2.
 - `ModelCallError`: one model call failed. Raised into the workflow, in the shape its client expects (OpenAI,
-  Anthropic …); `http_status` and `code` say how it looks over HTTP.
-- `EpisodeFault`: an episode could not be brought to an end. Never leaves the runner: it becomes the episode's
-  `Failure`.
+  Anthropic …); `http_status` and `code` are what an HTTP client sees.
+- `EpisodeFault`: an episode could not be completed. It never leaves the runner, but becomes the episode's `Failure`.
 
-To add one, subclass the family whose reader can act on it, and give the message the fix.
+To add one, subclass the family whose reader can act on it, and put the fix into the message.
 """
 
 from __future__ import annotations
@@ -25,44 +24,44 @@ class AjetError(Exception):
 
 
 class UserError(AjetError):
-    """Something the user can correct: the message names the place, what was expected and the fix."""
+    """Something the user can correct. The message names the place, what was expected and the fix."""
 
     exit_code: ClassVar[int] = 2
 
 
 class ConfigError(UserError):
-    """A YAML file or an override that can't be accepted."""
+    """An invalid YAML file or override."""
 
 
 class TaskDataError(UserError):
-    """A task source that can't be read: names file and line."""
+    """A task source that can't be read. Names the file and line."""
 
 
 class ImportPathError(UserError):
-    """`module->Class` or `file.py->Class` that leads nowhere: says what exists instead."""
+    """`module->Class` or `file.py->Class` that can't be imported. Says what exists instead."""
 
 
 class EpisodeFormatError(UserError):
-    """A stored episode that can't be read: cut short, altered, or of a newer format."""
+    """A stored episode that can't be read: truncated, altered, or in a newer format."""
 
 
 class MissingDependencyError(UserError):
-    """An optional package is needed and absent: names the extra that brings it."""
+    """An optional package is needed but not installed. Names the extra that installs it."""
 
 
 class FeatureUnavailableError(UserError):
-    """A key that loads but whose feature this version does not have."""
+    """A key that loads, but whose feature this version does not have."""
 
 
 class RewardError(UserError):
-    """A reward that is missing, of the wrong type, or not allowed for this episode's shape. Never read as 0."""
+    """A reward that is missing, of the wrong type, or does not fit the episode. Never taken for 0."""
 
 
 # ---------------------------------------------------------------- one model call
 
 
 class ModelCallError(AjetError):
-    """A model call that gave no reply. `code` and `http_status` are those of OpenAI's protocol."""
+    """A model call that produced no reply. `code` and `http_status` follow OpenAI's protocol."""
 
     http_status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
@@ -78,7 +77,7 @@ class InvalidRequestError(ModelCallError):
 
 
 class UnsupportedContentError(InvalidRequestError):
-    """Images, audio or files: text only for now."""
+    """Images, audio or files: only text is supported."""
 
     code = "unsupported_content"
 
@@ -96,7 +95,7 @@ class TooManyStepsError(InvalidRequestError):
 
 
 class AbnormalOutputError(InvalidRequestError):
-    """The model's output failed a check of `compute_madness_checklist`; the episode takes no further model calls."""
+    """The model's output failed a check of `compute_madness_checklist`; no further model calls are served."""
 
     code = "abnormal_output"
 
@@ -110,14 +109,14 @@ class SessionClosedError(ModelCallError):
 
 
 class EngineError(ModelCallError):
-    """The engine failed, died or gave a malformed result."""
+    """The engine failed, died or returned a malformed result."""
 
     http_status = 502
     code = "engine_error"
 
 
 class EngineOverloadedError(EngineError):
-    """The engine or the gateway takes no more requests now: try again later."""
+    """The engine or the gateway is at its limit; the client should try again later."""
 
     http_status = 429
     code = "overloaded"
@@ -125,7 +124,7 @@ class EngineOverloadedError(EngineError):
 
 
 class GenerationTimeoutError(EngineError):
-    """A generation did not end within its deadline."""
+    """A generation did not finish before its deadline."""
 
     http_status = 504
     code = "timeout"
@@ -135,24 +134,16 @@ class GenerationTimeoutError(EngineError):
 
 
 class EpisodeFault(AjetError):
-    """An episode that could not be completed, through no doing of the model."""
+    """An episode that could not be completed, for reasons other than the model's behaviour."""
 
 
 class WorkflowFault(EpisodeFault):
-    """The user's workflow raised, returned something else than a WorkflowOutput, or its process died."""
+    """The user's workflow raised, did not return a WorkflowOutput, or its process died."""
 
 
 class JudgeFault(EpisodeFault):
-    """The judge raised, or returned no finite number."""
-
-
-class EpisodeTimeout(EpisodeFault):
-    """`rollout.episode_timeout` ran out."""
-
-
-class EpisodeCancelled(EpisodeFault):
-    """The pool stopped the episode (early group stop, Ctrl-C)."""
+    """The judge raised, or did not return a finite number."""
 
 
 class LostThreadsError(AjetError):
-    """Too many workflow threads hang for good; `task_runner.wrapper_type: multi-processing` survives that."""
+    """Too many workflow threads are stuck for good; `task_runner.wrapper_type: multi-processing` survives that."""

@@ -23,7 +23,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Strings that end the reply. They cut the text, never the ids."""
     stop_token_ids: tuple[int, ...] = ()
-    """Ids that end the reply, besides the model's own end tokens. A sampled one is part of `token_ids`."""
+    """Ids that end the reply, besides the model's own end tokens. If one is sampled, it is part of `token_ids`."""
     seed: int | None = None
     ignore_eos: bool = False
 
@@ -35,10 +35,10 @@ class GenerateRequest:
     prompt_ids: list[int]
     sampling: Sampling
     session_id: str = ""
-    """The episode: engines with several replicas keep an episode on one of them, for its cached prefix."""
+    """The episode. Engines with several replicas keep an episode on one of them, so that its prefix stays cached."""
     top_logprobs: int = 0
     deadline_s: float | None = None
-    """Seconds left, not a clock time: it may cross machines."""
+    """Seconds left rather than a clock time, because it may cross machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
-    """What an engine can be asked for. What it can't honour is refused or named at start, never ignored."""
+    """What an engine can do. What it can't honour is refused, or named at the start of the run; it is never ignored."""
 
     name: str
     exact_tokens: bool = True
-    """Takes token ids and returns sampled ids with logprobs: without it an engine can serve helpers, never training."""
+    """Takes token ids and returns sampled ids with logprobs. An engine without this can serve helpers but can't be used
+    for training."""
     load_weights: bool = False
     max_model_len: int | None = None
     details: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What goes into an episode and what the user's workflow gives back."""
+"""What goes into an episode, and what the user's workflow returns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Task(BaseModel):
 
 
 class WorkflowTask(BaseModel):
-    """One attempt at a task: the task and its place in the batch."""
+    """What a workflow is given: the task and the episode's place in the batch."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -36,7 +36,7 @@ class WorkflowTask(BaseModel):
 
 
 class WorkflowOutput(BaseModel):
-    """What a workflow returns. `reward=None` asks the judge; a list holds one reward a model call."""
+    """What a workflow returns. `reward=None` asks the judge; a list holds one reward per model call."""
 
     reward: float | list[float] | None = None
     is_success: bool | None = None

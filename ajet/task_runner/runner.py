@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.call_tree import CallTree
-from ajet.schema.episode import Episode, EpisodeStatus, Failure
+from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import RewardError, SessionClosedError, UserError
-from ajet.schema.ledger import Ledger
 from ajet.schema.task import WorkflowTask
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.settle import End, Facts, Settlement, settle

@@ -8,8 +8,7 @@ import pytest
 
 from ajet.backbone.debug_view import EpisodeView
 from ajet.schema.call_tree import Call, CallTree, Fork
-from ajet.schema.episode import Episode, EpisodeStatus, Failure
-from ajet.schema.ledger import Ledger
+from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
 
 USER = {"role": "user", "content": "Say hello"}
 CALLING = {

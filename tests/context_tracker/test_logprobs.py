@@ -14,9 +14,8 @@ from ajet.context_tracker import ContextTracker, Renderer, linear_samples
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.engine import TorchEngine
 from ajet.engine.torch.settings import TorchEngineSettings
-from ajet.schema.call_tree import CallTree
+from ajet.schema.call_tree import CallTree, Sample
 from ajet.schema.generation import GenerateRequest, Sampling
-from ajet.schema.sample import Sample
 
 TOLERANCE = 1e-4
 TEMPERATURES = (0.0, 0.6, 1.0, 1.4)

@@ -10,9 +10,8 @@ from tracker_helpers import Drive, said, system, user
 from ajet.context_tracker import linear_samples
 from ajet.context_tracker.samples import episode_samples
 from ajet.context_tracker.settings import SharedTokenLoss, TrackerSettings
-from ajet.schema.call_tree import CallTree
-from ajet.schema.ledger import Ledger
-from ajet.schema.sample import Sample
+from ajet.schema.call_tree import CallTree, Sample
+from ajet.schema.episode import Ledger
 
 
 def rows(

@@ -22,8 +22,7 @@ from ajet.credit import (
 )
 from ajet.credit.estimators import Overlong, call_values
 from ajet.schema.call_tree import ROOT, Call, CallTree, Run
-from ajet.schema.episode import Episode, EpisodeStatus
-from ajet.schema.ledger import Ledger
+from ajet.schema.episode import Episode, EpisodeStatus, Ledger
 
 
 def single(reward: float, tokens: int = 10, name: str = "e") -> EpisodeSummary:

@@ -15,8 +15,7 @@ from ajet.observe.logs import level_from_environment, log_to_file, log_to_termin
 from ajet.observe.progress import Progress, ProgressMode
 from ajet.observe.progress_live import sparkline
 from ajet.schema.call_tree import CallTree, Run
-from ajet.schema.episode import Episode, EpisodeStatus, Failure
-from ajet.schema.ledger import Ledger
+from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
 
 
 def episode(reward: float | None) -> Episode:

@@ -1,4 +1,4 @@
-"""Stored episodes: identical after a round trip, and damaged ones refused by name."""
+"""Stored episodes: identical after a round trip, and damaged ones are refused with a named error."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import pytest
 
 from ajet.schema.call_tree import Call, CallTree, Fork, Run
 from ajet.schema.codec import decode_episode, decode_tree, encode_episode, encode_tree
-from ajet.schema.episode import Episode, EpisodeStatus, Failure, Outcome
+from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger, LedgerImbalance, Outcome
 from ajet.schema.errors import EpisodeFormatError
 from ajet.schema.generation import Sampling
-from ajet.schema.ledger import Ledger, LedgerImbalance
 
 
 def tree() -> CallTree:
-    """A prompt, two replies to it, and a question behind the first."""
+    """A prompt, two replies to it, and a question after the first."""
     context, reply = np.array([5, 6, 7], np.int32), np.array([8, 9], np.int32)
     runs = [Run(context, -1, 0), Run(reply, 0, 3, call=0), Run(reply.copy(), 0, 3, call=1), Run(context.copy(), 1, 5)]
     calls = [
@@ -90,7 +89,7 @@ def test_every_damaged_record_is_an_error_with_a_name() -> None:
     ("column", "value"),
     [("parents", [-1, 5, 0, 1]), ("run_calls", [-1, 0, 9, -1]), ("lengths", [3, 2, 2, 2]), ("ids", b"123")],
 )
-def test_a_record_that_points_to_nowhere_is_refused(column: str, value: object) -> None:
+def test_a_record_with_dangling_references_is_refused(column: str, value: object) -> None:
     record = msgspec.msgpack.decode(encode_tree(tree()))
     record["tree"][column] = value
     with pytest.raises(EpisodeFormatError, match="damaged"):

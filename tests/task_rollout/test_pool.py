@@ -13,9 +13,8 @@ import pytest
 
 from ajet.config import make_config
 from ajet.schema.call_tree import CallTree
-from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Failure
+from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import LostThreadsError
-from ajet.schema.ledger import Ledger
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_rollout.pool import RolloutPool
 

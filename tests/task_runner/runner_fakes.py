@@ -10,10 +10,9 @@ from typing import Any
 from ajet.config import Config, make_config
 from ajet.gateway.gateway import Gateway
 from ajet.schema.call_tree import CallTree
-from ajet.schema.episode import Episode, EpisodeStatus, Outcome
+from ajet.schema.episode import Episode, EpisodeStatus, Ledger, Outcome
 from ajet.schema.errors import ContextOverflowError, RewardError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, Sampling
-from ajet.schema.ledger import Ledger
 from ajet.session import EpisodeSession, SessionSettings
 from ajet.session.parsers import pick_parser
 from ajet.task_judge.base_judge import BaseJudge

@@ -6,9 +6,8 @@ import numpy as np
 
 from ajet.credit import Credit, CreditSettings, EpisodeSummary, compute_credit, summarise
 from ajet.schema.call_tree import ROOT, Call, CallTree, Run
-from ajet.schema.episode import Episode, EpisodeStatus
+from ajet.schema.episode import Episode, EpisodeStatus, Ledger
 from ajet.schema.generation import Sampling
-from ajet.schema.ledger import Ledger
 
 
 def random_tree(

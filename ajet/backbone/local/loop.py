@@ -25,9 +25,8 @@ from ajet.observe.progress import Progress, ProgressMode
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.runtime.runtime import Runtime
 from ajet.schema.call_tree import FloatArray
-from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
+from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Ledger
 from ajet.schema.errors import ConfigError
-from ajet.schema.ledger import Ledger
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 from ajet.task_reader.stream import TaskStream

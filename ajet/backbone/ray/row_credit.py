@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.credit import EpisodeCredit, EpisodeSummary, summarise
+from ajet.schema.call_tree import Sample
 from ajet.schema.episode import Episode, EpisodeGroup
-from ajet.schema.sample import Sample
 
 SUMMARY = "ajet_episode"
 """Tag of an episode's rows: its summary."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ajet.backbone.ray.row_credit import GROUP, SEGMENTS, SUMMARY, group_tag, segments_of, summary_of
+from ajet.schema.call_tree import Sample
 from ajet.schema.episode import Episode, EpisodeGroup
-from ajet.schema.sample import Sample
 
 if TYPE_CHECKING:
     from trinity.common.experience import Experience

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.backbone.ray.row_credit import SEGMENTS, SUMMARY, segments_of, summary_of
+from ajet.schema.call_tree import Sample
 from ajet.schema.episode import Episode
-from ajet.schema.sample import Sample
 
 if TYPE_CHECKING:
     import torch

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ajet.schema.call_tree import ROOT, Call, CallTree, Run
-from ajet.schema.episode import Episode, EpisodeStatus
+from ajet.schema.episode import Episode, EpisodeStatus, Ledger
 from ajet.schema.generation import Sampling
-from ajet.schema.ledger import Ledger
 
 FIRST_ID = 10
 
