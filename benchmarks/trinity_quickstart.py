@@ -16,9 +16,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _logprob_change import changes, summary
 from _quickstart_run import ROOT, STEPS, conduct, draw, trained
 from common import write_result
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from logprob_change import changes, summary
 
 TRINITY_PYTHON = ROOT / ".venv-trinity" / "bin" / "python"
 CHART = ROOT / "docs" / "assets" / "trinity_reward.png"

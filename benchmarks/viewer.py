@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from _synthetic_run import CallCredit, EpisodeCredit, TreeMaker, Vocabulary, credit_of, math_episode, step_metrics
 from common import RESULTS, write_result
 from playwright.sync_api import Page, sync_playwright
 
@@ -34,6 +33,19 @@ from ajet.observe.machine import process_memory_bytes
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.episode import Episode, EpisodeStatus, Ledger
 
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "observe")]
+
+from synthetic_run import (  # noqa: E402
+    CallCredit,
+    EpisodeCredit,
+    TreeMaker,
+    Vocabulary,
+    credit_of,
+    math_episode,
+    step_metrics,
+)
+
 EPISODES = 100_000
 PATTERNS = 800
 GROUP = 8
@@ -41,7 +53,6 @@ LONG_TOKENS = 50_000
 KILLS = 100
 REPEATS = 5
 NAME = "hundred-thousand"
-ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 QUICKSTART_STEPS = 20
 
@@ -286,8 +297,6 @@ def record_again(path: Path, recorded: list[Any]) -> float:
 
 def measure_kills(root: Path) -> dict[str, Any]:
     """SIGKILL while recording, at random moments, into one file."""
-    sys.path.insert(0, str(ROOT))
-    sys.path.insert(0, str(ROOT / "tests" / "observe"))
     from test_recorder import kill_and_check
 
     rng = random.Random()

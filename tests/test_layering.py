@@ -128,6 +128,18 @@ def test_light_parts_name_no_heavy_library(part: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_tests_and_product_need_no_benchmark() -> None:
+    benchmarks = {path.stem for path in (AJET.parent / "benchmarks").glob("*.py")} | {"benchmarks"}
+    wrong = [
+        f"{path.relative_to(AJET.parent)} imports {module}"
+        for folder in (AJET, AJET.parent / "tests")
+        for path in folder.rglob("*.py")
+        for module in imports_of(path)
+        if module.split(".")[0] in benchmarks
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize("statement", ["import ajet", "import ajet.schema.episode"])
 def test_import_loads_nothing_heavy(statement: str) -> None:
     program = f"import sys; {statement}; print(*{{name.split('.')[0] for name in sys.modules}})"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from synthetic_run import write_experiment
+
 from ajet.cli.export_episodes import run
-from benchmarks._synthetic_run import write_experiment
 
 
 def test_export_with_filters(tmp_path: Path, capsys: object) -> None:

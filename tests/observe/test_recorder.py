@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from synthetic_run import Vocabulary, credit_of, math_episode, trainer_logprobs
 
 from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore
 from ajet.observe.export_episodes import ExportFormat, export_episodes
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.token_text import token_bytes_of
 from ajet.schema.episode import Episode, EpisodeStatus, Failure
-from benchmarks._synthetic_run import Vocabulary, credit_of, math_episode, trainer_logprobs
 
-ROOT = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 
 
 def episodes(count: int, seed: int = 0, vocabulary: Vocabulary | None = None) -> list[Episode]:
@@ -214,7 +214,7 @@ WRITER = """
 import random, sys
 from pathlib import Path
 from ajet.observe.recorder import EpisodeRecorder
-from benchmarks._synthetic_run import Vocabulary, credit_of, math_episode
+from synthetic_run import Vocabulary, credit_of, math_episode
 rng, vocabulary = random.Random(int(sys.argv[2])), Vocabulary()
 recorder = EpisodeRecorder(Path(sys.argv[1]), tokenizer=vocabulary)
 for index in range(1_000_000):
@@ -228,7 +228,7 @@ for index in range(1_000_000):
 
 def kill_and_check(path: Path, seed: int, wait: float) -> tuple[int, int]:
     """Kill a writer at a random moment: how many episodes it had acknowledged, and how many of them are not there."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     program = [sys.executable, "-c", WRITER, str(path), str(seed)]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, env=environment, text=True)
     assert process.stdout is not None

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from synthetic_run import write_experiment
 
 from ajet.viewer.serve import Viewer, ViewerSettings
-from benchmarks._synthetic_run import write_experiment
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 expect.set_options(timeout=30_000)  # a busy machine is no failure

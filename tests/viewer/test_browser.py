@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import start
 from playwright.sync_api import Page, expect
+from synthetic_run import Vocabulary, math_episode
 
 from ajet.config import Config
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
@@ -20,7 +21,6 @@ from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.episode import Episode
 from ajet.viewer.serve import Viewer
-from benchmarks._synthetic_run import Vocabulary, math_episode
 
 Open = Callable[..., Page]
 Shoot = Callable[[Page, str], None]

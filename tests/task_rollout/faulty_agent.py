@@ -1,4 +1,4 @@
-"""The workflow and judge of `faults.py`: what they do is said by the task."""
+"""The workflow and judge of `faulty_run.py`; the task says how each of them fails."""
 
 from __future__ import annotations
 

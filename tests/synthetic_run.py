@@ -1,6 +1,6 @@
 """Made-up episodes and a made-up experiment folder, in the form that a real run leaves: for tests and measurements.
 
-`python benchmarks/_synthetic_run.py FOLDER` writes one to look at with `ajet view`.
+`python tests/synthetic_run.py FOLDER` writes one to look at with `ajet view`.
 """
 
 from __future__ import annotations
