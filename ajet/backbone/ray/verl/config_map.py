@@ -134,7 +134,7 @@ def _approximations(config: Config, machine: Machine) -> Iterator[Note]:
 def _data(config: Config, run: RunFacts, machine: Machine) -> Settings:
     data = config.ajet.data
     return {
-        "data.custom_cls.path": "pkg://ajet.backbone.verl.dataset",
+        "data.custom_cls.path": "pkg://ajet.backbone.ray.verl.dataset",
         "data.custom_cls.name": "TaskDataset",
         "data.train_files": "training",
         "data.val_files": "validation",
@@ -307,7 +307,7 @@ def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "trainer.critic_warmup": 0,
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": "sync",
-        "trainer.v1.sampler.custom_sampler.path": "pkg://ajet.backbone.verl.sampler",
+        "trainer.v1.sampler.custom_sampler.path": "pkg://ajet.backbone.ray.verl.sampler",
         "trainer.v1.sampler.custom_sampler.name": _sampler(config),
         "trainer.resume_mode": {"auto": "auto", "never": "disable"}.get(run.resume, "resume_path"),
     }

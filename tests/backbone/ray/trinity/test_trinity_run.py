@@ -20,7 +20,7 @@ import pytest
 from trinity_here import trinity_installed
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[3]
 TASKS = HERE.parent / "verl"
 CONF = TASKS / "say_vowels.yaml"
 long = pytest.mark.skipif(not os.environ.get("AJET_LONG_TESTS"), reason="takes minutes: run `make test-trinity`")

@@ -16,7 +16,7 @@ import pytest
 from verl_here import verl_installed
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[3]
 needs_verl = pytest.mark.skipif(not verl_installed(), reason="needs verl: run `make test-verl`")
 long = pytest.mark.skipif(not os.environ.get("AJET_LONG_TESTS"), reason="takes minutes: run `make test-verl`")
 pytestmark = pytest.mark.slow
