@@ -98,6 +98,12 @@ def _helper(ajet: AjetConfig) -> Iterator[Contradiction]:
             "helper has an endpoint but no model, so nobody would talk to it",
             "set helper.model to the model's name at that endpoint",
         )
+    if helper.max_cost is not None and helper.price_per_million.input == helper.price_per_million.output == 0:
+        yield Contradiction(
+            ("helper.max_cost", "helper.price_per_million"),
+            "helper.max_cost needs prices: at a price of 0 every call is free",
+            "set helper.price_per_million.input and .output to what a million tokens cost",
+        )
 
 
 def _training(ajet: AjetConfig) -> Iterator[Contradiction]:

@@ -20,6 +20,7 @@ from ajet.engine.base import Engine
 from ajet.engine.factory import build_engine
 from ajet.engine.model_source import ModelSource
 from ajet.gateway.gateway import Gateway, GatewaySettings
+from ajet.helper import HelperModel
 from ajet.schema.errors import ConfigError, UserError
 from ajet.session import EpisodeSession, SessionSettings
 from ajet.session.parsers import ReplyParser, pick_parser
@@ -32,7 +33,7 @@ from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.supplies import Access, EpisodeOrder
 from ajet.task_runner.threads import WorkflowThreads
 from ajet.task_runner.venue import ThreadVenue, Venue
-from ajet.tuner import AjetTuner, HelperModel
+from ajet.tuner import AjetTuner
 from ajet.user_code import import_class
 from ajet.workflow import Workflow
 
@@ -209,8 +210,8 @@ class Runtime:
     # ------------------------------------------------------------ building
 
     def _start(self) -> None:
-        if (helper := self.config.ajet.helper).model is not None:
-            HelperModel(helper.model, helper.base_url, helper.api_key).connection()  # a missing one ends the run here
+        if self.config.ajet.helper.model is not None:
+            HelperModel.from_config(self.config).endpoint()  # without one the run ends here
         isolated = self.config.ajet.task_runner.wrapper_type == "multi-processing"
         if isolated and debugging():
             log.warning("debugging: the workflow runs in a thread of this process, where breakpoints can stop it")

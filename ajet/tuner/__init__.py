@@ -1,5 +1,6 @@
 """What a workflow gets besides its task: the model that is being tuned, behind the face its framework knows."""
 
-from ajet.tuner.tuner import AjetTuner, BaseUrlAndKey, HelperModel
+from ajet.helper import HelperModel
+from ajet.tuner.tuner import AjetTuner, BaseUrlAndKey
 
 __all__ = ["AjetTuner", "BaseUrlAndKey", "HelperModel"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,9 @@ from ajet.gateway.caller import Caller
 from ajet.gateway.endpoints import bare_call_id
 from ajet.gateway.keys import agent_key
 from ajet.gateway.openai_chat import MODEL_PREFIX
+from ajet.helper import HelperModel
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET
-from ajet.schema.errors import ConfigError, FeatureUnavailableError, RewardError
+from ajet.schema.errors import FeatureUnavailableError, RewardError
 from ajet.session import EpisodeSession
 from ajet.tuner.connection import Connection
 from ajet.tuner.crossing import Crossing
@@ -35,28 +35,6 @@ class BaseUrlAndKey:
 
     def __iter__(self) -> Any:
         return iter((self.base_url, self.api_key, self.model))
-
-
-@dataclass(frozen=True, slots=True)
-class HelperModel:
-    """A model that isn't tuned, at any OpenAI-compatible endpoint."""
-
-    model: str
-    base_url: str | None = None
-    """None: OPENAI_BASE_URL, else OpenAI's."""
-    api_key: str | None = None
-    """None: OPENAI_API_KEY."""
-
-    def connection(self) -> Connection:
-        """Raises ConfigError when nothing says where the model is."""
-        base_url = self.base_url or os.environ.get("OPENAI_BASE_URL")
-        api_key = self.api_key or os.environ.get("OPENAI_API_KEY")
-        if base_url is None and api_key is None:
-            raise ConfigError(
-                f"helper model {self.model!r}: no endpoint is known. Set ajet.helper.base_url in the YAML, or "
-                "OPENAI_BASE_URL and OPENAI_API_KEY, or give ajet.tuner.HelperModel(model, base_url, api_key)"
-            )
-        return Connection(base_url or "https://api.openai.com/v1", api_key or "none", self.model)
 
 
 class AjetTuner:
@@ -200,9 +178,8 @@ class AjetTuner:
         """For a target that isn't trained: `debug_model`, else the configured helper. None: the tuned model."""
         if self._trains(target):
             return None
-        helper = self.config.ajet.helper
-        if debug_model is None and helper.model is not None:
-            return HelperModel(helper.model, helper.base_url, helper.api_key)
+        if debug_model is None and self.config.ajet.helper.model is not None:
+            return HelperModel.from_config(self.config)
         return debug_model
 
     def _connection(self, agent: str, target: str, debug_model: Any) -> Any:
@@ -224,4 +201,4 @@ class AjetTuner:
 
 
 def _helper_connection(helper: str | HelperModel) -> Connection:
-    return (HelperModel(helper) if isinstance(helper, str) else helper).connection()
+    return Connection(*(HelperModel(helper) if isinstance(helper, str) else helper).endpoint())

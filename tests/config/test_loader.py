@@ -218,6 +218,7 @@ def test_a_group_at_the_top_by_mistake(folder: Path) -> None:
         (["rollout.engine=remote"], "can't be trained"),
         (["rollout.deterministic=true", "rollout.engine=vllm"], "only the embedded engine"),
         (["helper.base_url=http://127.0.0.1:9/v1"], "ajet.helper.base_url: helper has an endpoint but no model"),
+        (["helper.max_cost=5", "helper.model=big"], "ajet.helper.max_cost: helper.max_cost needs prices"),
     ],
 )
 def test_contradictions_are_blamed_on_what_was_written(folder: Path, overrides: list[str], says: str) -> None:

@@ -1,0 +1,197 @@
+"""`HelperModel`: the model that helps and isn't tuned, at any OpenAI-compatible endpoint.
+
+For readers, judges and prompt proposers: `await HelperModel.from_config(config).complete(messages)`, within the budget
+that `ajet.helper` sets. Agents whose target isn't trained get its endpoint alone; the budget doesn't count their calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ajet.schema.chat import Message
+from ajet.schema.errors import AjetError, ConfigError, UserError
+
+if TYPE_CHECKING:
+    import openai
+    from openai.types.chat import ChatCompletion
+
+OPENAI_URL = "https://api.openai.com/v1"
+MAX_RETRIES = 5
+"""Of one call that fails for a passing reason (busy, unreachable, 5xx): with the client's backoff, some 15 seconds."""
+
+
+class HelperError(AjetError):
+    """A call to the helper model failed, after retries."""
+
+
+class HelperBudgetError(UserError):
+    """The budget in `ajet.helper` is used up: names the key."""
+
+
+class Endpoint(NamedTuple):
+    """What a client of the helper needs."""
+
+    base_url: str
+    api_key: str
+    model: str
+
+
+class Budget:
+    """Counts what was spent, and allows no further call once a limit is reached. Any thread may use it.
+
+    Calls that are in flight when `max_tokens` or `max_cost` is reached still finish.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_calls: int | None = None,
+        max_tokens: int | None = None,
+        max_cost: float | None = None,
+        input_price: float = 0.0,
+        output_price: float = 0.0,
+    ) -> None:
+        """Prices are per million tokens."""
+        self.max_calls, self.max_tokens, self.max_cost = max_calls, max_tokens, max_cost
+        self.input_price, self.output_price = input_price, output_price
+        self.calls = self.input_tokens = self.output_tokens = 0
+        self._lock = threading.Lock()
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    @property
+    def cost(self) -> float:
+        """In the currency of the prices."""
+        return (self.input_tokens * self.input_price + self.output_tokens * self.output_price) / 1e6
+
+    def take_call(self) -> None:
+        """Count a call that is about to be made. Raises HelperBudgetError if the budget allows none."""
+        with self._lock:
+            for key, limit, spent in (
+                ("max_calls", self.max_calls, self.calls),
+                ("max_tokens", self.max_tokens, self.tokens),
+                ("max_cost", self.max_cost, self.cost),
+            ):
+                if limit is not None and spent >= limit:
+                    raise HelperBudgetError(
+                        f"ajet.helper.{key}: the helper model's budget is used up: {spent:g} of {limit:g}. Raise "
+                        f"ajet.helper.{key}, or remove it for no limit"
+                    )
+            self.calls += 1
+
+    def add_usage(self, input_tokens: int, output_tokens: int) -> None:
+        """Count the tokens of a finished call."""
+        with self._lock:
+            self.input_tokens += input_tokens
+            self.output_tokens += output_tokens
+
+    @property
+    def counts_tokens(self) -> bool:
+        return self.max_tokens is not None or self.max_cost is not None
+
+
+class HelperModel:
+    """A model at an OpenAI-compatible endpoint. Any thread and any event loop may use it."""
+
+    def __init__(
+        self, model: str, base_url: str | None = None, api_key: str | None = None, *, budget: Budget | None = None
+    ) -> None:
+        """`base_url`, `api_key`: default to OPENAI_BASE_URL (else OpenAI's address) and OPENAI_API_KEY."""
+        self.model = model
+        self.budget = budget or Budget()
+        """Its limits, and what was spent so far."""
+        self._base_url = base_url
+        self._api_key = api_key
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def from_config(cls, config: Any) -> HelperModel:
+        """The model of `ajet.helper`. One object, and so one budget, for everybody in this process."""
+        section = config.ajet.helper
+        if section.model is None:
+            raise ConfigError("ajet.helper.model: a helper model is needed and none is named. Set its name and address")
+        with _lock:
+            if id(section) not in _shared:
+                prices = section.price_per_million
+                budget = Budget(
+                    max_calls=section.max_calls,
+                    max_tokens=section.max_tokens,
+                    max_cost=section.max_cost,
+                    input_price=prices.input,
+                    output_price=prices.output,
+                )
+                _shared[id(section)] = cls(section.model, section.base_url, section.api_key, budget=budget)
+                weakref.finalize(section, _shared.pop, id(section), None)
+            return _shared[id(section)]
+
+    def endpoint(self) -> Endpoint:
+        """Where the model is. Raises ConfigError if nothing says so."""
+        base_url = self._base_url or os.environ.get("OPENAI_BASE_URL")
+        api_key = self._api_key or os.environ.get("OPENAI_API_KEY")
+        if base_url is None and api_key is None:
+            raise ConfigError(
+                f"helper model {self.model!r}: no endpoint is known. Set ajet.helper.base_url in the YAML, or "
+                "OPENAI_BASE_URL and OPENAI_API_KEY, or pass base_url to ajet.helper.HelperModel"
+            )
+        return Endpoint(base_url or OPENAI_URL, api_key or "none", self.model)
+
+    async def complete(self, messages: Sequence[Message], **sampling: Any) -> str:
+        """The text of the model's reply. `sampling`: `temperature`, `max_tokens` and whatever else the endpoint takes.
+
+        Raises HelperBudgetError before a call that the budget doesn't allow, HelperError if the call fails.
+        """
+        self.endpoint()
+        self.budget.take_call()
+        call = asyncio.run_coroutine_threadsafe(self._call(list(messages), sampling), self._own_loop())
+        return await asyncio.wrap_future(call)
+
+    async def _call(self, messages: list[Message], sampling: dict[str, Any]) -> str:
+        from openai import OpenAIError
+
+        try:
+            reply: ChatCompletion = await self._client.chat.completions.create(
+                model=self.model,
+                messages=messages,  # type: ignore[arg-type]
+                **sampling,
+            )
+        except OpenAIError as error:
+            place = self.endpoint().base_url
+            raise HelperError(f"helper model {self.model!r} at {place}: {type(error).__name__}: {error}") from error
+        if reply.usage is not None:
+            self.budget.add_usage(reply.usage.prompt_tokens, reply.usage.completion_tokens)
+        elif self.budget.counts_tokens:
+            raise HelperError(
+                f"helper model {self.model!r}: the endpoint reports no token usage, so ajet.helper.max_tokens and "
+                "max_cost can't be kept. Limit the calls instead: ajet.helper.max_calls"
+            )
+        if not reply.choices:
+            raise HelperError(f"helper model {self.model!r} replied without any choice")
+        return reply.choices[0].message.content or ""
+
+    @cached_property
+    def _client(self) -> openai.AsyncOpenAI:
+        from openai import AsyncOpenAI
+
+        base_url, api_key, _ = self.endpoint()
+        return AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=MAX_RETRIES)
+
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        """A loop in its own thread: an HTTP client belongs to one loop, and each episode's code runs on another."""
+        with _lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="ajet-helper", daemon=True).start()
+            return self._loop
+
+
+_shared: dict[int, HelperModel] = {}
+"""By the `ajet.helper` section they were made from."""
+_lock = threading.Lock()
