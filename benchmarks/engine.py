@@ -27,8 +27,7 @@ from _engine_load import Load
 from common import write_result
 
 from ajet.engine.model_source import ModelSource
-from ajet.engine.torch.engine import TorchEngine
-from ajet.engine.torch.settings import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 from ajet.schema.generation import GenerateRequest, Sampling
 
 CHART = Path(__file__).parent.parent / "docs" / "assets" / "engine.svg"

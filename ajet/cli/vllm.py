@@ -29,8 +29,7 @@ def run(argv: Sequence[str]) -> int:
     arguments, extra = parser.parse_known_args(argv)
 
     from ajet.engine.model_source import ModelSource
-    from ajet.engine.vllm.server import MODULE
-    from ajet.engine.vllm.settings import VllmSettings, server_arguments, server_environment
+    from ajet.engine.vllm.arguments import MODULE, VllmSettings, server_arguments, server_environment
     from ajet.runtime.served_model import weights_of
 
     settings = VllmSettings(

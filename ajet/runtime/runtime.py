@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
-from ajet.engine.base import Engine
-from ajet.engine.factory import build_engine
+from ajet.engine.base import Engine, build_engine
 from ajet.engine.model_source import ModelSource
 from ajet.gateway.gateway import Gateway, GatewaySettings
 from ajet.helper import HelperModel

@@ -94,7 +94,7 @@ def weights_of(target: str) -> str:
 
 def _by_config(path: str, overrides: Sequence[str]) -> tuple[Engine, str, int, float]:
     from ajet.config import load_config
-    from ajet.engine.factory import build_engine
+    from ajet.engine.base import build_engine
 
     # nothing is trained: no workflow is needed, and an engine that only talks will do
     config: Any = load_config(path, overrides, backbone="debug", complete=False)
@@ -103,7 +103,6 @@ def _by_config(path: str, overrides: Sequence[str]) -> tuple[Engine, str, int, f
 
 
 def _embedded(model: str, length: int) -> Engine:
-    from ajet.engine.torch.engine import TorchEngine
-    from ajet.engine.torch.settings import TorchEngineSettings
+    from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 
     return TorchEngine(model, replace(TorchEngineSettings(), max_model_len=length))

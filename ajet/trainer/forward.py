@@ -1,9 +1,4 @@
-"""From a pack to the logprobs of its edges: the one place where the model runs.
-
-Two executors with the same result: `PackForward` computes the pack as one sequence (`attention.py`), `RowForward` cuts
-a pack without sharing into ordinary padded rows; `BestForward` takes the one that fits the pack's layout. Logits are
-made only where an edge needs them.
-"""
+"""Ordinary padded rows out of a pack without sharing: which rows go together into one batch."""
 
 from __future__ import annotations
 
@@ -17,7 +12,36 @@ from torch import Tensor
 
 from ajet.trainer.attention import pack_arguments, plan_attention, tree_attention
 from ajet.trainer.pack import Edges, Layout, Pack
-from ajet.trainer.rows import row_batches
+
+SPREAD = 1.2
+"""A batch's longest row is at most this much longer than its shortest: the rest would be padding."""
+
+SHORT = 32
+"""Rows up to this length go together whatever their lengths: a batch of its own costs more than the padding."""
+
+
+def row_batches(pack: Pack, budget: int) -> list[list[int]]:
+    """Indices in `pack.rows`, by length, each batch within the budget of padded tokens (a longer row alone)."""
+    lengths = [end - start for start, end in pack.rows]
+    batches: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        length = lengths[row]
+        fits = (
+            batches
+            and (len(batches[-1]) + 1) * length <= budget
+            and length <= max(SPREAD * lengths[batches[-1][0]], SHORT)
+        )
+        if fits:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
+
+
+def padded_tokens(pack: Pack, budget: int) -> int:
+    """Tokens that are computed, padding included."""
+    lengths = [end - start for start, end in pack.rows]
+    return sum(len(batch) * max(lengths[row] for row in batch) for batch in row_batches(pack, budget))
 
 
 class EdgeLogprobs(NamedTuple):

@@ -20,8 +20,7 @@ from ajet.trainer.forward import BestForward, Entropy, Forward, RowForward
 from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss, trajectory_means
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Item, Pack, items_of
-from ajet.trainer.planner import CostModel, plan
-from ajet.trainer.selfcheck import compare, tree_support
+from ajet.trainer.planner import CostModel, compare, plan, tree_support
 
 log = logging.getLogger("ajet.trainer")
 

@@ -12,8 +12,7 @@ from tracker_helpers import SEARCH, WIDE, said, system, user
 
 from ajet.context_tracker import ContextTracker, Renderer, linear_samples
 from ajet.engine.model_source import ModelSource
-from ajet.engine.torch.engine import TorchEngine
-from ajet.engine.torch.settings import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 from ajet.schema.call_tree import CallTree, Sample
 from ajet.schema.generation import GenerateRequest, Sampling
 

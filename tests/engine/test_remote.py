@@ -11,8 +11,8 @@ import pytest
 from http_server import Answer, Handle, Server
 
 from ajet.engine.base import Engine
+from ajet.engine.remote.client import Endpoint, RemoteSettings, pair_endpoints
 from ajet.engine.remote.engine import RemoteEngine
-from ajet.engine.remote.settings import Endpoint, RemoteSettings, pair_endpoints
 from ajet.schema.chat import ChatRequest
 from ajet.schema.errors import (
     ConfigError,

@@ -12,8 +12,8 @@ import pytest
 from http_server import Answer, Server
 
 from ajet.engine.base import Engine
-from ajet.engine.remote.settings import Endpoint, RemoteSettings
-from ajet.engine.sglang.engine import SglangEngine
+from ajet.engine.remote.client import Endpoint, RemoteSettings
+from ajet.engine.sglang import SglangEngine
 from ajet.schema.errors import EngineError, GenerationTimeoutError
 from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
 

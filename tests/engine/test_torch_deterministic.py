@@ -8,8 +8,7 @@ import random
 import pytest
 from torch_helpers import ask, ask_all, forward_logprobs, health, random_prompt, request
 
-from ajet.engine.torch.engine import TorchEngine
-from ajet.engine.torch.settings import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 from ajet.schema.generation import Completion
 
 

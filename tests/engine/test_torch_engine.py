@@ -18,8 +18,7 @@ from torch_helpers import ask, ask_all, forward_logits, forward_logprobs, health
 
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
-from ajet.engine.torch.engine import TorchEngine
-from ajet.engine.torch.settings import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 from ajet.schema.errors import (
     ConfigError,
     ContextOverflowError,
@@ -467,7 +466,7 @@ def test_a_thousand_random_requests_leave_nothing_behind() -> None:
 THREADS = """
 import asyncio, os
 from ajet.engine.torch.engine import TorchEngine
-from ajet.engine.torch.settings import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngineSettings
 from torch_helpers import ask, request
 
 def threads():

@@ -19,8 +19,7 @@ from torch_helpers import (
     request,
 )
 
-from ajet.engine.torch.engine import TorchEngine
-from ajet.engine.torch.settings import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 
 FAMILIES = ["qwen2", "qwen3", "llama"]
 

@@ -10,7 +10,7 @@ import torch
 from torch_helpers import LONGEST, written
 
 from ajet.engine.torch.attention import Layout, Part, Plan
-from ajet.engine.torch.kv import KV, KVPool, KVShape
+from ajet.engine.torch.kv_cache import KV, KVPool, KVShape
 
 SHAPE = KVShape(layers=2, heads=2, key_size=8, value_size=8)
 

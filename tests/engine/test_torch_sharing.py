@@ -15,8 +15,7 @@ from ajet.engine.sampling_rules import StopRule
 from ajet.engine.torch import attention
 from ajet.engine.torch import scheduler as scheduler_module
 from ajet.engine.torch.attention import Layout, Part, Plan
-from ajet.engine.torch.kv import KV, KVPool, KVShape
-from ajet.engine.torch.prefix_cache import Trail
+from ajet.engine.torch.kv_cache import KV, KVPool, KVShape, Trail
 from ajet.engine.torch.runner import Runner
 from ajet.engine.torch.sampler import Draw, Drawer
 from ajet.engine.torch.scheduler import Job, Scheduler

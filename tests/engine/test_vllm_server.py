@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from ajet.engine.base import Engine
+from ajet.engine.vllm.arguments import VllmSettings, server_arguments, server_environment
 from ajet.engine.vllm.in_process import VllmInProcessEngine
-from ajet.engine.vllm.server_engine import VllmServerEngine
-from ajet.engine.vllm.settings import VllmSettings, server_arguments, server_environment
+from ajet.engine.vllm.server import VllmServerEngine
 from ajet.schema.errors import (
     ConfigError,
     EngineError,
@@ -61,7 +61,7 @@ OWNER = """
 import asyncio, sys
 from pathlib import Path
 from ajet.engine.vllm.server import VllmServer
-from ajet.engine.vllm.settings import VllmSettings
+from ajet.engine.vllm.arguments import VllmSettings
 
 async def own(folder, fake):
     settings = VllmSettings("m", log_folder=folder, start_timeout_s=20.0)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ajet.engine.torch.engine import TorchEngine
-from ajet.engine.torch.kv import KV, KVPool
+from ajet.engine.torch.kv_cache import KV, KVPool
 from ajet.schema.generation import Completion, GenerateRequest, Sampling
 
 NEAR_TIE = 1e-4

@@ -18,10 +18,9 @@ import torch
 from models import small_model
 from test_trainer import a_batch, gap, weights
 
-from ajet.trainer.checkpoint import MARKER, CheckpointError, CheckpointFolder, load
+from ajet.trainer.checkpoint import MARKER, CheckpointError, CheckpointFolder, load, read_trainer, write_trainer
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
-from ajet.trainer.state import read_trainer, write_trainer
 from ajet.trainer.trainer import Trainer, TrainSettings
 
 

@@ -17,8 +17,7 @@ from ajet.schema.call_tree import CallTree
 from ajet.trainer.loss import LossSettings, PolicyLoss
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Layout, items_of, make_packs
-from ajet.trainer.planner import CostModel, plan
-from ajet.trainer.selfcheck import compare, tree_support
+from ajet.trainer.planner import CostModel, compare, plan, tree_support
 from ajet.trainer.trainer import Trainer, TrainSettings
 
 Batch = list[tuple[CallTree, EpisodeCredit]]

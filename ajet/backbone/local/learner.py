@@ -20,8 +20,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.schema.call_tree import CallTree, FloatArray
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError, MissingDependencyError
-from ajet.trainer.checkpoint import Checkpoint
-from ajet.trainer.state import read_trainer, write_trainer
+from ajet.trainer.checkpoint import Checkpoint, read_trainer, write_trainer
 from ajet.trainer.trainer import Trainer
 
 if TYPE_CHECKING:

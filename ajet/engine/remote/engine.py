@@ -10,10 +10,8 @@ import asyncio
 from typing import Any
 
 from ajet.engine.base import OnTokens
-from ajet.engine.remote.chat import ask_chat
-from ajet.engine.remote.client import RemoteClient
-from ajet.engine.remote.completions import CompletionReader, completion_body
-from ajet.engine.remote.settings import RemoteSettings
+from ajet.engine.remote.client import RemoteClient, RemoteSettings
+from ajet.engine.remote.completions import CompletionReader, ask_chat, completion_body
 from ajet.engine.sampling_rules import check_request
 from ajet.schema.chat import ChatReply, ChatRequest
 from ajet.schema.errors import EngineError, FeatureUnavailableError, GenerationTimeoutError, InvalidRequestError

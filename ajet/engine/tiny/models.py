@@ -14,8 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.engine.tiny.tokenizer import VOCABULARY_SIZE, token_id, write_tokenizer
-from ajet.engine.tiny.vocabulary import END_OF_TEXT, MESSAGE_END, TOKENIZER_VERSION
+from ajet.engine.tiny.tokenizer import (
+    END_OF_TEXT,
+    MESSAGE_END,
+    TOKENIZER_VERSION,
+    VOCABULARY_SIZE,
+    token_id,
+    write_tokenizer,
+)
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,7 +8,15 @@ begins with the shorter one's. `qwen3` treats thinking as Qwen3 does: replies be
 
 from __future__ import annotations
 
-from ajet.engine.tiny.vocabulary import TOOLS_CLOSING, TOOLS_INTRODUCTION
+TOOLS_INTRODUCTION = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+)
+TOOLS_CLOSING = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
+    "within <tool_call></tool_call> XML tags:\n"
+    '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
 
 
 def _quoted(text: str) -> str:

@@ -28,7 +28,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-from ajet.engine.torch.kv import KV
+from ajet.engine.torch.kv_cache import KV
 
 NAME = "ajet_engine"
 

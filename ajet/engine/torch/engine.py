@@ -1,8 +1,4 @@
-"""The embedded engine as the rest of the program sees it: the `Engine` protocol in front of a thread.
-
-The thread is started at once and loads the model while the caller goes on. Whatever comes from outside is a message in
-its inbox, so nothing else ever touches model and scheduler, but for a trainer, between `pause` and `resume`.
-"""
+"""What the embedded engine is told."""
 
 from __future__ import annotations
 
@@ -11,14 +7,14 @@ import logging
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.engine.base import OnTokens
 from ajet.engine.model_source import LOADING, ModelSource
-from ajet.engine.torch.messages import Cancel, Close, Command, Inbox, Pause, Resume, Submit, Ticket
-from ajet.engine.torch.settings import TorchEngineSettings
 from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest
 
@@ -26,6 +22,92 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ajet.engine.torch.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class TorchEngineSettings:
+    """Limits and modes of the embedded engine."""
+
+    max_model_len: int = 18000
+    """Tokens of prompt and reply together."""
+    max_num_seqs: int = 64
+    """Replies drawn at the same time."""
+    tokens_per_step: int = 1024
+    """Tokens that a forward pass computes at most: long prompts are cut, so that replies in flight go on meanwhile."""
+    kv_cache_gb: float | None = None
+    """Memory for keys and values, of replies in flight and cached prefixes together. None: a share of what is free."""
+    prefix_cache: bool = True
+    deterministic: bool = False
+    """Fixed shapes: what a request gets depends on nothing but its prompt, its parameters, its seed and the weights."""
+    seed: int = 0
+    """For requests that bring no seed."""
+    dtype: str = "auto"
+    attn: str = "auto"
+    device: str | None = None
+
+    @classmethod
+    def from_config(cls, config: Any) -> TorchEngineSettings:
+        """Read `ajet.model` and `ajet.rollout`."""
+        rollout, model = config.ajet.rollout, config.ajet.model
+        return cls(
+            max_model_len=rollout.max_model_len,
+            max_num_seqs=rollout.max_num_seqs,
+            kv_cache_gb=rollout.kv_cache_gb,
+            deterministic=rollout.deterministic,
+            seed=rollout.seed,
+            dtype=model.dtype,
+            attn=model.attn,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request on its way through the thread, and where its answer goes."""
+
+    request: GenerateRequest
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Completion]
+    on_tokens: OnTokens | None
+
+
+@dataclass(slots=True)
+class Submit:
+    ticket: Ticket
+
+
+@dataclass(slots=True)
+class Cancel:
+    ticket: Ticket
+
+
+@dataclass(slots=True)
+class Command:
+    """Something to do between two steps, in the thread."""
+
+    action: Callable[[Worker], Any]
+    done: Future[Any] = field(default_factory=Future)
+
+
+@dataclass(slots=True)
+class Pause:
+    """Start nothing new; `done` when nothing is in flight."""
+
+    done: Future[None] = field(default_factory=Future)
+
+
+@dataclass(slots=True)
+class Resume:
+    pass
+
+
+@dataclass(slots=True)
+class Close:
+    pass
+
+
+Message = Submit | Cancel | Command | Pause | Resume | Close
+Inbox = queue.SimpleQueue[Message]
+
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from ajet.engine.torch.attention import Layout, Part, serving
-from ajet.engine.torch.kv import KVPool, KVShape
+from ajet.engine.torch.kv_cache import KVPool, KVShape
 from ajet.schema.errors import FeatureUnavailableError
 
 PROBE_TOKENS = 7

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from ajet.engine.sampling_rules import Stop, StopRule
 from ajet.engine.torch.attention import Part
-from ajet.engine.torch.kv import KV, KVPool
-from ajet.engine.torch.prefix_cache import PrefixCache, Trail
+from ajet.engine.torch.kv_cache import KV, KVPool, PrefixCache, Trail
 from ajet.engine.torch.runner import Work
 from ajet.engine.torch.sampler import Draw, Drawer
 

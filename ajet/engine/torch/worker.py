@@ -7,25 +7,36 @@ in a row the engine is dead, and says why.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ajet.engine.sampling_rules import Stop, StopRule, check_request
-from ajet.engine.torch.kv import KVPool
-from ajet.engine.torch.memory import kv_budget
-from ajet.engine.torch.messages import Cancel, Close, Command, Inbox, Message, Outbox, Pause, Resume, Submit, Ticket
-from ajet.engine.torch.prefix_cache import Trail
+from ajet.engine.torch.engine import (
+    Cancel,
+    Close,
+    Command,
+    Inbox,
+    Message,
+    Pause,
+    Resume,
+    Submit,
+    Ticket,
+    TorchEngineSettings,
+)
+from ajet.engine.torch.kv_cache import KVPool, Trail
 from ajet.engine.torch.runner import Runner, Work
 from ajet.engine.torch.sampler import Drawer, draw_tokens
 from ajet.engine.torch.scheduler import CHUNK, DoesNotFitError, Job, Scheduler, Step
-from ajet.engine.torch.settings import TorchEngineSettings
-from ajet.engine.torch.weights import load_into
 from ajet.schema.errors import EngineError, ModelCallError
-from ajet.schema.generation import Completion
+from ajet.schema.generation import Completion, TokenChunk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -279,6 +290,39 @@ class Worker:
         }
 
 
+class Outbox:
+    """Collects what a step has to say, and says it in one call a loop."""
+
+    def __init__(self) -> None:
+        self._calls: defaultdict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
+
+    def tokens(self, ticket: Ticket, token: int, logprob: float) -> None:
+        on_tokens = ticket.on_tokens
+        if on_tokens is not None:
+            chunk = TokenChunk([token], [logprob])
+            self._calls[ticket.loop].append(lambda: None if ticket.answer.done() else on_tokens(chunk))
+
+    def complete(self, ticket: Ticket, completion: Completion) -> None:
+        answer = ticket.answer
+        self._calls[ticket.loop].append(lambda: None if answer.done() else answer.set_result(completion))
+
+    def fail(self, ticket: Ticket, error: Exception) -> None:
+        answer = ticket.answer
+        self._calls[ticket.loop].append(lambda: None if answer.done() else answer.set_exception(error))
+
+    def flush(self) -> None:
+        """Hand everything over. A loop that is closed has nobody waiting any more."""
+        for loop, calls in self._calls.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_run_all, calls)
+        self._calls.clear()
+
+
+def _run_all(calls: list[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
 def compute_alone() -> int:
     """From here on this thread computes without helpers; says how many threads it could have used.
 
@@ -308,3 +352,73 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> froze
 def is_out_of_memory(error: RuntimeError) -> bool:
     """A GPU's allocator raises its own type; a CPU's says it in words."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+CPU_SHARE = 0.25
+"""Of the free main memory: episodes, trainer and the user's own program live there too."""
+GPU_SHARE = 0.4
+"""Of the free GPU memory: the local trainer's activations need the rest."""
+FULL_LENGTH_CACHE = 2
+"""By default, room for so many times `max_num_seqs` conversations of full length: more is of no use."""
+
+
+def kv_budget(runner: Runner, settings: TorchEngineSettings) -> int:
+    """Tokens that fit: by `kv_cache_gb`, or by a share of the memory that is free now."""
+    size = runner.kv_shape.bytes_per_token(runner.dtype)
+    if settings.kv_cache_gb is not None:
+        tokens = int(settings.kv_cache_gb * 1e9 / size)
+    else:
+        share = GPU_SHARE if runner.device.type == "cuda" else CPU_SHARE
+        tokens = min(
+            int(free_bytes(runner.device) * share / size),
+            FULL_LENGTH_CACHE * settings.max_num_seqs * settings.max_model_len,
+        )
+    if tokens < settings.max_model_len:
+        raise EngineError(
+            f"the memory for keys and values holds {tokens} tokens, fewer than one conversation of max_model_len="
+            f"{settings.max_model_len}: raise rollout.kv_cache_gb (a token takes {size} bytes) or lower max_model_len"
+        )
+    return tokens
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that could be taken now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise EngineError("/proc/meminfo names no MemAvailable: set rollout.kv_cache_gb")
+
+
+def load_into(model: PreTrainedModel, source: Any) -> None:
+    """Copy weights from a state dict, or from a folder of safetensors files."""
+    weights = source if isinstance(source, Mapping) else read_folder(Path(source))
+    own = model.state_dict()
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    missing = sorted(own.keys() - weights.keys() - tied)
+    unknown = sorted(weights.keys() - own.keys())
+    if missing or unknown:
+        raise EngineError(f"these weights are not this model's: missing {missing[:3]}, unknown {unknown[:3]}")
+    for name, value in weights.items():
+        if own[name].shape != value.shape:
+            raise EngineError(
+                f"weight {name} has shape {tuple(value.shape)}, the served model {tuple(own[name].shape)}"
+            )
+    with torch.no_grad():
+        for name, value in weights.items():
+            own[name].copy_(value)
+
+
+def read_folder(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a Hugging Face folder."""
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise EngineError(f"{folder} holds no .safetensors file")
+    weights: dict[str, torch.Tensor] = {}
+    for file in files:
+        weights |= load_file(file)
+    return weights

@@ -15,7 +15,7 @@ from typing import Any
 
 from ajet.engine.base import OnTokens
 from ajet.engine.sampling_rules import check_request
-from ajet.engine.vllm.settings import VllmSettings, engine_arguments
+from ajet.engine.vllm.arguments import VllmSettings, engine_arguments
 from ajet.engine.vllm.weights import WeightFolders
 from ajet.schema.errors import (
     ConfigError,

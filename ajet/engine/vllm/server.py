@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -13,17 +14,24 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ajet.engine.vllm.settings import VllmSettings, server_arguments, server_environment
-from ajet.schema.errors import EngineError, MissingDependencyError
+from ajet.engine.base import OnTokens
+from ajet.engine.remote.client import Endpoint, RemoteClient, RemoteSettings, hash_of
+from ajet.engine.remote.completions import CompletionReader, completion_body
+from ajet.engine.sampling_rules import check_request
+from ajet.engine.vllm.arguments import MODEL_NAME, MODULE, VllmSettings, server_arguments, server_environment
+from ajet.engine.vllm.weights import WeightFolders
+from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError, MissingDependencyError
+from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 
 STOP_SECONDS = 15.0
 """How long a server may take to leave before it is killed."""
 TAIL_CHARACTERS = 3000
 """How much of its log an error message quotes."""
-MODULE = "vllm.entrypoints.openai.api_server"
 
 DIE_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
 """Runs a command that the kernel tells to end when the thread that started it is gone, were it killed: a server left
@@ -144,3 +152,228 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Replica:
+    """A server, the connections to it, and what it serves."""
+
+    server: VllmServer
+    client: RemoteClient | None = None
+    serving: bool = False
+    """Not before it has the newest weights."""
+    version: int = 0
+    adapter: str = ""
+    missed: int = 0
+
+    @property
+    def model(self) -> str:
+        return self.adapter or MODEL_NAME
+
+
+async def _control(replica: Replica, path: str, body: Mapping[str, Any] | None = None) -> None:
+    if replica.client is None:
+        raise EngineError("the vLLM server is being started again")
+    await replica.client.control(path, body or {})
+
+
+class VllmServerEngine:
+    """An `Engine` over vLLM servers of our own."""
+
+    def __init__(self, settings: VllmSettings, command: CommandLine = vllm_command) -> None:
+        self._settings = settings
+        self._replicas = [Replica(VllmServer(settings, index, command)) for index in range(settings.replicas)]
+        self._starting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._running = asyncio.Event()
+        self._running.set()
+        self._in_flight: set[asyncio.Task[Any]] = set()
+        self._version = 0
+        self._folders = WeightFolders()
+        self._dead: EngineError | None = None
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        details = {"replicas": self._settings.replicas, "tensor_parallel": self._settings.tensor_parallel}
+        return EngineCapabilities(
+            "vllm", load_weights=True, max_model_len=self._settings.max_model_len, details=details
+        )
+
+    async def ready(self) -> None:
+        """Start all servers, at the same time."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start_all())
+        await asyncio.shield(self._starting)
+
+    async def _start_all(self) -> None:
+        try:
+            await asyncio.gather(*(self._start(replica) for replica in self._replicas))
+        except AjetError:
+            await self._stop_all()
+            raise
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _start(self, replica: Replica) -> None:
+        await replica.server.start()
+        if replica.client is not None:
+            await replica.client.aclose()
+        endpoint = Endpoint(f"{replica.server.base_url}/v1")
+        # one attempt: a server of our own that fails is started again, and the pool retries
+        limits = RemoteSettings((endpoint,), MODEL_NAME, max_parallel=100_000, max_attempts=1, timeout_s=86_400.0)
+        replica.client = RemoteClient(limits)
+        replica.missed = 0
+        if self._folders.newest is not None:
+            await self._load(replica, self._folders.newest, self._version)
+        replica.serving = True
+
+    # ------------------------------------------------------------ drawing
+
+    async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
+        try:
+            async with asyncio.timeout(request.deadline_s):
+                await self.ready()
+                await self._running.wait()
+                self._check_alive()
+                room = check_request(request, max_model_len=self._settings.max_model_len, vocabulary=2**31)
+                return await self._tracked(self._draw(request, room, on_tokens))
+        except TimeoutError as error:
+            raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
+
+    async def _tracked(self, work: Any) -> Completion:
+        """As a task of its own, so that `pause` can wait for it; cancelled with its caller."""
+        task: asyncio.Task[Completion] = asyncio.ensure_future(work)
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+
+    async def _draw(self, request: GenerateRequest, room: int, on_tokens: OnTokens | None) -> Completion:
+        replica = self._replica_of(request.session_id)
+        if replica.client is None or not replica.serving:
+            raise EngineError("the vLLM server is being started again")
+        model = replica.model
+        reader = CompletionReader(request, replica.version)
+
+        def on_event(event: dict[str, Any]) -> None:
+            if model == MODEL_NAME:  # an adapter stays the same to the end of the reply
+                reader.note_version(replica.version)
+            ids, logprobs = reader.read(event)
+            if ids and on_tokens is not None:
+                on_tokens(TokenChunk(list(ids), logprobs))
+
+        # always as a stream: closing the connection is how vLLM learns that a request is cancelled
+        await replica.client.stream("/completions", completion_body(request, model, room), on_event)
+        return reader.completion()
+
+    def _replica_of(self, session: str) -> Replica:
+        return self._replicas[hash_of(session) % len(self._replicas)]
+
+    # ------------------------------------------------------------ weights
+
+    async def load_weights(self, source: Any, version: int) -> None:
+        """Weights from a Hugging Face folder or state dict, or a LoRA adapter (servers need `--enable-lora`)."""
+        await self.ready()
+        folder = self._folders.folder_of(source, version)
+        await asyncio.gather(*(self._load(replica, folder, version) for replica in self._replicas))
+        self._version = version
+        self._folders.serve(folder)
+
+    async def _load(self, replica: Replica, folder: Path, version: int) -> None:
+        """Replies in flight stop for a moment, then go on; no prefix computed before is used again."""
+        path = str(folder.resolve())
+        previous = replica.adapter
+        if (folder / "adapter_config.json").is_file():
+            # under a name of its own: vLLM keys its prefix cache by the adapter's name
+            adapter = f"{MODEL_NAME}-{version}"
+            await _control(replica, "/v1/load_lora_adapter", {"lora_name": adapter, "lora_path": path})
+            replica.adapter, replica.version = adapter, version
+        else:
+            await _control(replica, "/pause?mode=keep")
+            try:
+                reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+                await _control(replica, "/collective_rpc", reload)
+                await _control(replica, "/reset_prefix_cache")
+                replica.adapter, replica.version = "", version  # before the first token of theirs can arrive
+            finally:
+                await _control(replica, "/resume")
+        if previous and previous != replica.adapter:
+            await _control(replica, "/v1/unload_lora_adapter", {"lora_name": previous})
+
+    # ------------------------------------------------------------ faults
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_s)
+            for replica in self._replicas:
+                try:
+                    await self._look_after(replica)
+                except AjetError as error:
+                    self._dead = error if isinstance(error, EngineError) else EngineError(str(error))
+                    log.error("the vLLM engine is given up: %s", error)
+                    return
+
+    async def _look_after(self, replica: Replica) -> None:
+        server = replica.server
+        if server.alive:
+            replica.missed = 0 if await server.healthy() else replica.missed + 1
+            if replica.missed < self._settings.heartbeats_to_hang:
+                return
+        why = "hangs" if server.alive else "died"
+        if server.starts > self._settings.max_restarts:
+            raise EngineError(
+                f"the vLLM server {why} after {server.starts} starts (log: {server.log_file}):\n{server.log_tail()}"
+            )
+        log.warning("a vLLM server %s: starting it again (log: %s)", why, server.log_file)
+        client, replica.client, replica.serving, replica.adapter = replica.client, None, False, ""
+        await server.stop()
+        if client is not None:
+            await client.aclose()
+        await self._start(replica)
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineError(f"the vLLM engine is gone: {self._dead}") from self._dead
+
+    # ------------------------------------------------------------ the rest
+
+    async def pause(self) -> None:
+        self._running.clear()
+        if self._in_flight:
+            await asyncio.wait(set(self._in_flight))
+        if self._settings.sleep:
+            await asyncio.gather(*(_control(replica, "/sleep?level=1") for replica in self._replicas))
+
+    async def resume(self) -> None:
+        if self._settings.sleep and not self._running.is_set():
+            await asyncio.gather(*(_control(replica, "/wake_up") for replica in self._replicas))
+        self._running.set()
+
+    async def health(self) -> dict[str, Any]:
+        self._check_alive()
+        servers = [
+            {"url": replica.server.base_url, "alive": replica.server.alive, "starts": replica.server.starts}
+            for replica in self._replicas
+        ]
+        return {"engine": "vllm", "version": self._version, "in_flight": len(self._in_flight), "servers": servers}
+
+    async def aclose(self) -> None:
+        self._dead = self._dead or EngineError("it is closed")
+        for task in (self._watching, self._starting):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+        await self._stop_all()
+        self._folders.close()
+
+    async def _stop_all(self) -> None:
+        await asyncio.gather(*(replica.server.stop() for replica in self._replicas))
+        for replica in self._replicas:
+            if replica.client is not None:
+                await replica.client.aclose()
+                replica.client = None

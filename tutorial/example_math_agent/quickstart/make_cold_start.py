@@ -95,9 +95,9 @@ def train(steps: int, seed: int, folder: Path) -> None:
     from ajet.context_tracker import Renderer
     from ajet.credit import CreditSettings, imitation_credit, summarise
     from ajet.engine.model_source import ModelSource
+    from ajet.trainer.checkpoint import write_model
     from ajet.trainer.loss import LossSettings, PolicyLoss
     from ajet.trainer.optimizer import OptimSettings
-    from ajet.trainer.state import write_model
     from ajet.trainer.trainer import Trainer, TrainSettings
 
     rng = random.Random(seed)

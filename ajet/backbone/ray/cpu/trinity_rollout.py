@@ -18,8 +18,7 @@ from trinity.common.models.model import InferenceModel, ModelWrapper
 from trinity.manager.synchronizer import Synchronizer
 
 from ajet.engine.model_source import ModelSource
-from ajet.engine.torch.engine import TorchEngine
-from ajet.engine.torch.settings import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 from ajet.schema.generation import Completion, GenerateRequest
 
 

@@ -26,8 +26,7 @@ from ajet.credit.weights import CallCredit, EpisodeCredit
 from ajet.engine.model_source import ModelSource
 from ajet.schema.call_tree import ROOT, Call, CallTree, IntArray, Run
 from ajet.schema.generation import Sampling
-from ajet.trainer.checkpoint import CheckpointFolder
-from ajet.trainer.state import read_trainer, write_trainer
+from ajet.trainer.checkpoint import CheckpointFolder, read_trainer, write_trainer
 from ajet.trainer.trainer import Trainer
 
 WEIGHTS = "actor/huggingface"

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from ajet.engine.base import OnTokens
+from ajet.engine.remote.client import Endpoint, RemoteSettings
 from ajet.engine.remote.engine import RemoteEngine
-from ajet.engine.remote.settings import Endpoint, RemoteSettings
 from ajet.schema.errors import EngineError, GenerationTimeoutError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 

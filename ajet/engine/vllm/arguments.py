@@ -11,6 +11,8 @@ from ajet.schema.errors import ConfigError
 
 MODEL_NAME = "ajet"
 """What a server of ours calls its model."""
+MODULE = "vllm.entrypoints.openai.api_server"
+"""What Python runs to start a server."""
 
 
 @dataclass(frozen=True, slots=True)

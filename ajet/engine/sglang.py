@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.engine.base import OnTokens
-from ajet.engine.remote.client import RemoteClient
-from ajet.engine.remote.settings import RemoteSettings
+from ajet.engine.remote.client import RemoteClient, RemoteSettings
 from ajet.engine.sampling_rules import check_request
 from ajet.schema.errors import EngineError, GenerationTimeoutError
 from ajet.schema.generation import Completion, EngineCapabilities, FinishReason, GenerateRequest, TokenChunk

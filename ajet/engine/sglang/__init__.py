@@ -1,1 +1,0 @@
-"""SGLang as the engine, through a server that is already running. Experimental: see `engine`."""
