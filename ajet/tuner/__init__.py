@@ -1,4 +1,4 @@
-"""What a workflow gets besides its task: the model that is being tuned, behind the face its framework knows."""
+"""What a workflow gets besides its task: the model being tuned, as a client of the workflow's framework."""
 
 from ajet.helper import HelperModel
 from ajet.tuner.tuner import AjetTuner, BaseUrlAndKey

@@ -434,11 +434,11 @@ def test_blocking_client_inside_async_code_stops_only_itself() -> None:
 
     async def act(_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
         from ajet.gateway.caller import Caller
-        from ajet.tuner.crossing import Crossing
+        from ajet.tuner.loop_bridge import LoopBridge
 
-        crossing = Crossing(Caller(tuner._session), tuner._loop)
+        bridge = LoopBridge(Caller(tuner._session), tuner._loop)
         body = b'{"model": "any", "messages": [{"role": "user", "content": "hi"}]}'
-        answer, _ = crossing.ask_blocking("POST", "/v1/chat/completions", body, 5.0)
+        answer, _ = bridge.ask_blocking("POST", "/v1/chat/completions", body, 5.0)
         assert isinstance(answer.body, bytes)
         return WorkflowOutput(reward=float(b"hello" in answer.body))
 

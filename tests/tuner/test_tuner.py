@@ -1,4 +1,4 @@
-"""The tuner's faces are real clients: what they get is what the session recorded."""
+"""The tuner's clients are their frameworks' own: what they get is what the session recorded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ajet.config.helper import HelperConfig
 from ajet.schema.errors import EngineOverloadedError, RewardError
 from ajet.session import EpisodeSession, SessionSettings
 from ajet.tuner import AjetTuner, HelperModel
-from ajet.tuner.openai_face import TunedOpenAI
+from ajet.tuner.clients import TunedOpenAI
 
 
 def in_workflow(

@@ -30,7 +30,7 @@ from ajet.workflow import Workflow
 WORKFLOW_KEY = "ajet.rollout.user_workflow"
 PACKET = 65536
 PRELOADED = ("openai", "openai.types.chat", "openai.resources.chat")
-"""What the tuner's most used face imports: a second's work, done once here instead of in each worker."""
+"""What the tuner's clients import: a second's work, done once here instead of in each worker."""
 
 
 def main(control_fd: int) -> None:

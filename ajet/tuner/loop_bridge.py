@@ -1,6 +1,7 @@
-"""From a workflow's thread to the service loop and back: a request goes over, an answer (or its stream) comes back.
+"""`LoopBridge`: from a workflow's thread to the service loop and back. A request goes over; its answer (or the answer's
+stream) comes back.
 
-Works from any thread and any event loop, also from the service loop itself (awaited). Cancelling the caller cancels
+Works from any thread and any event loop, including the service loop itself (if awaited). Cancelling the caller cancels
 the call.
 """
 
@@ -21,25 +22,25 @@ T = TypeVar("T")
 _END = object()
 
 
-class Crossing:
-    """One agent's way to its episode's session."""
+class LoopBridge:
+    """Connects one agent to its episode's session."""
 
     def __init__(self, caller: Caller, loop: asyncio.AbstractEventLoop) -> None:
         self.caller = caller
         self._loop = loop
 
     def submit(self, call: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run on the service loop."""
+        """Run a coroutine on the service loop."""
         return asyncio.run_coroutine_threadsafe(call, self._loop)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a short function on the service loop and wait for it."""
+        """Call a short function on the service loop and wait for its result."""
         if _running_loop() is self._loop:
             return function()
         return self.submit(_call(function)).result()
 
     async def ask(self, method: str, path: str, body: bytes) -> Answer:
-        """Ask from an event loop. The answer's stream, if it has one, is to be read in that loop."""
+        """Ask from an event loop. If the answer is a stream, read it in the same loop."""
         reply = await asyncio.wrap_future(self.submit(answer(method, path, body, self.caller)))
         if isinstance(reply.body, bytes):
             return reply
@@ -51,7 +52,7 @@ class Crossing:
     def ask_blocking(
         self, method: str, path: str, body: bytes, timeout: float | None
     ) -> tuple[Answer, Iterator[bytes]]:
-        """Ask from a plain thread; the iterator reads the answer's body. Raises TimeoutError."""
+        """Ask from a plain thread; the iterator yields the answer's body. Raises TimeoutError."""
         if _running_loop() is self._loop:
             raise RuntimeError("a blocking client can't be used on the service loop: it would wait for itself")
         asked = self.submit(answer(method, path, body, self.caller))
@@ -67,7 +68,7 @@ class Crossing:
         return Answer(reply.status, reply.body, reply.headers, close), iter(arrived.get, _END)
 
     def _pump(self, reply: Answer, put: Callable[[object], object]) -> Callable[[], None]:
-        """Start handing a stream's chunks over; returns what stops it."""
+        """Start handing over a stream's chunks; return a function that stops it."""
         pump = self.submit(_hand_over(reply, put))
 
         def stop() -> None:
@@ -78,11 +79,11 @@ class Crossing:
         return stop
 
 
-class Asked(Crossing):
-    """The same way, where the first request was made already: it has this answer."""
+class AnsweredBridge(LoopBridge):
+    """A bridge whose first request has already been made: asking it returns that answer."""
 
-    def __init__(self, crossing: Crossing, first: Answer) -> None:
-        super().__init__(crossing.caller, crossing._loop)
+    def __init__(self, bridge: LoopBridge, first: Answer) -> None:
+        super().__init__(bridge.caller, bridge._loop)
         self._first: Answer | None = first
 
     async def ask(self, method: str, path: str, body: bytes) -> Answer:
@@ -95,7 +96,7 @@ async def _call(function: Callable[[], T]) -> T:
 
 
 async def _hand_over(reply: Answer, put: Callable[[object], object]) -> None:
-    """Runs on the service loop. Ends with the stream, or when its reader's loop is gone."""
+    """Runs on the service loop, until the stream ends or its reader's loop is closed."""
     assert not isinstance(reply.body, bytes)
     try:
         async for chunk in reply.body:

@@ -1,0 +1,188 @@
+"""The clients a workflow may ask for: each is its framework's own class, bound to one agent's model by a `Connection`.
+
+To add a framework: a function here that builds its client (importing the library inside), and an `as_…` method of
+`AjetTuner` that calls it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from functools import cached_property
+from http import HTTPStatus
+from typing import Any
+
+import openai
+from openai.resources.chat import AsyncChat, AsyncCompletions
+from openai.types.chat import ChatCompletion
+
+from ajet.schema.errors import MissingDependencyError
+from ajet.tuner.connection import Connection
+from ajet.tuner.loop_bridge import AnsweredBridge, LoopBridge
+
+
+def agentscope_model(connection: Connection, *, context_size: int, stream: bool) -> Any:
+    """An `OpenAIChatModel` of the installed AgentScope, 1.0.x or 2.x."""
+    try:
+        from agentscope import model as models
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"as_agentscope_model needs AgentScope ({error}): pip install 'agentjet[agentscope]'"
+        ) from error
+    client: dict[str, Any] = {"timeout": None}
+    if (http_client := connection.async_client(openai.DefaultAsyncHttpxClient)) is not None:
+        client["http_client"] = http_client
+    model_class: Any = models.OpenAIChatModel  # its signature depends on the version
+    parameters = inspect.signature(model_class.__init__).parameters
+    if "credential" not in parameters:  # 1.0.x
+        name = "client_kwargs" if "client_kwargs" in parameters else "client_args"
+        client["base_url"] = connection.base_url
+        return model_class(model_name=connection.model, api_key=connection.api_key, stream=stream, **{name: client})
+    from agentscope import credential as credentials
+
+    credential: Any = credentials.OpenAICredential
+    return model_class(
+        credential=credential(api_key=connection.api_key, base_url=connection.base_url),
+        model=connection.model,
+        stream=stream,
+        max_retries=0,  # the OpenAI client inside retries what is worth retrying
+        context_size=context_size,
+        client_kwargs=client,
+    )
+
+
+def anthropic_client(connection: Connection) -> Any:
+    """An `anthropic.AsyncAnthropic`."""
+    try:
+        import anthropic
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"as_anthropic_client needs the anthropic package ({error}): pip install 'agentjet[anthropic]'"
+        ) from error
+    client_class: Any = anthropic.AsyncAnthropic
+    return client_class(
+        base_url=connection.base_url.removesuffix("/v1"),  # the client adds /v1 to each path
+        api_key=connection.api_key,
+        http_client=connection.async_client(anthropic.DefaultAsyncHttpxClient),
+        timeout=None,
+    )
+
+
+def langchain_model(connection: Connection, options: dict[str, Any]) -> Any:
+    """A `langchain_openai.ChatOpenAI`, for `invoke` and `ainvoke`; `options` go to its constructor."""
+    try:
+        from langchain_openai import ChatOpenAI
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"as_langchain_model needs langchain-openai ({error}): pip install 'agentjet[langchain]'"
+        ) from error
+    model_class: Any = ChatOpenAI
+    clients: dict[str, Any] = {}
+    if connection.bridge is not None:
+        clients["http_client"] = connection.blocking_client(openai.DefaultHttpxClient)
+        clients["http_async_client"] = connection.async_client(openai.DefaultAsyncHttpxClient)
+    return model_class(
+        **{
+            "model": connection.model,
+            "base_url": connection.base_url,
+            "api_key": connection.api_key,
+            "timeout": None,
+            **clients,
+            **options,
+        }
+    )
+
+
+def openai_client(connection: Connection) -> TunedOpenAI:
+    """An `openai.AsyncOpenAI` without a timeout of its own: the episode's deadline applies."""
+    client = TunedOpenAI(
+        base_url=connection.base_url,
+        api_key=connection.api_key,
+        http_client=connection.async_client(openai.DefaultAsyncHttpxClient),
+        timeout=None,
+    )
+    client.default_model = connection.model
+    client.bridge = connection.bridge
+    return client
+
+
+# ------------------------------------------------------------ OpenAI's client, with a short cut
+
+_PATH = "/chat/completions"
+_BODY_FIELDS = frozenset(inspect.signature(AsyncCompletions.create).parameters) - {
+    "self",
+    "extra_headers",
+    "extra_query",
+    "extra_body",
+    "timeout",
+}
+"""The arguments of `create` that are fields of the request's body under the same name."""
+
+
+class TunedOpenAI(openai.AsyncOpenAI):
+    """OpenAI's client bound to one agent's model; `model` may be left out of a request."""
+
+    default_model: str = ""
+    bridge: LoopBridge | None = None
+    """To a session in this process; used directly by requests that need nothing of HTTP."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._platform = "Unknown"  # a header nobody reads; finding it out takes a thread per client
+
+    @cached_property
+    def chat(self) -> AsyncChat:
+        return _Chat(self)
+
+    async def whole_reply(self, body: dict[str, Any]) -> ChatCompletion:
+        """The reply to a request that is plain JSON already. OpenAI's own way searches it for parts to convert, then
+        builds, sends and reads an HTTP request, which takes several times as long as everything we do."""
+        if self.bridge is None or self.timeout is not None:
+            return await self.post(_PATH, cast_to=ChatCompletion, body=body)
+        text = json.dumps(body, ensure_ascii=False, allow_nan=False)
+        answer = await self.bridge.ask("POST", f"/v1{_PATH}", text.encode())
+        if answer.status == HTTPStatus.OK and isinstance(answer.body, bytes):
+            reply = ChatCompletion.construct(**json.loads(answer.body))
+            reply._request_id = answer.headers.get("x-request-id")  # public in spite of its name
+            return reply
+        # The client decides what an error means and whether to ask again, as it does for any response.
+        answered = Connection.in_process(AnsweredBridge(self.bridge, answer), "")
+        asked = self.copy(http_client=answered.async_client(openai.DefaultAsyncHttpxClient))
+        return await asked.post(_PATH, cast_to=ChatCompletion, body=body)
+
+    def copy(self, **kwargs: Any) -> TunedOpenAI:
+        copied = super().copy(**kwargs)
+        copied.default_model = self.default_model
+        copied.bridge = None if {"http_client", "base_url"} & kwargs.keys() else self.bridge
+        return copied
+
+    with_options = copy
+
+
+class _Chat(AsyncChat):
+    @cached_property
+    def completions(self) -> AsyncCompletions:
+        return _Completions(self._client)
+
+
+class _Completions(AsyncCompletions):
+    async def create(self, *args: Any, **kwargs: Any) -> Any:
+        client: Any = self._client
+        kwargs.setdefault("model", getattr(client, "default_model", ""))
+        if not args and isinstance(client, TunedOpenAI) and _is_body(kwargs):
+            return await client.whole_reply(kwargs)
+        return await super().create(*args, **kwargs)
+
+
+def _is_body(kwargs: dict[str, Any]) -> bool:
+    """Whether the arguments are, as they stand, the JSON body of a request for a whole (not streamed) reply."""
+    return "messages" in kwargs and not kwargs.get("stream") and kwargs.keys() <= _BODY_FIELDS and _is_json(kwargs)
+
+
+def _is_json(value: Any) -> bool:
+    kind = type(value)
+    if kind is dict:
+        return all(type(key) is str for key in value) and all(map(_is_json, value.values()))
+    if kind is list:
+        return all(map(_is_json, value))
+    return value is None or kind in (str, int, float, bool)
