@@ -29,7 +29,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest
 from ajet.session import EpisodeSession, SessionSettings
-from ajet.session.parsers import pick_parser
+from ajet.session.tool_call_parsers import pick_parser
 
 REPLY_TOKENS = 50
 TOOLS = [

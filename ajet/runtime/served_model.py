@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ajet.context_tracker import Renderer
     from ajet.engine.base import Engine
     from ajet.session import EpisodeSession
-    from ajet.session.parsers import ReplyParser
+    from ajet.session.reply_parser import ReplyParser
 
 DEFAULT_LENGTH = 8192
 """Tokens of a conversation where no config says otherwise."""
@@ -68,7 +68,7 @@ def load_served_model(target: str, overrides: Sequence[str] = ()) -> ServedModel
     """Find the model, load its tokenizer, and start its engine. Call it where the event loop runs."""
     from ajet.context_tracker import Renderer
     from ajet.engine.model_source import ModelSource
-    from ajet.session.parsers import pick_parser
+    from ajet.session.tool_call_parsers import pick_parser
 
     if target.endswith(YAML):
         engine, model, length, temperature = _by_config(target, overrides)

@@ -23,7 +23,7 @@ from ajet.schema.errors import (
 )
 from ajet.schema.generation import Completion, GenerateRequest, TokenChunk
 from ajet.session.decoding import IncrementalText
-from ajet.session.parsers import PLAIN, Delta, ReplyParser
+from ajet.session.reply_parser import PLAIN, Delta, ReplyParser
 from ajet.session.response_format import ResponseFormat
 from ajet.session.settings import SessionSettings
 

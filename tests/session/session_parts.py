@@ -13,7 +13,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import EngineError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 from ajet.session import EpisodeSession, SessionSettings
-from ajet.session.parsers import pick_parser
+from ajet.session.tool_call_parsers import pick_parser
 
 CONFIG = SimpleNamespace(ajet=SimpleNamespace(rollout=SimpleNamespace(max_model_len=100_000), helper=HelperConfig()))
 USER = [{"role": "user", "content": "hello"}]

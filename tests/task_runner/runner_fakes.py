@@ -14,7 +14,7 @@ from ajet.schema.episode import Episode, EpisodeStatus, Ledger, Outcome
 from ajet.schema.errors import ContextOverflowError, RewardError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, Sampling
 from ajet.session import EpisodeSession, SessionSettings
-from ajet.session.parsers import pick_parser
+from ajet.session.tool_call_parsers import pick_parser
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.supplies import Access, EpisodeOrder

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.session.parsers import ParsedReply, ReplyParser, pick_parser
-from ajet.session.parsers.pick import FAMILIES
+from ajet.session.reply_parser import ParsedReply, ReplyParser
+from ajet.session.tool_call_parsers import FAMILIES, pick_parser
 
 TOOLS = [
     {
@@ -219,13 +219,13 @@ def test_without_tools_nothing_is_taken_for_a_call(family: str, text: str) -> No
         ('<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>', "not JSON"),
         ('<tool_call>{"arguments": {}}</tool_call>', 'no "name"'),
         ('<tool_call>{"name": "f"}</tool_call>', 'no "arguments"'),
-        ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "no JSON object"),
+        ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "not a JSON object but a list"),
         ('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "NaN"),
         ('<tool_call>{"name": "f", "arguments": {}} and more</tool_call>', "after the call"),
         ("<tool_call>{'name': 'f', 'arguments': {}}</tool_call>", "not JSON"),
         ("<tool_call>" + '{"a":' * 100_000, "deep"),
         ("<tool_call></tool_call>", "empty"),
-        ("<tool_call>", "no JSON object"),
+        ("<tool_call>", "not a JSON object"),
     ],
 )
 def test_what_cannot_be_read_stays_text_and_is_named(text: str, why: str) -> None:
@@ -240,7 +240,7 @@ def test_a_call_after_a_broken_one_is_still_read() -> None:
     assert calls_in(reply) == [("f", {})] and reply.message["content"] == '<tool_call>{"name": 3}</tool_call>'
 
 
-def test_forgiven_are_line_breaks_in_strings_and_arguments_inside_a_string() -> None:
+def test_line_breaks_in_strings_and_arguments_inside_a_string_are_accepted() -> None:
     parse = FAMILIES["hermes"].parse
     assert calls_in(parse('<tool_call>{"name": "f", "arguments": {"a": "1\n2"}}</tool_call>', TOOLS)) == [
         ("f", {"a": "1\n2"})
@@ -259,7 +259,7 @@ def test_arguments_stay_as_the_model_wrote_them() -> None:
     assert reply.message["tool_calls"][0]["function"]["arguments"] == source
 
 
-def test_json_answers_of_llama_are_no_calls() -> None:
+def test_json_answers_of_llama_are_not_calls() -> None:
     reply = FAMILIES["llama3"].parse('{"answer": 3}', TOOLS)
     assert reply == ParsedReply({"role": "assistant", "content": '{"answer": 3}'})
 
@@ -291,7 +291,7 @@ def test_ids_depend_on_the_call_alone() -> None:
         ("<|tool_call_begin|>", "kimi"),
     ],
 )
-def test_the_template_tells_the_family(template: str | None, family: str) -> None:
+def test_the_template_reveals_the_family(template: str | None, family: str) -> None:
     assert pick_parser(template).name == family
     tokenizer = type("Tokenizer", (), {"chat_template": {"default": "x", "tool_use": template or ""}})()
     assert pick_parser(tokenizer).name == family

@@ -1,10 +1,11 @@
-"""One streaming machine for all families: text with marked-up reasoning and tool calls in, message out.
+"""`ReplyParser`: from the raw text of a reply to its message: reasoning, content and tool calls.
 
-A family is data (`Markup`): which marks open and close reasoning and tool calls, and a function that reads what is
-between them. `parse` is `feed` of the whole text, so what is streamed always equals what is parsed, however the text
-was cut into pieces.
+One streaming machine serves all model families. A family is data (`Markup`): which marks open and close reasoning and
+tool calls, and a function that reads what stands between them; `tool_call_parsers.py` has them all. `parse` is `feed`
+of the whole text, so what is streamed always equals what is parsed, however the text was cut into pieces.
 
-White space: runs directly before or after markup belong to the markup and are dropped; all other text is exact.
+A parser never raises: what can't be read stays in the content as text and is named in `ParsedReply.malformed`. White
+space directly before or after markup belongs to the markup and is dropped; all other text is exact.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ajet.schema.chat import Message, Tool
-from ajet.session.parsers.calls import Call, Incomplete, NoCall, Unreadable
+from ajet.session.tool_calls import Call, Incomplete, NotACall, Unreadable
 
 ReadCalls = Callable[[str, Sequence[Tool]], list[Call]]
 """Reads what stands between a block's marks. Raises `Unreadable`, or `Incomplete` if more text could help."""
@@ -27,12 +28,12 @@ class Block:
 
     open: str
     close: tuple[str, ...]
-    """Any of these ends it; the end of the reply always does."""
+    """Any of these ends it; so does the end of the reply."""
     read: ReadCalls
     only_first: bool = False
-    """Opens only as the first thing of a reply (after reasoning)."""
+    """Opens only at the very start of a reply (or after its reasoning)."""
     keep_open: bool = False
-    """The opening mark is part of what `read` gets."""
+    """The opening mark is part of the text that `read` gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,14 @@ class Markup:
     think_close: str = "</think>"
     blocks: tuple[Block, ...] = ()
     noise: tuple[str, ...] = ()
-    """Marks without meaning of their own, dropped where tools are offered."""
+    """Marks without a meaning of their own, dropped if tools are offered."""
     bare_ids: bool = False
-    """Tool-call ids are nine letters and digits, without a prefix (Mistral's templates refuse others)."""
+    """Tool-call ids are nine letters and digits, without a prefix (Mistral's templates reject others)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a piece of text added to the reply. A tool call comes whole."""
+    """What a piece of text adds to the reply. A tool call comes whole."""
 
     content: str = ""
     reasoning: str = ""
@@ -59,7 +60,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """A reply as a message, and what could not be read."""
+    """A reply as a message, and what could not be read in it."""
 
     message: Message
     malformed: tuple[str, ...] = ()
@@ -79,9 +80,9 @@ class ReplyParser:
     markup: Markup = field(default_factory=Markup)
 
     def stream(self, tools: Sequence[Tool] = (), *, call_id: str = "", in_reasoning: bool = False) -> ReplyStream:
-        """A reader for one reply. Without `tools` nothing is taken for a tool call.
+        """A reader for one reply. Without `tools`, nothing is taken for a tool call.
 
-        `in_reasoning`: the prompt itself ended with the opening mark. `call_id` makes the tool calls' ids.
+        `in_reasoning`: the prompt itself ended with the opening mark. `call_id`: tool-call ids are derived from it.
         """
         return ReplyStream(self.markup, tools, call_id, in_reasoning)
 
@@ -96,7 +97,7 @@ class ReplyParser:
 
 
 PLAIN = ReplyParser("plain", Markup(think_open="", think_close=""))
-"""Takes everything for text."""
+"""Takes everything as text."""
 
 
 class ReplyStream:
@@ -112,10 +113,10 @@ class ReplyStream:
         self._block: Block | None = None
         self._buffer = ""
         self._space = ""
-        """White space that may turn out to stand before markup."""
+        """White space that may turn out to precede markup."""
         self._after_markup = in_reasoning
         self._tried = 0
-        """Up to where the open block's buffer was searched for closing marks."""
+        """How far the open block's buffer has been searched for closing marks."""
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._tool_calls: list[Message] = []
@@ -124,7 +125,7 @@ class ReplyStream:
     # ------------------------------------------------------------ reading
 
     def feed(self, text: str) -> list[Delta]:
-        """Take the next piece; return what is certain by now."""
+        """Take the next piece; return what is now certain."""
         self._buffer += text
         deltas: list[Delta] = []
         while self._advance(deltas, last=False):
@@ -144,7 +145,7 @@ class ReplyStream:
         return deltas
 
     def reply(self) -> ParsedReply:
-        """The message; to be called after `finish`."""
+        """The message; call this after `finish`."""
         message: Message = {"role": "assistant", "content": "".join(self._content)}
         if self._reasoning:
             message["reasoning_content"] = "".join(self._reasoning)
@@ -153,7 +154,7 @@ class ReplyStream:
         return ParsedReply(message, tuple(self._malformed))
 
     def _advance(self, deltas: list[Delta], *, last: bool) -> bool:
-        """Consume what can be consumed; False when nothing more can be."""
+        """Consume what can be consumed; return whether more may be."""
         if self._mode is _Mode.BLOCK:
             return self._advance_block(deltas, last=last)
         if not self._buffer:
@@ -166,7 +167,7 @@ class ReplyStream:
             self._buffer = self._buffer[len(self._buffer) - keep :]
             return False
         self._text(self._buffer[:at], deltas)
-        if mark not in self._marks():  # it opens only at the start, and text came before it
+        if mark not in self._marks():  # it only opens at the start, and text precedes it
             self._text(mark, deltas)
             self._buffer = self._buffer[at + len(mark) :]
             return True
@@ -196,7 +197,7 @@ class ReplyStream:
             try:
                 calls = block.read(self._buffer[:at], self._tools)
             except Incomplete:
-                self._tried = at + len(close)  # the mark may stand inside a string: look for the next
+                self._tried = at + len(close)  # the mark may be inside a string: look for the next one
                 continue
             except Unreadable as error:
                 self._give_up(block, at, close, error, deltas)
@@ -225,7 +226,7 @@ class ReplyStream:
 
     def _give_up(self, block: Block, at: int, close: str, why: Unreadable, deltas: list[Delta]) -> None:
         """What can't be read stays text."""
-        if not isinstance(why, NoCall):
+        if not isinstance(why, NotACall):
             self._malformed.append(f"tool call: {why}")
         opening = "" if block.keep_open else block.open
         text, self._buffer = opening + self._buffer[:at] + close, self._buffer[at + len(close) :]
@@ -235,12 +236,12 @@ class ReplyStream:
     # ------------------------------------------------------------ writing
 
     def _turn(self, mode: _Mode) -> None:
-        """Markup was read: the white space around it goes with it."""
+        """Markup was read: drop the white space around it."""
         self._mode, self._block = mode, None
         self._space, self._after_markup = "", True
 
     def _text(self, text: str, deltas: list[Delta]) -> None:
-        """Text between markup; its trailing white space waits until it is clear what follows."""
+        """Text between markup; its trailing white space is held back until it is clear what follows."""
         text = self._space + text
         self._space = ""
         if self._after_markup:
@@ -262,7 +263,7 @@ class ReplyStream:
             deltas.append(Delta(content=text))
 
     def _marks(self) -> list[str]:
-        """The marks that mean something here."""
+        """The marks that mean something at this point."""
         if self._mode is _Mode.THINK:
             return [self._markup.think_close]
         fresh = not self._content
@@ -272,13 +273,13 @@ class ReplyStream:
         return [*marks, *self._noise]
 
     def _new_id(self) -> str:
-        """Made from the call and the position: the same episode gets the same ids when it is run again."""
+        """Derived from the call and the position, so that running an episode again gives the same ids."""
         digest = hashlib.blake2b(f"{self._call_id}/{len(self._tool_calls)}".encode(), digest_size=8).hexdigest()
         return digest[:9] if self._markup.bare_ids else f"call_{digest}"
 
 
 def _first_of(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str | None]:
-    """Where the earliest of the marks begins; of two at one place the longer."""
+    """The earliest mark and where it begins; of two at the same place, the longer."""
     best: tuple[int, int, str | None] = (len(text), 0, None)
     for mark in marks:
         at = text.find(mark, start)
@@ -288,7 +289,7 @@ def _first_of(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str
 
 
 def _partial_mark(text: str, marks: Sequence[str]) -> int:
-    """Length of the longest end of `text` that may be the beginning of a mark."""
+    """Length of the longest suffix of `text` that may be the beginning of a mark."""
     longest = min(len(text), max((len(mark) for mark in marks), default=1) - 1)
     for length in range(longest, 0, -1):
         tail = text[-length:]

@@ -1,0 +1,233 @@
+"""How each model family writes reasoning and tool calls, and which family a chat template belongs to.
+
+To add a family: a `ReplyParser` here (its marks, and a function that reads what stands between them), and a line in
+`_BY_TEMPLATE` with a mark that only its chat templates contain. Its test is a line in the test's `WRITERS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ajet.schema.chat import Tool
+from ajet.session.reply_parser import Block, Markup, ReplyParser
+from ajet.session.tool_calls import (
+    Call,
+    Incomplete,
+    NotACall,
+    Unreadable,
+    expect_end,
+    json_arguments,
+    json_calls,
+    json_value,
+    skip_space,
+    tagged_arguments,
+)
+
+# ------------------------------------------------------------ Hermes and Qwen (2.5, 3)
+# <tool_call>{"name": …, "arguments": {…}}</tool_call>
+
+HERMES = ReplyParser("hermes", Markup(blocks=(Block("<tool_call>", ("</tool_call>",), json_calls),)))
+
+# ------------------------------------------------------------ Qwen3-Coder
+# <tool_call><function=name><parameter=key>value</parameter>…</function></tool_call>
+
+_QWEN_CALL = re.compile(r"\s*<function=([^>\s]+)>(.*)</function>\s*", re.DOTALL)
+_QWEN_PARAMETER = re.compile(r"\s*<parameter=([^>]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
+
+
+def _read_qwen(body: str, tools: Sequence[Tool]) -> list[Call]:
+    found = _QWEN_CALL.fullmatch(body)
+    if found is None:
+        raise (Incomplete if "</function>" not in body else Unreadable)("no <function=name>…</function>")
+    return [Call(found[1], tagged_arguments(_QWEN_PARAMETER, found[2], found[1], tools))]
+
+
+def _read_bare_qwen(body: str, tools: Sequence[Tool]) -> list[Call]:
+    return _read_qwen(body + "</function>", tools)
+
+
+QWEN_XML = ReplyParser(
+    "qwen_xml",
+    Markup(
+        blocks=(
+            Block("<tool_call>", ("</tool_call>",), _read_qwen),
+            # these models often leave out the outer tag
+            Block("<function=", ("</function>",), _read_bare_qwen, keep_open=True),
+        ),
+        noise=("</tool_call>",),
+    ),
+)
+
+# ------------------------------------------------------------ GLM
+# <tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value>…</tool_call>
+
+_GLM_NAME = re.compile(r"\s*([^\s<]+)\s*")
+_GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+
+
+def _read_glm(body: str, tools: Sequence[Tool]) -> list[Call]:
+    found = _GLM_NAME.match(body)
+    if found is None:
+        raise Unreadable("no name")
+    return [Call(found[1], tagged_arguments(_GLM_ARGUMENT, body[found.end() :], found[1], tools))]
+
+
+GLM = ReplyParser("glm", Markup(blocks=(Block("<tool_call>", ("</tool_call>",), _read_glm),)))
+
+# ------------------------------------------------------------ Llama 3.x
+# The whole reply is {"name": …, "parameters": {…}}, with or without <|python_tag|>; further calls follow after ";".
+
+
+def _read_llama(body: str, tools: Sequence[Tool]) -> list[Call]:
+    return json_calls(body, tools, separators=";")
+
+
+def _read_bare_llama(body: str, tools: Sequence[Tool]) -> list[Call]:
+    """JSON without a name is an answer in JSON, not a broken call."""
+    value, _, _ = json_value(body, skip_space(body, 0))
+    if not isinstance(value, dict) or "name" not in value:
+        raise NotACall("JSON, but not a call")
+    return _read_llama(body, tools)
+
+
+LLAMA = ReplyParser(
+    "llama3",
+    Markup(
+        think_open="",
+        think_close="",
+        blocks=(
+            Block("<|python_tag|>", (), _read_llama),
+            Block("{", (), _read_bare_llama, only_first=True, keep_open=True),
+        ),
+    ),
+)
+
+# ------------------------------------------------------------ Mistral
+# [TOOL_CALLS] [{"name": …, "arguments": {…}}, …], and since v11 [TOOL_CALLS]name[ARGS]{…} for each call.
+
+_MISTRAL_CALL, _MISTRAL_ARGS, _MISTRAL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
+
+def _read_mistral(body: str, tools: Sequence[Tool]) -> list[Call]:
+    if body.lstrip()[:1] in ("[", "{", ""):
+        return json_calls(body, tools)
+    calls: list[Call] = []
+    at = 0
+    while at < len(body):
+        args = body.find(_MISTRAL_ARGS, at)
+        if args < 0:
+            raise Incomplete(f"no {_MISTRAL_ARGS} after the name")
+        name, _, call_id = body[at:args].strip().partition(_MISTRAL_ID)
+        name = _name(name)
+        arguments, at = json_arguments(body, args + len(_MISTRAL_ARGS))
+        calls.append(Call(name, arguments, call_id))
+        at = skip_space(body, at)
+        if body.startswith(_MISTRAL_CALL, at):
+            at += len(_MISTRAL_CALL)
+        else:
+            expect_end(body, at)
+    return calls
+
+
+MISTRAL = ReplyParser(
+    "mistral",
+    Markup(
+        think_open="[THINK]",
+        think_close="[/THINK]",
+        blocks=(Block(_MISTRAL_CALL, (), _read_mistral),),
+        bare_ids=True,
+    ),
+)
+
+# ------------------------------------------------------------ DeepSeek V3, R1 and V3.1
+# function<｜tool▁sep｜>name and fenced JSON (V3, R1), or name<｜tool▁sep｜>{…} (V3.1)
+
+_DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
+_FENCE = "```"
+
+
+def _read_deepseek(body: str, tools: Sequence[Tool]) -> list[Call]:
+    head, separator, rest = body.partition(_DEEPSEEK_SEPARATOR)
+    if not separator:
+        raise Incomplete(f"no {_DEEPSEEK_SEPARATOR}")
+    name = head.strip()
+    if name == "function" and _FENCE in rest:
+        name, _, rest = rest.partition(_FENCE)
+        name, rest = name.strip(), rest.removeprefix("json")
+    name = _name(name)
+    arguments, at = json_arguments(rest)
+    if rest[at:].strip() != _FENCE:
+        expect_end(rest, at)
+    return [Call(name, arguments)]
+
+
+DEEPSEEK = ReplyParser(
+    "deepseek",
+    Markup(
+        blocks=(Block("<｜tool▁call▁begin｜>", ("<｜tool▁call▁end｜>",), _read_deepseek),),
+        noise=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ),
+)
+
+# ------------------------------------------------------------ Kimi K2
+# <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>
+
+_KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
+
+
+def _read_kimi(body: str, tools: Sequence[Tool]) -> list[Call]:
+    call_id, separator, rest = body.partition(_KIMI_ARGUMENTS)
+    if not separator:
+        raise Incomplete(f"no {_KIMI_ARGUMENTS}")
+    call_id = call_id.strip()
+    name = call_id.removeprefix("functions.").rpartition(":")[0]
+    if not name:
+        raise Unreadable(f"{call_id[:40]!r} is not functions.<name>:<number>")
+    arguments, at = json_arguments(rest)
+    expect_end(rest, at)
+    return [Call(name, arguments, call_id)]
+
+
+KIMI = ReplyParser(
+    "kimi",
+    Markup(
+        blocks=(Block("<|tool_call_begin|>", ("<|tool_call_end|>",), _read_kimi),),
+        noise=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
+)
+
+# ------------------------------------------------------------ which family?
+
+_BY_TEMPLATE = (
+    ("<｜tool▁call▁begin｜>", DEEPSEEK),
+    ("<arg_key>", GLM),
+    ("<function=", QWEN_XML),
+    ("<|tool_call_begin|>", KIMI),
+    ("[TOOL_CALLS]", MISTRAL),
+    ("<|python_tag|>", LLAMA),
+    ("<tool_call>", HERMES),
+    ("<|start_header_id|>", LLAMA),
+)
+"""The first mark that a template contains decides: from the most specific to the most general."""
+
+FAMILIES = {parser.name: parser for _, parser in _BY_TEMPLATE}
+
+
+def pick_parser(source: Any) -> ReplyParser:
+    """The parser for a chat template, or for a tokenizer by its template. If the template shows no mark: Hermes/Qwen,
+    the most common form."""
+    template = source if isinstance(source, str) else getattr(source, "chat_template", None)
+    if isinstance(template, dict):
+        template = "".join(map(str, template.values()))
+    for mark, parser in _BY_TEMPLATE:
+        if mark in (template or ""):
+            return parser
+    return HERMES
+
+
+def _name(text: str) -> str:
+    if not text or any(character.isspace() for character in text):
+        raise Unreadable(f"{text[:40]!r} is not a tool's name")
+    return text
