@@ -29,6 +29,7 @@ DEBUGGER_QUIT = "BdbQuit"
 
 def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | None = None) -> int:
     """0: at least one episode has a reward; 1: none has; 130: interrupted, or the debugger was left."""
+    config = debug_config(config)
     tasks = _first_tasks(config)
     view = _view(config, options or LaunchOptions())
     recorder = EpisodeRecorder(experiment.episodes, RecorderSettings.from_config(config), masker=experiment.masker)
@@ -40,6 +41,18 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | N
     experiment.metrics.log(0, episode_metrics(view.episodes, success_threshold=threshold))
     view.close(experiment.path)
     return code
+
+
+def debug_config(config: Config) -> Config:
+    """The config with the seed and the engine size that `ajet.debug` asks for."""
+    debug, rollout = config.ajet.debug, config.ajet.rollout
+    changes: dict[str, int] = {}
+    if debug.debug_vllm_seed is not None:
+        changes["seed"] = debug.debug_vllm_seed
+    if debug.debug_tensor_parallel_size is not None:
+        changes["tensor_model_parallel_size"] = debug.debug_tensor_parallel_size
+    ajet = config.ajet.model_copy(update={"rollout": rollout.model_copy(update=changes)})
+    return config.model_copy(update={"ajet": ajet})
 
 
 class _Session:

@@ -1,23 +1,22 @@
-"""What a run is told: the typed schema (one source of keys, defaults and documentation) and the loader."""
+"""What a run is told: the typed schema (the one source of keys, defaults and documentation) and the loader."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.make import make_config
 from ajet.config.root import AjetConfig, BackboneName, Config
 from ajet.config.section import Block, Section
 
 if TYPE_CHECKING:
-    from ajet.config.loader import load_config
+    from ajet.config.loader import load_config, make_config
 
 __all__ = ["AjetConfig", "BackboneName", "Block", "Config", "Section", "load_config", "make_config"]
 
 
 def __getattr__(name: str) -> Any:
-    # the loader needs a YAML parser, which those who only read a config do not
-    if name == "load_config":
-        from ajet.config.loader import load_config
+    # the loader needs a YAML parser; code that only reads a config doesn't
+    if name in ("load_config", "make_config"):
+        from ajet.config import loader
 
-        return load_config
+        return getattr(loader, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,9 +6,9 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+from ajet.config.keys import KnownKey, allowed, fragment_at, json_schema, known_keys
 from ajet.config.root import Config
 from ajet.config.section import Block, Section
-from ajet.config.suggest import KnownKey, allowed, fragment_at, json_schema, known_keys
 
 INTERPOLATION = {"type": "string", "pattern": r"\$\{.*\}"}
 """An interpolation may stand where a number is meant."""

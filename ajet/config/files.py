@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ajet.config.nearest import nearest
+from ajet.config.keys import nearest
 from ajet.config.problems import Problem
 from ajet.config.root import AjetConfig
 from ajet.config.section import Section

@@ -1,12 +1,16 @@
 """`load_config`: YAML file + command-line overrides → `Config`, or one readable `ConfigError`.
 
-Layers: defaults ← YAML ← overrides; then interpolation, then types and ranges, then files, then contradictions.
-Takes a fraction of a second, imports nothing heavy and runs nothing that the file names.
+Layers: defaults ← YAML ← overrides; then interpolation, types and ranges, files, and contradictions. It takes a fraction
+of a second, imports nothing heavy and runs nothing that the file names. `make_config` does the same from Python, for
+notebooks and tests.
+
+Overrides have the form `rollout.num_repeat=8`: keys in full or short form, values as YAML reads them.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,22 +20,23 @@ from pydantic import ValidationError
 from ajet.config.contradictions import contradictions
 from ajet.config.files import locate_files
 from ajet.config.interpolation import InterpolationProblem, is_interpolated, resolve
+from ajet.config.keys import known_keys, nearest, section_of, where_it_belongs
 from ajet.config.legacy import IGNORED_BLOCKS, notes
-from ajet.config.nearest import nearest
-from ajet.config.overrides import apply_overrides, parse_override
-from ajet.config.problems import Problem, Sources, config_error, from_validation
+from ajet.config.problems import Override, Problem, Sources, config_error, from_validation
 from ajet.config.root import READ_YAML_NAME, AjetConfig, BackboneName, Config
 from ajet.config.section import Section
-from ajet.config.suggest import section_of
-from ajet.config.yaml_source import read_yaml_file
+from ajet.config.yaml_source import parse_value, read_yaml_file
+from ajet.schema.errors import ConfigError
 
 log = logging.getLogger("ajet.config")
+
+OVERRIDE = re.compile(r"^(?P<new>\+{0,2})(?P<key>[^=\s]+)=(?P<value>.*)$", re.DOTALL)
 
 
 def load_config(
     path: str | Path, overrides: Sequence[str] = (), *, backbone: BackboneName | None = None, complete: bool = True
 ) -> Config:
-    """The config of a run. `backbone` wins over the file's. `complete=False`: a workflow need not be named yet."""
+    """The config of a run. `backbone` overrides the file's. `complete=False`: a workflow need not be named yet."""
     file = Path(path).expanduser()
     _, root = read_yaml_file(file)
     tree: dict[str, Any] = root.plain()
@@ -59,8 +64,23 @@ def load_config(
     return config
 
 
+def make_config(overrides: dict[str, Any] | None = None, /, **blocks: Any) -> Config:
+    """The defaults, with overrides such as `{"rollout.num_repeat": 2}` (keys as on the command line).
+
+    Keyword arguments are the user's own top-level blocks. Types and ranges are checked; files aren't.
+    """
+    tree: dict[str, Any] = {"ajet": {}, **blocks}
+    for key, value in (overrides or {}).items():
+        parts = key.removeprefix("ajet.").split(".")
+        place = tree["ajet"]
+        for part in parts[:-1]:
+            place = place.setdefault(part, {})
+        place[parts[-1]] = value
+    return Config.model_validate(tree)
+
+
 def _problems(ajet: AjetConfig, folder: Path, sources: Sources, complete: bool) -> list[Problem]:
-    """What is wrong beyond single values."""
+    """What is wrong with the config as a whole, each value being valid."""
     problems = list(locate_files(ajet, folder))
     for found in contradictions(ajet, ajet.backbone or "local"):
         paths = [("ajet", *key.split(".")) for key in found.keys]
@@ -88,9 +108,9 @@ def _needed_for_reader(ajet: AjetConfig) -> list[Problem]:
 
 
 def _check_top(tree: dict[str, Any], sources: Sources) -> None:
-    """`ajet:` is there, and none of its groups stands beside it by mistake."""
+    """There is an `ajet:` block, and none of its groups stands beside it by mistake."""
     if not isinstance(tree.get("ajet"), dict | None):
-        return  # types are checked later
+        return  # its type is checked later
     if "ajet" not in tree:
         names = [str(name) for name in tree]
         near = nearest("ajet", names)
@@ -113,7 +133,7 @@ def _check_top(tree: dict[str, Any], sources: Sources) -> None:
 
 
 def _without_empty_groups(tree: dict[str, Any], section: type[Section]) -> dict[str, Any]:
-    """A group with nothing under it (`debug:`) means its defaults."""
+    """A group with nothing under it (`debug:`) stands for its defaults."""
     kept = {}
     for key, value in tree.items():
         field = section.model_fields.get(key) if isinstance(key, str) else None
@@ -129,7 +149,7 @@ def _without_empty_groups(tree: dict[str, Any], section: type[Section]) -> dict[
 
 
 def _interpolated(tree: dict[str, Any], sources: Sources) -> dict[str, Any]:
-    """The tree with its interpolations resolved. They may refer to defaults too."""
+    """The tree with its interpolations resolved. They may also refer to defaults."""
     layered = _layered(Config().model_dump(), tree)
     if isinstance(layered.get("ajet"), dict) and layered["ajet"].get("experiment_name") == READ_YAML_NAME:
         layered["ajet"]["experiment_name"] = Path(sources.name).stem
@@ -150,7 +170,64 @@ def _layered(below: Any, above: Any) -> Any:
 
 
 def _picked(resolved: Any, given: Any) -> Any:
-    """Of all resolved values, those the user gave."""
+    """Of all resolved values, those that the user gave."""
     if isinstance(resolved, dict) and isinstance(given, dict):
         return {key: _picked(resolved[key], value) for key, value in given.items()}
     return resolved
+
+
+def parse_override(text: str, tree: dict[str, Any]) -> Override:
+    """Parse one argument. `tree` is the YAML, which tells the user's own blocks."""
+    match = OVERRIDE.match(text)
+    if match is None or not all(match["key"].split(".")):
+        raise ConfigError(f"command line: {text!r} isn't an override\n    write `key=value`, e.g. rollout.num_repeat=8")
+    path = _full_path(text, tuple(match["key"].split(".")), bool(match["new"]), tree)
+    return Override(text, path, _value(text, match["value"]))
+
+
+def _value(text: str, value: str) -> Any:
+    if value.lstrip().startswith("!!"):
+        raise ConfigError(f"command line: {text}: tags are not allowed\n    give the plain value")
+    try:
+        parsed = parse_value(value, "value")
+    except ConfigError:
+        if value.lstrip()[:1] in "[{":  # meant as a list or mapping: as text it would fail later, and less clearly
+            raise ConfigError(f"command line: {text}: not a YAML value\n    close its quotes and brackets") from None
+        return value
+    return value if isinstance(parsed, dict) and not value.lstrip().startswith("{") else parsed
+
+
+def _full_path(text: str, path: tuple[str, ...], new: bool, tree: dict[str, Any]) -> tuple[str, ...]:
+    """`rollout.x` means `ajet.rollout.x`; any other first name is a top-level block."""
+    first = path[0]
+    if first in Config.model_fields or first in IGNORED_BLOCKS:
+        return path
+    if first in AjetConfig.model_fields and (("ajet", *path) in known_keys() or first not in tree):
+        return ("ajet", *path)
+    if first in tree or new:
+        return path
+    own = [name for name in tree if name not in Config.model_fields and name not in IGNORED_BLOCKS]
+    near = nearest(first, [*AjetConfig.model_fields, *map(str, own)], cutoff=0.75)
+    if near in own:
+        hint = f"\ndid you mean `{near}`?"
+    elif near is not None:
+        hint = f"\ndid you mean `{'.'.join((near, *path[1:]))}`?"
+    else:
+        hint = "\n" + where_it_belongs(("ajet", *path))
+    hint += f"\n(to add a block of your own: +{text})"
+    raise ConfigError(f"command line: {text}: unknown key `{'.'.join(path)}`" + hint.replace("\n", "\n    "))
+
+
+def apply_overrides(tree: dict[str, Any], overrides: list[Override]) -> None:
+    """Set each override's value in `tree`."""
+    for override in overrides:
+        place = tree
+        for depth, part in enumerate(override.path[:-1], start=1):
+            inner = place.get(part)
+            if inner is None:
+                inner = place[part] = {}
+            if not isinstance(inner, dict):
+                above = ".".join(override.path[:depth])
+                raise ConfigError(f"command line: {override.text}: `{above}` is {inner!r} and has no keys under it")
+            place = inner
+        place[override.path[-1]] = override.value

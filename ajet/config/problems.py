@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ajet.config.nearest import nearest
-from ajet.config.overrides import Override
-from ajet.config.suggest import allowed, choices, fragment_at, known_keys, where_it_belongs
+from ajet.config.keys import allowed, choices, fragment_at, known_keys, nearest, where_it_belongs
 from ajet.config.yaml_source import Node
 from ajet.schema.errors import ConfigError
 
@@ -26,6 +24,14 @@ class Problem(NamedTuple):
     path: KeyPath
     what: str
     fix: str
+
+
+class Override(NamedTuple):
+    """One `key=value` argument."""
+
+    text: str
+    path: tuple[str, ...]
+    value: Any
 
 
 class Sources(NamedTuple):

@@ -7,22 +7,23 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, PrivateAttr, model_validator
 
-from ajet.config.context_tracker import ContextTrackerConfig
-from ajet.config.data import DataConfig
-from ajet.config.debug import DebugConfig
-from ajet.config.failure_reward import FailureRewardConfig
-from ajet.config.gateway import GatewayConfig
-from ajet.config.helper import HelperConfig
-from ajet.config.interchange import InterchangeConfig, InterchangeServerConfig
-from ajet.config.model import ModelConfig
-from ajet.config.recorder import RecorderConfig
 from ajet.config.rollout import RolloutConfig
-from ajet.config.section import Block, Section, blocks_within
-from ajet.config.task_judge import TaskJudgeConfig
-from ajet.config.task_reader import TaskReaderConfig
-from ajet.config.task_runner import TaskRunnerConfig
+from ajet.config.section import Block, Name, Section, blocks_within
+from ajet.config.sections import (
+    ContextTrackerConfig,
+    DataConfig,
+    DebugConfig,
+    FailureRewardConfig,
+    GatewayConfig,
+    HelperConfig,
+    InterchangeConfig,
+    InterchangeServerConfig,
+    ModelConfig,
+    RecorderConfig,
+    TaskRunnerConfig,
+)
+from ajet.config.tasks import TaskJudgeConfig, TaskReaderConfig
 from ajet.config.trainer_common import TrainerCommonConfig
-from ajet.config.types import Name
 
 BackboneName = Literal["debug", "local", "verl", "trinity"]
 READ_YAML_NAME = "read_yaml_name"
@@ -39,15 +40,16 @@ class AjetConfig(Section):
     experiment_dir: str = "auto"
     """Folder of the run. `auto`: `saved_experiments/<experiment_name>`."""
     backbone: BackboneName | None = None
-    """Who conducts the run: `debug`, `local`, `verl` or `trinity`. `--backbone` wins; null: `local`."""
+    """What runs the training loop: `debug`, `local`, `verl` or `trinity`. `--backbone` takes precedence; null:
+    `local`."""
     model: ModelConfig = ModelConfig()
-    """Which model is tuned."""
+    """The model to train."""
     helper: HelperConfig = HelperConfig()
-    """Which model the agents use whose target is not trained."""
+    """The model for agents whose target isn't trained."""
     data: DataConfig = DataConfig()
     """Lengths and batch size."""
     rollout: RolloutConfig = RolloutConfig()
-    """How episodes are run, and how replies are drawn."""
+    """How episodes are run, and how replies are sampled."""
     task_reader: TaskReaderConfig = TaskReaderConfig()
     """Where tasks come from."""
     task_judge: TaskJudgeConfig = TaskJudgeConfig()
@@ -55,7 +57,7 @@ class AjetConfig(Section):
     task_runner: TaskRunnerConfig = TaskRunnerConfig()
     """Where a workflow's code runs."""
     failure_reward: FailureRewardConfig = FailureRewardConfig()
-    """What becomes of episodes that did not end well."""
+    """What to do with episodes that did not end well."""
     context_tracker: ContextTrackerConfig = ContextTrackerConfig()
     """How model calls are recorded and become training tokens."""
     trainer_common: TrainerCommonConfig = TrainerCommonConfig()
@@ -67,22 +69,22 @@ class AjetConfig(Section):
     recorder: RecorderConfig = RecorderConfig()
     """Which episodes are kept for the viewer."""
     interchange: InterchangeConfig = InterchangeConfig()
-    """Accepted for existing files; the gateway needs none of it."""
+    """Accepted for old files, without effect. The gateway is always available."""
     enable_experimental_interchange_server: bool = False
-    """Accepted for existing files; the gateway is always available."""
+    """Accepted for old files, without effect. The gateway is always available."""
     interchange_server: InterchangeServerConfig | None = None
-    """Accepted for existing files."""
+    """Accepted for old files, without effect. The gateway is always available."""
     judge: Block = Block()
-    """Accepted for existing files."""
+    """Accepted for old files, without effect. A judge of your own may read it."""
     verl: Block = Block()
-    """Keys for verl's own config, passed through as they are."""
+    """Keys of verl's own config, passed through unchanged."""
     trinity: Block = Block()
-    """Keys for Trinity's own config, passed through as they are."""
+    """Keys of Trinity's own config, passed through unchanged."""
     user: Block = Block()
     """Yours: any keys, readable as `tuner.config.ajet.user.…`."""
 
     @model_validator(mode="after")
-    def _former_place_of_abnormal_reward(self) -> AjetConfig:
+    def _former_name_of_abnormal_reward(self) -> AjetConfig:
         given = "agent_madness_reward" in self.rollout.model_fields_set
         if given and "abnormal" not in self.failure_reward.model_fields_set:
             self.failure_reward.__dict__["abnormal"] = self.rollout.agent_madness_reward
@@ -113,7 +115,7 @@ class Config(Section):
     _yaml_path: Path | None = PrivateAttr(default=None)
 
     def remember_source(self, path: Path) -> None:
-        """Note the file that this config was loaded from."""
+        """Record the file that this config was loaded from."""
         self._yaml_path = path
 
     @property
@@ -123,7 +125,7 @@ class Config(Section):
 
     @property
     def base_dirs(self) -> list[Path]:
-        """Where relative names in the file are looked for, after the working directory."""
+        """Folders in which relative names in the file are looked up, after the working directory."""
         return [] if self._yaml_path is None else [self._yaml_path.parent]
 
     @property

@@ -1,20 +1,21 @@
-"""The two bases of a config: `Section`, a typed group of known keys, and `Block`, a user's own free mapping.
+"""The building blocks of the schema: `Section`, `Block`, and the value types that fields share.
 
-Both answer to attributes and to items (`config.ajet.rollout["num_repeat"]`, `config.frozen_lake.size`), because
-workflows written for OmegaConf use either.
+A `Section` is a typed group of known keys; a `Block` is a free mapping that belongs to the user. Both can be read by
+attribute and by item (`config.ajet.rollout["num_repeat"]`, `config.frozen_lake.size`), because workflows written for
+OmegaConf use either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 
 class Section(BaseModel):
-    """A group of keys. An unknown key is an error; each field's documentation is the string under it."""
+    """A group of keys. An unknown key is an error; a field is documented by the string below it."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -32,7 +33,7 @@ class Section(BaseModel):
         return key in type(self).model_fields or key in (self.model_extra or {})
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of `key`, or `default` where there is no such key (or it is null)."""
+        """The value of `key`, or `default` if there is no such key or its value is null."""
         value = getattr(self, key) if key in self else None
         return default if value is None else value
 
@@ -43,7 +44,7 @@ class Section(BaseModel):
 
 
 class Block(dict[str, Any]):
-    """A mapping that belongs to the user: any keys, readable as attributes, nested mappings too."""
+    """A mapping that belongs to the user: any keys, readable as attributes, nested mappings included."""
 
     def __init__(self, values: dict[Any, Any] | None = None, /, **more: Any) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class Block(dict[str, Any]):
             return self[key]
         except KeyError:
             known = ", ".join(map(str, self)) or "none"
-            raise AttributeError(f"no key {key!r} in this block of the YAML (there: {known})") from None
+            raise AttributeError(f"no key {key!r} in this block of the YAML (its keys: {known})") from None
 
     def __setattr__(self, key: str, value: Any) -> None:
         self[key] = value
@@ -72,7 +73,7 @@ class Block(dict[str, Any]):
 
 
 def blocks_within(value: Any) -> Any:
-    """`value` with each mapping in it as a `Block`."""
+    """`value` with every mapping in it turned into a `Block`."""
     if isinstance(value, Block):
         return value
     if isinstance(value, dict):
@@ -80,3 +81,37 @@ def blocks_within(value: Any) -> Any:
     if isinstance(value, list):
         return [blocks_within(item) for item in value]
     return value
+
+
+def _refuse_bool(value: Any) -> Any:
+    """`true` isn't a number, although Python treats it as one."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number_not_bool", "should be a number, not true or false")
+    return value
+
+
+def _number_as_text(value: Any) -> Any:
+    """A name such as `2026` is text, although YAML reads a number."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _one_as_list(value: Any) -> Any:
+    """A single value in place of a list."""
+    return [value] if isinstance(value, str) else value
+
+
+NotBool = BeforeValidator(_refuse_bool)
+OneOrMore = BeforeValidator(_one_as_list)
+
+Int = Annotated[int, NotBool]
+Count = Annotated[int, Field(ge=0), NotBool]
+Positive = Annotated[int, Field(ge=1), NotBool]
+Real = Annotated[float, Field(allow_inf_nan=False), NotBool]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NotBool]
+AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False), NotBool]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), NotBool]
+TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NotBool]
+TopK = Annotated[int, Field(ge=-1), NotBool]
+Temperature = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False), NotBool]
+Port = Annotated[int, Field(ge=0, le=65535), NotBool]
+Name = Annotated[str, BeforeValidator(_number_as_text), Field(min_length=1)]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from ajet.config.section import Section
-from ajet.config.types import (
+from ajet.config.section import (
     AboveZero,
     Count,
     NonNegative,
@@ -15,6 +14,7 @@ from ajet.config.types import (
     OneOrMore,
     Positive,
     Real,
+    Section,
     Share,
 )
 
@@ -38,13 +38,13 @@ class SftConfig(Section):
 
     demonstrations: str | None = None
     """A JSONL file of conversations (`{"messages": [...], "tools": [...]}`), or the `episodes.sqlite` of a run. null:
-    the run's own episodes that earn at least `min_reward` (rejection sampling)."""
+    the run's own episodes with a reward of at least `min_reward` (rejection sampling)."""
     min_reward: Real = 1.0
     """Reward from which a sampled or recorded episode is imitated."""
 
 
 class OverlongConfig(Section):
-    """`ajet.trainer_common.algorithm.overlong`: soft punishment of long episodes."""
+    """`ajet.trainer_common.algorithm.overlong`: a soft penalty on long episodes."""
 
     buffer: Count = 0
     """From `data.max_response_length` minus this many trained tokens on, the reward falls linearly. 0: off."""
@@ -64,19 +64,19 @@ class AlgorithmConfig(Section):
     clip_high: Annotated[float, Field(ge=0, le=100), NotBool] = 0.28
     """The probability ratio is clipped above 1 + clip_high."""
     loss_norm: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
-    """How tokens are weighed: all alike, all episodes alike, or by a constant length."""
+    """How tokens are weighted: all tokens alike, all episodes alike, or by a constant length."""
     entropy_coef: Real = 0.0
     """Weight of an entropy bonus."""
     use_kl_in_reward: bool = False
-    """Subtract the KL divergence to the starting model from the reward."""
+    """Subtract the KL divergence from the starting model from the reward."""
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     """Correct for a sampler that differs from the trainer."""
     zero_variance_groups: Literal["skip", "keep", "resample"] = "skip"
-    """Groups whose rewards are all equal: leave out, keep, or run other tasks instead."""
+    """What to do with groups whose rewards are all equal: leave them out, keep them, or run other tasks instead."""
     sft: SftConfig = SftConfig()
     """What `policy_loss: sft` imitates."""
     overlong: OverlongConfig = OverlongConfig()
-    """Soft punishment of long episodes."""
+    """A soft penalty on long episodes."""
     per_agent_groups: bool = False
     """Compare agents of the same name with each other, instead of whole episodes."""
 
@@ -91,9 +91,9 @@ class FsdpConfig(Section):
 
 
 class OptimConfig(Section):
-    """`ajet.trainer_common.optim`: the optimiser. Further keys reach verl's and trinity's optimiser as they are."""
-
-    model_config = ConfigDict(extra="allow")
+    """`ajet.trainer_common.optim`: the optimiser. verl's and Trinity's further keys go into the `verl:` or `trinity:`
+    block.
+    """
 
     lr: NonNegative = 1e-6
     """Learning rate. 0 trains nothing: a control run."""
@@ -106,7 +106,7 @@ class OptimConfig(Section):
     lr_warmup_steps: Count = 0
     """Steps over which the learning rate rises to `lr`."""
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
-    """How the learning rate goes on after that."""
+    """How the learning rate continues after that."""
 
 
 class TrainerCommonConfig(Section):
@@ -115,15 +115,15 @@ class TrainerCommonConfig(Section):
     total_epochs: Positive = 50
     """Passes over the training tasks."""
     total_training_steps: Positive | None = None
-    """Steps in all; wins over `total_epochs`."""
+    """Steps in total; takes precedence over `total_epochs`."""
     save_freq: Annotated[int, Field(ge=-1), NotBool] = 20
-    """A checkpoint each so many steps, and at the end. -1 or 0: only at the end."""
+    """Save a checkpoint every this many steps, and at the end. -1 or 0: only at the end."""
     test_freq: Annotated[int, Field(ge=-1), NotBool] = 20
-    """A validation each so many steps, and at the end. -1 or 0: never."""
+    """Validate every this many steps, and at the end. -1 or 0: never."""
     val_before_train: bool = False
     """Validate before the first step."""
     val_pass_n: Positive = 4
-    """Episodes a validation task, for pass@k."""
+    """Episodes per validation task for pass@k, if validation samples (`rollout.val_kwargs`)."""
     val_only: bool = False
     """Only validate; train nothing."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -131,24 +131,24 @@ class TrainerCommonConfig(Section):
     optim: OptimConfig = OptimConfig()
     """The optimiser."""
     mini_batch_num: Positive = 1
-    """Optimiser steps a training step."""
+    """Optimiser steps per training step."""
     use_kl_loss: bool = True
-    """Add the KL divergence to the starting model to the loss."""
+    """Add the KL divergence from the starting model to the loss."""
     kl_loss_coef: NonNegative = 0.002
     """Weight of that term."""
     kl_loss_type: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"] = "low_var_kl"
     """Which estimate of the KL divergence."""
     max_tokens_per_step: Positive | Literal["auto"] = "auto"
-    """Unique tokens of one forward and backward pass. A larger batch is split, without any change of its gradient;
-    `auto`: by the device."""
+    """Most unique tokens per forward and backward pass. A larger batch is split without changing its gradient;
+    `auto`: depends on the device."""
     micro_tokens: Positive | Literal["auto"] = "auto"
-    """Another name of `max_tokens_per_step`, used where that is `auto`."""
+    """Another name for `max_tokens_per_step`, used if that is `auto`."""
     keep_checkpoints: Positive = 3
-    """Newest checkpoints to keep."""
+    """How many of the newest checkpoints to keep."""
     keep_best: bool = True
-    """Keep the checkpoint with the best validation as well."""
+    """Also keep the checkpoint with the best validation reward."""
     resume: str = "auto"
-    """`auto`: go on from the newest checkpoint of this experiment; `never`; or a checkpoint's folder."""
+    """`auto`: resume from the newest checkpoint of this experiment; `never`; or a checkpoint's folder."""
     seed: Count = 0
     """Seed of the trainer."""
     logger: Annotated[list[LoggerName], OneOrMore] = ["console"]
@@ -156,12 +156,12 @@ class TrainerCommonConfig(Section):
     checkpoint_base_dir: str | None = None
     """Folder for checkpoints instead of the experiment's own."""
     save_trajectory_as_json_file: bool = False
-    """Write each episode as a JSON file too."""
+    """Also write each episode as a JSON file."""
     nnodes: Positive = 1
-    """Machines (verl, trinity)."""
+    """Machines."""
     n_gpus_per_node: Count = 8
-    """GPUs a machine (verl, trinity)."""
+    """GPUs per machine."""
     fsdp_config: FsdpConfig = FsdpConfig()
-    """What is moved to main memory while not needed (verl, trinity)."""
+    """What is moved to main memory while not needed."""
     ulysses_sequence_parallel_size: Positive = 1
-    """GPUs that share one sequence (verl, trinity)."""
+    """GPUs that share one sequence."""

@@ -23,7 +23,7 @@ from yaml.events import (
     SequenceStartEvent,
 )
 
-from ajet.config.nearest import nearest
+from ajet.config.keys import nearest
 from ajet.schema.errors import ConfigError
 
 MAX_BYTES = 512 * 1024

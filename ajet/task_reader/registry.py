@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from ajet.config.task_reader import TaskReaderConfig
+from ajet.config.tasks import TaskReaderConfig
 from ajet.schema.errors import FeatureUnavailableError
 from ajet.schema.task import Task
 from ajet.task_reader.task_reader_base import BaseTaskReader, require_tasks, with_unique_ids

@@ -7,7 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from typing import Any
 
-from ajet.config.task_reader import FieldsConfig, TaskReaderConfig
+from ajet.config.tasks import FieldsConfig, TaskReaderConfig
 from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task
 

@@ -17,7 +17,7 @@ from ajet.schema.errors import EngineError, EngineOverloadedError, GenerationTim
 from ajet.task_runner.verdict import Verdict
 
 if TYPE_CHECKING:
-    from ajet.config.failure_reward import FailureRewardConfig, Treatment
+    from ajet.config.sections import FailureRewardConfig, Treatment
 
 ENGINE_CODES = frozenset({EngineError.code, EngineOverloadedError.code, GenerationTimeoutError.code})
 

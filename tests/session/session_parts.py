@@ -7,7 +7,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from ajet.config.helper import HelperConfig
+from ajet.config.sections import HelperConfig
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import EngineError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ajet.config import make_config
-from ajet.config.task_reader import TaskReaderConfig
+from ajet.config.tasks import TaskReaderConfig
 from ajet.schema.errors import FeatureUnavailableError, ImportPathError, TaskDataError
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks

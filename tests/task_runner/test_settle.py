@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ajet.config.failure_reward import FailureRewardConfig
+from ajet.config.sections import FailureRewardConfig
 from ajet.schema.episode import EpisodeStatus, Failure, Outcome
 from ajet.schema.errors import EngineError
 from ajet.task_runner.settle import End, Facts, Settlement, settle

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
 from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied
 
-from ajet.config.helper import HelperConfig
+from ajet.config.sections import HelperConfig
 from ajet.schema.errors import EngineOverloadedError, RewardError
 from ajet.session import EpisodeSession, SessionSettings
 from ajet.tuner import AjetTuner, HelperModel

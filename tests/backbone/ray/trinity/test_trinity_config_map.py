@@ -21,7 +21,7 @@ from ajet.backbone.ray.trinity.config_map import (
     trainer_replicas,
     trinity_settings,
 )
-from ajet.config.make import make_config
+from ajet.config import make_config
 from ajet.schema.errors import ConfigError
 
 GPU = Machine("cuda", flash_attention=True)

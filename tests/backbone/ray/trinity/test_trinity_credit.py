@@ -24,7 +24,7 @@ NORMS = ["token_mean", "sequence_mean", "dr_grpo"]
 
 
 def config(**overrides: Any) -> Any:
-    from ajet.config.make import make_config
+    from ajet.config import make_config
 
     return make_config({f"trainer_common.algorithm.{key}": value for key, value in overrides.items()})
 

@@ -87,7 +87,7 @@ def test_every_key_that_we_set_is_one_that_trinity_has() -> None:
     from ajet.backbone.ray.machine import Machine
     from ajet.backbone.ray.trinity.compose import compose_trinity_config
     from ajet.backbone.ray.trinity.config_map import CPU_GPUS, RunFacts, trinity_settings
-    from ajet.config.make import make_config
+    from ajet.config import make_config
     from ajet.schema.errors import ConfigError
 
     facts = RunFacts("/m", Path("/c"), 13, payload="run", metrics_dir=Path("/s"))

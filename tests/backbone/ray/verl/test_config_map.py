@@ -10,7 +10,7 @@ import pytest
 from ajet.backbone.ray.machine import Machine
 from ajet.backbone.ray.settings import training_steps
 from ajet.backbone.ray.verl.config_map import RunFacts, check_honoured, pass_through, verl_settings
-from ajet.config.make import make_config
+from ajet.config import make_config
 from ajet.schema.errors import ConfigError
 
 GPU = Machine("cuda", flash_attention=True)

@@ -21,7 +21,7 @@ from ajet.backbone.ray.processes import MARK, end_all, of_run
 from ajet.backbone.ray.ray_start import ClusterPlace, wait_for_port
 from ajet.backbone.ray.verl.gpu_check import busy_gpus, parse_gpus
 from ajet.backbone.ray.verl.verl_metrics import translate
-from ajet.config.make import make_config
+from ajet.config import make_config
 from ajet.schema.errors import UserError
 
 RAY_LOG = """\

@@ -98,7 +98,7 @@ def test_every_key_that_we_set_is_one_that_verl_has() -> None:
     from ajet.backbone.ray.machine import Machine
     from ajet.backbone.ray.verl.compose import compose_verl_config
     from ajet.backbone.ray.verl.config_map import RunFacts, verl_settings
-    from ajet.config.make import make_config
+    from ajet.config import make_config
     from ajet.schema.errors import ConfigError
 
     config = make_config({"rollout.engine": "vllm", "model.lora": {"enabled": True}})

@@ -1,4 +1,7 @@
-"""`ajet.task_reader`: where tasks come from. One block a type; only the block of `type` is used."""
+"""`ajet.task_reader`: where tasks come from; `ajet.task_judge`: how a workflow's output becomes a reward.
+
+Of `task_reader`'s blocks, only the one named by `type` is used.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from ajet.config.section import Block, Section
-from ajet.config.types import Count, NotBool, OneOrMore, Positive, Temperature
+from ajet.config.section import Block, Count, NotBool, OneOrMore, Positive, Real, Section, Temperature
 
 BuiltInReader = Literal[
     "jsonl_dataset_file",
@@ -44,22 +46,22 @@ class FileConfig(Section):
     """One file of tasks."""
 
     file_path: str | None = None
-    """A JSON Lines file: one task a line. Relative to the working directory, else to the YAML's folder."""
+    """A JSON Lines file: one task per line. Relative to the working directory, or else to the YAML's folder."""
 
 
 class FieldsConfig(Section):
-    """Which fields of a record make a task. Whatever is not named here goes to the task's metadata."""
+    """Which fields of a record make a task. All other fields go to the task's metadata."""
 
     main_query: Annotated[list[str], OneOrMore] = ["main_query", "question", "prompt", "query"]
     """Fields that may hold the problem's text; the first one present is taken."""
     task_id: Annotated[list[str], OneOrMore] = ["task_id", "id"]
-    """Fields that may hold a unique id; records without one get an id made from their content."""
+    """Fields that may hold a unique id; records without one get an id derived from their content."""
     init_messages: Annotated[list[str], OneOrMore] = ["init_messages", "messages"]
-    """Fields that may hold messages to begin with."""
+    """Fields that may hold the first messages."""
     env_type: Annotated[list[str], OneOrMore] = ["env_type"]
     """Fields that may name the environment."""
     tag: Annotated[list[str], OneOrMore] = ["tag"]
-    """Fields that may hold a label, by which metrics are broken down."""
+    """Fields that may hold a label by which metrics are broken down."""
 
 
 class JsonlConfig(Section):
@@ -75,9 +77,9 @@ class HuggingFaceConfig(Section):
     """`ajet.task_reader.huggingface_dat_repo`: tasks through the `datasets` library."""
 
     dataset_path: str | None = None
-    """A data set of the hub (`openai/gsm8k`), a local folder, or a parquet, json, jsonl or csv file."""
+    """A data set on the hub (`openai/gsm8k`), a local folder, or a parquet, json, jsonl or csv file."""
     dataset_name: str | None = None
-    """The configuration of a data set that has several (`main`)."""
+    """Its configuration (such as `main`), if it has several."""
     training_split: str | None = "train"
     """Split to train on."""
     validation_split: str | None = None
@@ -100,18 +102,18 @@ class EnvServiceConfig(Section):
 
 
 class DocumentReaderConfig(Section):
-    """`ajet.task_reader.data_generation.document_reader`: documents to make tasks from."""
+    """`ajet.task_reader.data_generation.document_reader`: documents to generate tasks from."""
 
     document_path: Annotated[list[str], OneOrMore] = []
     """Files to read."""
     languages: Annotated[list[str], OneOrMore] = ["eng"]
     """Languages of the documents."""
     chunk_size: Positive = 5120
-    """Characters a piece."""
+    """Characters per chunk."""
     split_by: str = "sentence"
     """Where a document may be cut."""
     cache_enabled: bool = True
-    """Keep the pieces for the next run."""
+    """Keep the chunks for the next run."""
 
 
 class QueryReaderConfig(Section):
@@ -138,7 +140,7 @@ class DeduplicationParamsConfig(Section):
     """`ajet.task_reader.data_generation.deduplication_filter.params`."""
 
     similarity_threshold: Annotated[float, Field(ge=0, le=1), NotBool] = 0.8
-    """Tasks more alike than this are one."""
+    """Tasks more similar than this count as one."""
     db_path: str = ""
     """Folder of the vector store."""
     model: str = ""
@@ -153,30 +155,30 @@ class DeduplicationConfig(Section):
     """`ajet.task_reader.data_generation.deduplication_filter`."""
 
     enabled: bool = True
-    """Drop tasks that resemble others."""
+    """Drop tasks that are too similar to others."""
     params: DeduplicationParamsConfig = DeduplicationParamsConfig()
-    """How alike is too alike."""
+    """How similar is too similar."""
 
 
 class DataGenerationConfig(Section):
     """`ajet.task_reader.data_generation`: tasks written by a model from documents."""
 
     document_reader: DocumentReaderConfig = DocumentReaderConfig()
-    """Documents to make tasks from."""
+    """Documents to generate tasks from."""
     query_reader: QueryReaderConfig = QueryReaderConfig()
     """Example tasks."""
     task_num: Positive = 10
-    """Tasks to make."""
+    """How many tasks to generate."""
     llm_model: str = ""
     """The model that writes them."""
     llm_response_length: Positive = 8192
-    """Tokens of one answer."""
+    """Most tokens per answer."""
     num_workers: Positive = 32
-    """Requests at the same time."""
+    """Most requests at a time."""
     sampling_params: SamplingParamsConfig = SamplingParamsConfig()
-    """How its answers are drawn."""
+    """How its answers are sampled."""
     deduplication_filter: DeduplicationConfig = DeduplicationConfig()
-    """Drop tasks that resemble others."""
+    """Drop tasks that are too similar to others."""
 
 
 class RandomDummyConfig(Section):
@@ -189,7 +191,7 @@ class RandomDummyConfig(Section):
 
 
 class TaskReaderConfig(Section):
-    """`ajet.task_reader`: where tasks come from. One block a type; only the block of `type` is used."""
+    """`ajet.task_reader`: where tasks come from. Of the blocks, only the one named by `type` is used."""
 
     type: ReaderType = "jsonl_dataset_file"
     """Which reader: one of ours, or your own as `path/file.py->YourReader`."""
@@ -202,24 +204,92 @@ class TaskReaderConfig(Section):
     random_dummy: RandomDummyConfig = RandomDummyConfig()
     """Made-up tasks, to try a workflow without data."""
     env_service: EnvServiceConfig = EnvServiceConfig()
-    """Tasks from an environment service. Loads; not part of this version."""
+    """Tasks from an environment service. Not part of this version."""
     data_generation: DataGenerationConfig = DataGenerationConfig()
-    """Tasks written by a model from documents. Loads; not part of this version."""
+    """Tasks written by a model from documents. Not part of this version."""
     tracing: Block = Block()
-    """Tasks from production traces. Loads; not part of this version."""
+    """Tasks from production traces. Not part of this version."""
     feedback_tracing: Block = Block()
-    """Tasks from rated production traces. Loads; not part of this version."""
+    """Tasks from production traces: what `type: tracing` reads. Not part of this version."""
     options: Block = Block()
-    """Whatever your own reader needs."""
+    """Settings for your own reader."""
     fields: FieldsConfig = FieldsConfig()
     """Which fields of a record make a task."""
     shuffle: bool = True
-    """Shuffle the training tasks anew each epoch (by `seed`). False: file order."""
+    """Shuffle the training tasks anew in each epoch (by `seed`). False: file order."""
     seed: Annotated[int, Field(ge=0), NotBool] = 0
     """Seed of the shuffle."""
     skip_bad_lines: Count = 0
-    """Bad lines to tolerate in a file; they are listed by name. One more is an error."""
+    """Most bad lines per file to skip; each is logged. More are an error."""
 
     def model_post_init(self, context: Any) -> None:
         if self.dataset_file is not None and "jsonl_dataset_file" not in self.model_fields_set:
             self.__dict__["jsonl_dataset_file"] = self.dataset_file
+
+
+class RubricsConfig(Section):
+    """`ajet.task_judge.rubrics_auto_grader`: a model judges by rubrics. Not part of this version."""
+
+    model_name: str = ""
+    """The judging model."""
+    grader_mode: Literal["pointwise", "listwise"] = "pointwise"
+    """One answer at a time, or answers against each other."""
+    language: str = "en"
+    """Language of the rubrics."""
+    query_specific_generate_number: Positive = 1
+    """Rubrics per task."""
+    enable_categorization: bool = False
+    """Group the rubrics."""
+    categories_number: Positive = 5
+    """Groups of rubrics."""
+    grader_name: str = ""
+    """The grader's name."""
+    query_field: str = "main_query"
+    """Field that holds the problem."""
+    answer_field: str = "final_answer"
+    """Field that holds the answer."""
+    reference_field: str = "answer"
+    """Field that holds the reference answer."""
+    custom_evaluation_prompt: str | Block | None = None
+    """Your own prompt for the judging model."""
+    input_data_type: str = "jsonl_dataset_file"
+    """A reader, as in `task_reader.type`."""
+    jsonl_dataset_file: Block = Block()
+    """As in `task_reader.jsonl_dataset_file`."""
+    dataset_file: Block = Block()
+    """Former name of `jsonl_dataset_file`."""
+    min_score: Real = 0
+    """Lowest score."""
+    max_score: Real = 1
+    """Highest score."""
+    success_threshold: Real = 0.7
+    """Score from which an episode is a success."""
+    sampling_mode: str = "all_samples"
+    """How examples are chosen."""
+    generate_number: Positive = 1
+    """How many rubrics to generate."""
+    max_epochs: Positive = 3
+    """Rounds of refinement."""
+    max_retries: Count = 3
+    """Retries of a failed request."""
+    aggregation_mode: str = "keep_all"
+    """How rubrics are combined."""
+    num_reference_samples: Count = 20
+    """Examples to generate rubrics from."""
+
+
+class TaskJudgeConfig(Section):
+    """`ajet.task_judge`: how a workflow's output becomes a reward, if the workflow returns none."""
+
+    judge_type: Literal["customized_protocol", "rubrics_auto_grader"] = "customized_protocol"
+    """`customized_protocol`: the class named by `judge_protocol`."""
+    judge_protocol: str | None = None
+    """Your judge: `module.path->Class` or `path/file.py->Class`. Needed only if workflows return no reward."""
+    success_threshold: Real = 1.0
+    """Reward from which an episode counts as a success, unless the workflow or the judge says so."""
+    alien_llm_model: str = ""
+    """Accepted for old files, without effect. A judge of your own may read it; see also `ajet.helper`."""
+    alien_llm_response_length: Positive = 512
+    """Accepted for old files, without effect. A judge of your own may read it."""
+    rubrics_auto_grader: RubricsConfig = RubricsConfig()
+    """A model judges by rubrics. Not part of this version."""

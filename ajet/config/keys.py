@@ -1,19 +1,26 @@
-"""What the schema knows about a key: where it belongs, what it allows, and which key was probably meant."""
+"""What the schema knows about its keys: where each belongs, what it allows, and which one was probably meant."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from functools import cache
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from ajet.config.nearest import nearest
 from ajet.config.root import Config
 from ajet.config.section import Block, Section
 
 Path = tuple[str, ...]
+
+
+def nearest(name: str, present: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The most similar of the names in `present`, if any is similar enough. Ignores case, and `-` or `_`."""
+    folded = {key.lower().replace("-", "_"): key for key in reversed(list(present))}
+    found = get_close_matches(name.lower().replace("-", "_"), folded, n=1, cutoff=cutoff)
+    return folded[found[0]] if found else None
 
 
 class KnownKey(NamedTuple):

@@ -1,0 +1,210 @@
+"""The small sections of `ajet`, one class each; `rollout`, `tasks` and `trainer_common` hold the large ones."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ajet.config.section import AboveZero, Count, NonNegative, Port, Positive, Real, Section, Share
+
+
+class LoraConfig(Section):
+    """`ajet.model.lora`: train small adapters instead of all weights."""
+
+    enabled: bool = False
+    """Train LoRA adapters; the base weights stay unchanged."""
+    rank: Positive = 16
+    """Rank of the adapters."""
+    alpha: NonNegative = 32
+    """Scale of the adapters: their output is multiplied by alpha / rank."""
+    dropout: Share = 0.0
+    """Dropout on the adapters' input during training. Above 0, the trained policy differs from the sampled one."""
+    target_modules: list[str] | str = "all-linear"
+    """Names of the layers that get an adapter, or `all-linear`."""
+
+
+class ModelConfig(Section):
+    """`ajet.model`: the model to train."""
+
+    path: str = "tiny:qwen2-0.3m"
+    """A folder, a Hugging Face id such as `Qwen/Qwen2.5-7B-Instruct`, or `tiny:NAME`, a small model built offline."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of weights and computation. `auto`: float32 on a CPU, bfloat16 on a GPU."""
+    attn: Literal["auto", "eager", "sdpa", "flex_attention", "flash_attention_2"] = "auto"
+    """Attention implementation. `auto` picks the fastest that this machine supports."""
+    lora: LoraConfig = LoraConfig()
+    """Train small adapters instead of all weights."""
+
+
+class HelperPriceConfig(Section):
+    """`ajet.helper.price_per_million`: the price of a million tokens, in any currency; counts towards `max_cost`."""
+
+    input: NonNegative = 0.0
+    """Price of a million prompt tokens."""
+    output: NonNegative = 0.0
+    """Price of a million reply tokens."""
+
+
+class HelperConfig(Section):
+    """`ajet.helper`: the model for agents whose target isn't trained, at any OpenAI-compatible endpoint. Readers and
+    judges reach it through `ajet.helper.HelperModel`; the limits apply to their calls, per process.
+    """
+
+    model: str | None = None
+    """Its name at that endpoint. null: agents whose target isn't trained use the trained model too; their calls are
+    recorded but not trained."""
+    base_url: str | None = None
+    """Address of the endpoint, ending in `/v1`. null: OPENAI_BASE_URL, else OpenAI's own."""
+    api_key: str | None = None
+    """Key for the endpoint, preferably as `${oc.env:NAME}`. null: OPENAI_API_KEY."""
+    max_calls: Positive | None = None
+    """Most calls that `HelperModel` may make; a further one is an error. null: no limit."""
+    max_tokens: Positive | None = None
+    """Most tokens that these calls may use, prompts and replies together. null: no limit."""
+    max_cost: AboveZero | None = None
+    """Most that these calls may cost, by `price_per_million`. null: no limit."""
+    price_per_million: HelperPriceConfig = HelperPriceConfig()
+    """The price of a million tokens, in any currency."""
+
+
+class DataConfig(Section):
+    """`ajet.data`: lengths and batch size."""
+
+    max_prompt_length: Positive = 3000
+    """Longest prompt of a training sample, in tokens: everything before the first reply."""
+    max_response_length: Positive = 15000
+    """Most tokens after the prompt in a training sample: all replies, tool results and later messages together."""
+    train_batch_size: Positive = 32
+    """Tasks per training step. Each is run `rollout.num_repeat` times."""
+
+
+class TaskRunnerConfig(Section):
+    """`ajet.task_runner`: where a workflow's code runs."""
+
+    wrapper_type: Literal["asyncio-with-gc", "asyncio", "multi-processing"] = "asyncio-with-gc"
+    """`asyncio-with-gc` and `asyncio`: in a thread with its own event loop. `multi-processing`: in a separate process,
+    which may crash, call `os._exit` or hang."""
+    wrapper_multiprocessing_timeout: AboveZero = 3600.0
+    """Seconds after which a workflow's process is ended; `rollout.episode_timeout` applies as well."""
+    llm_infer_submit_method: str | None = None
+    """Accepted for old files, without effect. Model calls are always asynchronous."""
+    max_lost_threads: Count = 8
+    """Workflow threads that may be stuck for good before the run ends with a hint to use `multi-processing`."""
+    processes: Positive | Literal["auto"] = "auto"
+    """With `multi-processing`: most processes at a time. `auto`: `rollout.max_env_worker`."""
+
+
+Treatment = Real | Literal["judge", "drop"]
+
+
+class FailureRewardConfig(Section):
+    """`ajet.failure_reward`: what to do with episodes that did not end well: a number (train with this reward), `judge`
+    (train with the judge's or the workflow's reward) or `drop` (don't train).
+    """
+
+    workflow_error: Real | Literal["drop"] = "drop"
+    """The workflow raised, or did not return a WorkflowOutput."""
+    timeout: Real | Literal["drop"] = "drop"
+    """`rollout.episode_timeout` ran out."""
+    truncated: Treatment = "judge"
+    """A reply was cut off by its length limit, or `multi_turn.max_steps` was used up."""
+    overflow: Treatment = "judge"
+    """A prompt left no room in `rollout.max_model_len`."""
+    abnormal: Treatment = -1.0
+    """A check of `rollout.compute_madness_checklist` failed."""
+
+
+class MergingPolicyConfig(Section):
+    """`ajet.context_tracker.timeline_merging_policy`: conversations are always merged exactly, token by token."""
+
+    timeline_compare_level: Literal["text", "token"] = "token"
+    """Accepted for old files, without effect. Conversations are compared token by token."""
+    ignore_tools: bool = False
+    """Accepted for old files, without effect. Tools are part of the prompt's tokens."""
+
+
+class ContextTrackerConfig(Section):
+    """`ajet.context_tracker`: how model calls are recorded and become training tokens."""
+
+    shared_token_loss: Literal["once", "multiplicity"] = "once"
+    """Train a sampled token that several conversations share once, or once for each of them."""
+    timeline_merging_policy: MergingPolicyConfig = MergingPolicyConfig()
+    """Accepted for old files, without effect. Conversations are always merged exactly, token by token."""
+    fix_retokenization_drift: bool = True
+    """Accepted for old files, without effect. Sampled ids are kept as sampled, so there is no drift to fix."""
+    log_tool_format_check: bool = False
+    """Log a warning for each reply with a malformed tool call."""
+    log_tool_format_error_detail: bool = False
+    """With `log_tool_format_check`: also log what was wrong with it."""
+    detect_timeline_snap: bool = True
+    """Explain each fork of a conversation: which message or template rule caused it, and how many tokens it cost."""
+
+
+class DebugConfig(Section):
+    """`ajet.debug`: what `--backbone=debug` runs."""
+
+    debug_max_parallel: Positive = 4
+    """Most episodes at a time."""
+    debug_first_n_tasks: Positive = 2
+    """How many tasks to run, from the first on."""
+    debug_vllm_port: Port = 18000
+    """Accepted for old files, without effect. vLLM gets a free port."""
+    debug_vllm_seed: Count | None = None
+    """Seed of a debug run, in place of `rollout.seed`."""
+    debug_tensor_parallel_size: Positive | None = None
+    """GPUs per engine in a debug run, in place of `rollout.tensor_model_parallel_size`."""
+
+
+class GatewayConfig(Section):
+    """`ajet.gateway`: the HTTP server through which agents of any kind reach the model."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Anything but loopback lets other machines in (with an episode's key)."""
+    port: Port = 0
+    """Port; 0: any free one."""
+    key_ttl: AboveZero = 3600.0
+    """Seconds for which an episode's key is valid."""
+    header_deadline: AboveZero = 10.0
+    """Seconds within which a request's headers must arrive."""
+    body_deadline: AboveZero = 30.0
+    """Seconds within which a request's body must arrive."""
+    max_body_mb: AboveZero = 16.0
+    """Largest request body in MB, decompressed."""
+    max_concurrent_per_episode: Positive = 64
+    """Most concurrent requests per episode; further ones get status 429."""
+
+
+class RecorderConfig(Section):
+    """`ajet.recorder`: which episodes are kept for the viewer."""
+
+    keep: Literal["all", "every_n", "failures"] = "all"
+    """All episodes, those of every n-th step, or only failed ones."""
+    every_n: Positive = 10
+    """With `keep: every_n`: the n."""
+    max_gb: AboveZero = 10.0
+    """Size at which the oldest episodes are deleted to make room."""
+
+
+class InterchangeServerConfig(Section):
+    """`ajet.interchange_server`: accepted for old files, without effect. The gateway (`ajet.gateway`) is always
+    available.
+    """
+
+    interchange_method: Literal["ipc", "tcp"] = "ipc"
+    """Accepted for old files, without effect."""
+    interchange_server_port: Port | Literal["auto"] = "auto"
+    """Accepted for old files, without effect. See `gateway.port`."""
+    num_fastapi_process: Positive = 2
+    """Accepted for old files, without effect."""
+    max_fastapi_threads: Positive = 512
+    """Accepted for old files, without effect."""
+    max_inference_tracker_threads: Positive = 64
+    """Accepted for old files, without effect."""
+
+
+class InterchangeConfig(Section):
+    """`ajet.interchange`: accepted for old files, without effect. The gateway (`ajet.gateway`) is always available."""
+
+    enable_experimental_interchange_server: bool = False
+    """Accepted for old files, without effect."""
+    interchange_server: InterchangeServerConfig = InterchangeServerConfig()
+    """Accepted for old files, without effect."""
