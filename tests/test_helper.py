@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "engine"))
 from http_server import Answer, Server
 
-from ajet.config.helper import HelperConfig
+from ajet.config.sections import HelperConfig
 from ajet.helper import Budget, HelperBudgetError, HelperError, HelperModel
 from ajet.schema.errors import ConfigError
 

@@ -1,8 +1,8 @@
 """`load_config`: YAML file + command-line overrides → `Config`, or one readable `ConfigError`.
 
-Layers: defaults ← YAML ← overrides; then interpolation, types and ranges, files, and contradictions. It takes a fraction
-of a second, imports nothing heavy and runs nothing that the file names. `make_config` does the same from Python, for
-notebooks and tests.
+Layers: defaults ← YAML ← overrides; then interpolation, types and ranges, files, and contradictions. Loading takes a
+fraction of a second, imports nothing heavy and runs nothing that the file names. `make_config` builds a config from
+Python, for notebooks and tests.
 
 Overrides have the form `rollout.num_repeat=8`: keys in full or short form, values as YAML reads them.
 """
