@@ -1,7 +1,7 @@
 """Messages → tokens, and one exact call tree per episode: see `docs/context_tracker.md`."""
 
 from ajet.context_tracker.forks import describe_reasons, top_reasons
-from ajet.context_tracker.record import PreparedCall
+from ajet.context_tracker.record import FinishedCalls, PreparedCall
 from ajet.context_tracker.renderer import Renderer
 from ajet.context_tracker.samples import episode_samples, linear_samples
 from ajet.context_tracker.settings import TrackerSettings
@@ -9,6 +9,7 @@ from ajet.context_tracker.tracker import ContextTracker
 
 __all__ = [
     "ContextTracker",
+    "FinishedCalls",
     "PreparedCall",
     "Renderer",
     "TrackerSettings",

@@ -1,14 +1,15 @@
-"""`CallRecord`: a call while its episode runs, and `PreparedCall`: what a session needs to have it answered."""
+"""`CallRecord`: a call while its episode runs; `PreparedCall`: what a session sends; `FinishedCalls`: all of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ajet.context_tracker.conversation import Turn
 from ajet.context_tracker.growth import Node
-from ajet.schema.call_tree import Call
+from ajet.schema.call_tree import Call, CallTree
 from ajet.schema.chat import Message
+from ajet.schema.episode import Ledger, Outcome
 from ajet.schema.generation import Sampling
 
 
@@ -75,3 +76,15 @@ class PreparedCall:
     extends: str | None
     """The call that it continues."""
     new_messages: list[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedCalls:
+    """All calls of an episode that has ended, and what they are worth."""
+
+    tree: CallTree
+    ledger: Ledger
+    reward: float | None = None
+    """None: the episode failed, or nobody gave it a reward."""
+    agent_rewards: dict[str, float] = field(default_factory=dict)
+    outcomes: tuple[Outcome, ...] = ()

@@ -1,17 +1,13 @@
-"""`Rewards`: what a workflow said its calls, agents and the episode are worth: finite numbers, or an error."""
+"""`Rewards`: what a workflow said its calls, agents and the episode are worth. Values come in as finite numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from ajet.context_tracker.record import CallRecord
-from ajet.schema.episode import EpisodeStatus
 from ajet.schema.errors import RewardError
-
-ENDED_WELL = (EpisodeStatus.COMPLETED, EpisodeStatus.TRUNCATED)
 
 
 class Rewards:
@@ -23,7 +19,7 @@ class Rewards:
 
     def give(
         self,
-        value: Any,
+        value: float,
         call: str | None,
         agent: str | None,
         calls: Mapping[str, CallRecord],
@@ -32,30 +28,29 @@ class Rewards:
         """`tuner.reward(value, call=…)`, `(value, agent=…)` or `(value)`."""
         if call is not None and agent is not None:
             raise RewardError("tuner.reward takes call=… or agent=…, not both")
-        number = finite(value, "tuner.reward")
         if call is not None:
             if call not in calls:
                 raise RewardError(f"tuner.reward(call={call!r}): this episode has no such call; it has {_some(calls)}")
-            calls[call].call.reward = number
+            calls[call].call.reward = value
         elif agent is not None:
             if agent not in agents:
                 raise RewardError(f"tuner.reward(agent={agent!r}): no such agent; the agents are {_some(agents)}")
-            self.by_agent[agent] = number
+            self.by_agent[agent] = value
         else:
-            self.episode = number
+            self.episode = value
 
     def settle(
-        self, reward: float | Sequence[float] | None, status: EpisodeStatus, records: Sequence[CallRecord]
+        self, reward: float | Sequence[float] | None, records: Sequence[CallRecord], *, failed: bool
     ) -> float | None:
         """The episode's reward; a list is written to its calls, and its sum is the episode's."""
         if reward is None:
-            return self.episode if status in ENDED_WELL else None
-        if isinstance(reward, (list, tuple)):
+            return None if failed else self.episode
+        if isinstance(reward, Sequence):
             return self._settle_list(reward, records)
-        return finite(reward, "the reward")
+        return reward
 
     @staticmethod
-    def _settle_list(rewards: Sequence[Any], records: Sequence[CallRecord]) -> float:
+    def _settle_list(rewards: Sequence[float], records: Sequence[CallRecord]) -> float:
         answered = [record for record in records if record.reply is not None]
         hint = "give each call its reward by tuner.reward(value, call=…), or each agent by tuner.reward(value, agent=…)"
         agents = sorted({record.call.agent for record in answered})
@@ -70,19 +65,9 @@ class Rewards:
                 )
         if len(rewards) != len(answered):
             raise RewardError(f"{len(rewards)} rewards for {len(answered)} model calls: {hint}")
-        numbers = [finite(value, f"reward[{index}]") for index, value in enumerate(rewards)]
-        for record, number in zip(answered, numbers, strict=True):
-            record.call.reward = number
-        return math.fsum(numbers)
-
-
-def finite(value: Any, where: str) -> float:
-    """The value as a float; anything but a finite number is a RewardError."""
-    if hasattr(value, "item") and not isinstance(value, (int, float)):
-        value = value.item()  # a numpy or torch scalar
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise RewardError(f"{where} must be a finite number, not {value!r}")
-    return float(value)
+        for record, reward in zip(answered, rewards, strict=True):
+            record.call.reward = reward
+        return math.fsum(rewards)
 
 
 def _some(names: Collection[str], limit: int = 8) -> str:

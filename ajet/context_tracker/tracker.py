@@ -2,7 +2,7 @@
 
 `begin` turns a request into prompt ids: recorded ids + what is new, where the request continues a recorded call and the
 chat template allows it; the whole conversation rendered, where not. `commit` stores what the engine sampled. `finish`
-balances the ledger and hands over the episode. Nothing that was sampled is ever decoded and encoded again.
+balances the ledger and hands over all calls. Nothing that was sampled is ever decoded and encoded again.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from ajet.context_tracker.conversation import Conversations, Turn, Walk
 from ajet.context_tracker.forks import changed_message
 from ajet.context_tracker.growth import Growth, Node
 from ajet.context_tracker.prompting import Prompting, Request
-from ajet.context_tracker.record import Audit, CallRecord, PreparedCall
+from ajet.context_tracker.record import Audit, CallRecord, FinishedCalls, PreparedCall
 from ajet.context_tracker.renderer import Renderer
 from ajet.context_tracker.rewards import Rewards
 from ajet.context_tracker.settings import TrackerSettings
 from ajet.context_tracker.settle import settle
 from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, IntArray
 from ajet.schema.chat import Message, Tool
-from ajet.schema.episode import Episode, EpisodeStatus, Outcome
+from ajet.schema.episode import Outcome
 from ajet.schema.errors import (
     AbnormalOutputError,
     ContextOverflowError,
-    EngineError,
     InvalidRequestError,
     SessionClosedError,
     TooManyStepsError,
@@ -62,26 +61,9 @@ RESERVED = frozenset(
 class ContextTracker:
     """Grows the call tree of one episode."""
 
-    def __init__(
-        self,
-        renderer: Renderer,
-        settings: TrackerSettings,
-        *,
-        episode_id: str = "",
-        task_id: str = "",
-        group_id: str = "",
-        repeat: int = 0,
-        tag: str = "",
-    ) -> None:
+    def __init__(self, renderer: Renderer, settings: TrackerSettings) -> None:
         self.renderer = renderer
         self.settings = settings
-        self._identity = {
-            "episode_id": episode_id,
-            "task_id": task_id,
-            "group_id": group_id,
-            "repeat": repeat,
-            "tag": tag,
-        }
         self._started = time.monotonic()
         self._clock = 0
         self._records: list[CallRecord] = []
@@ -230,11 +212,7 @@ class ContextTracker:
         `text`: the raw text, if it is known already. `malformed`: what the parser could not read.
         """
         record = self._in_flight(call_id)
-        ids, logprobs = completion.token_ids, completion.logprobs
-        if len(ids) != len(logprobs):
-            raise EngineError(f"the engine returned {len(ids)} tokens but {len(logprobs)} logprobs for {call_id}")
-        if ids and (not completion.versions or completion.versions[0][0] != 0):
-            raise EngineError(f"the engine's policy versions do not begin at the first token: {completion.versions}")
+        ids = completion.token_ids
         call = record.call
         self._clock += 1
         record.ended = self._clock
@@ -244,7 +222,7 @@ class ContextTracker:
         call.versions = list(completion.versions)
         call.reply = dict(reply)
         if ids:
-            call.logprobs = np.asarray(logprobs, np.float32)
+            call.logprobs = np.asarray(completion.logprobs, np.float32)
             call.mask = np.full(len(ids), call.trainable and completion.finish_reason != "abort")
             record.reply = self._growth.add_sampled(record.prompt, ids, record.index)
             record.reply_turn = self._conversations.add_reply(record.turn, reply, record)
@@ -299,33 +277,24 @@ class ContextTracker:
         return self._growth.export([(r.call, r.prompt, r.reply) for r in self._records], self._toolsets)
 
     def finish(
-        self,
-        reward: float | Sequence[float] | None,
-        status: EpisodeStatus = EpisodeStatus.COMPLETED,
-        *,
-        output: str | None = None,
-        **episode_fields: Any,
-    ) -> Episode:
-        """End the episode. `reward=None`: it failed, unless the workflow gave the episode a reward itself.
+        self, reward: float | Sequence[float] | None, *, failed: bool = False, output: str | None = None
+    ) -> FinishedCalls:
+        """End the episode. A list holds one reward for each call that got a reply; None takes the one that the
+        workflow gave by `reward`, unless the episode `failed`.
 
-        A list holds one reward for each call that got a reply. `output`: the text that the workflow returned, to tell
-        which of several replies to one prompt it was built upon.
+        `output` is the text that the workflow returned: it tells which of several replies to one prompt was used.
         """
         if self._finished:
             raise SessionClosedError("the episode is finished already")
         for name in self.in_flight:
             self.abort(name, "the episode ended first")
-        total = self._rewards.settle(reward, status, self._records)
+        total = self._rewards.settle(reward, self._records, failed=failed)
         self._finished = True
         for record in self._records:
             record.ids = None  # the tree holds them
         tree = self.tree
         ledger = settle(tree, self._records, self.settings, failed=total is None, output=output)
-        fields: dict[str, Any] = {**self._identity, **episode_fields}
-        fields.setdefault("outcomes", tuple(sorted(self.outcomes)))
-        return Episode(
-            status=status, tree=tree, ledger=ledger, reward=total, agent_rewards=self._rewards.by_agent, **fields
-        )
+        return FinishedCalls(tree, ledger, total, self._rewards.by_agent, tuple(sorted(self.outcomes)))
 
     # ------------------------------------------------------------------ limits and checks
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,7 +14,8 @@ from ajet.gateway.openai_chat import MODEL_PREFIX, chat_completions
 from ajet.gateway.openai_completions import completions
 from ajet.http.answer import Answer, error_answer, json_answer
 from ajet.schema.chat import DEFAULT_AGENT
-from ajet.schema.errors import InvalidRequestError, ModelCallError
+from ajet.schema.errors import InvalidRequestError, ModelCallError, RewardError
+from ajet.schema.task import finite_reward
 
 Endpoint = Callable[[dict[str, Any], Caller], Awaitable[Answer]]
 
@@ -29,22 +29,24 @@ def bare_call_id(response_id: str | None) -> str | None:
 
 async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
     """`POST /v1/rewards` `{"reward": 1.0, "call": "chatcmpl-…"?, "agent": "…"?}`"""
-    value = body.get("reward")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadField("reward", f"reward must be a number, not {fields.kind(value)}")
+    try:
+        value = finite_reward(body.get("reward"), "reward")
+    except RewardError as error:
+        raise BadField("reward", str(error)) from None
     call = bare_call_id(fields.text(body, "call"))
     agent = fields.text(body, "agent") or None
     if caller.agent is not None and agent not in (None, caller.agent):
         raise BadField("agent", f"this key speaks for agent {caller.agent!r} alone")
-    if not math.isfinite(value):
-        raise BadField("reward", "reward must be finite")
     if caller.agent is not None:  # an agent's key can't reward the others
         owner = next((one.agent for one in caller.session.tracker.calls if one.name == call), caller.agent)
         if owner != caller.agent:
             raise KeyScopeError(f"this key speaks for agent {caller.agent!r} alone, and {call} is {owner!r}'s")
         agent = agent if call else caller.agent
-    caller.session.reward(float(value), call=call, agent=agent)
-    return json_answer({"object": "reward", "reward": float(value), "call": call, "agent": agent})
+    try:
+        caller.session.reward(value, call=call, agent=agent)
+    except RewardError as error:  # no such call or agent
+        raise BadField("call" if call else "agent", str(error)) from None
+    return json_answer({"object": "reward", "reward": value, "call": call, "agent": agent})
 
 
 async def models(body: dict[str, Any], caller: Caller) -> Answer:

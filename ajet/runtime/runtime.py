@@ -171,15 +171,7 @@ class Runtime:
         if self._engine_trouble is not None:
             raise self._engine_trouble
         task = order.workflow_task
-        tracker = ContextTracker(
-            model.renderer,
-            self._tracker_settings,
-            episode_id=order.episode_id,
-            task_id=task.task_id,
-            group_id=order.group_id,
-            repeat=task.task_thread_index,
-            tag=task.task_tag,
-        )
+        tracker = ContextTracker(model.renderer, self._tracker_settings)
         settings = SessionSettings.from_config(
             self.config,
             validation=order.validation,

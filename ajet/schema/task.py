@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from ajet.schema.errors import RewardError
 
 
 class Task(BaseModel):
@@ -42,3 +46,21 @@ class WorkflowOutput(BaseModel):
     is_success: bool | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     log_metrics: dict[str, Any] = Field(default_factory=dict)
+
+
+def finite_reward(value: Any, source: str) -> float:
+    """A reward as a Python float; scalars of numpy and torch are accepted. Raises RewardError for anything else.
+
+    Each way in for rewards (workflow, judge, tuner, gateway) calls this once; the code behind them relies on it.
+    """
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if is_number:
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    raise RewardError(f"{source} must be a finite number, not {value!r:.80}")

@@ -65,22 +65,18 @@ class EpisodeSession:
         engine: Engine,
         parser: ReplyParser,
         settings: SessionSettings,
-        helper: ChatModel | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """`helper` answers calls of targets that aren't trained; without one our own engine does, as context only.
-        `deadline_s`: seconds from now after which no call is answered."""
+        """`deadline_s`: seconds from now after which no call is answered."""
         self.episode_id = episode_id
         self.tracker = tracker
         self.settings = settings
         self.calls = 0
-        self.helper_calls = 0
         self.engine_failure: EngineError | None = None
         """Why the latest call got no reply, where that was an engine's fault."""
         self._renderer = renderer
         self._engine = engine
         self._parser = parser
-        self._helper = helper
         self._deadline = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
         self._closed: ModelCallError | None = None
         self._in_flight: set[asyncio.Task[ChatReply]] = set()
@@ -168,10 +164,9 @@ class EpisodeSession:
     async def _one(self, request: ChatRequest, choice: int, on_delta: OnDelta | None) -> ChatReply:
         trained = self.settings.trains(request.target) if request.trainable is None else request.trainable
         self.calls += 1
-        helper = await self._chat_model(trained)
-        if helper is not None:
-            self.helper_calls += 1
-            return await self._guarded(helper.reply(request))
+        chat_model = await self._chat_model()
+        if chat_model is not None:
+            return await self._guarded(chat_model.reply(request))
         index = self._calls_of[request.agent] = self._calls_of.get(request.agent, -1) + 1
         seed = self.settings.seed_key.of_call(request.agent, index)
         sampling = self.settings.sampling(request.sampling, trained=trained, seed=seed)
@@ -213,10 +208,8 @@ class EpisodeSession:
         self.tracker.commit(prepared.call_id, completion, reply.message, text=reply.text, malformed=reply.malformed)
         return reply
 
-    async def _chat_model(self, trained: bool) -> ChatModel | None:
-        """Who answers instead of our engine: the helper, or a remote engine that can chat but tells no token ids."""
-        if not trained and self._helper is not None:
-            return self._helper
+    async def _chat_model(self) -> ChatModel | None:
+        """The engine, if it can chat but can't report token ids."""
         engine = self._engine
         if engine.capabilities.exact_tokens or not isinstance(engine, ChatModel):
             return None

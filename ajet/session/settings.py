@@ -49,8 +49,6 @@ class SessionSettings:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
-    max_response_tokens: int | None = None
-    """Upper bound of one reply."""
     trainable_targets: tuple[str, ...] = ()
     """Targets that are trained; none named: all."""
     force_disable_toolcalls: bool = False
@@ -78,7 +76,6 @@ class SessionSettings:
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
-            max_response_tokens=rollout.max_response_length_in_one_turn,
             trainable_targets=tuple(trainable_targets or ()),
             force_disable_toolcalls=rollout.force_disable_toolcalls,
             seed_key=SeedKey(rollout.seed, step, task, repeat),
@@ -94,19 +91,17 @@ class SessionSettings:
         return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
 
     def sampling(self, asked: Sampling, *, trained: bool, seed: int) -> Sampling:
-        """The sampling of one call."""
-        limits = [limit for limit in (asked.max_tokens, self.max_response_tokens) if limit is not None]
-        max_tokens = min(limits) if limits else None
+        """The sampling of one call. `max_tokens` stays as asked: the tracker knows how much room is left."""
         if not (self.training and trained):
-            return replace(asked, max_tokens=max_tokens, seed=seed if asked.seed is None else asked.seed)
+            return replace(asked, seed=seed if asked.seed is None else asked.seed)
         ours = replace(
             self.default_sampling,
-            max_tokens=max_tokens,
+            max_tokens=asked.max_tokens,
             stop=asked.stop,
             stop_token_ids=asked.stop_token_ids,
             ignore_eos=asked.ignore_eos,
         )
-        if replace(asked, max_tokens=max_tokens) != ours:
+        if asked != ours:
             say_once(
                 "While training, the sampling of the YAML is used (temperature %s, top_p %s, top_k %s, no penalties, "
                 "own seeds); what a client asks for instead is ignored.",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import math
 import numbers
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ajet.schema.errors import JudgeFault
-from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.schema.errors import JudgeFault, RewardError
+from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -53,11 +52,9 @@ def validate_reward(value: Any, judge_name: str = "the judge") -> Judgement:
         if len(value) != 2:
             raise JudgeFault(f"{judge_name} returned {len(value)} values instead of (reward, is_success): {value!r}")
         reward, success = (_plain(part) for part in value)
-        return Judgement(_finite(reward, judge_name), _success(success, judge_name))
+        return Judgement(_reward(reward, judge_name), _success(success, judge_name))
     value = _plain(value)
-    if isinstance(value, bool):
-        return Judgement(float(value), value)
-    return Judgement(_finite(value, judge_name), None)
+    return Judgement(_reward(value, judge_name), value if isinstance(value, bool) else None)
 
 
 def _plain(value: Any) -> Any:
@@ -67,17 +64,17 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _finite(reward: Any, judge_name: str) -> float:
-    if isinstance(reward, numbers.Real):
-        try:
-            number = float(reward)
-        except OverflowError:
-            number = math.inf
-        if math.isfinite(number):
-            return number
-        raise JudgeFault(f"{judge_name} returned a reward that is not finite: {reward!r}")
-    hint = " (does compute_reward end without `return`?)" if reward is None else ""
-    raise JudgeFault(f"{judge_name} returned {reward!r} of type {type(reward).__name__} as reward, not a number{hint}")
+def _reward(reward: Any, judge_name: str) -> float:
+    if isinstance(reward, bool):
+        return float(reward)
+    try:
+        return finite_reward(reward, "a reward")
+    except RewardError:
+        hint = " (does compute_reward end without `return`?)" if reward is None else ""
+        kind = type(reward).__name__
+        raise JudgeFault(
+            f"{judge_name} returned {reward!r:.80} of type {kind} as reward, not a finite number{hint}"
+        ) from None
 
 
 def _success(success: Any, judge_name: str) -> bool | None:

@@ -11,6 +11,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ajet.context_tracker import FinishedCalls
 from ajet.schema.call_tree import CallTree
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import RewardError, SessionClosedError, UserError
@@ -22,7 +23,6 @@ from ajet.task_runner.venue import Performance, Venue
 from ajet.task_runner.verdict import Verdict
 
 if TYPE_CHECKING:
-    from ajet.context_tracker import ContextTracker  # type: ignore[import-not-found,unused-ignore]
     from ajet.session import EpisodeSession
 
 NO_REWARD = (
@@ -154,55 +154,50 @@ class _Attempt:
 
     def _episode(self, settlement: Settlement, verdict: Verdict | None) -> Episode:
         verdict = verdict or Verdict()
-        fields: dict[str, Any] = {
-            "is_success": settlement.is_success,
-            "failure": settlement.failure,
-            "metadata": verdict.metadata,
-            "log_metrics": verdict.log_metrics,
-            "timings": {
-                "total": time.monotonic() - self._started,
-                "workflow": verdict.workflow_s,
-                "judge": verdict.judge_s,
-            },
-        }
-        if self._session is None:
-            return self._without_calls(settlement, fields)
-        episode = self._finish(self._session.tracker, settlement, fields)
-        if episode.reward is None and episode.failure is None:
-            episode.status = EpisodeStatus.WORKFLOW_ERROR
-            episode.failure = Failure("RewardError", NO_REWARD)
-        episode.timings["model"] = sum(call.seconds for call in episode.tree.calls)
-        return episode
-
-    @staticmethod
-    def _finish(tracker: ContextTracker, settlement: Settlement, fields: dict[str, Any]) -> Episode:
-        said = "\n".join(value for value in fields["metadata"].values() if isinstance(value, str))
-        # without a reward the tracker takes what the workflow gave by `tuner.reward`: not for an episode to be dropped
-        dropped = settlement.reward is None and settlement.failure is not None
-        status = EpisodeStatus.WORKFLOW_ERROR if dropped else settlement.status
-        try:
-            episode: Episode = tracker.finish(settlement.reward, status, output=said, **fields)
-        except RewardError as error:
-            fields |= {"failure": Failure(type(error).__name__, str(error)), "is_success": None}
-            episode = tracker.finish(None, EpisodeStatus.WORKFLOW_ERROR, **fields)
-            return episode
-        episode.status = settlement.status
-        return episode
-
-    def _without_calls(self, settlement: Settlement, fields: dict[str, Any]) -> Episode:
-        """The episode ended before it had a session."""
+        calls, settlement = self._finish(settlement, verdict)
         task = self._order.workflow_task
+        timings = {
+            "total": time.monotonic() - self._started,
+            "workflow": verdict.workflow_s,
+            "judge": verdict.judge_s,
+        }
+        if self._session is not None:
+            timings["model"] = sum(call.seconds for call in calls.tree.calls)
         return Episode(
             episode_id=self._order.episode_id,
             task_id=task.task_id,
             status=settlement.status,
-            tree=CallTree(),
-            ledger=Ledger(),
+            tree=calls.tree,
+            ledger=calls.ledger,
             group_id=self._order.group_id,
             repeat=task.task_thread_index,
             tag=task.task_tag,
-            **fields,
+            reward=calls.reward,
+            agent_rewards=calls.agent_rewards,
+            is_success=settlement.is_success,
+            outcomes=calls.outcomes,
+            failure=settlement.failure,
+            metadata=verdict.metadata,
+            log_metrics=verdict.log_metrics,
+            timings=timings,
         )
+
+    def _finish(self, settlement: Settlement, verdict: Verdict) -> tuple[FinishedCalls, Settlement]:
+        """The attempt's calls, and its settlement, which a missing or unfitting reward turns into a failure."""
+        if self._session is None:  # it ended before it had a session
+            return FinishedCalls(CallTree(), Ledger()), settlement
+        tracker = self._session.tracker
+        output = "\n".join(value for value in verdict.metadata.values() if isinstance(value, str))
+        failed = settlement.reward is None and settlement.failure is not None
+        try:
+            calls = tracker.finish(settlement.reward, failed=failed, output=output)
+        except RewardError as error:
+            failure = Failure(type(error).__name__, str(error))
+            return tracker.finish(None, failed=True), Settlement(EpisodeStatus.WORKFLOW_ERROR, failure=failure)
+        if calls.reward is None and settlement.failure is None:
+            no_reward = Failure("RewardError", NO_REWARD)
+            settlement = replace(settlement, status=EpisodeStatus.WORKFLOW_ERROR, failure=no_reward)
+        return calls, settlement
 
 
 def _in_short(failure: Failure | None) -> str:

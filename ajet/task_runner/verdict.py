@@ -10,8 +10,6 @@ import bdb
 import inspect
 import json
 import logging
-import math
-import numbers
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,7 +18,7 @@ from typing import Any
 
 from ajet.schema.episode import Failure
 from ajet.schema.errors import JudgeFault, ModelCallError, RewardError, WorkflowFault
-from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
 from ajet.task_judge.base_judge import BaseJudge, judge
 from ajet.task_runner.threads import WorkflowInterrupted
 from ajet.workflow import Workflow
@@ -65,7 +63,7 @@ class Verdict:
         plain = json.loads(text)
         failure = plain.pop("failure")
         verdict = cls(**plain, failure=Failure(*map(str, failure)) if failure else None)
-        verdict.reward = checked_reward(verdict.reward)
+        verdict.reward = finite_rewards(verdict.reward)
         return verdict
 
 
@@ -89,7 +87,7 @@ async def perform(
         verdict.finished = True
         verdict.reward, verdict.is_success = output.reward, output.is_success
         verdict.metadata, verdict.log_metrics = output.metadata, output.log_metrics
-        verdict.reward = checked_reward(output.reward)
+        verdict.reward = finite_rewards(output.reward)
     except WorkflowInterrupted:
         raise
     except BaseException as error:  # noqa: BLE001 - user code: whatever it raises, sys.exit included, is this episode's end
@@ -145,21 +143,17 @@ async def _judge(
             return
 
 
-def checked_reward(reward: Any) -> float | list[float] | None:
-    """A workflow's reward as finite floats; `RewardError` for anything else."""
+def finite_rewards(reward: Any) -> float | list[float] | None:
+    """A workflow's reward as finite floats. Raises RewardError for anything else."""
     if reward is None:
         return None
     if isinstance(reward, list):
         if not reward:
-            raise RewardError("the reward is an empty list: give one number a model call, or None to ask the judge")
-        return [_finite(item) for item in reward]
-    return _finite(reward)
-
-
-def _finite(reward: Any) -> float:
-    if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-        raise RewardError(f"the workflow's reward is {reward!r}, not a finite number")
-    return float(reward)
+            raise RewardError(
+                "the workflow's reward is an empty list: return one number per model call, or None to ask the judge"
+            )
+        return [finite_reward(item, f"the workflow's reward[{index}]") for index, item in enumerate(reward)]
+    return finite_reward(reward, "the workflow's reward")
 
 
 def _blame(verdict: Verdict, where: str, error: BaseException) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,8 @@ from ajet.gateway.keys import agent_key
 from ajet.gateway.openai_chat import MODEL_PREFIX
 from ajet.helper import Endpoint, HelperModel
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET
-from ajet.schema.errors import FeatureUnavailableError, RewardError
+from ajet.schema.errors import FeatureUnavailableError
+from ajet.schema.task import finite_reward
 from ajet.session import EpisodeSession
 from ajet.tuner.connection import Connection, post_reward
 from ajet.tuner.loop_bridge import LoopBridge
@@ -146,8 +146,7 @@ class AjetTuner:
 
     def reward(self, value: float, *, call: str | None = None, agent: str | None = None) -> None:
         """A reward for one call (`call`: a response's id), one agent, or the whole episode."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise RewardError(f"a reward must be a finite number, not {value!r:.80}")
+        value = finite_reward(value, "tuner.reward")
         if self._session is None:
             assert self._endpoint is not None
             post_reward(
@@ -156,7 +155,7 @@ class AjetTuner:
             return
         session = self._session
         call_id = bare_call_id(call)
-        LoopBridge(Caller(session), self._loop).call(lambda: session.reward(float(value), call_id, agent))
+        LoopBridge(Caller(session), self._loop).call(lambda: session.reward(value, call_id, agent))
 
     def get_context_tracker(self) -> ContextTracker:
         """The episode's tracker: read-only, and from the service loop only."""

@@ -9,12 +9,12 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, result, said, system, user
+from tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, episode_of, result, said, system, user
 
-from ajet.context_tracker import linear_samples
+from ajet.context_tracker import FinishedCalls, linear_samples
 from ajet.schema.call_tree import CallTree
 from ajet.schema.codec import decode_episode, decode_tree, encode_episode, encode_tree
-from ajet.schema.episode import Episode, EpisodeStatus
+from ajet.schema.episode import EpisodeStatus
 
 COMMON = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 FAMILIES = ("qwen2_5", "qwen3", "mistral", "deepseek_r1", "glm", "chatml")
@@ -66,7 +66,7 @@ def waves(seed: int, count: int) -> list[list[Asked]]:
 
 def play(
     asked: list[list[Asked]], family: str, order: random.Random | None, drift: float = 0.3
-) -> tuple[Drive, Episode]:
+) -> tuple[Drive, FinishedCalls]:
     drive = Drive(family, replace(WIDE, checks=()), drift=drift)
     for wave in asked:
         begins = list(range(len(wave)))
@@ -135,7 +135,8 @@ def test_ledgers_balance_under_any_limits(
 @COMMON
 @given(st.integers(0, 10**6), st.integers(0, 5), st.sampled_from(list(EpisodeStatus)))
 def test_a_round_trip_through_storage_is_identical(seed: int, count: int, status: EpisodeStatus) -> None:
-    drive, episode = play(waves(seed, count), "qwen2_5", None)
+    drive, calls = play(waves(seed, count), "qwen2_5", None)
+    episode = episode_of(calls)
     episode.status = status
     episode.metadata = {"α": [1, 2.5, None, True], "nested": {"deep": "text"}}
     again = decode_episode(encode_episode(episode))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tracker_helpers import Drive, said, system, user
+from tracker_helpers import Drive, episode_of, said, system, user
 
 from ajet.context_tracker import linear_samples
 from ajet.context_tracker.samples import episode_samples
@@ -139,7 +139,7 @@ def test_versions_change_within_a_reply() -> None:
 def test_an_episode_under_a_run_s_settings() -> None:
     drive, _ = Drive(), None
     drive.ask([user("Go.")], said("Yes."))
-    episode = drive.tracker.finish(1.0)
+    episode = episode_of(drive.tracker.finish(1.0))
     samples, _ = episode_samples(episode, TrackerSettings(max_response_length=2))
     assert samples[0].episode_id == "episode" and len(samples[0].response_ids) == 2
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from tracker_families import tokenizer
 
-from ajet.context_tracker import ContextTracker, PreparedCall, Renderer, TrackerSettings, linear_samples
+from ajet.context_tracker import ContextTracker, FinishedCalls, PreparedCall, Renderer, TrackerSettings, linear_samples
 from ajet.context_tracker.settings import ReasoningHistory
 from ajet.schema.call_tree import ROOT, CallTree
+from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.generation import Completion, Sampling
 
 WIDE = TrackerSettings(
@@ -73,6 +74,20 @@ def end_id(rend: Renderer, calls_tools: bool = False) -> int:
     return int(rend.tokenizer.convert_tokens_to_ids(tokens[-1 if calls_tools else 0]))
 
 
+def episode_of(calls: FinishedCalls) -> Episode:
+    """A completed episode with these calls."""
+    return Episode(
+        "episode",
+        "task",
+        EpisodeStatus.COMPLETED,
+        calls.tree,
+        calls.ledger,
+        reward=calls.reward,
+        agent_rewards=calls.agent_rewards,
+        outcomes=calls.outcomes,
+    )
+
+
 @dataclass
 class Drive:
     """An episode under test."""
@@ -88,7 +103,7 @@ class Drive:
     def __post_init__(self) -> None:
         self.renderer = renderer(self.family, self.reasoning_history)
         self.tokenizer = self.renderer.tokenizer
-        self.tracker = ContextTracker(self.renderer, self.settings, episode_id="episode")
+        self.tracker = ContextTracker(self.renderer, self.settings)
         self.rng = random.Random(self.seed)
 
     def begin(

@@ -142,7 +142,6 @@ def test_while_training_the_yaml_decides_the_sampling_of_trained_calls() -> None
     settings = SessionSettings(
         temperature=0.7,
         top_p=0.9,
-        max_response_tokens=50,
         trainable_targets=("policy",),
         seed_key=SeedKey(1, 2, "t", 3),
     )
@@ -152,7 +151,6 @@ def test_while_training_the_yaml_decides_the_sampling_of_trained_calls() -> None
     assert (trained.max_tokens, trained.stop) == (20, ("END",))
     frozen = settings.sampling(asked, trained=False, seed=77)
     assert (frozen.temperature, frozen.presence_penalty, frozen.seed) == (0.1, 1.0, 5)
-    assert settings.sampling(Sampling(max_tokens=999), trained=True, seed=1).max_tokens == 50
 
 
 def test_seeds_depend_on_the_place_of_a_call_and_on_nothing_else() -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ajet.config import Config, make_config
+from ajet.context_tracker import FinishedCalls
 from ajet.gateway.gateway import Gateway
 from ajet.schema.call_tree import CallTree
-from ajet.schema.episode import Episode, EpisodeStatus, Ledger, Outcome
+from ajet.schema.episode import Ledger, Outcome
 from ajet.schema.errors import ContextOverflowError, RewardError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, Sampling
 from ajet.session import EpisodeSession, SessionSettings
@@ -44,7 +45,6 @@ class SmallPrepared:
 
 @dataclass
 class SmallTracker:
-    order: EpisodeOrder
     max_model_len: int
     outcomes: set[Outcome] = field(default_factory=set)
     replies: list[Any] = field(default_factory=list)
@@ -67,25 +67,14 @@ class SmallTracker:
     def reward(self, value: float, call: str | None = None, agent: str | None = None) -> None:
         self.episode_reward = value
 
-    def finish(self, reward: Any, status: EpisodeStatus, *, output: str | None = None, **fields: Any) -> Episode:
+    def finish(self, reward: Any, *, failed: bool = False, output: str | None = None) -> FinishedCalls:
         if isinstance(reward, list):
             if len(reward) != len(self.replies):
                 raise RewardError(f"{len(reward)} rewards for {len(self.replies)} model calls")
             reward = sum(reward)
-        if reward is None and status in (EpisodeStatus.COMPLETED, EpisodeStatus.TRUNCATED):
+        if reward is None and not failed:
             reward = self.episode_reward
-        return Episode(
-            episode_id=self.order.episode_id,
-            task_id=self.order.workflow_task.task_id,
-            group_id=self.order.group_id,
-            repeat=self.order.workflow_task.task_thread_index,
-            status=status,
-            tree=CallTree(),
-            ledger=Ledger(),
-            reward=reward,
-            outcomes=tuple(self.outcomes),
-            **fields,
-        )
+        return FinishedCalls(CallTree(), Ledger(), reward, outcomes=tuple(self.outcomes))
 
 
 class LineEngine:
@@ -136,7 +125,7 @@ class SmallSupplies:
     async def open_session(self, order: EpisodeOrder) -> EpisodeSession:
         session = EpisodeSession(
             episode_id=order.episode_id,
-            tracker=SmallTracker(order, self._max_model_len),
+            tracker=SmallTracker(self._max_model_len),
             renderer=CharRenderer(),
             engine=self.engine,
             parser=pick_parser(None),

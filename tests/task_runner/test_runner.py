@@ -188,7 +188,16 @@ def returner(value: Any) -> Any:
         (raiser(ExceptionGroup("several", [ValueError("a")])), "ExceptionGroup", "several"),
         (returner(None), "WorkflowFault", "returned None of type NoneType, not a WorkflowOutput"),
         (returner(1.0), "WorkflowFault", "of type float"),
-        (returner(WorkflowOutput(reward=float("nan"))), "RewardError", "nan, not a finite number"),
+        (
+            returner(WorkflowOutput(reward=float("nan"))),
+            "RewardError",
+            "must be a finite number, not nan",
+        ),
+        (
+            returner(WorkflowOutput(reward=[1.0, float("inf")])),
+            "RewardError",
+            "reward[1] must be a finite number",
+        ),
         (returner(WorkflowOutput(reward=[])), "RewardError", "empty list"),
         (no_reward, "RewardError", "there is no judge"),
     ],

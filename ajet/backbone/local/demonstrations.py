@@ -45,7 +45,7 @@ def read_demonstrations(path: Path, renderer: Renderer) -> list[Episode]:
 def replay(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Tool] = (), *, name: str = "") -> Episode:
     """The episode in which a model wrote these assistant messages."""
     limits = TrackerSettings(max_model_len=_NO_LIMIT, max_steps=_NO_LIMIT, checks=(), detect_forks=False)
-    tracker = ContextTracker(renderer, limits, episode_id=name, task_id=name, group_id=name)
+    tracker = ContextTracker(renderer, limits)
     spoken = [{key: value for key, value in message.items() if key != "train"} for message in messages]
     trained = 0
     for index, message in enumerate(messages):
@@ -59,7 +59,8 @@ def replay(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Tool
         trained += 1
     if not trained:
         raise ValueError("the conversation holds no assistant message")
-    return tracker.finish(1.0, EpisodeStatus.COMPLETED)
+    calls = tracker.finish(1.0)
+    return Episode(name, name, EpisodeStatus.COMPLETED, calls.tree, calls.ledger, group_id=name, reward=calls.reward)
 
 
 def reply_ids(renderer: Renderer, history: Sequence[Message], reply: Message, tools: Sequence[Tool]) -> list[int]:
