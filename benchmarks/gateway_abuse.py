@@ -20,9 +20,10 @@ from typing import Any
 from common import write_result
 
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path[:0] = [str(TESTS / "gateway"), str(TESTS / "session")]
+sys.path[:0] = [str(TESTS / "gateway"), str(TESTS / "http"), str(TESTS / "session")]
 
-from raw_http import Place, place, read_reply, request_bytes  # noqa: E402
+from gateway_parts import Place, place  # noqa: E402
+from raw_http import read_reply, request_bytes  # noqa: E402
 from session_parts import USER  # noqa: E402
 from test_hostile_clients import CHAT, wrong_keys  # noqa: E402
 

@@ -33,7 +33,7 @@ async def _serve(arguments: Namespace) -> int:
     model = load_served_model(arguments.target, arguments.overrides)
     gateway = _open_gateway(model, arguments)
     try:
-        await _listen(gateway, arguments)
+        await gateway.start()
         await model.engine.ready()
         print(f"{model.name} at {gateway.base_url} (Ctrl-C ends it)", flush=True)
         await _interrupted()
@@ -41,17 +41,6 @@ async def _serve(arguments: Namespace) -> int:
         await gateway.aclose()
         await model.engine.aclose()
     return 0
-
-
-async def _listen(gateway: Gateway, arguments: Namespace) -> None:
-    from ajet.schema.errors import ConfigError
-
-    try:
-        await gateway.start()
-    except (OSError, OverflowError) as error:  # taken, not ours to take, no such host; no such port
-        raise ConfigError(
-            f"can't listen at {arguments.host}:{arguments.port}: {error} (--host, --port; --port 0 takes a free one)"
-        ) from error
 
 
 async def _interrupted() -> None:
@@ -67,7 +56,7 @@ def _open_gateway(model: ServedModel, arguments: Namespace) -> Gateway:
     """A gateway that answers anyone with the right key and treats each request as a separate conversation."""
     from ajet.gateway.caller import Caller
     from ajet.gateway.gateway import Gateway, GatewaySettings
-    from ajet.gateway.keys import InvalidKeyError
+    from ajet.http.keys import InvalidKeyError
     from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET
 
     def authorize(key: str) -> Caller:

@@ -1,4 +1,4 @@
-"""`POST /v1/messages`: Anthropic's protocol, whole or streamed, over the same sessions."""
+"""`POST /v1/messages`: Anthropic's protocol, complete or streamed, over the same sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ajet.gateway.caller import Caller
 from ajet.gateway.fields import BadField, kind
 from ajet.gateway.openai_chat import MAX_STOPS, read_model
 from ajet.gateway.reply_stream import Event, ReplyStream
-from ajet.http.answer import Answer, anthropic_error_body, encode, json_answer, stream_answer
+from ajet.http.answer import Answer, encode, event_stream, json_answer
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError
 from ajet.schema.generation import Sampling
@@ -92,12 +92,12 @@ def _messages(values: list[Any]) -> list[Message]:
         else:
             raise BadField(f"{where}.role", f"{where}.role must be user or assistant, not {role!r:.40}")
     if messages[-1]["role"] == "assistant":
-        raise BadField("messages", "the last message must be the user's: beginning the reply is not supported")
+        raise BadField("messages", "the last message must be the user's: prefilling the reply is not supported")
     return messages
 
 
 def _user(content: Any, where: str) -> list[Message]:
-    """Text and tool results, each in its own message, in their order."""
+    """Text and tool results, each in its own message, in order."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     if not isinstance(content, list):
@@ -156,7 +156,7 @@ def _tools(values: list[Any]) -> list[Tool]:
         if not isinstance(value, dict):
             raise BadField(where, f"{where} must be an object, not {kind(value)}")
         if value.get("type", "custom") not in ("custom", None):
-            raise BadField(f"{where}.type", f"{where}: only tools of your own are supported, not {value['type']!r:.40}")
+            raise BadField(f"{where}.type", f"{where}: only custom tools are supported, not {value['type']!r:.40}")
         name, schema = value.get("name"), value.get("input_schema", {})
         if not isinstance(name, str) or not name or not isinstance(schema, dict):
             raise BadField(where, f"{where} needs a name and an input_schema")
@@ -181,26 +181,43 @@ def _tool_choice(value: Any, tools: list[Tool]) -> Literal["auto", "none", "requ
             return {"type": "function", "function": {"name": name}}
         raise BadField("tool_choice", f"tool_choice names {name!r:.60}, which is not among the tools")
     raise BadField(
-        "tool_choice", 'tool_choice must be {"type": "auto" | "any" | "tool" | "none"}, with tools to choose'
+        "tool_choice", 'tool_choice must be {"type": "auto" | "any" | "tool" | "none"}, and needs tools to choose from'
     )
 
 
 # ---------------------------------------------------------------- the answer
 
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_error_body(error: ModelCallError) -> dict[str, Any]:
+    """Anthropic's shape; `code` is ours, for clients that want more detail."""
+    status = error.http_status
+    error_type = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": error_type, "message": str(error), "code": error.code}}
+
 
 async def count_tokens(body: dict[str, Any], caller: Caller) -> Answer:
-    """`POST /v1/messages/count_tokens`: how long the prompt would be. Nothing is drawn or recorded."""
+    """`POST /v1/messages/count_tokens`: the length of the prompt. Nothing is sampled or recorded."""
     request, _ = read_request({"max_tokens": 1, **body}, caller)
     return json_answer({"input_tokens": caller.session.count_tokens(request)})
 
 
 async def messages(body: dict[str, Any], caller: Caller) -> Answer:
-    """Answer one request. Raises `ModelCallError`s as long as nothing was sent."""
+    """Answer one request. Raises `ModelCallError` until something has been sent."""
     request, model = read_request(body, caller)
     if fields.flag(body, "stream"):
         stream = ReplyStream(request, caller.session)
         first = await stream.first()
-        return stream_answer(message_events(model, stream, first), stream.close)
+        return event_stream(message_events(model, stream, first), stream.close)
     (reply,) = await caller.session.complete(request)
     answer = {**_head(reply.call_id, model), "content": _blocks(reply), **_ending(reply), "usage": _usage(reply)}
     if fields.flag(body, "return_token_ids"):
@@ -254,7 +271,7 @@ _NO_USAGE = {"input_tokens": 0, "output_tokens": 0, "cache_creation_input_tokens
 
 
 async def message_events(model: str, stream: ReplyStream, event: Event) -> AsyncIterator[bytes]:
-    """Anthropic's events: blocks are opened, filled and closed one after the other."""
+    """Anthropic's events: content blocks are opened, filled and closed one after another."""
     blocks = _OpenBlocks()
     try:
         if isinstance(event, ModelCallError):
@@ -284,21 +301,21 @@ async def message_events(model: str, stream: ReplyStream, event: Event) -> Async
 
 
 class _OpenBlocks:
-    """Which content block is open, and its number."""
+    """Which content block is open, and its index."""
 
     def __init__(self) -> None:
         self._kind = ""
         self._index = -1
 
     def add(self, kind: str, delta: dict[str, Any]) -> bytes:
-        """Events that add to a block of this kind, opening one if needed."""
+        """The events that add to a block of this kind; they open one if needed."""
         events = b"" if kind == self._kind else self._open(kind, {"type": kind, kind: ""})
         return events + _sse(
             "content_block_delta", {"type": "content_block_delta", "index": self._index, "delta": delta}
         )
 
     def tool_use(self, call: dict[str, Any]) -> bytes:
-        """Events of a whole tool call."""
+        """The events of a complete tool call."""
         function = call["function"]
         block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
         return self._open("tool_use", block) + self.add(

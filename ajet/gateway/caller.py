@@ -1,17 +1,35 @@
-"""`Caller`: who asks an endpoint for something."""
+"""`Caller`: who sends a request, and the keys that say so."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ajet.http.keys import narrow
+from ajet.schema.errors import InvalidRequestError
 from ajet.session import EpisodeSession
+
+MODEL_PREFIX = "ajet/"
+"""`model: ajet/<agent>` in a request names the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """An episode, and which of its agents."""
+    """An episode's session, and which of its agents is calling."""
 
     session: EpisodeSession
     agent: str | None = None
-    """None: the request's `model` says it (`ajet/<agent>`)."""
+    """None: the request's `model` names it."""
     target: str | None = None
+
+
+class KeyScopeError(InvalidRequestError):
+    """A valid key, but not for this."""
+
+    http_status = 403
+    code = "permission_denied"
+    error_type = "permission_error"
+
+
+def agent_key(episode_key: str, agent: str, target: str) -> str:
+    """A key for one agent of the episode alone. Anyone who holds the episode's key can make it."""
+    return narrow(episode_key, [agent, target])

@@ -1,4 +1,4 @@
-"""Which function answers which path. Errors become answers here, in the shape of the protocol that was spoken."""
+"""Which function answers which path. Errors become answers here, in the shape of the path's protocol."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ajet.gateway import fields
-from ajet.gateway.anthropic_messages import count_tokens, messages
-from ajet.gateway.caller import Caller
+from ajet.gateway.anthropic_messages import anthropic_error_body, count_tokens, messages
+from ajet.gateway.caller import MODEL_PREFIX, Caller, KeyScopeError
 from ajet.gateway.fields import BadField, json_body
-from ajet.gateway.keys import KeyScopeError
-from ajet.gateway.openai_chat import MODEL_PREFIX, chat_completions
+from ajet.gateway.openai_chat import chat_completions, openai_error_body
 from ajet.gateway.openai_completions import completions
-from ajet.http.answer import Answer, error_answer, json_answer
+from ajet.http.answer import Answer, json_answer
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import InvalidRequestError, ModelCallError, RewardError
 from ajet.schema.task import finite_reward
+
+RETRY_AFTER_S = 1
+"""How long clients should wait when the engine or the episode is overloaded."""
 
 Endpoint = Callable[[dict[str, Any], Caller], Awaitable[Answer]]
 
 
 def bare_call_id(response_id: str | None) -> str | None:
-    """The call that a response's id names, in any protocol."""
+    """The call that a response's id stands for, in any protocol."""
     if not response_id:
         return None
     return response_id.removeprefix("chatcmpl-").removeprefix("msg_").removeprefix("cmpl-")
@@ -36,11 +38,11 @@ async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
     call = bare_call_id(fields.text(body, "call"))
     agent = fields.text(body, "agent") or None
     if caller.agent is not None and agent not in (None, caller.agent):
-        raise BadField("agent", f"this key speaks for agent {caller.agent!r} alone")
-    if caller.agent is not None:  # an agent's key can't reward the others
+        raise BadField("agent", f"this key is for agent {caller.agent!r} only")
+    if caller.agent is not None:  # an agent's key can't reward other agents
         owner = next((one.agent for one in caller.session.tracker.calls if one.name == call), caller.agent)
         if owner != caller.agent:
-            raise KeyScopeError(f"this key speaks for agent {caller.agent!r} alone, and {call} is {owner!r}'s")
+            raise KeyScopeError(f"this key is for agent {caller.agent!r} only, and {call} is {owner!r}'s")
         agent = agent if call else caller.agent
     try:
         caller.session.reward(value, call=call, agent=agent)
@@ -64,10 +66,11 @@ POST: dict[str, Endpoint] = {
     "/v1/rewards": rewards,
 }
 GET: dict[str, Endpoint] = {"/v1/models": models}
+ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
 
 async def answer(method: str, path: str, body: bytes, caller: Caller) -> Answer:
-    """Answer a request of somebody who may ask. Never raises for what a client or the model does."""
+    """Answer an authorised request. What a client or the model does wrong becomes an error answer."""
     path = normal_path(path)
     if (missing := not_found(method, path)) is not None:
         return missing
@@ -77,8 +80,21 @@ async def answer(method: str, path: str, body: bytes, caller: Caller) -> Answer:
         return error_answer(error, path)
 
 
+def error_answer(error: ModelCallError, path: str) -> Answer:
+    """An error in the shape of the protocol spoken at `path`."""
+    body = anthropic_error_body(error) if path in ANTHROPIC_PATHS else {"error": openai_error_body(error)}
+    return json_answer(body, error.http_status, _error_headers(error))
+
+
+def _error_headers(error: ModelCallError) -> dict[str, str]:
+    """Official clients retry 409 and 5xx by themselves; here a retry helps only if the server is overloaded."""
+    if error.http_status == 429:
+        return {"retry-after": str(RETRY_AFTER_S), "x-should-retry": "true"}
+    return {"x-should-retry": "false"}
+
+
 def normal_path(path: str) -> str:
-    """Some clients add a slash, or `/v1` to a base URL that has it already."""
+    """Some clients add a trailing slash, or `/v1` to a base URL that already ends in it."""
     while path.startswith("/v1/v1/"):
         path = path[3:]
     return path.rstrip("/")
@@ -95,7 +111,7 @@ class MethodError(InvalidRequestError):
 
 
 def not_found(method: str, path: str) -> Answer | None:
-    """404, or 405 for a known path with another method; None if there is an endpoint."""
+    """404, or 405 for a known path under another method; None if there is an endpoint."""
     table = POST if method == "POST" else GET if method == "GET" else {}
     if path in table:
         return None

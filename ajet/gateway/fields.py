@@ -1,4 +1,4 @@
-"""Reading a request's JSON: each function takes one field, checks it, and names it in the error."""
+"""Reads a request's JSON: each function checks one field, and its error names the field."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 from ajet.schema.errors import InvalidRequestError
 
 MAX_DEPTH = 64
-"""Nesting of a request: deeper ones are no chat, and templates and encoders recurse."""
+"""Nesting of a request. No chat is deeper, and templates and encoders recurse."""
 
 
 class BadField(InvalidRequestError):
-    """One field of a request is wrong."""
+    """One field of a request is wrong; `param` names it."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ def _check_depth(value: Any) -> None:
 
 
 def kind(value: Any) -> str:
-    """A JSON value's type, in JSON's words."""
+    """A value's type in JSON's terms."""
     if value is None:
         return "null"
     names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
@@ -119,7 +119,7 @@ def array(body: dict[str, Any], key: str) -> list[Any]:
 
 
 def strings(body: dict[str, Any], key: str, most: int) -> tuple[str, ...]:
-    """A string, or a list of them."""
+    """A string or a list of strings."""
     value = body.get(key)
     values = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):

@@ -1,34 +1,31 @@
-"""`POST /v1/chat/completions`: OpenAI's chat protocol, whole or streamed."""
+"""`POST /v1/chat/completions`: OpenAI's chat protocol, complete or streamed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 from ajet.gateway import fields
-from ajet.gateway.caller import Caller
-from ajet.gateway.chat_messages import read_messages, read_tool_choice, read_tools
-from ajet.gateway.fields import BadField
-from ajet.gateway.keys import KeyScopeError
+from ajet.gateway.caller import MODEL_PREFIX, Caller, KeyScopeError
+from ajet.gateway.fields import BadField, kind
 from ajet.gateway.reply_stream import Event, ReplyStream
-from ajet.http.answer import Answer, encode, json_answer, openai_error_body, stream_answer
-from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, ChatReply, ChatRequest
+from ajet.http.answer import Answer, encode, event_stream, json_answer
+from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import ModelCallError
 from ajet.schema.generation import Completion, Sampling
 from ajet.session import EpisodeSession, ReplyDelta
 
-MODEL_PREFIX = "ajet/"
 MAX_AGENT_NAME = 200
 MAX_CHOICES = 64
 MAX_STOPS = 16
-NO_EFFECT = "this server can't honour it, and leaving it out would change the meaning of the request"
+NO_EFFECT = "this server can't honour it, and ignoring it would change the meaning of the request"
 
 
 @dataclass(slots=True)
 class ChatCall:
-    """A chat request and how its answer should look."""
+    """A chat request, and the form its answer should take."""
 
     request: ChatRequest
     model: str
@@ -77,7 +74,7 @@ def read_chat_call(body: dict[str, Any], caller: Caller) -> ChatCall:
 
 
 def read_model(body: dict[str, Any], caller: Caller) -> tuple[str, str]:
-    """The model's name as the client wrote it, and the agent that asks: the caller's, else that of `ajet/<agent>`."""
+    """The model's name as the client wrote it, and the calling agent: the key's, else the one in `ajet/<agent>`."""
     model = fields.text(body, "model", MODEL_PREFIX + (caller.agent or DEFAULT_AGENT))
     named = model.removeprefix(MODEL_PREFIX) if model.startswith(MODEL_PREFIX) else ""
     if len(named) > MAX_AGENT_NAME:
@@ -85,12 +82,12 @@ def read_model(body: dict[str, Any], caller: Caller) -> tuple[str, str]:
     if caller.agent is None:
         return model, named or DEFAULT_AGENT
     if named not in ("", caller.agent):
-        raise KeyScopeError(f"this key speaks for agent {caller.agent!r} alone, not for {named!r}")
+        raise KeyScopeError(f"this key is for agent {caller.agent!r} only, not for {named!r}")
     return model, caller.agent
 
 
 def read_sampling(body: dict[str, Any], default: Sampling) -> Sampling:
-    """What the client asks for, over what it gets by default."""
+    """The client's sampling parameters, with `default` for those it leaves out."""
     limits = (fields.integer(body, key, 1, 10**9) for key in ("max_tokens", "max_completion_tokens"))
     stop_ids = fields.array(body, "stop_token_ids")
     if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31 for token in stop_ids):
@@ -112,16 +109,74 @@ def read_sampling(body: dict[str, Any], default: Sampling) -> Sampling:
     )
 
 
+def read_messages(values: list[Any], key: str = "messages") -> list[Message]:
+    """The messages as received; the tracker checks their content when it reads them."""
+    if not values:
+        raise BadField(key, f"{key} must hold at least one message")
+    for index, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise BadField(f"{key}[{index}]", f"{key}[{index}] must be an object, not {kind(value)}")
+    return values
+
+
+def read_tools(values: list[Any]) -> list[Tool]:
+    """The tools on offer."""
+    tools = []
+    for index, value in enumerate(values):
+        where = f"tools[{index}]"
+        if not isinstance(value, dict):
+            raise BadField(where, f"{where} must be an object, not {kind(value)}")
+        if value.get("type", "function") != "function":
+            raise BadField(f"{where}.type", f"{where}.type must be 'function', not {value.get('type')!r:.40}")
+        function = value.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise BadField(f"{where}.function", f"{where}.function must be an object with a name")
+        if not isinstance(function.get("description", ""), str | None):
+            raise BadField(f"{where}.function.description", f"{where}.function.description must be a string")
+        if not isinstance(function.get("parameters", {}), dict | None):
+            raise BadField(f"{where}.function.parameters", f"{where}.function.parameters must be a JSON schema")
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def read_tool_choice(value: Any, tools: list[Tool]) -> Literal["auto", "none", "required"] | Tool:
+    """`auto`, `none`, `required`, or the one function to call."""
+    if value is None:
+        return "auto"
+    if isinstance(value, str):
+        if value not in ("auto", "none", "required"):
+            raise BadField("tool_choice", f"tool_choice must be auto, none, required or a function, not {value!r:.40}")
+        if value == "required" and not tools:
+            raise BadField("tool_choice", "tool_choice is 'required' but no tools are given")
+        return cast(Literal["auto", "none", "required"], value)
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise BadField("tool_choice", 'tool_choice must be a string or {"type": "function", "function": {"name": …}}')
+    if name not in {tool["function"]["name"] for tool in tools}:
+        raise BadField("tool_choice", f"tool_choice names {name!r:.60}, which is not among the tools")
+    return {"type": "function", "function": {"name": name}}
+
+
 # ---------------------------------------------------------------- the answer
 
 
+def openai_error_body(error: ModelCallError) -> dict[str, Any]:
+    return {
+        "message": str(error),
+        "type": error.error_type,
+        "param": getattr(error, "param", None),
+        "code": error.code,
+    }
+
+
 async def chat_completions(body: dict[str, Any], caller: Caller) -> Answer:
-    """Answer one request. Raises `ModelCallError`s as long as nothing was sent."""
+    """Answer one request. Raises `ModelCallError` until something has been sent."""
     call = read_chat_call(body, caller)
     if call.stream:
         stream = ReplyStream(call.request, caller.session)
         first = await stream.first()
-        return stream_answer(chat_chunks(call, caller.session, stream, first), stream.close)
+        return event_stream(chat_chunks(call, caller.session, stream, first), stream.close)
     replies = await caller.session.complete(call.request)
     return json_answer(chat_completion(call, replies, caller.session))
 
@@ -131,7 +186,7 @@ def completion_id(call_id: str) -> str:
 
 
 def chat_completion(call: ChatCall, replies: list[ChatReply], session: EpisodeSession) -> dict[str, Any]:
-    """The whole answer. Its `id` names the first choice's call; each choice has its own `call_id`."""
+    """The complete answer. Its `id` is the first choice's call; each choice has its own `call_id`."""
     answer: dict[str, Any] = {
         "id": completion_id(replies[0].call_id),
         "object": "chat.completion",
@@ -162,7 +217,7 @@ def _choice(call: ChatCall, index: int, reply: ChatReply, session: EpisodeSessio
 
 
 def message_of(reply: ChatReply) -> dict[str, Any]:
-    """The reply's message; OpenAI writes a content of null beside tool calls."""
+    """The reply's message. As with OpenAI, content is null when there are only tool calls."""
     message = {**reply.message, "refusal": None}
     if not message.get("content") and message.get("tool_calls"):
         message["content"] = None
@@ -181,10 +236,8 @@ def usage(replies: list[ChatReply]) -> dict[str, Any]:
     }
 
 
-def logprobs_of(
-    completion: Completion, session: EpisodeSession, start: int = 0, end: int | None = None
-) -> dict[str, Any]:
-    """OpenAI's form of some tokens' log-probabilities."""
+def logprobs_of(completion: Completion, session: EpisodeSession) -> dict[str, Any]:
+    """The log-probabilities of a completion's tokens, in OpenAI's form."""
     content = []
     for index in range(len(completion.token_ids)):
         top = completion.top_logprobs[index] if completion.top_logprobs else []
@@ -212,7 +265,7 @@ async def chat_chunks(
         "model": call.model,
     }
     tool_calls: dict[int, int] = {}
-    """How many each choice has shown: a choice that is in here has begun."""
+    """How many tool calls each choice has sent; a choice that has begun is in here."""
 
     def chunk(choice: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
         return _sse({**head, "choices": [{"index": choice, "delta": delta, "finish_reason": finish, **more}]})

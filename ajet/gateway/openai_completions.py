@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: prompts as text or token ids, no template and no parsing; the way in for token-level agents.
+"""`POST /v1/completions`: prompts as text or token ids, without template or parsing, for agents that work with tokens.
 
 A prompt that begins with a recorded call's tokens (its prompt and its reply) extends that call.
 """
@@ -14,9 +14,9 @@ from typing import Any
 from ajet.gateway import fields
 from ajet.gateway.caller import Caller
 from ajet.gateway.fields import BadField
-from ajet.gateway.openai_chat import MAX_CHOICES, NO_EFFECT, read_model, read_sampling
+from ajet.gateway.openai_chat import MAX_CHOICES, NO_EFFECT, openai_error_body, read_model, read_sampling
 from ajet.gateway.reply_stream import Event, ReplyStream
-from ajet.http.answer import Answer, encode, json_answer, openai_error_body, stream_answer
+from ajet.http.answer import Answer, encode, event_stream, json_answer
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest
 from ajet.schema.errors import ModelCallError
 from ajet.session import EpisodeSession, ReplyDelta
@@ -25,7 +25,7 @@ MAX_PROMPTS = 64
 
 
 async def completions(body: dict[str, Any], caller: Caller) -> Answer:
-    """Answer one request. Raises `ModelCallError`s as long as nothing was sent."""
+    """Answer one request. Raises `ModelCallError` until something has been sent."""
     for key in ("suffix", "echo", "logit_bias"):
         if body.get(key):
             raise BadField(key, f"{key} is not supported: {NO_EFFECT}")
@@ -54,7 +54,7 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
         stream = ReplyStream(requests[0], caller.session)
         first = await stream.first()
         include_usage = fields.flag(fields.mapping(body, "stream_options"), "include_usage")
-        return stream_answer(_chunks(model, include_usage, stream, first), stream.close)
+        return event_stream(_chunks(model, include_usage, stream, first), stream.close)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_complete(request, caller.session)) for request in requests]
     results = [task.result() for task in tasks]
@@ -73,7 +73,7 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
 
 
 async def _complete(request: ChatRequest, session: EpisodeSession) -> list[ChatReply] | ModelCallError:
-    """One prompt of several: its error must not take the form of a group's."""
+    """One prompt of several. Its error is returned, because the task group would raise it wrapped."""
     try:
         return await session.complete(request)
     except ModelCallError as error:

@@ -1,4 +1,4 @@
-"""A session's call as events, for the protocols that stream."""
+"""`ReplyStream`: one model call as a stream of events, for every protocol."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Event = ReplyDelta | list[ChatReply] | ModelCallError
 
 
 class ReplyStream:
-    """A session's call as events: deltas, then the replies or an error. Closing it cancels the generation."""
+    """The events of one call: deltas, then the replies or an error. Closing it cancels the generation."""
 
     def __init__(self, request: ChatRequest, session: EpisodeSession) -> None:
         self._request = request
@@ -27,7 +27,7 @@ class ReplyStream:
             self._events.put_nowait(error)
 
     async def first(self) -> Event:
-        """The first event; raises if it is an error, so that the client gets its status."""
+        """The first event. An error is raised, so that the client gets its HTTP status."""
         try:
             event = await self._events.get()
         except asyncio.CancelledError:

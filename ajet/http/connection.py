@@ -1,8 +1,8 @@
 """HTTP/1.1 on one connection: requests in, answers out, one after the other, everything bounded in size and time.
 
-Parsing is `httptools` (llhttp). A request is announced to the application when its headers are there (`admit`), so that
-who may not ask is refused before a body is read, and again when it is whole (`handle`). When the client goes away, what
-is being done for it is cancelled.
+Parsing is `httptools` (llhttp). The handler sees a request twice: when its headers have arrived (`admit`), so that an
+unauthorised client is refused before its body is read, and when it is complete (`handle`). When the client goes away,
+the work being done for it is cancelled.
 """
 
 from __future__ import annotations
@@ -25,99 +25,117 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 32_768
 MAX_PIPELINED = 8
-"""Requests of one connection that wait for their turn; then reading pauses."""
+"""How many requests of one connection may wait their turn before reading pauses."""
 KEEP_ALIVE_S = 75.0
-"""Idle connections stay open longer than the usual clients keep them in their pools (5 to 60 s)."""
+"""Idle connections stay open longer than common clients keep them in their pools (5 to 60 s)."""
 LINGER_S = 2.0
-"""After an early refusal what is still being sent is read and thrown away for so long: closing at once would reset
-the connection, and the client would never see the answer."""
+"""How long input is still read and discarded after an early refusal: closing at once would reset the connection, and
+the client would never see the answer."""
 STUCK_WRITE_S = 60.0
-"""A reader that takes nothing for so long is gone."""
+"""A client that reads nothing for this long is gone."""
+INTERNAL_ERROR = "internal error of the server: see its log"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
+    """What a server accepts, and how long it waits for it."""
+
     header_deadline_s: float = 10.0
     body_deadline_s: float = 30.0
     max_body_bytes: int = 16 * 1024 * 1024
+    """Of one body, also after decompression."""
     max_buffered_bytes: int = 64 * 1024 * 1024
-    """Of all requests being received."""
+    """Of all the bodies being received at a time."""
 
 
 @dataclass(slots=True)
 class HttpRequest:
-    """One request. `headers` have lower-case names; of a repeated one the first counts."""
+    """One request. `headers` have lower-case names; if one is repeated, the first counts."""
 
     method: str = ""
     path: str = ""
+    """Not decoded."""
+    query: bytes = b""
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
+    client: tuple[str, int] | None = None
+    """The client's host and port."""
     caller: Any = None
-    """What `admit` found out."""
+    """Whatever `admit` wants to pass on to `handle`."""
     keep_alive: bool = True
     http10: bool = False
 
 
-class HttpApp(Protocol):
-    """What is behind the connections."""
+class HttpHandler(Protocol):
+    """What a server does with its requests."""
 
     def admit(self, request: HttpRequest) -> Answer | None:
-        """The headers are there: an answer refuses the request without its body."""
+        """The headers have arrived: None to read on; an answer refuses the request without reading its body."""
 
-    async def handle(self, request: HttpRequest) -> Answer: ...
+    async def handle(self, request: HttpRequest) -> Answer:
+        """Answer a complete request. Cancelled if the client goes away; an exception is logged and answered by 500."""
 
     def refuse(self, request: HttpRequest, status: int, code: str, message: str) -> Answer:
-        """An error in the form that fits the request's path."""
+        """An error in the form that suits the request's path. Its body must be bytes."""
 
 
-class HttpServerState:
-    """What all connections of a server share."""
+class Connections:
+    """What all the connections of a server share."""
 
-    def __init__(self, app: HttpApp, limits: HttpLimits) -> None:
-        self.app = app
+    def __init__(self, handler: HttpHandler, limits: HttpLimits) -> None:
+        self.handler = handler
         self.limits = limits
         self.loop = asyncio.get_running_loop()
-        self.connections: set[HttpConnection] = set()
+        self.open: set[HttpConnection] = set()
         self.buffered = 0
-        """Bytes of bodies that are not handled yet."""
+        """Bytes of bodies that are still being received."""
 
     def sweep(self) -> None:
-        """Cut what is past its deadline."""
+        """End the connections that are past their deadline."""
         now = self.loop.time()
-        for connection in [connection for connection in self.connections if connection.deadline < now]:
+        for connection in [connection for connection in self.open if connection.deadline < now]:
             connection.expire()
+
+    def abort(self) -> None:
+        """End them all."""
+        for connection in list(self.open):
+            connection.abort()
 
 
 class HttpConnection(asyncio.Protocol):
-    def __init__(self, state: HttpServerState) -> None:
-        self._state = state
+    def __init__(self, shared: Connections) -> None:
+        self._shared = shared
         self._parser: Any = None
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self.deadline = inf
         self._task: asyncio.Task[None] | None = None
         self._waiting: deque[HttpRequest] = deque()
         self._writable: asyncio.Event | None = None
-        """Set while the client takes what is written; exists once it ever did not."""
+        """Set while the client keeps up with what is written; None until it first falls behind."""
         self._refused = False
-        """The last answer is on its way: nothing more is read from this client."""
+        """The last answer is being sent: nothing more is read from this client."""
         self._in_head = False
         self._in_body = False
         self._head_bytes = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._request = HttpRequest()
+        self._url = b""
+        self._client: tuple[str, int] | None = None
 
     # ------------------------------------------------------------ asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._state.connections.add(self)
+        if peer := transport.get_extra_info("peername"):
+            self._client = (peer[0], peer[1])
+        self._shared.open.add(self)
         self._parser = httptools.HttpRequestParser(self)
-        self.deadline = self._state.loop.time() + self._state.limits.header_deadline_s
+        self.deadline = self._shared.loop.time() + self._shared.limits.header_deadline_s
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._state.connections.discard(self)
+        self._shared.open.discard(self)
         self._forget_body()
         self._waiting.clear()
         if self._task is not None:
@@ -143,14 +161,14 @@ class HttpConnection(asyncio.Protocol):
             self._read_again(data[upgrade.args[0] :])
             return
         except httptools.HttpParserCallbackError:
-            log.exception("fault of the gateway while reading a request")
-            self._refuse(500, "internal_error", "internal error of the gateway: see its log")
+            log.exception("internal error while reading a request")
+            self._refuse(500, "internal_error", INTERNAL_ERROR)
             return
         except httptools.HttpParserError as error:
             self._refuse(400, "invalid_request", f"not HTTP/1.1: {error}")
             return
         if not self._in_body and self._head_bytes > MAX_HEAD_BYTES and not self._refused and self._in_head:
-            self._refuse(431, "headers_too_large", f"headers larger than {MAX_HEAD_BYTES} bytes")
+            self._refuse(431, "headers_too_large", f"the headers are larger than {MAX_HEAD_BYTES} bytes")
 
     def expire(self) -> None:
         """The deadline has passed."""
@@ -165,12 +183,12 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """The server ends."""
+        """The server is closing."""
         self._transport.abort()
 
     def _read_again(self, rest: bytes) -> None:
-        """A client asks to speak HTTP/2 from now on, as Java's does at first. The parser takes its body for that: read
-        the request again as if the client had not asked, which is the answer "no"."""
+        """The client offers to switch to HTTP/2, as Java's does at first, and the parser takes the body for HTTP/2.
+        Decline by reading the request again without the offer."""
         request, parser = self._request, self._parser
         if parser.get_method() == b"CONNECT":
             self._refuse(405, "method_not_allowed", "CONNECT is not allowed")
@@ -187,7 +205,7 @@ class HttpConnection(asyncio.Protocol):
         self._request = HttpRequest()
         self._url = b""
         if self._task is None:
-            self.deadline = self._state.loop.time() + self._state.limits.header_deadline_s
+            self.deadline = self._shared.loop.time() + self._shared.limits.header_deadline_s
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -199,21 +217,23 @@ class HttpConnection(asyncio.Protocol):
         request = self._request
         self._in_head, self._in_body = False, True
         if self._head_bytes > MAX_HEAD_BYTES and self._head_size() > MAX_HEAD_BYTES:
-            self._refuse(431, "headers_too_large", f"headers larger than {MAX_HEAD_BYTES} bytes")
+            self._refuse(431, "headers_too_large", f"the headers are larger than {MAX_HEAD_BYTES} bytes")
             return
         self._head_bytes = 0
         if self._parser.should_upgrade():
             return
         request.method = self._parser.get_method().decode("latin-1")
-        request.path = self._url.partition(b"?")[0].decode("latin-1")
+        path, _, request.query = self._url.partition(b"?")
+        request.path = path.decode("latin-1")
+        request.client = self._client
         request.http10 = self._parser.get_http_version() == "1.0"
         request.keep_alive = self._parser.should_keep_alive()
         if self._refused:
             return
-        if (refusal := self._state.app.admit(request)) is not None:
+        if (refusal := self._shared.handler.admit(request)) is not None:
             self._refuse_with(refusal)
             return
-        limit = self._state.limits.max_body_bytes
+        limit = self._shared.limits.max_body_bytes
         length = request.headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > limit:
             self._refuse(413, "request_too_large", f"the body is larger than {limit} bytes")
@@ -222,7 +242,7 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(415, "unsupported_encoding", "content-encoding must be identity, gzip or deflate")
             return
         if self._task is None:
-            self.deadline = self._state.loop.time() + self._state.limits.body_deadline_s
+            self.deadline = self._shared.loop.time() + self._shared.limits.body_deadline_s
         if request.headers.get(b"expect", b"").lower() == b"100-continue" and self._task is None:
             self._transport.write(_CONTINUE)
 
@@ -231,12 +251,12 @@ class HttpConnection(asyncio.Protocol):
             return
         self._body.append(body)
         self._body_bytes += len(body)
-        self._state.buffered += len(body)
-        limits = self._state.limits
+        self._shared.buffered += len(body)
+        limits = self._shared.limits
         if self._body_bytes > limits.max_body_bytes:
             self._refuse(413, "request_too_large", f"the body is larger than {limits.max_body_bytes} bytes")
-        elif self._state.buffered > limits.max_buffered_bytes and self._body_bytes > 65_536:
-            self._refuse(429, "overloaded", "too many large requests at once")
+        elif self._shared.buffered > limits.max_buffered_bytes and self._body_bytes > 65_536:
+            self._refuse(429, "overloaded", "the server is receiving too many large requests: try again later")
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -259,12 +279,12 @@ class HttpConnection(asyncio.Protocol):
         return len(self._url) + sum(len(name) + len(value) for name, value in self._request.headers.items())
 
     def _decompress(self, request: HttpRequest) -> bool:
-        limit = self._state.limits.max_body_bytes
+        limit = self._shared.limits.max_body_bytes
         inflate = zlib.decompressobj(47)  # gzip or zlib, told by its header
         try:
             request.body = inflate.decompress(request.body, limit + 1)
         except zlib.error as error:
-            self._refuse(400, "invalid_request", f"the body is not what content-encoding says: {error}")
+            self._refuse(400, "invalid_request", f"the body does not match its content-encoding: {error}")
             return False
         if len(request.body) > limit:
             request.body = b""
@@ -276,17 +296,21 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def _forget_body(self) -> None:
-        self._state.buffered -= self._body_bytes
+        self._shared.buffered -= self._body_bytes
         self._body, self._body_bytes = [], 0
 
     # ------------------------------------------------------------ answering
 
     def _next(self) -> None:
         self.deadline = inf
-        self._task = self._state.loop.create_task(self._serve(self._waiting.popleft()))
+        self._task = self._shared.loop.create_task(self._serve(self._waiting.popleft()))
 
     async def _serve(self, request: HttpRequest) -> None:
-        answer = await self._state.app.handle(request)
+        try:
+            answer = await self._shared.handler.handle(request)
+        except Exception:  # our fault: the client gets a 500, and the server lives on
+            log.exception("internal error in %s %s", request.method, request.path)
+            answer = self._shared.handler.refuse(request, 500, "internal_error", INTERNAL_ERROR)
         try:
             keep = request.keep_alive and not self._refused
             if isinstance(answer.body, bytes):
@@ -296,16 +320,21 @@ class HttpConnection(asyncio.Protocol):
             else:
                 keep = keep and not request.http10
                 await self._stream(request, answer, answer.body, keep)
+        except Exception:  # cut the answer off, so that the client can't mistake it for a complete one
+            log.exception("internal error while answering %s %s", request.method, request.path)
+            self._transport.abort()
         finally:
             answer.close()
         self._done(keep)
 
     async def _stream(self, request: HttpRequest, answer: Answer, chunks: AsyncIterator[bytes], keep: bool) -> None:
         self._transport.write(self._head(request, answer, None, keep))
+        if _has_no_body(request, answer):
+            return
         async for chunk in chunks:
             if request.http10:
                 self._transport.write(chunk)
-            else:
+            elif chunk:
                 self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
             if self._writable is not None:
                 await self._drained()
@@ -313,7 +342,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(b"0\r\n\r\n")
 
     async def _drained(self) -> None:
-        """Wait until the client has taken most of what was written; a reader that takes nothing is cut off."""
+        """Wait until the client has read most of what was written; one that reads nothing is cut off."""
         assert self._writable is not None
         try:
             async with asyncio.timeout(STUCK_WRITE_S):
@@ -322,7 +351,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _done(self, keep: bool) -> None:
-        """One answer is out: the next request, or the end."""
+        """One answer is sent: turn to the next request, or close."""
         self._task = None
         if self._transport.is_closing():
             return
@@ -333,15 +362,17 @@ class HttpConnection(asyncio.Protocol):
             self._transport.resume_reading()
             self._next()
             return
-        limits = self._state.limits
+        limits = self._shared.limits
         receiving = limits.body_deadline_s if self._in_body else limits.header_deadline_s if self._in_head else 0.0
-        self.deadline = self._state.loop.time() + (receiving or KEEP_ALIVE_S)
+        self.deadline = self._shared.loop.time() + (receiving or KEEP_ALIVE_S)
 
     def _head(self, request: HttpRequest, answer: Answer, length: int | None, keep: bool) -> bytes:
-        """Status line and headers; with the body, if its length is known."""
+        """Status line and headers, and the body if its length is known."""
         lines = [f"HTTP/1.1 {answer.status} {_phrase(answer.status)}"]
         lines += [f"{name}: {value}" for name, value in answer.headers.items()]
-        if length is not None:
+        if _has_no_body(request, answer):
+            pass
+        elif length is not None:
             lines.append(f"content-length: {length}")
         elif not request.http10:
             lines.append("transfer-encoding: chunked")
@@ -350,16 +381,17 @@ class HttpConnection(asyncio.Protocol):
         elif request.http10:
             lines.append("connection: keep-alive")
         head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-        if isinstance(answer.body, bytes) and request.method != "HEAD":
-            return head + answer.body
-        return head
+        if length is None or _has_no_body(request, answer):
+            return head
+        assert isinstance(answer.body, bytes)
+        return head + answer.body
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        self._refuse_with(self._state.app.refuse(self._request, status, code, message))
+        self._refuse_with(self._shared.handler.refuse(self._request, status, code, message))
 
     def _refuse_with(self, answer: Answer) -> None:
-        """Answer now, read on for a moment without looking, and close. Requests before this one are cut off, too: a
-        client that breaks the rules gets no second chance on this connection."""
+        """Answer now, discard what still arrives for a moment, and close. Earlier requests on this connection are cut
+        off, too: a client that breaks the rules loses the connection."""
         self._refused = True
         self._forget_body()
         self._waiting.clear()
@@ -371,7 +403,12 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(self._head(self._request, answer, len(answer.body), keep=False))
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        self.deadline = self._state.loop.time() + LINGER_S
+        self.deadline = self._shared.loop.time() + LINGER_S
+
+
+def _has_no_body(request: HttpRequest, answer: Answer) -> bool:
+    """Whether HTTP forbids a body here, whatever the handler gave."""
+    return request.method == "HEAD" or answer.status in (204, 304)
 
 
 def _phrase(status: int) -> str:

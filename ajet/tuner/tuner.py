@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ajet.gateway.caller import Caller
+from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_key
 from ajet.gateway.endpoints import bare_call_id
-from ajet.gateway.keys import agent_key
-from ajet.gateway.openai_chat import MODEL_PREFIX
 from ajet.helper import Endpoint, HelperModel
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET
 from ajet.schema.errors import FeatureUnavailableError

@@ -9,9 +9,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-sys.path.insert(0, str(Path(__file__).parent))
-from raw_http import place, read_reply, request_bytes
+from gateway_parts import place
+from raw_http import read_reply, request_bytes, until
 from session_parts import LineEngine, count, replied
 
 from ajet.context_tracker import TrackerSettings
@@ -85,7 +86,7 @@ def test_a_thousand_calls_over_a_faulty_engine() -> None:
                 writer.close()
 
             await asyncio.gather(*map(client, range(50)))
-            await asyncio.sleep(0.2)
+            await until(lambda: not here.session.tracker.in_flight)
             assert {fault: status for fault, status in seen} == EXPECTED
             calls = replied(here.session)
             assert sorted(call.name for call in calls) == sorted(good_ids) and len(set(good_ids)) == len(good_ids)

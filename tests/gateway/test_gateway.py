@@ -11,7 +11,9 @@ import anthropic
 import openai
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
+from raw_http import until
 from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session
 
 from ajet.gateway import Gateway
@@ -115,7 +117,7 @@ def test_a_client_that_leaves_cancels_its_generation() -> None:
         client = far.as_raw_openai_sdk_client().with_options(timeout=0.1, max_retries=0)
         with pytest.raises(openai.APITimeoutError):
             await client.chat.completions.create(messages=USER)
-        await asyncio.sleep(0.1)
+        await until(lambda: engine.cancelled)
 
     session = in_workflow(engine, workflow)
     assert engine.cancelled == 1 and aborted(session) == ["cancelled"]

@@ -6,9 +6,7 @@ import asyncio
 import gzip
 import json
 import random
-import resource
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-sys.path.insert(0, str(Path(__file__).parent))
-from raw_http import Place, place, post, read_reply, request_bytes, send
+from gateway_parts import place, post
+from raw_http import read_reply, request_bytes, send, until
 from session_parts import USER, LineEngine, aborted, replied
 
 from ajet.gateway import Gateway, GatewaySettings
+from ajet.gateway.caller import agent_key
 from ajet.gateway.endpoints import POST
-from ajet.gateway.keys import KeyRing, agent_key
 from ajet.http.connection import HttpLimits
+from ajet.http.keys import KeyRing
+from ajet.http.server import AddressError
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": USER}
@@ -37,7 +38,7 @@ def wrong_keys(right: str, count: int) -> list[str]:
     """Forged, damaged, truncated, foreign, expired and widened keys."""
     draw = random.Random(0)
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-    foreign = KeyRing(100)
+    foreign = KeyRing(100, "")
     mine = agent_key(right, "a", "t")
     keys = ["sk-ajet-", "", "Bearer", "sk-1", right.upper(), right[:-1], right + "A", f"{right}.x.y", "sk-ajet-é" * 9]
     while len(keys) < count:
@@ -50,7 +51,7 @@ def wrong_keys(right: str, count: int) -> list[str]:
         elif kind == 2:
             keys.append(right[: draw.randrange(len(right))])
         elif kind == 3:
-            keys.append(foreign.new_episode()[1])
+            keys.append(foreign.issue()[1])
         elif kind == 4:  # another agent's name over this one's signature
             head, _, signature = mine.split(".")
             keys.append(f"{head}.{agent_key(right, str(len(keys)), 't').split('.')[1]}.{signature}")
@@ -125,89 +126,32 @@ def test_errors_have_the_shape_of_the_protocol() -> None:
     asyncio.run(run())
 
 
-# ---------------------------------------------------------------- slow clients
-
-
-def test_slow_clients_are_cut_while_honest_ones_are_served() -> None:
-    async def drip(here: Place, start: bytes) -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-        writer.write(start)
-        answer = asyncio.ensure_future(reader.read())
-        try:
-            while not answer.done():
-                writer.write(b"x")
-                await asyncio.wait([answer], timeout=0.1)
-        finally:
-            writer.close()
-        return answer.result()
-
-    async def run() -> None:
-        limits = HttpLimits(header_deadline_s=0.6, body_deadline_s=0.6)
-        async with place(limits=limits) as here:
-            head = f"POST {CHAT} HTTP/1.1\r\nauthorization: Bearer {here.key.api_key}\r\n"
-            starts = [b"POST / HTTP/1.1\r\nx-", b"", f"{head}content-length: 5000\r\n\r\n".encode()] * 40
-            slow = [asyncio.ensure_future(drip(here, start)) for start in starts]
-            for _ in range(20):
-                assert (await post(here, CHAT, BODY)).status == 200
-            _, pending = await asyncio.wait(slow, timeout=8)
-            assert not pending
-            answers = [task.result() for task in slow]
-            assert all(b" 408 " in answer or b" 400 " in answer or not answer for answer in answers)
-            assert all(b" 408 " in answer for answer in answers[2::3])
-            assert len(here.session.tracker.calls) == 20
-
-    asyncio.run(run())
-
-
 # ---------------------------------------------------------------- bodies
 
 
-def peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def test_oversized_nested_bombed_and_truncated_bodies() -> None:
+def test_bodies_that_are_no_request() -> None:
     async def run() -> None:
         async with place(limits=HttpLimits(max_body_bytes=1_000_000)) as here:
             key = here.key.api_key
-            bomb = gzip.compress(b" " * 200_000_000, 9)
             deep = b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-            before = peak_mb()
             cases: list[tuple[bytes, int]] = [
-                (request_bytes("POST", CHAT, key, b"x" * 1_000_001), 413),
-                (request_bytes("POST", CHAT, key, bomb, content_encoding="gzip"), 413),
-                (request_bytes("POST", CHAT, key, deep), 400),
-                (request_bytes("POST", CHAT, key, json.dumps({"messages": USER, "x": [[]] * 200}).encode()), 200),
-                (request_bytes("POST", CHAT, key, b'{"messages": [{"role": "us'), 400),
-                (request_bytes("POST", CHAT, key, b'{"messages": "\xff\xfe"}'), 400),
-                (request_bytes("POST", CHAT, key, b"[1]"), 400),
-                (request_bytes("POST", CHAT, key, b""), 400),
-                (request_bytes("POST", CHAT, key, gzip.compress(b"{}")[:-4], content_encoding="gzip"), 400),
-                (request_bytes("POST", CHAT, key, b"not gzip", content_encoding="gzip"), 400),
-                (request_bytes("POST", CHAT, key, b"{}", content_encoding="br"), 415),
-                (request_bytes("POST", CHAT, key, BODY, x_big="y" * 40_000), 431),
-                (b"NONSENSE\r\n\r\n", 400),
-                (
-                    request_bytes("POST", CHAT, key, gzip.compress(json.dumps(BODY).encode()), content_encoding="gzip"),
-                    200,
-                ),
-                (
-                    request_bytes(
-                        "POST", CHAT, key, zlib.compress(json.dumps(BODY).encode()), content_encoding="deflate"
-                    ),
-                    200,
-                ),
+                (b"x" * 1_000_001, 413),
+                (deep, 400),
+                (json.dumps({"messages": USER, "x": [[]] * 200}).encode(), 200),
+                (b'{"messages": [{"role": "us', 400),
+                (b'{"messages": "\xff\xfe"}', 400),
+                (b"[1]", 400),
+                (b"", 400),
             ]
-            for number, (data, status) in enumerate(cases):
-                reply = await send(here.port, data)
+            for number, (body, status) in enumerate(cases):
+                reply = await send(here.port, request_bytes("POST", CHAT, key, body))
                 assert reply.status == status, (number, reply)
-            endless = (
-                f"POST {CHAT} HTTP/1.1\r\nauthorization: Bearer {key}\r\ntransfer-encoding: chunked\r\n\r\n".encode()
-            )
-            reply = await send(here.port, endless + b"10000\r\n" + (b"x" * 0x10000 + b"\r\n10000\r\n") * 30)
-            assert reply.status == 413
-            assert peak_mb() - before < 64
-            assert len(replied(here.session)) == 3
+            bomb = request_bytes("POST", CHAT, key, gzip.compress(b" " * 200_000_000, 9), content_encoding="gzip")
+            reply = await send(here.port, bomb)
+            assert (reply.status, reply.json()["error"]["code"]) == (413, "request_too_large")
+            good = request_bytes("POST", CHAT, key, gzip.compress(json.dumps(BODY).encode()), content_encoding="gzip")
+            assert (await send(here.port, good)).status == 200
+            assert len(replied(here.session)) == 2
 
     asyncio.run(run())
 
@@ -219,26 +163,14 @@ def test_one_connection_many_requests() -> None:
     async def run() -> None:
         async with place() as here:
             reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-            one = request_bytes("POST", CHAT, here.key.api_key, BODY)
-            writer.write(one * 20)  # pipelined
+            writer.write(request_bytes("POST", CHAT, here.key.api_key, BODY) * 20)  # pipelined
             for _ in range(20):
                 assert (await read_reply(reader)).status == 200
-            for part in (one[:30], one[30:90], one[90:-3], one[-3:]):
-                writer.write(part)
-                await asyncio.sleep(0.01)
-            assert (await read_reply(reader)).status == 200
-            body = json.dumps({**BODY, "stream": True}).encode()
-            chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+            body = json.dumps({**BODY, "stream": True})
             head = f"POST {CHAT} HTTP/1.1\r\nx-api-key: {here.key.api_key}\r\n"
-            writer.write(
-                f"{head}transfer-encoding: chunked\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n".encode() + chunked
-            )
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
             streamed = await read_reply(reader)
             assert streamed.status == 200 and streamed.body.endswith(b"data: [DONE]\n\n\r\n")
-            writer.write(f"{head}expect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n".encode())
-            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            writer.write(body)
-            assert (await read_reply(reader)).status == 200
             writer.close()
             old = request_bytes("POST", "/v1/v1/chat/completions/", here.key.api_key, {**BODY, "stream": True})
             reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
@@ -254,7 +186,7 @@ def test_too_many_at_once_are_asked_to_wait() -> None:
         engine = LineEngine("hi", gate=asyncio.Event())
         async with place(engine, max_concurrent_per_episode=4) as here:
             waiting = [asyncio.ensure_future(post(here, CHAT, {**BODY, "stream": i % 2 == 0})) for i in range(4)]
-            await asyncio.sleep(0.1)
+            await until(lambda: len(engine.requests) == 4)
             reply = await post(here, CHAT, BODY)
             assert reply.status == 429 and int(reply.headers["retry-after"]) >= 1
             assert reply.json()["error"]["type"] == "rate_limit_error"
@@ -273,9 +205,9 @@ def test_a_connection_that_ends_cancels_what_was_asked_on_it(stream: bool) -> No
         async with place(engine) as here:
             _, writer = await asyncio.open_connection("127.0.0.1", here.port)
             writer.write(request_bytes("POST", CHAT, here.key.api_key, {**BODY, "stream": stream, "n": 3}))
-            await asyncio.sleep(0.1)
+            await until(lambda: len(engine.requests) == 3)
             writer.close()
-            await asyncio.sleep(0.1)
+            await until(lambda: len(aborted(here.session)) == 3)
             assert engine.cancelled == 3 and aborted(here.session) == ["cancelled"] * 3
 
     asyncio.run(run())
@@ -286,7 +218,7 @@ def test_closing_the_gateway_cuts_everybody() -> None:
         engine = LineEngine("hi", gate=asyncio.Event())
         async with place(engine) as here:
             waiting = asyncio.ensure_future(post(here, CHAT, BODY))
-            await asyncio.sleep(0.1)
+            await until(lambda: engine.requests)
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await waiting
         assert engine.cancelled == 1
@@ -297,7 +229,7 @@ def test_closing_the_gateway_cuts_everybody() -> None:
 def test_a_taken_port_is_an_error() -> None:
     async def run() -> None:
         async with place() as here:
-            with pytest.raises(OSError):
+            with pytest.raises(AddressError, match="in use"):
                 await Gateway(GatewaySettings(port=here.port)).start()
 
     asyncio.run(run())
@@ -395,38 +327,5 @@ def test_no_body_makes_the_gateway_fail(requests: list[tuple[str, Any]]) -> None
                     reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
             writer.close()
             assert not here.session.tracker.in_flight
-
-    asyncio.run(run())
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(
-        st.one_of(
-            st.binary(max_size=60),
-            st.sampled_from(
-                [
-                    b"\r\n",
-                    b"POST ",
-                    b" HTTP/1.1\r\n",
-                    b"content-length: 3\r\n",
-                    b"transfer-encoding: chunked\r\n",
-                    b"\r\n\r\n",
-                ]
-            ),
-        ),
-        max_size=12,
-    )
-)
-def test_no_bytes_make_the_gateway_fail(pieces: list[bytes]) -> None:
-    async def run() -> None:
-        async with place(limits=HttpLimits(header_deadline_s=0.01, body_deadline_s=0.01)) as here:
-            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-            writer.write(b"".join(pieces))
-            writer.write_eof()
-            answer = await asyncio.wait_for(reader.read(), 5)
-            assert b" 500 " not in answer
-            writer.close()
-            assert (await post(here, CHAT, BODY)).status == 200
 
     asyncio.run(run())

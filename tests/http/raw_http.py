@@ -1,19 +1,10 @@
-"""HTTP by hand, for what no decent client sends."""
+"""HTTP by hand, for requests that no well-behaved client sends."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
-
-from session_parts import LineEngine, new_session
-
-from ajet.context_tracker import TrackerSettings
-from ajet.gateway import EpisodeKey, Gateway, GatewaySettings
-from ajet.http.connection import HttpLimits
-from ajet.session import EpisodeSession
 
 
 class Reply(NamedTuple):
@@ -23,36 +14,6 @@ class Reply(NamedTuple):
 
     def json(self) -> Any:
         return json.loads(self.body)
-
-
-class Place(NamedTuple):
-    """A gateway with one episode."""
-
-    gateway: Gateway
-    session: EpisodeSession
-    key: EpisodeKey
-    engine: LineEngine
-
-    @property
-    def port(self) -> int:
-        return int(self.key.base_url.rpartition(":")[2].partition("/")[0])
-
-
-@asynccontextmanager
-async def place(
-    engine: LineEngine | None = None,
-    limits: HttpLimits | None = None,
-    tracking: TrackerSettings | None = None,
-    **more: Any,
-) -> AsyncIterator[Place]:
-    gateway = Gateway(GatewaySettings(limits=limits or HttpLimits(), **more))
-    await gateway.start()
-    engine = engine or LineEngine("hi")
-    session = new_session(engine, tracking=tracking)
-    try:
-        yield Place(gateway, session, gateway.register(session), engine)
-    finally:
-        await gateway.aclose()
 
 
 def request_bytes(method: str, path: str, key: str, body: bytes | Any = b"", **headers: str) -> bytes:
@@ -66,9 +27,9 @@ def request_bytes(method: str, path: str, key: str, body: bytes | Any = b"", **h
 async def read_reply(reader: asyncio.StreamReader) -> Reply:
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
+    body = b""
     if headers.get("transfer-encoding") == "chunked":
-        body = b""
-        while size := int(await reader.readline(), 16):
+        while size := int(await reader.readuntil(b"\r\n"), 16):
             body += await reader.readexactly(size + 2)
         await reader.readline()
     else:
@@ -86,5 +47,8 @@ async def send(port: int, data: bytes) -> Reply:
         writer.close()
 
 
-async def post(where: Place, path: str, body: Any, key: str | None = None, **headers: str) -> Reply:
-    return await send(where.port, request_bytes("POST", path, key or where.key.api_key, body, **headers))
+async def until(condition: Any, timeout: float = 10.0) -> None:
+    """Wait until `condition()` holds."""
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,113 @@
+"""`HttpServer`: listens on an address and hands every request to a handler, within limits.
+
+server = HttpServer(handler, HttpLimits(max_body_bytes=1_000_000))
+await server.start("127.0.0.1", 8000)  # port 0: any free one
+server.url                             # http://127.0.0.1:8000
+await server.aclose()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import NamedTuple
+
+from ajet.http.connection import Connections, HttpConnection, HttpHandler, HttpLimits
+from ajet.schema.errors import UserError
+
+BACKLOG = 2048
+SWEEP_S = 0.25
+"""How often deadlines are checked: small compared with any deadline worth setting."""
+
+
+class AddressError(UserError):
+    """An address that a server can't, or mustn't, listen on."""
+
+
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """`http://host:port`, as a client on this machine can use it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+class HttpServer:
+    """Serves one handler on the running event loop."""
+
+    def __init__(self, handler: HttpHandler, limits: HttpLimits | None = None) -> None:
+        self._handler = handler
+        self._limits = limits or HttpLimits()
+        self._connections: Connections | None = None
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self._address: Address | None = None
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. Raises AddressError."""
+        await self.start_on(bind(host, port))
+
+    async def start_on(self, listener: socket.socket) -> None:
+        """Listen on a socket that `bind` made."""
+        shared = self._connections = Connections(self._handler, self._limits)
+        self._server = await shared.loop.create_server(lambda: HttpConnection(shared), sock=listener, backlog=BACKLOG)
+        self._address = Address(*listener.getsockname()[:2])
+        self._sweeper = asyncio.create_task(_sweep(shared))
+
+    @property
+    def address(self) -> Address:
+        if self._address is None:
+            raise RuntimeError("the server is not started")
+        return self._address
+
+    @property
+    def connections(self) -> int:
+        """How many are open now."""
+        return len(self._connections.open) if self._connections is not None else 0
+
+    async def aclose(self) -> None:
+        """Stop listening and cut all connections; the work being done for them is cancelled."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._server is not None:
+            self._server.close()
+        if self._connections is not None:
+            self._connections.abort()
+        await asyncio.sleep(0)  # let the connections see their end
+
+
+async def _sweep(connections: Connections) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        connections.sweep()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to an address, not yet listening. Port 0: any free one. Raises AddressError."""
+    if not 0 <= port <= 65535:  # getaddrinfo would wrap it around
+        raise AddressError(f"can't listen on {host}:{port}: a port is a number from 0 to 65535 (0: any free one)")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        # with the protocol named, asyncio turns Nagle's algorithm off; otherwise small answers wait up to 40 ms
+        listener = socket.socket(family, kind, protocol or socket.IPPROTO_TCP)
+    except (OSError, UnicodeError) as error:
+        raise _address_error(host, port, error) from error
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _address_error(host, port, error) from error
+    return listener
+
+
+def _address_error(host: str, port: int, error: Exception) -> AddressError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return AddressError(f"can't listen on {host}:{port}: {reason}. Choose another host or port (port 0: any free one)")

@@ -1,0 +1,302 @@
+"""Slow, greedy and broken clients against the HTTP front alone: refused with the right status, within the limits."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import resource
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from raw_http import read_reply, request_bytes, send, until
+
+from ajet.http.answer import Answer, event_stream, json_answer
+from ajet.http.connection import HttpLimits, HttpRequest
+from ajet.http.server import AddressError, HttpServer, bind
+
+KEY = "right"
+BODY = {"some": "thing"}
+
+
+class Echo:
+    """Gives a body back, whole or as a stream; or waits, or fails, as its path says."""
+
+    def __init__(self) -> None:
+        self.handled = 0
+        self.waiting = 0
+        self.cancelled = 0
+        self.closed = 0
+
+    def admit(self, request: HttpRequest) -> Answer | None:
+        if request.headers.get(b"authorization") != b"Bearer " + KEY.encode():
+            return self.refuse(request, 401, "key", "wrong key")
+        return None
+
+    async def handle(self, request: HttpRequest) -> Answer:
+        if request.path == "/wait":
+            self.waiting += 1
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        if request.path == "/raise":
+            raise ZeroDivisionError
+        self.handled += 1
+        if request.path.startswith("/stream"):
+            return event_stream(self._stream(request), self._close)
+        return Answer(200, request.body, {"x-query": request.query.decode(), "x-client": str(request.client)})
+
+    async def _stream(self, request: HttpRequest) -> AsyncIterator[bytes]:
+        for chunk in (request.body[:3], b"", request.body[3:]):
+            yield chunk
+        if request.path == "/stream/raise":
+            raise ZeroDivisionError
+        if request.path == "/stream/wait":
+            self.waiting += 1
+            await asyncio.Event().wait()
+        yield b"end"
+
+    def _close(self) -> None:
+        self.closed += 1
+
+    def refuse(self, request: HttpRequest, status: int, code: str, message: str) -> Answer:
+        return json_answer({"code": code, "message": message}, status)
+
+
+@asynccontextmanager
+async def serving(limits: HttpLimits | None = None) -> AsyncIterator[tuple[Echo, int]]:
+    echo = Echo()
+    server = HttpServer(echo, limits)
+    await server.start("127.0.0.1", 0)
+    try:
+        yield echo, server.address.port
+    finally:
+        await server.aclose()
+
+
+# ---------------------------------------------------------------- slow clients
+
+
+def test_slow_clients_are_cut_while_honest_ones_are_served() -> None:
+    async def drip(port: int, start: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(start)
+        answer = asyncio.ensure_future(reader.read())
+        try:
+            while not answer.done():
+                writer.write(b"x")
+                await asyncio.wait([answer], timeout=0.1)
+        finally:
+            writer.close()
+        return answer.result()
+
+    async def run() -> None:
+        async with serving(HttpLimits(header_deadline_s=0.6, body_deadline_s=0.6)) as (echo, port):
+            head = f"POST / HTTP/1.1\r\nauthorization: Bearer {KEY}\r\n"
+            starts = [b"POST / HTTP/1.1\r\nx-", b"", f"{head}content-length: 5000\r\n\r\n".encode()] * 40
+            slow = [asyncio.ensure_future(drip(port, start)) for start in starts]
+            for _ in range(20):
+                assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
+            _, pending = await asyncio.wait(slow, timeout=8)
+            assert not pending
+            answers = [task.result() for task in slow]
+            assert all(b" 408 " in answer or b" 400 " in answer or not answer for answer in answers)
+            assert all(b" 408 " in answer for answer in answers[2::3])
+            assert echo.handled == 20
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- bodies
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def test_oversized_bombed_and_truncated_bodies() -> None:
+    async def run() -> None:
+        async with serving(HttpLimits(max_body_bytes=1_000_000)) as (echo, port):
+            bomb = gzip.compress(b" " * 200_000_000, 9)
+            plain = json.dumps(BODY).encode()
+            before = peak_mb()
+            cases: list[tuple[bytes, int]] = [
+                (request_bytes("POST", "/", KEY, b"x" * 1_000_001), 413),
+                (request_bytes("POST", "/", "wrong", b"x" * 1_000_001), 401),
+                (request_bytes("POST", "/", KEY, bomb, content_encoding="gzip"), 413),
+                (request_bytes("POST", "/", KEY, gzip.compress(b"{}")[:-4], content_encoding="gzip"), 400),
+                (request_bytes("POST", "/", KEY, b"not gzip", content_encoding="gzip"), 400),
+                (request_bytes("POST", "/", KEY, b"{}", content_encoding="br"), 415),
+                (request_bytes("POST", "/", KEY, BODY, x_big="y" * 40_000), 431),
+                (b"NONSENSE\r\n\r\n", 400),
+                (b"CONNECT example.org:80 HTTP/1.1\r\n\r\n", 405),
+                (request_bytes("POST", "/", KEY, gzip.compress(plain), content_encoding="gzip"), 200),
+                (request_bytes("POST", "/", KEY, zlib.compress(plain), content_encoding="deflate"), 200),
+            ]
+            for number, (data, status) in enumerate(cases):
+                reply = await send(port, data)
+                assert reply.status == status, (number, reply)
+                assert status != 200 or reply.json() == BODY
+            endless = f"POST / HTTP/1.1\r\nauthorization: Bearer {KEY}\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+            reply = await send(port, endless + b"10000\r\n" + (b"x" * 0x10000 + b"\r\n10000\r\n") * 30)
+            assert reply.status == 413
+            assert peak_mb() - before < 64
+            assert echo.handled == 2
+
+    asyncio.run(run())
+
+
+def test_large_bodies_share_one_allowance() -> None:
+    async def run() -> None:
+        limits = HttpLimits(max_body_bytes=1_000_000, max_buffered_bytes=1_500_000)
+        async with serving(limits) as (_, port):
+            whole = request_bytes("POST", "/", KEY, b"x" * 900_000)
+            held, held_writer = await asyncio.open_connection("127.0.0.1", port)
+            held_writer.write(whole[:-1])
+            await held_writer.drain()
+            reply = await send(port, whole)
+            assert (reply.status, reply.json()["code"]) == (429, "overloaded")
+            assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200, "small ones still pass"
+            held_writer.write(whole[-1:])
+            assert (await read_reply(held)).status == 200
+            held_writer.close()
+            assert (await send(port, whole)).status == 200
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- HTTP itself
+
+
+def test_one_connection_many_requests() -> None:
+    async def run() -> None:
+        async with serving() as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            one = request_bytes("POST", "/path?a=1&b=%20", KEY, BODY)
+            writer.write(one * 20)  # pipelined
+            for _ in range(20):
+                reply = await read_reply(reader)
+                assert (reply.status, reply.json(), reply.headers["x-query"]) == (200, BODY, "a=1&b=%20")
+                assert reply.headers["x-client"] == str(writer.get_extra_info("sockname"))
+            for part in (one[:30], one[30:90], one[90:-3], one[-3:]):
+                writer.write(part)
+                await asyncio.sleep(0.01)  # so that they arrive apart
+            assert (await read_reply(reader)).status == 200
+            chunked = b"5\r\nhello\r\n0\r\n\r\n"
+            head = f"POST /stream HTTP/1.1\r\nauthorization: Bearer {KEY}\r\n"
+            writer.write(
+                f"{head}transfer-encoding: chunked\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n".encode() + chunked
+            )
+            streamed = await read_reply(reader)
+            assert (streamed.status, streamed.body) == (200, b"hel\r\nlo\r\nend\r\n"), "an empty chunk ends nothing"
+            writer.write(f"{head}expect: 100-continue\r\ncontent-length: 5\r\n\r\n".encode())
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"hello")
+            assert (await read_reply(reader)).status == 200
+            for path in ("/", "/stream"):
+                writer.write(request_bytes("HEAD", path, KEY))
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200"), "and no body"
+            writer.write(one)
+            assert (await read_reply(reader)).status == 200
+            writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request_bytes("POST", "/stream", KEY, b"hello").replace(b"HTTP/1.1", b"HTTP/1.0"))
+            assert (await reader.read()).endswith(b"\r\n\r\nhelloend")
+            writer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/wait", "/stream/wait"])
+def test_a_client_that_leaves_cancels_what_it_asked_for(path: str) -> None:
+    async def run() -> None:
+        async with serving() as (echo, port):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request_bytes("POST", path, KEY, BODY))
+            await until(lambda: echo.waiting)
+            writer.close()
+            await until(lambda: echo.cancelled + echo.closed)
+
+    asyncio.run(run())
+
+
+def test_a_handler_that_raises_costs_one_answer_not_the_server() -> None:
+    async def run() -> None:
+        async with serving() as (_, port):
+            reply = await send(port, request_bytes("POST", "/raise", KEY, BODY))
+            assert (reply.status, reply.json()["code"]) == (500, "internal_error")
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):  # cut off, never taken for complete
+                await send(port, request_bytes("POST", "/stream/raise", KEY, BODY))
+            assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
+
+    asyncio.run(run())
+
+
+def test_closing_the_server_cuts_all_connections() -> None:
+    async def run() -> None:
+        async with serving() as (echo, port):
+            waiting = asyncio.ensure_future(send(port, request_bytes("POST", "/wait", KEY, BODY)))
+            await until(lambda: echo.waiting)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await waiting
+        assert echo.cancelled == 1
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- addresses
+
+
+def test_an_address_that_cannot_be_served_says_why() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressError, match=f"can't listen on 127.0.0.1:{port}: Address already in use"):
+            bind("127.0.0.1", port)
+    with pytest.raises(AddressError, match="a number from 0 to 65535"):
+        bind("127.0.0.1", 65_536)
+    with pytest.raises(AddressError, match=r"can't listen on no\.such\.host\.invalid:0"):
+        bind("no.such.host.invalid", 0)
+
+
+# ---------------------------------------------------------------- fuzzing
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=60),
+            st.sampled_from(
+                [
+                    b"\r\n",
+                    b"POST ",
+                    b" HTTP/1.1\r\n",
+                    b"content-length: 3\r\n",
+                    b"transfer-encoding: chunked\r\n",
+                    b"authorization: Bearer " + KEY.encode() + b"\r\n",
+                    b"\r\n\r\n",
+                ]
+            ),
+        ),
+        max_size=12,
+    )
+)
+def test_no_bytes_make_the_server_fail(pieces: list[bytes]) -> None:
+    async def run() -> None:
+        async with serving(HttpLimits(header_deadline_s=0.01, body_deadline_s=0.01)) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"".join(pieces))
+            writer.write_eof()
+            answer = await asyncio.wait_for(reader.read(), 5)
+            assert b" 500 " not in answer
+            writer.close()
+            assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
+
+    asyncio.run(run())
