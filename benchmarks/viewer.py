@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import psutil
 from common import RESULTS, write_result
 from playwright.sync_api import Page, sync_playwright
 
@@ -29,7 +30,6 @@ from ajet.config import Config
 from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
-from ajet.observe.machine import process_memory_bytes
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.episode import Episode, EpisodeStatus, Ledger
 
@@ -145,7 +145,7 @@ def measure_viewer(root: Path) -> dict[str, Any]:
             figures = in_browser(page, f"{base}/x/{NAME}")
             browser.close()
         figures = {"episodes": EPISODES, "database_mb": database_mb} | figures
-        figures["server_memory_mb"] = process_memory_bytes(server.pid) // 2**20
+        figures["server_memory_mb"] = psutil.Process(server.pid).memory_info().rss // 2**20
         return figures
     finally:
         server.terminate()

@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
 
     from ajet.cli.view import find_experiment
     from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
-    from ajet.observe.export_episodes import ExportFormat, export_episodes
+    from ajet.observe.export import ExportFormat, export_episodes
 
     form = ExportFormat(arguments.format)
     target = arguments.target or Path(f"episodes.{'jsonl' if form is ExportFormat.SFT else form.value}")

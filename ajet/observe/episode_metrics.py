@@ -1,13 +1,13 @@
-"""Metrics of a batch of episodes, under the names that every backbone uses.
+"""Metrics of a batch of episodes, under the names all backbones use.
 
 | prefix | what |
 |---|---|
-| `reward/…`, `success/rate`, `success/pass@k` | over usable episodes; pass@k over groups of at least k |
+| `reward/…`, `success/rate`, `success/pass@k` | over usable episodes; pass@k over groups of at least k episodes |
 | `episode/…` | counts and means: turns, calls, agents, sampled and trained tokens, reply length |
 | `status/…`, `outcome/…`, `failure/…` | how many episodes ended how |
 | `masked/…`, `dropped/…`, `fork/…` | tokens without loss by reason; calls that could not extend another, by reason |
-| `time/…`, `user/…` | mean seconds of an episode's phases; the workflow's own `log_metrics` |
-| `tag/<tag>/reward`, `tag/<tag>/success` | by the tasks' tags |
+| `time/…`, `user/…` | mean seconds of each phase of an episode; the workflow's own `log_metrics` |
+| `tag/<tag>/reward`, `tag/<tag>/success` | by task tag |
 
 Trainers add `train/…` (loss, kl, entropy, clip_fraction, grad_norm, lr, staleness, packing_ratio), `perf/…`
 (tokens_per_second, memory_gb) and the step's own `time/step`, `time/rollout`, `time/judge`, `time/train`, `time/sync`.
@@ -26,14 +26,14 @@ from ajet.schema.episode import Episode
 
 
 def is_success(episode: Episode, threshold: float = 1.0) -> bool:
-    """What the workflow or judge said; if nothing, whether the reward reaches the threshold."""
+    """What the workflow or judge said; otherwise, whether the reward reaches the threshold."""
     if episode.is_success is not None:
         return episode.is_success
     return episode.reward is not None and episode.reward >= threshold
 
 
 def pass_at_k(successes: int, tries: int, k: int) -> float:
-    """The chance that at least one of k tries drawn from these succeeds (the unbiased estimate)."""
+    """The chance that at least one of k tries drawn from these succeeded (unbiased estimate)."""
     if tries - successes < k:
         return 1.0
     return 1.0 - math.prod((tries - successes - i) / (tries - i) for i in range(k))
@@ -42,7 +42,7 @@ def pass_at_k(successes: int, tries: int, k: int) -> float:
 def episode_metrics(
     episodes: Iterable[Episode], *, prefix: str = "", success_threshold: float = 1.0
 ) -> dict[str, float]:
-    """The metrics of these episodes, failed ones included."""
+    """The metrics of these episodes, including failed ones."""
     everyone = list(episodes)
     if not everyone:
         return {}
@@ -84,7 +84,7 @@ def _success(usable: Sequence[Episode], threshold: float) -> dict[str, float]:
 
 
 def staleness(episodes: Sequence[Episode], version: int) -> dict[str, float]:
-    """By how many versions the policy that is trained is newer than the one that sampled, over trained tokens."""
+    """How many versions newer than the sampling policy the trained one is, averaged over trained tokens."""
     tokens = lag = 0
     for call in (call for episode in episodes for call in episode.tree.calls if call.mask.any()):
         ends = [*(first for first, _ in call.versions[1:]), len(call.mask)]

@@ -1,6 +1,6 @@
-"""`EpisodeStore`: reads `episodes.sqlite` of a run, while it goes or after. It never writes.
+"""`EpisodeStore`: reads a run's `episodes.sqlite`, during the run or after. It never writes.
 
-Lists come from narrow rows, filtered and sorted by the database; an episode's body is decoded when it is asked for.
+Lists come from narrow rows that the database filters and sorts; an episode's body is decoded only by `get` and `all`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ajet.observe.episode_codec import Annotation, decode_annotation, decode_episode
+from ajet.observe.episode_tables import open_for_reading
 from ajet.observe.episode_text import words
-from ajet.observe.store_schema import open_for_reading
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 
@@ -26,12 +26,12 @@ SORT_KEYS: tuple[str, ...] = get_args(SortKey)
 
 
 class EpisodeNotFoundError(UserError):
-    """No such episode: never recorded, not kept by the settings, or it made room for newer ones."""
+    """No such episode: never recorded, not kept by the settings, or deleted to make room for newer ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """Which episodes; None or '' asks nothing."""
+    """Which episodes. None and '' match all."""
 
     step_min: int | None = None
     step_max: int | None = None
@@ -46,12 +46,12 @@ class EpisodeFilter:
     success: bool | None = None
     validation: bool | None = None
     text: str = ""
-    """Words that all occur in the messages; the last one may be unfinished. Quotes make a phrase."""
+    """Words that must all occur in the messages; the last one may be incomplete. Quotes make a phrase."""
 
 
 @dataclass(slots=True)
 class RecordedEpisode:
-    """An episode, and what was recorded about it."""
+    """An episode and what was recorded about it."""
 
     episode: Episode
     step: int
@@ -63,7 +63,7 @@ class RecordedEpisode:
 
 @dataclass(slots=True)
 class Facets:
-    """What there is to filter by, with counts."""
+    """The values to filter by, with counts."""
 
     total: int = 0
     first_step: int = 0
@@ -76,7 +76,7 @@ class Facets:
 
 
 class EpisodeStore:
-    """Any thread may call any method."""
+    """Reads one file. Any thread may call any method."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -96,15 +96,15 @@ class EpisodeStore:
         offset: int = 0,
         limit: int = 100,
     ) -> tuple[list[dict[str, Any]], int]:
-        """Rows of a page, and how many there are on all pages."""
+        """The rows of one page, and the number of rows on all pages."""
         if sort not in SORT_KEYS:
-            raise ValueError(f"sort by {sort!r}? There are {', '.join(SORT_KEYS)}")
+            raise ValueError(f"can't sort by {sort!r}; sort keys: {', '.join(SORT_KEYS)}")
         condition, values = _condition(where or EpisodeFilter())
         direction = "DESC" if descending else "ASC"
         order = f"{sort} IS NULL, {sort} {direction}, id {direction}"
         with self._lock:
             total = self._connection.execute(f"SELECT count(*) FROM episode WHERE {condition}", values).fetchone()[0]
-            # the page's ids first: sorting whole rows would carry their text along
+            # the page's ids first: sorting whole rows would move their text along
             rows = self._connection.execute(
                 f"SELECT * FROM episode WHERE id IN (SELECT id FROM episode WHERE {condition} "
                 f"ORDER BY {order} LIMIT ? OFFSET ?) ORDER BY {order}",
@@ -113,14 +113,14 @@ class EpisodeStore:
         return [_row(row) for row in rows], int(total)
 
     def ids(self, where: EpisodeFilter | None = None) -> list[str]:
-        """The ids of all these episodes, in the order of recording."""
+        """The ids of these episodes, in the order of recording."""
         condition, values = _condition(where or EpisodeFilter())
         with self._lock:
             query = f"SELECT episode_id FROM episode WHERE {condition} ORDER BY id"
             return [row[0] for row in self._connection.execute(query, values)]
 
     def get(self, episode_id: str) -> RecordedEpisode:
-        """One episode with everything that is known of it."""
+        """One episode with everything known about it."""
         with self._lock:
             row = self._connection.execute(
                 "SELECT step, validation, recorded, body.data AS body, annotation.data AS annotation, query "
@@ -130,8 +130,8 @@ class EpisodeStore:
             ).fetchone()
         if row is None:
             raise EpisodeNotFoundError(
-                f"no episode {episode_id!r} in {self.path}: it was not recorded, ajet.recorder.keep left it out, or it "
-                f"made room for newer ones (ajet.recorder.max_gb)"
+                f"no episode {episode_id!r} in {self.path}: it was never recorded, ajet.recorder.keep left it out, "
+                f"or it was deleted to make room for newer ones (ajet.recorder.max_gb)"
             )
         return RecordedEpisode(
             episode=decode_episode(row["body"]),
@@ -143,7 +143,7 @@ class EpisodeStore:
         )
 
     def all(self, where: EpisodeFilter | None = None) -> Iterator[RecordedEpisode]:
-        """All these episodes, one at a time."""
+        """These episodes, one at a time."""
         for episode_id in self.ids(where):
             yield self.get(episode_id)
 
@@ -162,7 +162,7 @@ class EpisodeStore:
         return (before[0] if before else None), (after[0] if after else None)
 
     def token_bytes(self, ids: list[int]) -> dict[int, bytes]:
-        """The bytes of these token ids; ids whose tokenizer was never given are left out."""
+        """The bytes of these token ids, without ids recorded before a tokenizer was known."""
         found: dict[int, bytes] = {}
         with self._lock:
             for start in range(0, len(ids), 500):
@@ -173,7 +173,7 @@ class EpisodeStore:
         return found
 
     def facets(self) -> Facets:
-        """What there is to filter by. Counted again only when something was recorded."""
+        """The values to filter by, counted again only after something was recorded."""
         with self._lock:
             last = self._connection.execute("SELECT coalesce(max(id), 0) FROM episode").fetchone()[0]
             if self._facets is None or self._facets[0] != last:
@@ -182,7 +182,7 @@ class EpisodeStore:
 
     def _count(self) -> Facets:
         total, first, newest, validations = self._connection.execute(
-            # each part from an index, none from the rows
+            # each part comes from an index, none from the rows
             "SELECT count(*), (SELECT coalesce(min(step), 0) FROM episode), "
             "(SELECT coalesce(max(step), 0) FROM episode), coalesce(sum(validation), 0) FROM episode"
         ).fetchone()
@@ -243,7 +243,7 @@ def _condition(where: EpisodeFilter) -> tuple[str, list[Any]]:
 
 
 def _match(text: str) -> str:
-    """The index's own query language, with nothing of the user's text read as part of it."""
+    """A query in the index's own language, in which the user's text is always quoted."""
     phrases: list[str] = []
     for index, part in enumerate(text.replace("\0", " ").split('"')):
         pieces = [part] if index % 2 else part.split()

@@ -1,13 +1,15 @@
-"""`ExperimentFolder`: the folder of one run, and everything that is written into it but episodes and checkpoints.
+"""`ExperimentFolder`: the folder of one run, with all its files except episodes and checkpoints.
 
-In: the loaded config. Out: paths, a metrics sink, an event log. One process has it open at a time.
+In: the loaded config. Out: paths, a metrics sink, an event log. Only one process can have it open.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,8 +18,7 @@ from typing import Any
 
 import yaml
 
-from ajet.observe.events import EventLog
-from ajet.observe.logs import log_to_file
+from ajet.observe.logs import FileLog
 from ajet.observe.metrics import MetricsSink, make_sinks, rewind_metrics
 from ajet.observe.secrets import Masker
 from ajet.schema.errors import UserError
@@ -30,11 +31,33 @@ _CODE_FILE_BYTES = 256 * 1024
 
 
 class ExperimentBusyError(UserError):
-    """Another process runs this experiment."""
+    """Another process is running this experiment."""
+
+
+class EventLog:
+    """`events.jsonl`: what happened to a run (started, resumed, checkpoint, ended …), one JSON object per line.
+
+    Any thread may write; each event is in the file when `write` returns.
+    """
+
+    def __init__(self, path: Path, masker: Masker | None = None) -> None:
+        self._file = path.open("a", encoding="utf-8")
+        self._lock = threading.Lock()
+        self._masker = masker or Masker()
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append an event. Secrets in its fields are masked."""
+        record = {"time": round(time.time(), 3), "event": kind, **self._masker.value(fields)}
+        with self._lock:
+            self._file.write(json.dumps(record, default=str) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class ExperimentFolder:
-    """An open experiment folder. Use `open`; close it when the run ends."""
+    """An open experiment folder, made by `open` and closed when the run ends."""
 
     def __init__(self, path: Path, config: Any, masker: Masker, lock: int) -> None:
         self.path = path
@@ -44,7 +67,7 @@ class ExperimentFolder:
         self._lock = lock
         self.events = EventLog(path / "events.jsonl", masker)
         self.metrics: MetricsSink = make_sinks(config, path, masker)
-        self._log = log_to_file(path / "run.log", masker)
+        self._log = FileLog(path / "run.log", masker)
 
     @classmethod
     def open(
@@ -56,10 +79,10 @@ class ExperimentFolder:
         source_yaml: Path | None = None,
         backbone: str = "",
     ) -> ExperimentFolder:
-        """Make the folder, or open it again to resume.
+        """Create the folder, or reopen it to resume.
 
-        `exp_dir` is the folder that holds experiments (default: `saved_experiments`). `fresh` moves what is there
-        aside. A debug run has a folder of its own (`<name>-debug`) and always starts anew.
+        `exp_dir` is the folder of all experiments (default: `saved_experiments`). `fresh` moves an earlier run aside. A
+        debug run has its own folder (`<name>-debug`) and always starts afresh.
         """
         path = _path_of(config, exp_dir, source_yaml)
         if backbone == "debug":
@@ -88,12 +111,12 @@ class ExperimentFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where `step_N/` folders go."""
+        """Holds the `step_N/` folders."""
         return self.path / "checkpoints"
 
     @property
     def hf(self) -> Path:
-        """The newest weights in Hugging Face form."""
+        """The newest weights in Hugging Face format."""
         return self.path / "hf"
 
     @property
@@ -102,7 +125,7 @@ class ExperimentFolder:
         return self.path / "episodes.sqlite"
 
     def save_code(self, files: Iterable[Path]) -> None:
-        """Keep the user's files as they ran: these, and the source and text files beside them."""
+        """Keep the user's files as they ran: these, and the source and text files next to them."""
         code = self.path / "code"
         for file in dict.fromkeys(path.resolve() for path in files):
             target = code / file.parent.name
@@ -114,12 +137,12 @@ class ExperimentFolder:
                 (target / source.name).write_text(self.masker.text(text), encoding="utf-8")
 
     def rewind(self, step: int) -> None:
-        """The run resumes after `step`: forget metrics of later steps. (The recorder forgets episodes.)"""
+        """The run resumes after `step`: drop the metrics of later steps. (The recorder deletes the episodes.)"""
         self.events.write("rewound", step=step)
         rewind_metrics(self.path / "metrics.jsonl", step)
 
     def close(self, status: str = "completed", **fields: Any) -> None:
-        """Write the end of the run and let go of the folder. `status`: completed | failed | interrupted."""
+        """Record the end of the run and release the folder. `status`: completed | failed | interrupted."""
         self.metrics.close()
         self.events.write("ended", status=status, **fields)
         self.events.close()
@@ -140,8 +163,16 @@ class ExperimentFolder:
             self.close("failed", error=f"{type(error).__name__}: {error}")
 
 
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The events in a file, without a last line that is still being written."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.endswith("\n")]
+
+
 def is_running(path: Path) -> bool:
-    """Whether some process has this experiment open."""
+    """Whether a process has this experiment open."""
     try:
         handle = os.open(path / _LOCK, os.O_RDONLY)
     except FileNotFoundError:
@@ -165,14 +196,14 @@ def _path_of(config: Any, exp_dir: str | Path | None, source_yaml: Path | None) 
 
 
 def _lock(path: Path) -> int:
-    """Hold the folder. Released by the kernel when the process ends, however it ends."""
+    """Lock the folder. The kernel releases the lock when the process ends, however it ends."""
     handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     for attempt in range(20):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            if attempt == 19:  # a reader that only looks lets go at once
+            if attempt == 19:  # `is_running` holds the lock for a moment
                 os.close(handle)
                 raise ExperimentBusyError(
                     f"{path}: another process is running this experiment. Wait for it, stop it (`ajet --kill`), or set "
@@ -184,7 +215,7 @@ def _lock(path: Path) -> int:
 
 
 def _close_quietly(handle: int) -> None:
-    """A forked child must not keep the folder locked after its parent died."""
+    """In a forked child, which must not keep the folder locked after its parent died."""
     try:
         if os.readlink(f"/proc/self/fd/{handle}").endswith(_LOCK):
             os.close(handle)
@@ -203,25 +234,24 @@ def _aside(path: Path) -> Path:
 
 
 def _empty(path: Path) -> None:
-    """Remove what an earlier run wrote, and nothing else."""
-    for name in ("metrics.jsonl", "events.jsonl", "run.log", "episodes.sqlite", "episodes.sqlite-wal"):
-        (path / name).unlink(missing_ok=True)
-    for name in ("episodes.sqlite-shm", "config.yaml", "config.resolved.yaml"):
+    """Delete what an earlier run wrote, and nothing else."""
+    files = ("metrics.jsonl", "events.jsonl", "run.log", "config.yaml", "config.resolved.yaml")
+    for name in (*files, "episodes.sqlite", "episodes.sqlite-wal", "episodes.sqlite-shm"):
         (path / name).unlink(missing_ok=True)
     for name in ("code", "trajectories"):
         shutil.rmtree(path / name, ignore_errors=True)
 
 
 def _parsed(text: str) -> Any:
-    """The user's YAML, for the secrets in it that an override may have replaced."""
+    """The user's YAML as written: an override may have replaced a secret in it."""
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:  # the loader has its own, stricter reading and has reported what matters
+    except yaml.YAMLError:  # the stricter config loader has already accepted the file
         return None
 
 
 def _changes(path: Path, now: dict[str, Any]) -> dict[str, list[Any]]:
-    """Which keys differ from the last run in this folder: `{key: [before, now]}`."""
+    """The keys that differ from the last run in this folder: `{key: [before, now]}`."""
     before = dict(_flat(yaml.safe_load(path.read_text(encoding="utf-8")) or {}))
     after = dict(_flat(now))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]

@@ -1,7 +1,7 @@
 """Logs of a run: `run.log` as JSON lines (rotating), short lines on the terminal.
 
-Every part logs with `logging.getLogger(__name__)`; `extra={"episode": …, "task": …, "fix": …}` says what it is about
-and what to do. `AJET_LOG_LEVEL` (default INFO) sets what the terminal shows; the file holds INFO and more.
+Every part logs with `logging.getLogger(__name__)`; `extra={"episode": …, "task": …, "fix": …}` says what a record is
+about and what to do. `AJET_LOG_LEVEL` (default INFO) sets what the terminal shows; the file holds at least INFO.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ajet.observe.secrets import Masker
 ROOT_LOGGER = "ajet"
 LEVEL_VARIABLE = "AJET_LOG_LEVEL"
 ABOUT = ("episode", "task", "step", "fix")
-"""Fields of a record that are written beside the message."""
+"""Fields of a record that are written next to its message."""
 _FILE_BYTES = 20 * 1024 * 1024
 _FILES = 5
 
 
 def level_from_environment() -> int:
-    """The level that `AJET_LOG_LEVEL` names (a name or a number); INFO if it is unset or names none."""
+    """The level in `AJET_LOG_LEVEL`, a name or a number. INFO if it is unset or unknown."""
     asked = os.environ.get(LEVEL_VARIABLE, "").strip().upper()
     if asked.isdigit():
         return int(asked)
@@ -33,7 +33,7 @@ def level_from_environment() -> int:
 
 
 def log_to_terminal(*, quiet: bool = False) -> None:
-    """Show records on stderr; with `quiet` only errors. Calling it again replaces the handler."""
+    """Show records on stderr, or only errors if `quiet`. A second call replaces the first."""
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, _TerminalHandler)]:
         root.removeHandler(handler)
@@ -45,23 +45,18 @@ def log_to_terminal(*, quiet: bool = False) -> None:
 
 
 def _let_through() -> None:
-    """The handlers sit on the root logger, so a `basicConfig` of the user's adds no second copy of each line; other
-    libraries keep the root's level (warnings and errors)."""
+    """The handlers are on the root logger, so the user's own `basicConfig` doesn't duplicate each line; other libraries
+    keep the root's level (warnings and errors)."""
     logging.getLogger(ROOT_LOGGER).setLevel(min(logging.INFO, level_from_environment()))
 
 
-def log_to_file(path: Path, masker: Masker | None = None) -> FileLog:
-    """Write records to a file as JSON lines, until closed."""
-    return FileLog(path, masker or Masker())
-
-
 class FileLog:
-    """A log file that is being written."""
+    """Writes records to a file as JSON lines, until closed."""
 
-    def __init__(self, path: Path, masker: Masker) -> None:
+    def __init__(self, path: Path, masker: Masker | None = None) -> None:
         self._handler = RotatingFileHandler(path, maxBytes=_FILE_BYTES, backupCount=_FILES - 1, encoding="utf-8")
         self._handler.setLevel(min(logging.INFO, level_from_environment()))
-        self._handler.setFormatter(_JsonFormatter(masker))
+        self._handler.setFormatter(_JsonFormatter(masker or Masker()))
         logging.getLogger().addHandler(self._handler)
         _let_through()
 
@@ -71,7 +66,7 @@ class FileLog:
 
 
 class _TerminalHandler(logging.StreamHandler[Any]):
-    """Looks stderr up for each record: a live display or a test may have replaced it."""
+    """Looks up stderr for each record: a live display or a test may have replaced it."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)

@@ -1,4 +1,4 @@
-"""Numbers of a run, a step at a time: the `MetricsSink` protocol, the file that is always written, and the fan-out.
+"""A run's metrics, step by step: the `MetricsSink` protocol, `metrics.jsonl`, and how metrics reach several sinks.
 
 A sink gets finite and non-finite floats under slash-separated names (`reward/mean`). Trackers live in `trackers.py`.
 """
@@ -16,13 +16,13 @@ from ajet.observe.secrets import Masker
 
 
 class MetricsSink(Protocol):
-    """Where metrics go. A class of the user's own needs these two methods and `__init__(self, run: RunInfo)`."""
+    """Where metrics go. A user's own class needs these two methods and `__init__(self, run: RunInfo)`."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Take the metrics of one step. Several calls for one step add up."""
+        """Take metrics of a step. Several calls for one step add up."""
 
     def close(self) -> None:
-        """Deliver what is outstanding."""
+        """Deliver what is pending."""
 
 
 class FanOut:
@@ -41,7 +41,7 @@ class FanOut:
 
 
 class JsonlSink:
-    """`metrics.jsonl`: one line a step, written at once, so that whoever reads it sees the step as it ends."""
+    """`metrics.jsonl`: one line per step, written as soon as the step ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class JsonlSink:
     def log(self, step: int, metrics: dict[str, float]) -> None:
         record: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
         record.update((name, _plain(value)) for name, value in metrics.items())
-        with self._path.open("a", encoding="utf-8") as file:  # opened anew: a rewind replaces the file
+        with self._path.open("a", encoding="utf-8") as file:  # opened each time: a rewind replaces the file
             file.write(json.dumps(record) + "\n")
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class JsonlSink:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The steps of a `metrics.jsonl`, in order; a step that was run again after a resume counts as run last.
+    """The steps of a `metrics.jsonl`, in order. Of a step that was run again after a resume, the later values count.
 
     A last line that is still being written is left out.
     """
@@ -73,7 +73,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def rewind_metrics(path: Path, step: int) -> None:
-    """Drop the lines of steps after `step`: the run resumes there."""
+    """The run resumes after `step`: drop the lines of later steps."""
     if not path.exists():
         return
     kept = [record for record in read_metrics(path) if record["step"] <= step]
@@ -83,10 +83,10 @@ def rewind_metrics(path: Path, step: int) -> None:
 
 
 def aggregate_log_metrics(many: Iterable[Mapping[str, Any]], prefix: str = "user") -> dict[str, float]:
-    """What workflows put in `log_metrics`, over all episodes.
+    """What workflows put in `log_metrics`, averaged over episodes.
 
-    Nested mappings become `a/b`; the numbers under a name (those of lists one by one, booleans as 0 and 1) give their
-    mean, and where they differ and came in lists, `…/min` and `…/max`. Anything else has no mean and is left out.
+    Nested mappings become `a/b`. The numbers under a name (list items one by one, booleans as 0 and 1) are averaged; if
+    they came in lists and differ, `…/min` and `…/max` are added. Values that aren't numbers are left out.
     """
     values: dict[str, list[float]] = {}
     listed: set[str] = set()
@@ -115,7 +115,7 @@ def _collect(value: Any, name: str, values: dict[str, list[float]], listed: set[
 
 
 def _plain(value: float) -> float | str:
-    """JSON has no NaN and no infinity; they are written as text."""
+    """JSON has no NaN or infinity, so they are written as text."""
     number = float(value)
     if math.isfinite(number):
         return int(number) if isinstance(value, int) else number
@@ -125,7 +125,7 @@ def _plain(value: float) -> float | str:
 def make_sinks(config: Any, folder: Path, masker: Masker) -> MetricsSink:
     """`metrics.jsonl`, and the trackers of `trainer_common.logger`.
 
-    `console` and `file` name what is always there: the progress display and `metrics.jsonl`.
+    `console` and `file` in that list stand for what is always on: the progress display and `metrics.jsonl`.
     """
     from ajet.observe.trackers import make_tracker
 

@@ -1,7 +1,7 @@
-"""`Progress`: what a run shows on the terminal while it goes.
+"""`Progress`: what a run shows while it is going on.
 
-A live display on a terminal, plain lines elsewhere, JSON lines with `--json`, only errors with `--quiet`. Any thread
-may call any method. It shows; it keeps nothing.
+A live display on a terminal (`progress_live.py`), plain lines elsewhere, JSON lines with `--json`, only errors with
+`--quiet`. Any thread may call any method. It writes no files.
 """
 
 from __future__ import annotations
@@ -15,26 +15,40 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 from ajet.schema.episode import Episode
+
+_LINE_EVERY_S = 10.0
+"""How often, at most, plain output reports progress within a phase: keeps CI logs short."""
+
+HEADLINES = (
+    ("reward", "reward/mean"),
+    ("success", "success/rate"),
+    ("loss", "train/loss"),
+    ("kl", "train/kl"),
+    ("entropy", "train/entropy"),
+    ("tok/s", "perf/tokens_per_second"),
+    ("step s", "time/step"),
+)
+"""The metrics in a step's line, and their short names; all others are in `metrics.jsonl`."""
 
 
 class ProgressMode(StrEnum):
     """How progress is shown."""
 
     AUTO = "auto"
-    """`live` on a terminal, else `plain`."""
+    """`live` on a terminal, otherwise `plain`."""
     LIVE = "live"
     PLAIN = "plain"
     JSON = "json"
-    """One JSON object a line on stdout, for programs."""
+    """One JSON object per line on stdout, for programs."""
     QUIET = "quiet"
 
 
 @dataclass(slots=True)
 class ProgressState:
-    """What is known of the run at this moment."""
+    """What is known about the run right now."""
 
     experiment: str = ""
     backbone: str = ""
@@ -56,7 +70,7 @@ class ProgressState:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds to the last step, at the pace of this run so far."""
+        """Seconds to the last step at this run's pace so far."""
         if not self.total_steps or not self.steps_this_run:
             return None
         pace = (time.monotonic() - self.stepping_began) / self.steps_this_run
@@ -64,7 +78,7 @@ class ProgressState:
 
 
 class Display(Protocol):
-    """Shows a state. Called under the progress's lock."""
+    """Shows a state. Called with the lock of `Progress` held."""
 
     def started(self, state: ProgressState) -> None: ...
     def phase(self, state: ProgressState) -> None: ...
@@ -76,7 +90,7 @@ class Display(Protocol):
 
 
 class Progress:
-    """What the conductor of a run reports. `with Progress.create(...) as progress:`"""
+    """What a run reports: `with Progress.create(...) as progress:`"""
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -85,9 +99,7 @@ class Progress:
 
     @classmethod
     def create(cls, mode: ProgressMode | str = ProgressMode.AUTO, stream: IO[str] | None = None) -> Progress:
-        """A progress in this mode, on `stream` (default: stdout)."""
-        from ajet.observe.progress_plain import JsonDisplay, PlainDisplay, QuietDisplay
-
+        """A progress display in this mode, on `stream` (default: stdout)."""
         stream = stream or sys.stdout
         mode = ProgressMode(mode)
         if mode is ProgressMode.AUTO:
@@ -103,7 +115,7 @@ class Progress:
         return cls(displays.get(mode, PlainDisplay)(stream))
 
     def start(self, experiment: str, backbone: str, total_steps: int | None = None, step: int = 0) -> None:
-        """The run begins (`step` > 0: resumes after that step)."""
+        """The run begins (`step` > 0: it resumes after that step)."""
         with self._lock:
             self.state.experiment, self.state.backbone = experiment, backbone
             self.state.total_steps, self.state.step = total_steps, step
@@ -111,14 +123,14 @@ class Progress:
             self._display.started(self.state)
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """A part of the step begins (rollout, judge, train, sync, validate, …) with `total` units to do, if known."""
+        """A phase begins (rollout, train, validate, …) with `total` units to do, if known."""
         with self._lock:
             self.state.phase, self.state.phase_total, self.state.phase_done = name, total, 0
             self.state.phase_began = time.monotonic()
             self._display.phase(self.state)
 
     def advance(self, count: int = 1) -> None:
-        """That many units of the phase are done. (`episode` advances by itself.)"""
+        """`count` units of the phase are done. (`episode` counts as one by itself.)"""
         with self._lock:
             self.state.phase_done += count
             self._display.advanced(self.state)
@@ -138,7 +150,7 @@ class Progress:
             self._display.episode(state, episode)
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
-        """A step ended, with these metrics."""
+        """A step ended with these metrics."""
         with self._lock:
             state = self.state
             state.step, state.metrics = step, metrics
@@ -165,6 +177,122 @@ class Progress:
         self.close()
 
 
+class PlainDisplay:
+    """One line per step and per failure, and one every ten seconds within a phase."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._last_line = time.monotonic()
+
+    def _line(self, text: str) -> None:
+        self._last_line = time.monotonic()
+        print(text, file=self._stream, flush=True)
+
+    def started(self, state: ProgressState) -> None:
+        steps = f", {state.total_steps} steps" if state.total_steps else ""
+        resumed = f", resumed after step {state.step}" if state.step else ""
+        self._line(f"{state.experiment} ({state.backbone}{steps}{resumed})")
+
+    def phase(self, state: ProgressState) -> None:
+        self._last_line = time.monotonic()
+
+    def advanced(self, state: ProgressState) -> None:
+        if time.monotonic() - self._last_line >= _LINE_EVERY_S:
+            self._line(f"  {state.phase} {_share(state)}")
+
+    def episode(self, state: ProgressState, episode: Episode) -> None:
+        if episode.failure is not None:
+            self._line(f"  {episode.status}: episode {episode.episode_id}: {episode.failure.message.splitlines()[0]}")
+        self.advanced(state)
+
+    def step(self, state: ProgressState) -> None:
+        shown = [f"{label} {number(state.metrics[name])}" for label, name in HEADLINES if name in state.metrics]
+        total = f"/{state.total_steps}" if state.total_steps else ""
+        eta = state.eta_seconds
+        rest = [f"eta {duration(eta)}"] if eta else []
+        self._line("  ".join([f"step {state.step}{total}", *shown, *rest]))
+
+    def message(self, text: str, level: str) -> None:
+        self._line(text if level == "info" else f"{level}: {text}")
+
+    def close(self) -> None:
+        pass
+
+
+class JsonDisplay:
+    """One JSON object per line."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def _write(self, **fields: object) -> None:
+        self._stream.write(json.dumps({"time": round(time.time(), 3), **fields}, default=str) + "\n")
+        self._stream.flush()
+
+    def started(self, state: ProgressState) -> None:
+        self._write(
+            event="started",
+            experiment=state.experiment,
+            backbone=state.backbone,
+            total_steps=state.total_steps,
+            step=state.step,
+        )
+
+    def phase(self, state: ProgressState) -> None:
+        self._write(event="phase", phase=state.phase, total=state.phase_total, step=state.step)
+
+    def advanced(self, state: ProgressState) -> None:
+        pass
+
+    def episode(self, state: ProgressState, episode: Episode) -> None:
+        failure = {"kind": episode.failure.kind, "message": episode.failure.message} if episode.failure else None
+        self._write(
+            event="episode",
+            episode=episode.episode_id,
+            task=episode.task_id,
+            status=str(episode.status),
+            reward=episode.reward,
+            calls=len(episode.tree.calls),
+            failure=failure,
+        )
+
+    def step(self, state: ProgressState) -> None:
+        self._write(event="step", step=state.step, metrics=state.metrics)
+
+    def message(self, text: str, level: str) -> None:
+        self._write(event="message", level=level, text=text)
+
+    def close(self) -> None:
+        pass
+
+
+class QuietDisplay(PlainDisplay):
+    """Errors, on stderr; nothing else."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__(sys.stderr)
+
+    def started(self, state: ProgressState) -> None:
+        pass
+
+    def advanced(self, state: ProgressState) -> None:
+        pass
+
+    def episode(self, state: ProgressState, episode: Episode) -> None:
+        pass
+
+    def step(self, state: ProgressState) -> None:
+        pass
+
+    def message(self, text: str, level: str) -> None:
+        if level == "error":
+            super().message(text, level)
+
+
+def _share(state: ProgressState) -> str:
+    return f"{state.phase_done}/{state.phase_total}" if state.phase_total else str(state.phase_done)
+
+
 def duration(seconds: float) -> str:
     """`8 s`, `3 min 20 s`, `2 h 05 min`."""
     whole = int(seconds)
@@ -176,14 +304,9 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """A metric as a reader likes it: four significant digits."""
+    """A metric with four significant digits."""
     if value != value or value in (float("inf"), float("-inf")):
         return str(value)
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:.3e}" if abs(value) < 1e-4 else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-
-
-def json_line(**fields: Any) -> str:
-    """One JSON object on one line."""
-    return json.dumps(fields, default=str) + "\n"

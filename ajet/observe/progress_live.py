@@ -1,10 +1,12 @@
-"""Progress on a terminal: a live panel that is redrawn in place, with what scrolls by above it."""
+"""Progress on a terminal: a live panel redrawn in place, below the lines that scroll by."""
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import IO
 
+import psutil
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
@@ -13,13 +15,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ajet.observe.machine import machine_load
-from ajet.observe.progress import ProgressState, duration, number
-from ajet.observe.progress_plain import HEADLINES
+from ajet.observe.progress import HEADLINES, ProgressState, duration, number
 from ajet.schema.episode import Episode
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _REFRESH_PER_SECOND = 4
+_GIB = 1024**3
 _STYLES = {"warning": "yellow", "error": "bold red"}
 
 
@@ -31,6 +32,17 @@ def sparkline(values: list[float], width: int = 40) -> str:
     low, high = min(values), max(values)
     span = high - low
     return "".join(_BLOCKS[round((value - low) / span * (len(_BLOCKS) - 1)) if span else 0] for value in values)
+
+
+def machine_load() -> str:
+    """How busy this machine is: memory of this process, load, and the GPU if torch is loaded and uses one."""
+    memory = psutil.Process().memory_info().rss
+    parts = [f"{memory / _GIB:.1f} GiB", f"load {psutil.getloadavg()[0]:.1f}/{psutil.cpu_count()}"]
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_available() and torch.cuda.is_initialized():
+        free, total = torch.cuda.mem_get_info()
+        parts.append(f"GPU {(total - free) / _GIB:.1f}/{total / _GIB:.0f} GiB")
+    return "  ".join(parts)
 
 
 class LiveDisplay:

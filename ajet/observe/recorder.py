@@ -1,7 +1,7 @@
-"""`EpisodeRecorder`: writes every episode into `episodes.sqlite`, on a thread of its own.
+"""`EpisodeRecorder`: writes episodes to `episodes.sqlite` on its own thread.
 
-`record` returns at once with a future that is done when the episode is in the file: what was acknowledged survives a
-kill of the process. Episodes are written in batches, one transaction each.
+`record` returns at once with a future that is done when the episode is in the file: what was acknowledged survives even
+if the process is killed. Episodes are written in batches, one transaction each.
 """
 
 from __future__ import annotations
@@ -17,12 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ajet.observe.episode_codec import Annotation, CallCreditRecord, encode_annotation, encode_episode
-from ajet.observe.episode_rows import delete_oldest, insert_annotation, insert_episode, rewind
+from ajet.observe.episode_codec import (
+    Annotation,
+    CallCreditRecord,
+    encode_annotation,
+    encode_episode,
+    write_trajectory,
+)
+from ajet.observe.episode_tables import (
+    delete_after,
+    delete_oldest,
+    insert_annotation,
+    insert_episode,
+    open_for_writing,
+    used_bytes,
+)
+from ajet.observe.episode_text import TokenBytes, token_bytes_of
 from ajet.observe.secrets import Masker
-from ajet.observe.store_schema import open_for_writing, used_bytes
-from ajet.observe.token_text import TokenBytes, token_bytes_of
-from ajet.observe.trajectory import write_trajectory
 from ajet.schema.call_tree import FloatArray
 from ajet.schema.episode import Episode, EpisodeStatus
 
@@ -32,11 +43,11 @@ _BATCH = 256
 _GIB = 1024**3
 _PRUNE_AT_ONCE = 8
 _PRUNE_TO = 0.95
-"""Beyond `max_gb`, the oldest episodes go until this share of it is left: not one by one for each new one."""
+"""Beyond `max_gb`, the oldest episodes are deleted down to this share of it, so not every new one deletes another."""
 
 
 class CallCreditLike(Protocol):
-    """The credit of one call, as `ajet.credit` gives it."""
+    """The credit of one call, as `ajet.credit` computes it."""
 
     @property
     def advantage(self) -> float: ...
@@ -61,7 +72,7 @@ class RecorderSettings:
     every_n: int = 10
     max_gb: float = 10.0
     json_files: bool = False
-    """`trainer_common.save_trajectory_as_json_file`: each kept episode as `trajectories/step_N/<id>.json` too."""
+    """`trainer_common.save_trajectory_as_json_file`: also write kept episodes to `trajectories/step_N/<id>.json`."""
 
     @classmethod
     def from_config(cls, config: Any) -> RecorderSettings:
@@ -97,15 +108,15 @@ class EpisodeRecorder:
         self.settings = settings or RecorderSettings()
         self._masker = masker or Masker()
         self._token_bytes: TokenBytes | None = token_bytes_of(tokenizer) if tokenizer is not None else None
-        self._named: set[int] = set()
-        self._unnamed: set[int] = set()
+        self._known_tokens: set[int] = set()
+        self._new_tokens: set[int] = set()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        open_for_writing(path).close()  # a file that can't be written is an error here, not on the writer's thread
+        open_for_writing(path).close()  # a file that can't be written raises here, not on the writer's thread
         self._thread = threading.Thread(target=self._run, name="episode-recorder", daemon=True)
         self._thread.start()
 
     def use_tokenizer(self, tokenizer: Any) -> None:
-        """From now on (and for ids seen before) keep the text of each token id beside the episodes."""
+        """Store the bytes of each token id beside the episodes, including ids seen before."""
         self._token_bytes = token_bytes_of(tokenizer)
 
     def keeps(self, episode: Episode, step: int) -> bool:
@@ -124,10 +135,10 @@ class EpisodeRecorder:
         trainer_logprobs: Sequence[FloatArray] | None = None,
         query: str = "",
     ) -> Future[bool]:
-        """Write an episode that is finished and changes no more. `query`: its task's main query.
+        """Write an episode that is finished and won't change. `query`: its task's main query.
 
-        The future is true when the episode is in the file, false if the settings don't keep it; it raises if it could
-        not be written (say, the disk is full), which the log says too.
+        The future is true once the episode is in the file, false if the settings don't keep it. If it could not be
+        written (the disk is full, for example), the future raises and the log says so.
         """
         done: Future[bool] = Future()
         if not self.keeps(episode, step):
@@ -142,7 +153,7 @@ class EpisodeRecorder:
                 insert_annotation(connection, episode.episode_id, annotation, encode_annotation(annotation))
             if self.settings.json_files:
                 write_trajectory(self.path.parent / "trajectories", episode, step, annotation)
-            self._name_tokens(connection, episode)
+            self._write_token_bytes(connection, episode)
             return True
 
         return self._submit(write, done)
@@ -153,21 +164,26 @@ class EpisodeRecorder:
         credit: EpisodeCreditLike | None = None,
         trainer_logprobs: Sequence[FloatArray] | None = None,
     ) -> Future[bool]:
-        """Add what became known after recording. The future is false if the episode is not kept."""
+        """Add what became known after recording. The future is false if the episode wasn't kept."""
         annotation = _annotation(credit, trainer_logprobs) or Annotation()
         data = encode_annotation(annotation)
         return self._submit(lambda connection: insert_annotation(connection, episode_id, annotation, data))
 
     def rewind(self, step: int) -> Future[bool]:
-        """The run resumes after `step`: forget episodes of later steps."""
-        return self._submit(lambda connection: rewind(connection, step))
+        """The run resumes after `step`: delete the episodes of later steps."""
+
+        def delete(connection: sqlite3.Connection) -> bool:
+            delete_after(connection, step)
+            return True
+
+        return self._submit(delete)
 
     def flush(self) -> None:
         """Return when everything recorded so far is in the file."""
         self._submit(lambda connection: True).result()
 
     def close(self) -> None:
-        """Write what is waiting and close the file."""
+        """Write what is pending and close the file."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -180,7 +196,7 @@ class EpisodeRecorder:
 
     def _run(self) -> None:
         connection = open_for_writing(self.path)
-        self._forget_unwritten_names(connection)
+        self._read_known_tokens(connection)
         ended = False
         while not ended:
             batch = [self._jobs.get()]
@@ -201,7 +217,7 @@ class EpisodeRecorder:
         except sqlite3.Error as error:  # nothing of this batch is acknowledged
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            self._forget_unwritten_names(connection)
+            self._read_known_tokens(connection)
             results = [(job, error) for job in jobs]
         for job, result in results:
             if isinstance(result, Exception):
@@ -211,11 +227,11 @@ class EpisodeRecorder:
                 job.done.set_result(result)
 
     def _try(self, connection: sqlite3.Connection, job: _Job) -> bool | Exception:
-        """One job of a batch, undone alone if it fails: an episode that can't be encoded costs only itself."""
+        """Run one job of a batch. If it fails, only this job is undone."""
         connection.execute("SAVEPOINT job")
         try:
             result: bool | Exception = job.work(connection)
-        except sqlite3.OperationalError:  # disk full, input/output error: no matter of this job
+        except sqlite3.OperationalError:  # disk full, I/O error: not this job's fault
             raise
         except Exception as error:  # noqa: BLE001  reported through the future, and in the log
             connection.execute("ROLLBACK TO job")
@@ -235,25 +251,25 @@ class EpisodeRecorder:
             if not gone:
                 break
             removed += gone
-        logger.info("episodes.sqlite reached recorder.max_gb: the %d oldest episodes made room", removed)
+        logger.info("episodes.sqlite reached ajet.recorder.max_gb: the %d oldest episodes were deleted", removed)
 
     def _mask(self, episode: Episode) -> None:
-        """Errors and metadata may quote a secret of the environment. Messages and tokens are kept as they were."""
+        """Errors may quote a secret from the environment. Messages and tokens are kept as they were."""
         if episode.failure is not None:
             episode.failure.message = self._masker.text(episode.failure.message)
             episode.failure.traceback = self._masker.text(episode.failure.traceback)
 
-    def _name_tokens(self, connection: sqlite3.Connection, episode: Episode) -> None:
+    def _write_token_bytes(self, connection: sqlite3.Connection, episode: Episode) -> None:
         ids = {index for run in episode.tree.runs for index in set(run.ids.tolist())}
-        self._unnamed |= ids - self._named
-        if self._token_bytes is not None and self._unnamed:
-            named = self._token_bytes(sorted(self._unnamed))
-            connection.executemany("INSERT OR IGNORE INTO token (id, bytes) VALUES (?, ?)", named.items())
-            self._named |= self._unnamed
-            self._unnamed = set()
+        self._new_tokens |= ids - self._known_tokens
+        if self._token_bytes is not None and self._new_tokens:
+            found = self._token_bytes(sorted(self._new_tokens))
+            connection.executemany("INSERT OR IGNORE INTO token (id, bytes) VALUES (?, ?)", found.items())
+            self._known_tokens |= self._new_tokens
+            self._new_tokens = set()
 
-    def _forget_unwritten_names(self, connection: sqlite3.Connection) -> None:
-        self._named = {row[0] for row in connection.execute("SELECT id FROM token")}
+    def _read_known_tokens(self, connection: sqlite3.Connection) -> None:
+        self._known_tokens = {row[0] for row in connection.execute("SELECT id FROM token")}
 
 
 def _annotation(credit: EpisodeCreditLike | None, trainer_logprobs: Sequence[FloatArray] | None) -> Annotation | None:

@@ -1,7 +1,7 @@
-"""The one place that decides what is secret, and masks it before it reaches a file, a tracker or a terminal.
+"""The one place that decides what is secret and masks it before it reaches a file, a tracker or a terminal.
 
-Secret are: string values under a secret-looking key (`api_key`, `password`, `token` …), values of secret-looking
-environment variables wherever they appear, and text that has the shape of a well-known credential.
+Secrets are string values under keys such as `api_key`, `password` or `token`, the values of environment variables with
+such names wherever they appear, and text shaped like a well-known credential.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SECRET_KEY = re.compile(
 )
 _SECRET_ENVIRONMENT = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
 _SHAPES = re.compile(
-    r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic and those who copy them
+    r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic and others
     r"|\bhf_[A-Za-z0-9]{20,}"
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}"
     r"|\bAKIA[0-9A-Z]{16}\b"
@@ -28,17 +28,17 @@ _SHAPES = re.compile(
     r"|(?<=://)[^\s/:@]+:[^\s/@]+(?=@)"  # user:password in a URL
 )
 _SHORTEST = 8
-"""Shorter values are not looked for inside text: they would mask ordinary words."""
+"""Shorter values are not searched for in text: they would mask ordinary words."""
 
 
 def is_secret_key(key: str) -> bool:
-    """Whether a value under this key must not be shown. `max_tokens` or `stop_token_ids` are no secrets."""
+    """Whether values under this key are secret. Those of `max_tokens` or `stop_token_ids` are not."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).replace("-", "_").lower()
     return _SECRET_KEY.search(snake) is not None
 
 
 class Masker:
-    """Masks a run's secrets: those of the environment, and those that its config holds."""
+    """Masks a run's secrets: those in the environment and those in its config."""
 
     def __init__(self, *sources: Any) -> None:
         known = set(_environment_secrets())

@@ -1,7 +1,7 @@
-"""Trackers: TensorBoard, Weights & Biases, SwanLab, MLflow, and sinks of the user's own.
+"""Trackers: TensorBoard, Weights & Biases, SwanLab, MLflow, and the user's own sinks.
 
-Each is built and fed on a thread of its own from a bounded queue, so a tracker whose network is dead neither stops nor
-slows training: it is retried, then it loses its oldest steps, and the log says how many. `metrics.jsonl` has them all.
+Each is built and fed on its own thread from a bounded queue, so a tracker with a dead network neither stops nor slows
+training: it is retried, then loses its oldest steps, and the log says how many. `metrics.jsonl` has them all.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ajet.user_code import import_class
 
 logger = logging.getLogger(__name__)
 
-_PARAMETERS_A_REQUEST = 100
-"""MLflow takes no more."""
+_PARAMETERS_PER_REQUEST = 100
+"""MLflow's limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a tracker is told about the run. Nothing in it is secret."""
+    """What a tracker is told about the run. Contains no secrets."""
 
     project: str
     name: str
@@ -41,7 +41,7 @@ class RunInfo:
 
 
 class TensorBoardSink:
-    """Event files under `tensorboard/` of the experiment folder."""
+    """TensorBoard, as event files in the experiment folder's `tensorboard/`."""
 
     def __init__(self, run: RunInfo) -> None:
         self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(str(run.folder / "tensorboard"))
@@ -56,14 +56,16 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Weights & Biases. Sends metrics and the masked config: no console output, no code. Without a login, offline."""
+    """Weights & Biases. Gets metrics and the masked config, no console output and no code. Offline without a login."""
 
     def __init__(self, run: RunInfo) -> None:
         wandb = import_module("wandb")
         mode = os.environ.get("WANDB_MODE")
-        if mode is None and not wandb.api.api_key:  # it would ask on the terminal
+        if mode is None and not wandb.api.api_key:  # it would prompt on the terminal
             mode = "offline"
-            logger.warning("no login to Weights & Biases: written to %s; `wandb sync` sends it later", run.folder)
+            logger.warning(
+                "not logged in to Weights & Biases: writing to %s; `wandb sync` uploads it later", run.folder
+            )
         self._run: Any = wandb.init(
             project=run.project,
             name=run.name,
@@ -81,7 +83,7 @@ class WandbSink:
 
 
 class SwanLabSink:
-    """SwanLab. Without a login it writes into the experiment folder (`swanlab watch` shows it)."""
+    """SwanLab. Without a login it writes to the experiment folder (`swanlab watch` shows it)."""
 
     def __init__(self, run: RunInfo) -> None:
         self._swanlab = import_module("swanlab")
@@ -102,10 +104,10 @@ class SwanLabSink:
 
 
 class MlflowSink:
-    """MLflow, at `MLFLOW_TRACKING_URI`, else in files under `mlruns/` of the experiment folder."""
+    """MLflow, at `MLFLOW_TRACKING_URI`, otherwise as files in the experiment folder's `mlruns/`."""
 
     def __init__(self, run: RunInfo) -> None:
-        # without a server: plain files, which newer versions take only when told so (a database needs more packages)
+        # without a server: plain files, which newer versions must be told to accept (a database needs more packages)
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         server = os.environ.get("MLFLOW_TRACKING_URI") or (run.folder / "mlruns").resolve().as_uri()
         self._client: Any = import_module("mlflow.tracking").MlflowClient(server)
@@ -115,8 +117,8 @@ class MlflowSink:
         experiment = found.experiment_id if found else self._client.create_experiment(run.project)
         self._run_id = self._client.create_run(experiment, run_name=run.name).info.run_id
         parameters = [entities.Param(key, str(value)[:500]) for key, value in _flat(run.config)]
-        for start in range(0, len(parameters), _PARAMETERS_A_REQUEST):
-            self._client.log_batch(self._run_id, params=parameters[start : start + _PARAMETERS_A_REQUEST])
+        for start in range(0, len(parameters), _PARAMETERS_PER_REQUEST):
+            self._client.log_batch(self._run_id, params=parameters[start : start + _PARAMETERS_PER_REQUEST])
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         now = int(time.time() * 1000)
@@ -133,11 +135,11 @@ _TRACKERS: dict[str, tuple[Callable[[RunInfo], MetricsSink], str]] = {
     "swanlab": (SwanLabSink, "swanlab"),
     "mlflow": (MlflowSink, "mlflow"),
 }
-"""Name in `trainer_common.logger`: its sink, and the package it needs."""
+"""Names in `trainer_common.logger`, with their sinks and the packages they need."""
 
 
 def make_tracker(name: str, config: Any, folder: Path, masker: Masker) -> MetricsSink:
-    """The tracker of that name (or the user's class, `path.py->MySink`), behind its own thread."""
+    """The tracker of that name, or the user's class (`path.py->MySink`), fed by its own thread."""
     run = RunInfo(
         project=config.ajet.project_name,
         name=folder.name,
@@ -152,16 +154,16 @@ def make_tracker(name: str, config: Any, folder: Path, masker: Masker) -> Metric
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(
                 f"{key}: {name!r} needs the package {package!r}. Install it with `pip install 'agentjet[trackers]'`, "
-                f"or take {name!r} out of the list."
+                f"or remove {name!r} from the list."
             )
     else:
         known = ", ".join(["console", "file", *_TRACKERS])
-        raise ConfigError(f"{key}: no tracker {name!r}. There are {known}, or your own as 'path.py->MySink'.")
+        raise ConfigError(f"{key}: unknown tracker {name!r}. Known: {known}, or your own as 'path.py->MySink'.")
     return BackgroundSink(name, lambda: factory(run), masker)
 
 
 class BackgroundSink:
-    """Feeds a sink from a thread of its own. `log` never waits and never raises."""
+    """Feeds a sink from its own thread. `log` never waits and never raises."""
 
     def __init__(
         self,
@@ -197,14 +199,14 @@ class BackgroundSink:
             self._change.notify()
 
     def close(self) -> None:
-        """Deliver what is waiting, for at most `close_seconds`."""
+        """Deliver what is pending, for at most `close_seconds`."""
         with self._change:
             self._closing = True
             self._change.notify()
         self._thread.join(self._close_seconds)
         missing = self._lost + len(self._waiting)
         if missing:
-            logger.warning("tracker %s did not take %d steps; metrics.jsonl has them", self._name, missing)
+            logger.warning("tracker %s missed %d steps; metrics.jsonl has them", self._name, missing)
 
     def _run(self) -> None:
         sink: MetricsSink | None = None
@@ -239,7 +241,7 @@ class BackgroundSink:
     def _complain(self, error: Exception) -> None:
         if not self._complained:
             text = self._masker.text(f"{type(error).__name__}: {error}")
-            logger.warning("tracker %s failed and is retried; training goes on: %s", self._name, text)
+            logger.warning("tracker %s failed and will be retried; training continues: %s", self._name, text)
             self._complained = True
 
 

@@ -25,8 +25,8 @@ from starlette.staticfiles import StaticFiles
 
 import ajet
 from ajet.http.access import Access, Gate, admit
+from ajet.observe.episode_codec import episode_json
 from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore
-from ajet.observe.trajectory import episode_json
 from ajet.viewer.episode_view import episode_view, tokens_view
 from ajet.viewer.library import Experiment, ExperimentNotFoundError, Library, differences
 from ajet.viewer.queries import episode_query

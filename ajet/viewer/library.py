@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from ajet.observe.episode_store import EpisodeStore
-from ajet.observe.events import read_events
-from ajet.observe.experiment import is_running
+from ajet.observe.experiment import is_running, read_events
 from ajet.schema.errors import UserError
 
 _MARKS = ("config.resolved.yaml", "metrics.jsonl", "episodes.sqlite")

@@ -19,8 +19,7 @@ from jinja2 import Environment, FileSystemLoader
 
 import ajet
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
-from ajet.observe.episode_text import message_text
-from ajet.observe.trajectory import conversation
+from ajet.observe.episode_text import conversation, message_text
 from ajet.schema.errors import MissingDependencyError
 from ajet.viewer.library import Experiment
 

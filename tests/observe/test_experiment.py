@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from ajet.config import Config
-from ajet.observe.events import read_events
-from ajet.observe.experiment import ExperimentBusyError, ExperimentFolder, is_running
+from ajet.observe.experiment import ExperimentBusyError, ExperimentFolder, is_running, read_events
 from ajet.observe.metrics import read_metrics
 
 CANARY = "canary-3f9a1c77d2"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ajet.observe import logs
-from ajet.observe.logs import level_from_environment, log_to_file, log_to_terminal
+from ajet.observe.logs import FileLog, level_from_environment, log_to_terminal
 from ajet.observe.progress import Progress, ProgressMode
 from ajet.observe.progress_live import sparkline
 from ajet.schema.call_tree import CallTree, Run
@@ -87,7 +87,7 @@ def test_log_lines_name_episode_and_fix(capsys: pytest.CaptureFixture[str], monk
 def test_the_log_rotates_and_loses_none_of_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_FILE_BYTES", 2000)
     monkeypatch.setattr(logs, "_FILES", 3)
-    file = log_to_file(tmp_path / "run.log")
+    file = FileLog(tmp_path / "run.log")
     try:
         for index in range(200):
             logging.getLogger("ajet.test").info("line %d", index, extra={"episode": f"e{index}"})

@@ -16,9 +16,9 @@ import pytest
 from synthetic_run import Vocabulary, credit_of, math_episode, trainer_logprobs
 
 from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore
-from ajet.observe.export_episodes import ExportFormat, export_episodes
+from ajet.observe.episode_text import token_bytes_of
+from ajet.observe.export import ExportFormat, export_episodes
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.observe.token_text import token_bytes_of
 from ajet.schema.episode import Episode, EpisodeStatus, Failure
 
 TESTS = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""Episodes out of an experiment, for other programs: JSONL, parquet, or conversations to fine-tune on (`sft`)."""
+"""Exports recorded episodes for other programs: JSONL, Parquet, or conversations to fine-tune on (`sft`)."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ajet.observe.episode_codec import episode_json
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore, RecordedEpisode
-from ajet.observe.trajectory import conversation, episode_json, last_calls
+from ajet.observe.episode_text import conversation, last_calls
 from ajet.schema.call_tree import ROOT
 from ajet.schema.errors import MissingDependencyError
 
-_ROWS_A_GROUP = 256
+_ROW_GROUP = 256
 
 
 class ExportFormat(StrEnum):
-    """What is written."""
+    """What an export writes."""
 
     JSONL = "jsonl"
-    """One episode a line, with everything: tree, ids, logprobs, masks, credit."""
+    """One episode per line, with everything: tree, ids, logprobs, masks, credit."""
     PARQUET = "parquet"
-    """One model call a row: ids, logprobs, mask, advantage as typed columns."""
+    """One model call per row: ids, logprobs, mask, advantage as typed columns."""
     SFT = "sft"
-    """One conversation a line: `messages` and `tools`, as chat fine-tuning tools read them."""
+    """One conversation per line: `messages` and `tools`, as chat fine-tuning tools read them."""
 
 
 def export_episodes(store: EpisodeStore, where: EpisodeFilter, form: ExportFormat, target: Path) -> int:
-    """Write the episodes; how many records were written."""
+    """Write the episodes. Returns the number of records written."""
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f"{target.name}.tmp")
     recorded = store.all(where)
@@ -47,7 +48,7 @@ def export_episodes(store: EpisodeStore, where: EpisodeFilter, form: ExportForma
 
 
 def sft_records(recorded: Iterator[RecordedEpisode]) -> Iterator[dict[str, Any]]:
-    """Each conversation of usable episodes that ends in a reply."""
+    """The conversations of usable episodes that end in a reply."""
     for one in recorded:
         tree = one.episode.tree
         if not one.episode.usable:
@@ -114,7 +115,7 @@ def _write_parquet(target: Path, recorded: Iterator[RecordedEpisode]) -> int:
     with parquet.ParquetWriter(target, schema) as writer:
         for one in recorded:
             waiting.extend(_call_rows(one))
-            if len(waiting) >= _ROWS_A_GROUP:
+            if len(waiting) >= _ROW_GROUP:
                 writer.write_table(arrow.Table.from_pylist(waiting, schema))
                 count, waiting = count + len(waiting), []
         writer.write_table(arrow.Table.from_pylist(waiting, schema))
