@@ -21,6 +21,7 @@ from ajet.backbone.settings import credit_settings
 from ajet.backbone.validation import validation_metrics, validation_repeats
 from ajet.credit import Credit, ZeroVariance, compute_credit, imitation_credit, summarise
 from ajet.observe.episode_metrics import episode_metrics, staleness
+from ajet.observe.metric_names import step_names
 from ajet.observe.progress import Progress, ProgressMode
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.runtime.runtime import Runtime
@@ -157,7 +158,8 @@ class LocalRun:
         self._notice_barren(everyone)
         self.hints.look_at(step, everyone)
         metrics = episode_metrics(everyone, success_threshold=self.threshold)
-        metrics |= _train_names(metrics, extra) | extra | credit.metrics | _ledger(everyone)
+        metrics |= extra | credit.metrics | _ledger(everyone)
+        metrics |= step_names(metrics)
         metrics |= staleness(episodes, version=step - 1)
         metrics |= {
             "train/epoch": self.stream.epoch,
@@ -322,20 +324,6 @@ def _progress_mode(options: LaunchOptions) -> ProgressMode:
     if options.json:
         return ProgressMode.JSON
     return ProgressMode.QUIET if options.quiet else ProgressMode.AUTO
-
-
-def _train_names(episodes: dict[str, float], update: dict[str, float]) -> dict[str, float]:
-    """Names that other backbones use as well."""
-    pairs = {
-        "train/reward/mean": episodes.get("reward/mean"),
-        "train/success": episodes.get("success/rate"),
-        "train/loss": update.get("loss/total"),
-        "train/kl": update.get("loss/kl"),
-        "train/entropy": update.get("loss/entropy"),
-        "train/clip_fraction": update.get("loss/clip_fraction"),
-        "train/packing_ratio": update.get("tokens/packing_ratio"),
-    }
-    return {name: value for name, value in pairs.items() if value is not None}
 
 
 def _ledger(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -1,14 +1,13 @@
-"""`EpisodeBoard`: the one process that sees every episode of a run. A Ray actor on the head node.
+"""`EpisodeCollector`: the one process that sees every episode of a run. A Ray actor on the head node.
 
-Workers bring groups as they end; when a step's batch is settled, their episodes get their credit, are recorded for the
-viewer, and become the step's metrics, under the same names as with every backbone.
+Workers bring groups as they end. When a step's batch is complete, its episodes get their credit, are recorded for the
+viewer, and become the step's metrics, under the names that every backbone shares.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,18 +16,17 @@ from ajet.backbone.validation import validation_metrics
 from ajet.credit import EpisodeCredit
 from ajet.engine.model_source import ModelSource
 from ajet.observe.episode_metrics import episode_metrics
+from ajet.observe.metric_names import step_names
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.secrets import Masker
 from ajet.schema.episode import Episode, EpisodeGroup
 
-log = logging.getLogger(__name__)
-
-BOARD = "ajet_episode_board"
+COLLECTOR = "ajet_episode_collector"
 """The actor's name in Ray."""
 
 
-class EpisodeBoard:
-    """Episodes between their end and their step's end."""
+class EpisodeCollector:
+    """Holds groups between their end and the end of their step."""
 
     def __init__(self, payload: str) -> None:
         self._run = RunPayload.decode(payload)
@@ -36,11 +34,11 @@ class EpisodeBoard:
         self._config = self._run.load_config()
         self._groups: dict[str, EpisodeGroup] = {}
         self._queries: dict[str, str] = {}
-        self._reported: asyncio.Future[str] | None = None
+        self._failure: asyncio.Future[str] | None = None
         self._recorder = self._open_recorder()
 
     async def watch(self) -> None:
-        """Never returns: Ray raises for whoever waits if this process dies."""
+        """Never returns: Ray raises in the caller if this process dies."""
         await asyncio.Event().wait()
 
     async def add(self, uid: str, group: EpisodeGroup, query: str) -> None:
@@ -48,24 +46,24 @@ class EpisodeBoard:
         self._groups[uid] = group
         self._queries[group.task_id] = query
 
-    async def report(self, reason: str) -> None:
-        """Somebody can't go on; whoever waits in `trouble` hears of the first."""
-        if not self._trouble().done():
-            self._trouble().set_result(reason)
+    async def report_failure(self, reason: str) -> None:
+        """A process can't go on. The first reason counts."""
+        if not self._first_failure().done():
+            self._first_failure().set_result(reason)
 
-    async def trouble(self) -> str:
+    async def wait_for_failure(self) -> str:
         """Return the first reason why the run can't go on."""
-        return await asyncio.shield(self._trouble())
+        return await asyncio.shield(self._first_failure())
 
-    async def reported(self) -> str | None:
+    async def failure(self) -> str | None:
         """The first reason that was reported, if there is one."""
-        return self._trouble().result() if self._trouble().done() else None
+        return self._first_failure().result() if self._first_failure().done() else None
 
-    async def settle_validation(self, step: int, prefix: str) -> None:
-        """The groups whose names begin so are a whole validation."""
-        await self.settle(step, [uid for uid in self._groups if uid.startswith(prefix)], [], True)
+    async def end_validation(self, step: int, prefix: str) -> None:
+        """The groups whose names begin with this are a whole validation."""
+        await self.end_step(step, [uid for uid in self._groups if uid.startswith(prefix)], [], True)
 
-    async def settle(
+    async def end_step(
         self,
         step: int,
         groups: Sequence[str],
@@ -73,7 +71,7 @@ class EpisodeBoard:
         validation: bool,
         added: dict[str, float] | None = None,
     ) -> dict[str, float]:
-        """These groups make up a step's batch: record them; their metrics. With `added` they are written as well."""
+        """Record a step's groups, and return their metrics. With `added`, both are also written to the metrics file."""
         ended = [self._groups.pop(uid) for uid in groups if uid in self._groups]
         episodes = [episode for group in ended for episode in (*group.episodes, *group.failed)]
         metrics = self._metrics(ended, episodes, validation)
@@ -82,10 +80,10 @@ class EpisodeBoard:
         self._record(step, episodes, {item.episode_id: item for item in credit}, validation)
         return metrics
 
-    def _trouble(self) -> asyncio.Future[str]:
-        if self._reported is None:
-            self._reported = asyncio.get_running_loop().create_future()
-        return self._reported
+    def _first_failure(self) -> asyncio.Future[str]:
+        if self._failure is None:
+            self._failure = asyncio.get_running_loop().create_future()
+        return self._failure
 
     def _metrics(self, groups: list[EpisodeGroup], episodes: list[Episode], validation: bool) -> dict[str, float]:
         threshold = self._config.ajet.task_judge.success_threshold
@@ -93,10 +91,7 @@ class EpisodeBoard:
             return validation_metrics(groups, threshold)
         metrics = episode_metrics(episodes, success_threshold=threshold)
         metrics["train/incomplete_groups"] = float(sum(not group.complete for group in groups))
-        for name, source in (("train/reward/mean", "reward/mean"), ("train/success", "success/rate")):
-            if source in metrics:
-                metrics[name] = metrics[source]
-        return metrics
+        return metrics | step_names(metrics)
 
     def _open_recorder(self) -> EpisodeRecorder | None:
         if not self._run.experiment_dir:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config import Config
+from ajet.schema.task import Task
+from ajet.task_reader import TaskStream, build_reader, read_training_tasks, read_validation_tasks
 
 KEY = "ajet_run"
 """Key under verl's `data`, which reaches the dataset, the workers and the driver alike."""
@@ -61,3 +63,19 @@ class RunPayload:
     def enter(self) -> None:
         """Make relative paths mean what they mean to the user."""
         os.chdir(self.base_dir)
+
+
+def training_stream(config: Config) -> TaskStream:
+    """The run's training tasks, in their order over all epochs."""
+    reader = config.ajet.task_reader
+    return TaskStream(
+        read_training_tasks(build_reader(reader, config.base_dirs)),
+        seed=reader.seed,
+        batch_size=config.ajet.data.train_batch_size,
+        shuffle=reader.shuffle,
+    )
+
+
+def validation_tasks(config: Config) -> list[Task]:
+    """The run's validation tasks."""
+    return read_validation_tasks(build_reader(config.ajet.task_reader, config.base_dirs))

@@ -18,8 +18,8 @@ from trinity.common.experience import Experience
 from trinity.manager.synchronizer import Synchronizer
 from trinity.trainer.trainer import TrainEngineWrapper
 
+from ajet.backbone.ray.credit import SEGMENTS
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.row_credit import SEGMENTS
 from ajet.backbone.ray.trinity.rows import AGENT, CREDIT, ROW
 from ajet.backbone.settings import train_settings
 from ajet.credit.weights import CallCredit, EpisodeCredit

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ajet.backbone.ray.verl.config_map import CPU_ROLLOUT
+from ajet.backbone.ray.verl.config import CPU_ROLLOUT
 
 PROCESS_GROUP = "cpu:gloo"
 

@@ -1,7 +1,7 @@
-"""Trinity's explorer and trainer, with an ear for what goes wrong.
+"""Trinity's explorer and trainer, which report what goes wrong.
 
-Trinity logs an exception in a step and then ends as if its work was done; ours tell the board, and the driver fails the
-run by the reason. Being classes of this package, they also bring our code into Trinity's processes.
+Trinity logs an exception in a step and then ends as if its work were done. Ours tell the collector, and the driver
+fails the run with the reason. As classes of this package, they also bring our code into Trinity's processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from trinity.common.experience import Experience
 from trinity.explorer.explorer import Explorer
 from trinity.trainer.trainer import Trainer
 
-from ajet.backbone.ray.collector import BOARD
+from ajet.backbone.ray.collector import COLLECTOR
+from ajet.backbone.ray.failure import cause
 from ajet.backbone.ray.trinity.plugin import on_cpu
 from ajet.backbone.ray.trinity.rows import VERSIONS
 
@@ -29,26 +30,19 @@ LOOK_S = 0.2
 
 
 @asynccontextmanager
-async def _told(who: str) -> AsyncIterator[None]:
-    """Tell the board what went wrong; the end of tasks or rows is no fault."""
+async def _reporting(who: str) -> AsyncIterator[None]:
+    """Tell the collector what goes wrong; running out of tasks or rows isn't a fault."""
     try:
         yield
     except (StopAsyncIteration, asyncio.CancelledError):
         raise
     except Exception as error:
-        await ray.get_actor(BOARD).report.remote(f"{who}: {type(error).__name__}: {_cause(error)}")
+        await ray.get_actor(COLLECTOR).report_failure.remote(f"{who}: {type(error).__name__}: {cause(error)}")
         raise
 
 
-def _cause(error: BaseException) -> str:
-    """Ray wraps what an actor raised."""
-    inner = getattr(error, "cause", None)
-    text = f"{type(inner).__name__}: {inner}" if isinstance(inner, BaseException) else str(error)
-    return text.strip()[:2000]
-
-
 class AjetExplorer(Explorer):  # type: ignore[misc]
-    """Bounds how far the sampling policy lags behind, and validates each step by the weights that it made."""
+    """Bounds how far the sampling policy lags behind, and validates each step with the weights that it made."""
 
     explore_step_num: int
 
@@ -61,30 +55,30 @@ class AjetExplorer(Explorer):  # type: ignore[misc]
             self.model_allocator = CpuAllocator(config.explorer)
 
     async def explore_step(self) -> bool:
-        async with _told("explorer"):
+        async with _reporting("explorer"):
             await self._let_trainer_catch_up()
             return bool(await super().explore_step())
 
     async def finish_current_steps(self) -> None:
-        """Where a batch fails of which nothing can be trained, and where its credit is computed."""
-        async with _told("explorer"):
+        """Computes a batch's credit; fails if nothing in it can be trained."""
+        async with _reporting("explorer"):
             await super().finish_current_steps()
 
     async def sync_weight(self) -> None:
-        async with _told("explorer"):
+        async with _reporting("explorer"):
             await self._take_weights()
 
     def need_eval(self) -> bool:
-        """Never where Trinity asks: the update of the step has not reached the sampler yet. See `_take_weights`."""
+        """Never when Trinity asks: the step's update has not reached the sampler yet. See `_take_weights`."""
         return False
 
     async def _take_weights(self) -> None:
-        """Newer weights, and a validation of them where one is due. It bears their number."""
+        """Take newer weights, and validate them if that is due, under their number."""
         before = self.model_version
         await super().sync_weight()
         if validation_is_due(before, self.model_version, self.config.explorer.eval_interval):
             explored = self.explore_step_num
-            self.explore_step_num = self.model_version  # Trinity names a validation by it
+            self.explore_step_num = self.model_version  # Trinity names a validation after it
             try:
                 await self.eval()
                 await self._finish_eval_step(step=self.model_version)
@@ -92,12 +86,12 @@ class AjetExplorer(Explorer):  # type: ignore[misc]
                 self.explore_step_num = explored
 
     async def eval(self) -> None:
-        async with _told("explorer"):
+        async with _reporting("explorer"):
             await super().eval()
 
     async def _let_trainer_catch_up(self) -> None:
-        """The next batch is trained by weights of version `explore_step_num`: it waits until the sampler's are at most
-        `max_staleness` older. Batches under way are finished first, for the trainer needs them."""
+        """The next batch trains weights of version `explore_step_num`: wait until the sampler's are at most
+        `max_staleness` older. Batches under way are finished first, because the trainer needs them."""
         if self._max_staleness is None or self.config.mode != "both":
             return
         while self.model_version < self.explore_step_num - int(self._max_staleness):
@@ -117,7 +111,7 @@ class AjetExplorer(Explorer):  # type: ignore[misc]
         for task in pending:
             if task not in left:
                 number, name = task
-                await ray.get_actor(BOARD).settle_validation.remote(number, f"{number}/{name}/")
+                await ray.get_actor(COLLECTOR).end_validation.remote(number, f"{number}/{name}/")
 
 
 class AjetTrainer(Trainer):  # type: ignore[misc]
@@ -132,11 +126,11 @@ class AjetTrainer(Trainer):  # type: ignore[misc]
         super().__init__(config)
 
     def steps_done(self) -> int:
-        """How far it came."""
+        """Steps trained so far."""
         return int(self.train_step_num)
 
     async def train_step(self, exps: list[Experience]) -> dict[str, Any]:
-        async with _told("trainer"):
+        async with _reporting("trainer"):
             noted = staleness(exps, self.train_step_num)
             self._set_mini_batch(len(exps))
             began = time.time()
@@ -144,21 +138,21 @@ class AjetTrainer(Trainer):  # type: ignore[misc]
             return metrics | noted | {"time/train_began": began, "time/train_ended": time.time()}
 
     async def _sample_data(self) -> Any:
-        async with _told("trainer"):
+        async with _reporting("trainer"):
             return await super()._sample_data()
 
     async def sync_weight(self) -> dict[str, Any]:
-        async with _told("trainer"):
+        async with _reporting("trainer"):
             metrics: dict[str, Any] = await super().sync_weight()
             return metrics
 
     async def save_checkpoint(self, block_until_saved: bool = False, save_as_hf: bool = False) -> dict[str, Any]:
-        async with _told("trainer"):
+        async with _reporting("trainer"):
             metrics: dict[str, Any] = await super().save_checkpoint(block_until_saved, save_as_hf)
             return metrics
 
     def _set_mini_batch(self, rows: int) -> None:
-        """Trinity's verl engine cuts a batch into mini-batches of a fixed size; a step is to be `mini_batch_num`."""
+        """Trinity's verl engine cuts a batch into mini-batches of a fixed size; a step has `mini_batch_num` of them."""
         engine_config = getattr(self.engine, "config", None)
         if engine_config is None or not hasattr(engine_config, "actor"):
             return
@@ -167,13 +161,13 @@ class AjetTrainer(Trainer):  # type: ignore[misc]
 
 
 def validation_is_due(before: int, version: int, every: int) -> bool:
-    """Whether a multiple of `every` came with these weights. The first weights of a run (before: -1) are those of its
-    start or of a checkpoint: a validation of them is not this one's business."""
+    """Whether these weights passed a multiple of `every`. The first weights of a run (before: -1), those of its start
+    or of a checkpoint, are validated elsewhere."""
     return before >= 0 and version // every > before // every
 
 
 def staleness(exps: list[Experience], version: int) -> dict[str, float]:
-    """By how many steps the weights that are trained are newer than those that sampled, over trained tokens."""
+    """By how many steps the trained weights are newer than those that sampled, over trained tokens."""
     counts: dict[int, int] = {}
     for exp in exps:
         for drawn, count in exp.info[VERSIONS]:

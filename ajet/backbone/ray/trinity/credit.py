@@ -1,8 +1,7 @@
 """`AjetCredit`: the credit of a whole batch, computed where Trinity computes advantages that need groups.
 
-Each experience gets weight x advantage for each token. Weights are over the batch's episodes and the loss is a plain
-sum, so it does not matter into how many rows an episode came apart, nor whether all of them are trained in the same
-step: an episode keeps its total weight.
+Each token gets weight x advantage. Weights are over the batch's episodes and the loss is a plain sum, so an episode
+keeps its total weight, however many rows it gave and whether or not all of them are trained in the same step.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from trinity.algorithm.advantage_fn.advantage_fn import AdvantageFn
 from trinity.buffer.operators.experience_operator import ExperienceOperatorV1
 from trinity.common.experience import Experience
 
-from ajet.backbone.ray.batch_credit import BatchCredit, credit_batch
-from ajet.backbone.ray.collector import BOARD
+from ajet.backbone.ray.collector import COLLECTOR
+from ajet.backbone.ray.credit import GROUP, SEGMENTS, SUMMARY, BatchCredit, credit_batch
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.row_credit import GROUP, SEGMENTS, SUMMARY
 from ajet.backbone.ray.trinity.rows import BATCH, CREDIT, ROW, SPAN, tag_of
 from ajet.backbone.ray.trinity.workflow import step_of
 from ajet.backbone.settings import credit_settings
@@ -45,9 +43,8 @@ class AjetCredit(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc]
         step = step_of(exps[0].eid.batch)
         groups = list(dict.fromkeys(exp.info[ROW].rsplit("_", 2)[0] for exp in exps))
         rows, credit = credited(exps, self._config, step)
-        board = ray.get_actor(BOARD)
         added = credit.metrics | _span(exps) | {"train/rows": float(len(rows))}
-        await board.settle.remote(step, groups, credit.episodes, False, added)
+        await ray.get_actor(COLLECTOR).end_step.remote(step, groups, credit.episodes, False, added)
         return rows, {}
 
     def __call__(self, exps: Any, **_: Any) -> Any:
@@ -104,7 +101,7 @@ def _entries(exp: Experience, dense: Any, by_id: dict[str, Any]) -> list[list[fl
 
 
 def _span(exps: list[Experience]) -> dict[str, float]:
-    """When this batch's rollout began and ended: what shows that it overlapped with training."""
+    """When this batch's rollout began and ended: shows whether it overlapped with training."""
     spans = [exp.info[SPAN] for exp in exps]
     return {
         "time/rollout_began": min(begin for begin, _ in spans),

@@ -1,7 +1,4 @@
-"""`FileMonitor`: Trinity's metrics as JSON lines, for our launcher to read; and their names.
-
-Trackers get them from there, so they see the same names as with every backbone.
-"""
+"""`FileMonitor`: Trinity's metrics as JSON lines. The launcher reads them, and passes them on to the trackers."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from trinity.common import constants as config_names
+from trinity.common.constants import TRAINER_NAME
 from trinity.utils.monitor import Monitor
 
 
 class FileMonitor(Monitor):  # type: ignore[misc]
-    """One file a role: `explorer.jsonl`, `trainer.jsonl`."""
+    """One file per role: `explorer.jsonl`, `trainer.jsonl`."""
 
     def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
         super().__init__(project, name, role, config)
@@ -27,7 +24,7 @@ class FileMonitor(Monitor):  # type: ignore[misc]
     def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
         """One line. Explorer and trainer write files of their own."""
         numbers = {key: float(value) for key, value in data.items() if isinstance(value, int | float | np.number)}
-        if self._role == config_names.TRAINER_NAME:  # it logs once a step
+        if self._role == TRAINER_NAME:  # it logs once per step
             numbers["time/step"], self._since = time.monotonic() - self._since, time.monotonic()
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, "data": numbers}) + "\n")

@@ -1,20 +1,21 @@
 """What each process of a run does before Trinity is imported: Ray calls `install` when a worker starts.
 
-Trinity 0.6 imports three names of vLLM wherever it handles models. On a machine without a GPU vLLM is not installed and
-none of them is ever used, so names stand in their place.
+Trinity 0.6 imports a few names of vLLM wherever it handles models. On a machine without a GPU vLLM isn't installed and
+none of them is ever used, so stand-ins take their place.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-CPU = "AJET_TRINITY_CPU"
-"""Environment variable: set where rollout model and train engine are ours."""
+from ajet.backbone.ray.start import asks_for_cpu
+
+PLATFORM = "AJET_PLATFORM"
+"""Environment variable: `cpu` for a run without GPUs, whose rollout model and train engine are ours."""
 HOOK = "ajet.backbone.ray.trinity.plugin.install"
 
 _STAND_INS: dict[str, tuple[str, ...]] = {
@@ -33,7 +34,7 @@ _STAND_INS: dict[str, tuple[str, ...]] = {
 
 def on_cpu() -> bool:
     """Whether this run has no GPU."""
-    return bool(os.environ.get(CPU))
+    return asks_for_cpu(PLATFORM)
 
 
 def install() -> None:
@@ -50,7 +51,7 @@ def install() -> None:
 
 
 class _Absent:
-    """A name of vLLM's that must never be used."""
+    """A name of vLLM's that is never used."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise RuntimeError("vLLM is not installed in this environment")

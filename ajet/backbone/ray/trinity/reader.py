@@ -5,39 +5,33 @@ The position counts tasks over all epochs, so a resumed run goes on exactly wher
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from trinity.buffer.buffer_reader import BufferReader
 from trinity.common.config import StorageConfig
 from trinity.common.workflows.workflow import Task
 
-from ajet.backbone.ray.payload import RunPayload
-from ajet.task_reader import TaskStream, build_reader, read_training_tasks, read_validation_tasks
+from ajet.backbone.ray.payload import RunPayload, training_stream, validation_tasks
+from ajet.schema.task import Task as AjetTask
 
 
 class TrinityTaskReader(BufferReader):  # type: ignore[misc]
-    """Built by Trinity's explorer: for training once, for validation at each."""
+    """Built by Trinity's explorer: once for training, and for each validation."""
 
     def __init__(self, config: StorageConfig) -> None:
         run = RunPayload.decode(config.workflow_args["payload"])
         run.enter()
         loaded = run.load_config()
-        settings = loaded.ajet
-        reader = build_reader(settings.task_reader, loaded.base_dirs)
         self._config = config
         self._position = config.index
-        self._stream: TaskStream | None = None
         if config.is_eval:
-            self._tasks = read_validation_tasks(reader)
-            self._end = len(self._tasks)
+            tasks = validation_tasks(loaded)
+            self._task_at: Callable[[int], AjetTask] = tasks.__getitem__
+            self._end = len(tasks)
         else:
-            self._stream = TaskStream(
-                read_training_tasks(reader),
-                seed=settings.task_reader.seed,
-                batch_size=settings.data.train_batch_size,
-                shuffle=settings.task_reader.shuffle,
-            )
-            self._end = run.total_steps * settings.data.train_batch_size
+            self._task_at = training_stream(loaded).task_at
+            self._end = run.total_steps * loaded.ajet.data.train_batch_size
 
     async def read(self, batch_size: int | None = None, **_: Any) -> list[Task]:
         """The next tasks. Raises `StopAsyncIteration` after the last one."""
@@ -60,12 +54,11 @@ class TrinityTaskReader(BufferReader):  # type: ignore[misc]
     def _task(self, index: int) -> Task:
         from ajet.backbone.ray.trinity.workflow import GroupWorkflow
 
-        task = self._stream.task_at(index) if self._stream is not None else self._tasks[index]
         return Task(
             workflow=GroupWorkflow,
             repeat_times=self._config.repeat_times,
             workflow_args=self._config.workflow_args,
             is_eval=self._config.is_eval,
-            raw_task={"task": task.model_dump_json()},
+            raw_task={"task": self._task_at(index).model_dump_json()},
             index={"index": index},
         )

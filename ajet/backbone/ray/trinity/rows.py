@@ -1,4 +1,4 @@
-"""Episodes as Trinity's experiences: one for each linear sample, with what credit needs in its `info`.
+"""Episodes as Trinity's experiences: one per linear sample, with what credit needs in its `info`.
 
 `info` travels through Trinity's queue or SQL store with the tokens. Everything in it is JSON.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ajet.backbone.ray.row_credit import GROUP, SEGMENTS, SUMMARY, group_tag, segments_of, summary_of
+from ajet.backbone.ray.credit import GROUP, SEGMENTS, SUMMARY, group_tag, segments_of, summary_of
 from ajet.schema.call_tree import Sample
 from ajet.schema.episode import Episode, EpisodeGroup
 
@@ -26,7 +26,7 @@ VERSIONS = "ajet_versions"
 CREDIT = "ajet_credit"
 """[(advantage, weight), …], one for each segment; their product is in `advantages`."""
 BATCH = "ajet_batch"
-"""(name of the batch whose credit was computed together, how many rows it has)."""
+"""(name of the batch whose credit was computed together, its number of rows)."""
 SPAN = "ajet_span"
 """(begin, end) of the group's rollout, in seconds since the epoch."""
 AGENT = "ajet_agent"
@@ -67,7 +67,7 @@ def experiences_of(
 
 
 def empty_experience(group: EpisodeGroup, *, uid: str, span: tuple[float, float]) -> Experience:
-    """Stands for a group of which nothing is trained; it carries the reason, and leaves the batch with it."""
+    """Stands for a group of which nothing is trained, and carries the reason. It leaves the batch before training."""
     import torch
     from trinity.common.experience import EID, Experience
 

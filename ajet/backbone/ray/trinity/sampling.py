@@ -1,8 +1,8 @@
 """`WholeBatches`: Trinity's trainer reads exactly the rows whose credit was computed together, however many they are.
 
-Trinity's own sampling reads a fixed number of experiences, so that steps would drift away from batches. Here a step of
-the trainer is a batch of the explorer. Rows of another batch that turn up on the way (a SQL store gives the newest
-first) wait for their own.
+Trinity's own sampling reads a fixed number of experiences, so steps would drift away from batches. Here a step of the
+trainer is a batch of the explorer. Rows of another batch that turn up meanwhile (a SQL store gives the newest first)
+wait for the rest of theirs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trinity.common.config import BufferConfig
 from trinity.common.experience import Experience
 from trinity.utils.timer import Timer
 
-from ajet.backbone.ray.row_credit import SEGMENTS
+from ajet.backbone.ray.credit import SEGMENTS
 from ajet.backbone.ray.trinity.rows import BATCH, CREDIT, VERSIONS
 
 
@@ -67,7 +67,7 @@ class WholeBatches(SampleStrategy):  # type: ignore[misc]
 
 
 def filled(rows: list[Experience], multiple: int) -> list[Experience]:
-    """The rows and, if need be, copies of the shortest that train nothing."""
+    """The rows and, if needed, copies of the shortest that train nothing."""
     shortest = min(rows, key=lambda exp: len(exp.tokens))
     added = []
     for _ in range(-len(rows) % multiple):

@@ -1,67 +1,52 @@
 """`GroupWorkflow`: Trinity's workflow that runs a whole group of our episodes, and answers with their experiences.
 
 Trinity lets a workflow repeat its task by itself, so one call is one group: retries, refilling and dynamic rollout are
-our pool's, as with every backbone. Runtime (service loop, gateway, tokenizer, user's classes) are opened once in each
-process that runs workflows.
+our pool's, as with every backbone.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ray
 from trinity.common.experience import Experience
 from trinity.common.workflows.workflow import Task, Workflow
 
-from ajet.backbone.ray.collector import BOARD
+from ajet.backbone.ray.failure import first_line
+from ajet.backbone.ray.groups import GroupRunner
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.trinity.engine import TrinityEngine
 from ajet.backbone.ray.trinity.plugin import on_cpu
 from ajet.backbone.ray.trinity.rows import empty_experience, experiences_of
-from ajet.context_tracker import TrackerSettings
-from ajet.context_tracker.samples import episode_samples
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.errors import LostThreadsError, UserError
 from ajet.schema.task import Task as AjetTask
 
-
-class Station:
-    """What one process has for running episodes."""
-
-    def __init__(self, payload: str, model: Any) -> None:
-        self.run = RunPayload.decode(payload)
-        self.run.enter()
-        self.config = self.run.load_config()
-        self.tracker_settings = TrackerSettings.from_config(self.config)
-        self.board = ray.get_actor(BOARD)
-        self._model = model
-        self._opening: asyncio.Task[Runtime] | None = None
-
-    async def services(self) -> Runtime:
-        """Opened by whoever comes first."""
-        if self._opening is None:
-            self._opening = asyncio.create_task(asyncio.to_thread(self._open))
-        return await asyncio.shield(self._opening)
-
-    def _open(self) -> Runtime:
-        def make_engine(loaded: Any) -> TrinityEngine:
-            length = loaded.ajet.rollout.max_model_len
-            return TrinityEngine(self._model, max_model_len=length, embedded=on_cpu(), on_death=self._model_died)
-
-        return Runtime(self.config, make_engine=make_engine).start()
-
-    def _model_died(self, error: BaseException) -> None:
-        self.board.report.remote(f"a rollout model died: {str(error).strip().splitlines()[0]}")
+if TYPE_CHECKING:
+    from ajet.config import Config
 
 
-_stations: dict[str, Station] = {}
+_runners: dict[str, GroupRunner] = {}
+"""By the run's payload. Trinity builds a workflow per task; what they need opens once per process."""
+
+
+def _runner_of(payload: str, model: Any) -> GroupRunner:
+    if payload not in _runners:
+
+        def make_engine(config: Config) -> TrinityEngine:
+            return TrinityEngine(
+                model, max_model_len=config.ajet.rollout.max_model_len, embedded=on_cpu(), on_death=server_died
+            )
+
+        def server_died(error: BaseException) -> None:
+            runner.collector.report_failure.remote(f"a rollout model died: {first_line(error)}")
+
+        runner = _runners[payload] = GroupRunner(RunPayload.decode(payload), make_engine)
+    return _runners[payload]
 
 
 class GroupWorkflow(Workflow):  # type: ignore[misc]
-    """One group."""
+    """Built by Trinity for each task."""
 
     can_repeat = True
     is_async = True
@@ -69,42 +54,34 @@ class GroupWorkflow(Workflow):  # type: ignore[misc]
     def __init__(self, *, task: Task, model: Any, auxiliary_models: Any = None) -> None:
         super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
         self._repeats = 1
-        payload = task.workflow_args["payload"]
-        if payload not in _stations:
-            _stations[payload] = Station(payload, model)
-        self._station = _stations[payload]
+        self._runner = _runner_of(task.workflow_args["payload"], model)
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
-        """How many episodes the group has."""
+        """The group's number of episodes."""
         self._repeats = repeat_times
         self.run_id_base = run_id_base
 
     async def run_async(self) -> list[Experience]:
-        """Run the group. What the user must mend is reported, and ends the run."""
+        """Run the group. What the user must fix is reported, and ends the run."""
         try:
             return await self._run()
         except (UserError, LostThreadsError) as error:
-            await self._station.board.report.remote(f"{type(error).__name__}: {error}")
+            await self._runner.collector.report_failure.remote(f"{type(error).__name__}: {error}")
             raise
 
     async def _run(self) -> list[Experience]:
         task = AjetTask.model_validate_json(self.task.raw_task["task"])
         validation = bool(self.task.is_eval)
-        services = await self._station.services()
         uid = group_name(self.task.batch_id, self.task.task_id)
         begin = time.time()
-        running = services.submit(
-            services.pool.run_group(
-                task,
-                group_id=uid,
-                batch_index=int(self.task.task_id),
-                step=step_of(self.task.batch_id),
-                validation=validation,
-                num_repeat=self._repeats,
-            )
+        group = await self._runner.run_group(
+            task,
+            group_id=uid,
+            batch_index=int(self.task.task_id),
+            step=step_of(self.task.batch_id),
+            validation=validation,
+            num_repeat=self._repeats,
         )
-        group: EpisodeGroup = await asyncio.wrap_future(running)
-        await self._station.board.add.remote(uid, group, task.main_query or "")
         return self._experiences(group, uid, (begin, time.time()), validation=validation)
 
     def _experiences(
@@ -113,8 +90,7 @@ class GroupWorkflow(Workflow):  # type: ignore[misc]
         rows: list[Experience] = []
         if group.complete and not validation:
             for episode in group.episodes:
-                samples, _ = episode_samples(episode, self._station.tracker_settings)
-                rows += experiences_of(episode, samples, uid=uid, span=span)
+                rows += experiences_of(episode, self._runner.samples(episode), uid=uid, span=span)
         return rows or [empty_experience(group, uid=uid, span=span)]
 
 

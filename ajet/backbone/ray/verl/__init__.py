@@ -1,11 +1,10 @@
 """The verl backbone: scale out on verl and Ray. `run(config, experiment, options) -> int` is one run.
 
-Importing this needs neither verl nor torch; a run without the extra says how to get it.
+Importing this needs neither verl nor torch; without the extra, a run says how to install it.
 """
 
 from __future__ import annotations
 
-from ajet.backbone.ray.verl.launcher import run
-from ajet.backbone.ray.verl.show import show_config
+from ajet.backbone.ray.verl.adapter import run, show_config
 
 __all__ = ["run", "show_config"]

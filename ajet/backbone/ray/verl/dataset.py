@@ -1,7 +1,7 @@
 """`TaskDataset`: our tasks, in our order, as verl's dataset.
 
 Item `i` is the i-th task of the run, over all epochs, so verl's saved position in the dataset is the position in the
-task stream and a resumed run goes on exactly where it stopped.
+task stream, and a resumed run goes on exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from ajet.backbone.ray.payload import KEY, RunPayload
+from ajet.backbone.ray.payload import KEY, RunPayload, training_stream, validation_tasks
 from ajet.schema.task import Task
-from ajet.task_reader import TaskStream, build_reader, read_training_tasks, read_validation_tasks
 
 SPARE = 4
-"""Times more items than the steps need: groups that had to be replaced take some, and the end is never reached."""
+"""Times more items than the steps need: replaced groups take some, and the end must never be reached."""
 
 
 class TaskDataset(Dataset[dict[str, Any]]):
@@ -25,20 +24,13 @@ class TaskDataset(Dataset[dict[str, Any]]):
         run = RunPayload.decode(config[KEY])
         run.enter()
         loaded = run.load_config()
-        settings = loaded.ajet
-        reader = build_reader(settings.task_reader, loaded.base_dirs)
         self._training = data_files == "training"
         if self._training:
-            self._stream = TaskStream(
-                read_training_tasks(reader),
-                seed=settings.task_reader.seed,
-                batch_size=settings.data.train_batch_size,
-                shuffle=settings.task_reader.shuffle,
-            )
-            self._length = run.total_steps * settings.data.train_batch_size * SPARE
+            self._stream = training_stream(loaded)
+            self._length = run.total_steps * loaded.ajet.data.train_batch_size * SPARE
         else:
-            # without validation tasks nothing is validated, but verl's loader must have something to hold
-            self._tasks = read_validation_tasks(reader) or read_training_tasks(reader)[:1]
+            # without validation tasks nothing is validated, but verl's loader must hold something
+            self._tasks = validation_tasks(loaded) or training_stream(loaded).tasks[:1]
             self._length = len(self._tasks)
 
     def __len__(self) -> int:
@@ -49,7 +41,7 @@ class TaskDataset(Dataset[dict[str, Any]]):
 
 
 def item_of(task: Task, index: int) -> dict[str, Any]:
-    """A task as verl carries it; all but `ajet_task` is there for verl's own bookkeeping."""
+    """A task as verl carries it; all but `ajet_task` is for verl's own bookkeeping."""
     return {
         "ajet_task": task.model_dump_json(),
         "index": index,

@@ -1,8 +1,8 @@
 """Our losses and our credit, registered with verl under their own names.
 
-verl's batch carries weight x advantage for each token. Our policy losses are linear in that product (for the sign of
-an advantage decides which side clips, and weights are positive), so the same formula as in the embedded trainer gives
-the same gradient: the sum over tokens of weight x token loss, whatever rows or micro-batches they came in.
+verl's batch carries weight x advantage for each token. Our policy losses are linear in that product (the sign of an
+advantage decides which side clips, and weights are positive), so the embedded trainer's formula gives its gradient:
+the sum over tokens of weight x token loss, whatever rows or micro-batches they came in.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ajet.backbone.ray.verl.config_map import ADVANTAGE_ESTIMATOR, POLICY_LOSS_PREFIX
+from ajet.backbone.ray.verl.config import ADVANTAGE_ESTIMATOR, POLICY_LOSS_PREFIX
 from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss
 
 

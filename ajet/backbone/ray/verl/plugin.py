@@ -1,37 +1,33 @@
 """Loaded by verl in every process, through the `verl.plugins` entry point. Registers by name what a run needs.
 
-verl only logs, at debug level, when an entry point fails. Nothing is lost silently all the same: without this module a
-process knows neither our losses nor our estimator, and verl ends with their names; our own processes import it first
-and so raise what went wrong; and the launcher checks that the entry point exists.
+verl only logs, at debug level, when an entry point fails. A failure is seen all the same: without this module a process
+knows neither our losses nor our estimator, and verl ends naming them; our own processes import it first and so raise
+what went wrong; and the driver checks that the entry point exists.
 """
 
 from __future__ import annotations
 
-import os
 from importlib.metadata import entry_points
 
+from ajet.backbone.ray.start import asks_for_cpu
 from ajet.backbone.ray.verl import losses
+from ajet.backbone.ray.verl.config import PLATFORM
 from ajet.schema.errors import MissingDependencyError
 
 ENTRY_POINT_GROUP = "verl.plugins"
-
-
-def on_cpu() -> bool:
-    """Whether this run is a small one without GPUs."""
-    return os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
 
 
 def require_entry_point() -> None:
     """Raise if verl would not find this module."""
     if not any(entry.value == __name__ for entry in entry_points(group=ENTRY_POINT_GROUP)):
         raise MissingDependencyError(
-            "verl would not load ajet: the entry point of the group `verl.plugins` is missing. ajet runs from a folder "
-            "that is not installed: run `pip install -e .` there (on every node)."
+            "verl would not load ajet: the entry point in the group `verl.plugins` is missing, because ajet runs from "
+            "a folder that is not installed\n    run `pip install -e .` there (on every node)"
         )
 
 
 def _load() -> None:
-    if on_cpu():
+    if asks_for_cpu(PLATFORM):
         from ajet.backbone.ray.cpu import verl_platform
 
         verl_platform.register()

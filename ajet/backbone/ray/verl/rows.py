@@ -1,7 +1,6 @@
-"""Episodes as verl's rows: one row for each linear sample, everything credit needs beside them in the rows' tags.
+"""Episodes as verl's rows: one row per linear sample, with what credit needs in the row's tag.
 
-Tags are small and travel apart from the tensors, so the driver can compute the credit of a whole batch without fetching
-a token.
+Tags travel apart from the tensors, so the credit of a whole batch is computed without fetching a token.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.backbone.ray.row_credit import SEGMENTS, SUMMARY, segments_of, summary_of
+from ajet.backbone.ray.credit import SEGMENTS, SUMMARY, segments_of, summary_of
 from ajet.schema.call_tree import Sample
 from ajet.schema.episode import Episode
 

@@ -1,24 +1,20 @@
-"""`EpisodeSampler`: verl's replay buffer, with our credit. Runs in verl's driver process.
+"""`EpisodeSampler`: verl's replay buffer, with our credit, in the process of verl's trainer.
 
 When the groups of a step are complete, the credit of all their episodes is computed at once and written where verl
-looks for rewards; groups that teach nothing leave the batch; and the size of verl's mini-batch is set to what the
-batch turned out to hold, so that a step is one update (or `mini_batch_num`), however many rows came out.
+looks for rewards; groups that teach nothing leave the batch; and verl's mini-batch is sized by what the batch turned
+out to hold, so that a step is one update (or `mini_batch_num`), however many rows there are.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from ajet.backbone.ray.batch_credit import BatchCredit, credit_batch, mini_batch
-from ajet.backbone.ray.row_credit import GROUP
-from ajet.backbone.ray.verl import driver_state
+from ajet.backbone.ray.credit import GROUP, BatchCredit, credit_batch, mini_batch
+from ajet.backbone.ray.verl.manager import current_manager
 from ajet.backbone.ray.verl.rows import nested
-
-log = logging.getLogger(__name__)
 
 NOTHING_USABLE = "no materializable trajectories"
 """What verl says when every group of a step failed."""
@@ -27,7 +23,7 @@ POLL_S = 0.25
 
 
 class _CreditedSampling:
-    """What both of verl's replay buffers get."""
+    """What is added to both of verl's replay buffers."""
 
     poll_interval: float
     _added: dict[str, float]
@@ -55,25 +51,25 @@ class _CreditedSampling:
         return batch, {**metrics, **self._added}
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
-        driver_state.current().check_alive()
+        current_manager().check_alive()
         return float(super()._wait_for_next_poll(partition_id, last_debug_time))  # type: ignore[misc]
 
     def _materialize_batch(self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: Any) -> Any:
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)  # type: ignore[misc]
-        state = driver_state.current()
+        manager = current_manager()
         if partition_id == "val":
-            state.settle(self._step, selected_prompt_uids, [], validation=True)
+            manager.end_step(self._step, selected_prompt_uids, [], validation=True)
             return batch
-        result = credit_batch(batch.keys, batch.tags, state.credit_settings, imitate_from=state.imitate_from)
-        metrics = state.settle(self._step, selected_prompt_uids, result.episodes, validation=False)
-        self._added = metrics | result.metrics
-        batch = _with_credit(batch, result, state.updates)
-        state.set_mini_batch(
+        credit = credit_batch(batch.keys, batch.tags, manager.credit_settings, imitate_from=manager.imitate_from)
+        metrics = manager.end_step(self._step, selected_prompt_uids, credit.episodes, validation=False)
+        batch = _with_credit(batch, credit, manager.updates)
+        rows = len(batch.keys)
+        manager.set_mini_batch(
             mini_batch(
-                len(batch.keys), group_size=state.group_size, updates=state.updates, data_parallel=state.data_parallel
+                rows, group_size=manager.group_size, updates=manager.updates, data_parallel=manager.data_parallel
             )
         )
-        self._added["train/rows"] = float(len(batch.keys))
+        self._added = metrics | credit.metrics | {"train/rows": float(rows)}
         return batch
 
     def _first_failure(self, partition_id: str) -> str | None:
@@ -96,7 +92,7 @@ def _group_tags(partition_id: str) -> list[dict[str, Any]]:
 
 
 def _with_credit(batch: Any, credit: BatchCredit, updates: int) -> Any:
-    """Write the credit of the trained rows; drop the others."""
+    """Write the credit of the trained rows, and drop the others."""
     import transfer_queue as tq
 
     kept = [index for index, trained in enumerate(credit.trained) if trained]
@@ -104,7 +100,7 @@ def _with_credit(batch: Any, credit: BatchCredit, updates: int) -> Any:
     if dropped:
         tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
     keys = [batch.keys[index] for index in kept]
-    # each of several updates gets a share of the rows, and is to be as large as an update of them all
+    # each of several updates gets a share of the rows, and must be as large as an update of all of them
     scores = nested([credit.dense[index] * updates for index in kept])
     tq.kv_batch_put(
         keys=keys, partition_id=batch.partition_id, fields=TensorDict({"rm_scores": scores}, batch_size=len(keys))

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.ray.machine import Machine
-from ajet.backbone.ray.trinity.config_map import (
+from ajet.backbone.ray.mapping import Machine, RunFacts
+from ajet.backbone.ray.trinity.config import (
     CPU_GPUS,
     CREDIT,
     READER,
-    RunFacts,
     check_honoured,
     max_staleness,
     run_mode,
@@ -26,7 +25,7 @@ from ajet.schema.errors import ConfigError
 
 GPU = Machine("cuda", flash_attention=True)
 CPU = Machine("cpu", flash_attention=False, logical_gpus=CPU_GPUS)
-FACTS = RunFacts("/models/m", Path("/exp/checkpoints"), 13, payload="run", metrics_dir=Path("/scratch"))
+FACTS = RunFacts("/models/m", Path("/exp/checkpoints"), 13, payload="run", scratch=Path("/scratch"))
 MODEL = "explorer.rollout_model"
 COMMON = "trainer_common"
 

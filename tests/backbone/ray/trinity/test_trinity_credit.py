@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from trinity_here import enter_cpu, trinity_installed
+from episodes import BRANCHING, LINEAR, make_groups
+from ray_runs import enter_trinity_on_cpu, installed
 
-sys.path.append(str(Path(__file__).parents[1] / "verl"))
-from verl_episodes import BRANCHING, LINEAR, make_groups
-
-pytestmark = pytest.mark.skipif(not trinity_installed(), reason="needs Trinity: run `make test-trinity`")
-if trinity_installed():
-    enter_cpu()
+pytestmark = pytest.mark.skipif(not installed("trinity-rft"), reason="needs Trinity: run `make test-trinity`")
+if installed("trinity-rft"):
+    enter_trinity_on_cpu()
 
 NORMS = ["token_mean", "sequence_mean", "dr_grpo"]
 
@@ -66,7 +62,7 @@ def local_credit(groups: list[list[Any]], loaded: Any) -> dict[str, Any]:
 def test_every_token_gets_the_credit_that_local_gives_it(shape: list[int], norm: str) -> None:
     import json
 
-    from ajet.backbone.ray.row_credit import SEGMENTS, SUMMARY
+    from ajet.backbone.ray.credit import SEGMENTS, SUMMARY
     from ajet.backbone.ray.trinity.credit import credited
     from ajet.credit import EpisodeSummary
 
@@ -94,7 +90,7 @@ def test_every_token_gets_the_credit_that_local_gives_it(shape: list[int], norm:
 
 
 def test_an_episode_that_straddles_two_steps_keeps_its_total_weight() -> None:
-    from ajet.backbone.ray.row_credit import SEGMENTS
+    from ajet.backbone.ray.credit import SEGMENTS
     from ajet.backbone.ray.trinity.credit import credited
     from ajet.backbone.ray.trinity.rows import CREDIT, ROW
 
@@ -153,7 +149,7 @@ def gradient(batch: Any) -> dict[str, Any]:
 def test_the_loss_is_the_sum_over_tokens_whatever_the_micro_batches(kind: str) -> None:
     import torch
 
-    from ajet.backbone.ray.trinity.loss import AjetPolicyLoss
+    from ajet.backbone.ray.trinity.algorithm import AjetPolicyLoss
 
     generator = torch.Generator().manual_seed(1)
     old, new, credit = (torch.randn(6, 5, generator=generator) * 0.1 for _ in range(3))

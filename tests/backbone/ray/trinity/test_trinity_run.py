@@ -7,62 +7,34 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
-import sys
-import time
-import uuid
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from trinity_here import trinity_installed
+import ray_runs
+from ray_runs import (
+    DEADLINE_S,
+    HERE,
+    ROOT,
+    command,
+    environment,
+    installed,
+    left_behind,
+    processes_named,
+    recorded,
+    start,
+    steps_of,
+    wait_until,
+)
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[3]
-TASKS = HERE.parent / "verl"
-CONF = TASKS / "say_vowels.yaml"
 long = pytest.mark.skipif(not os.environ.get("AJET_LONG_TESTS"), reason="takes minutes: run `make test-trinity`")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not trinity_installed(), reason="needs Trinity: run `make test-trinity`"),
+    pytest.mark.skipif(not installed("trinity-rft"), reason="needs Trinity: run `make test-trinity`"),
 ]
-DEADLINE_S = 1200
-
-
-def command(folder: Path, *overrides: str, conf: Path = CONF) -> list[str]:
-    return [sys.executable, "-m", "ajet", "--conf", str(conf), "--backbone=trinity", "--with-ray",
-            "--exp-dir", str(folder), *overrides]  # fmt: skip
-
-
-OURS = ("AJET_TEST_OF", uuid.uuid4().hex)
-"""A variable that every process of these tests' runs inherits, and of no other run."""
-
-
-def environment() -> dict[str, str]:
-    own = {"AJET_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), OURS[0]: OURS[1]}
-    return {**os.environ, **own}
-
-
-def run(folder: Path, *overrides: str, conf: Path = CONF, cwd: Path = TASKS) -> str:
-    done = subprocess.run(
-        command(folder, *overrides, conf=conf), cwd=cwd, env=environment(), capture_output=True, text=True,
-        timeout=DEADLINE_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
-
-
-def steps_of(experiment: Path) -> list[dict[str, Any]]:
-    from ajet.observe.metrics import read_metrics
-
-    return read_metrics(experiment / "metrics.jsonl")
-
-
-def recorded(experiment: Path) -> dict[int, int]:
-    with sqlite3.connect(experiment / "episodes.sqlite") as connection:
-        return dict(connection.execute("SELECT step, COUNT(*) FROM episode GROUP BY step"))
+run = partial(ray_runs.run, "trinity")
 
 
 def versions_of_validations(experiment: Path) -> dict[int, set[int]]:
@@ -78,31 +50,6 @@ def versions_of_validations(experiment: Path) -> dict[int, set[int]]:
     return found
 
 
-def left_behind() -> dict[int, str]:
-    """Command lines of processes that a run of these tests started, by process id."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if "=".join(OURS).encode() in (entry / "environ").read_bytes():
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
-            except OSError:
-                continue
-    return found
-
-
-def processes_named(title: str) -> list[int]:
-    """Ray gives each worker process its actor's name as title."""
-    return [pid for pid, line in left_behind().items() if line.startswith(title)]
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.2)
-
-
 def weights(path: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
@@ -112,7 +59,7 @@ def weights(path: Path) -> dict[str, Any]:
 def test_a_run_trains_and_synchronises(tmp_path: Path) -> None:
     from ajet.engine.model_source import ModelSource
 
-    run(tmp_path, "ajet.trainer_common.test_freq=-1")
+    run(tmp_path, "--with-ray", "ajet.trainer_common.test_freq=-1")
     experiment = tmp_path / "say_vowels"
     steps = steps_of(experiment)
     assert [step["step"] for step in steps] == [1, 2, 3]
@@ -209,10 +156,7 @@ def test_the_quickstarts_yaml_runs_unchanged(tmp_path: Path) -> None:
 @long
 @pytest.mark.parametrize("victim", ["AjetExplorer", "AjetTrainer", "CpuRolloutModel"])
 def test_a_killed_process_is_a_named_error_and_leaves_nothing(tmp_path: Path, victim: str) -> None:
-    child = subprocess.Popen(
-        command(tmp_path, "ajet.trainer_common.total_training_steps=1000"),
-        cwd=TASKS, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    child = start("trinity", tmp_path, "ajet.trainer_common.total_training_steps=1000")
     try:
         wait_until(
             lambda: child.poll() is not None or any("train/grad_norm" in s for s in steps_of(tmp_path / "say_vowels"))
@@ -236,8 +180,8 @@ def test_a_workflow_that_always_fails_ends_the_run_with_its_error(tmp_path: Path
         "        raise KeyError('the answer is missing')\n"
     )
     done = subprocess.run(
-        command(tmp_path, f"ajet.rollout.user_workflow={tmp_path / 'broken.py'}->Broken"),
-        cwd=TASKS, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S,
+        command("trinity", tmp_path, f"ajet.rollout.user_workflow={tmp_path / 'broken.py'}->Broken"),
+        cwd=HERE, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S,
     )  # fmt: skip
     assert done.returncode == 1
     assert "the answer is missing" in done.stdout + done.stderr

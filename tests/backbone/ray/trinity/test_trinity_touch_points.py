@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trinity_here import enter_cpu, trinity_installed
+from ray_runs import enter_trinity_on_cpu, installed
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not trinity_installed(), reason="needs Trinity: run `make test-trinity`"),
+    pytest.mark.skipif(not installed("trinity-rft"), reason="needs Trinity: run `make test-trinity`"),
 ]
-if trinity_installed():
-    enter_cpu()
+if installed("trinity-rft"):
+    enter_trinity_on_cpu()
 
 
 def source(thing: Any) -> str:
@@ -47,7 +47,7 @@ def test_registries_take_import_paths() -> None:
     from trinity.buffer.reader import READER
     from trinity.utils.monitor import MONITOR
 
-    from ajet.backbone.ray.trinity import config_map as names
+    from ajet.backbone.ray.trinity import config as names
 
     for registry, name in (
         (ADVANTAGE_FN, names.CREDIT),
@@ -84,13 +84,12 @@ def test_the_gpu_trainer_reads_the_mini_batch_at_each_step() -> None:
 
 
 def test_every_key_that_we_set_is_one_that_trinity_has() -> None:
-    from ajet.backbone.ray.machine import Machine
-    from ajet.backbone.ray.trinity.compose import compose_trinity_config
-    from ajet.backbone.ray.trinity.config_map import CPU_GPUS, RunFacts, trinity_settings
+    from ajet.backbone.ray.mapping import Machine, RunFacts
+    from ajet.backbone.ray.trinity.config import CPU_GPUS, compose_trinity_config, trinity_settings
     from ajet.config import make_config
     from ajet.schema.errors import ConfigError
 
-    facts = RunFacts("/m", Path("/c"), 13, payload="run", metrics_dir=Path("/s"))
+    facts = RunFacts("/m", Path("/c"), 13, payload="run", scratch=Path("/s"))
     config = make_config({"rollout.engine": "vllm", "model.lora": {"enabled": True}})
     assert compose_trinity_config(trinity_settings(config, facts, Machine("cuda"))).trainer.total_steps == 13
     cpu = Machine("cpu", flash_attention=False, logical_gpus=CPU_GPUS)

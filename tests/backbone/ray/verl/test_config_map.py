@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.ray.machine import Machine
+from ajet.backbone.ray.mapping import Machine, RunFacts
 from ajet.backbone.ray.settings import training_steps
-from ajet.backbone.ray.verl.config_map import RunFacts, check_honoured, pass_through, verl_settings
+from ajet.backbone.ray.verl.config import check_honoured, pass_through, verl_settings
 from ajet.config import make_config
 from ajet.schema.errors import ConfigError
 
 GPU = Machine("cuda", flash_attention=True)
 CPU = Machine("cpu", flash_attention=False)
-FACTS = RunFacts("/models/m", Path("/exp/checkpoints"), training_tasks=64)
+FACTS = RunFacts("/models/m", Path("/exp/checkpoints"), total_steps=9)
 
 
 def settings(
@@ -104,7 +104,6 @@ COMMON = "trainer_common"
         (f"{COMMON}.val_before_train", True, "trainer.val_before_train", True),
         (f"{COMMON}.val_only", True, "trainer.val_only", True),
         (f"{COMMON}.keep_checkpoints", 2, "trainer.max_actor_ckpt_to_keep", 2),
-        (f"{COMMON}.total_training_steps", 9, "trainer.total_training_steps", 9),
         (f"{COMMON}.seed", 5, "data.seed", 5),
         ("project_name", "p", "trainer.project_name", "p"),
         ("experiment_name", "e", "trainer.experiment_name", "e"),
@@ -115,19 +114,20 @@ def test_a_key_arrives(ours: str, value: Any, theirs: str, arrives: Any) -> None
 
 
 def test_saving_only_at_the_end_is_saving_at_the_last_step() -> None:
-    got = settings({f"{COMMON}.save_freq": -1, f"{COMMON}.total_training_steps": 9})
-    assert got["trainer.save_freq"] == 9
+    got = settings({f"{COMMON}.save_freq": -1})
+    assert got["trainer.save_freq"] == got["trainer.total_training_steps"] == FACTS.total_steps
 
 
 def test_epochs_become_steps() -> None:
     config = make_config({f"{COMMON}.total_epochs": 3, "data.train_batch_size": 10})
     assert training_steps(config, 64) == 20  # 192 tasks in batches of 10, the last one full
+    assert training_steps(make_config({f"{COMMON}.total_training_steps": 9}), 64) == 9
 
 
 def test_resuming() -> None:
     assert settings()["trainer.resume_mode"] == "auto"
-    assert settings(run=RunFacts("m", Path("c"), 4, resume="never"))["trainer.resume_mode"] == "disable"
-    got = settings(run=RunFacts("m", Path("c"), 4, resume="/c/global_step_3"))
+    assert settings({f"{COMMON}.resume": "never"})["trainer.resume_mode"] == "disable"
+    got = settings({f"{COMMON}.resume": "/c/global_step_3"})
     assert (got["trainer.resume_mode"], got["trainer.resume_from_path"]) == ("resume_path", "/c/global_step_3")
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from verl_episodes import BRANCHING, LINEAR, make_groups
+from episodes import BRANCHING, LINEAR, make_groups
 
-from ajet.backbone.ray.batch_credit import credit_batch, mini_batch
-from ajet.backbone.ray.row_credit import SEGMENTS, segments_of, summary_of
+from ajet.backbone.ray.credit import SEGMENTS, credit_batch, mini_batch, segments_of, summary_of
 from ajet.backbone.ray.verl.rows import Row, rows_of, validation_row
 from ajet.context_tracker.samples import linear_samples
 from ajet.credit import CreditSettings, LossNorm, compute_credit, summarise

@@ -8,60 +8,31 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from verl_here import verl_installed
+import ray_runs
+from ray_runs import (
+    DEADLINE_S,
+    HERE,
+    ROOT,
+    command,
+    environment,
+    installed,
+    left_behind,
+    processes_named,
+    recorded,
+    start,
+    steps_of,
+    wait_until,
+)
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[3]
-needs_verl = pytest.mark.skipif(not verl_installed(), reason="needs verl: run `make test-verl`")
+needs_verl = pytest.mark.skipif(not installed("verl"), reason="needs verl: run `make test-verl`")
 long = pytest.mark.skipif(not os.environ.get("AJET_LONG_TESTS"), reason="takes minutes: run `make test-verl`")
 pytestmark = pytest.mark.slow
-DEADLINE_S = 900
-
-
-def command(folder: Path, *overrides: str, conf: Path = HERE / "say_vowels.yaml") -> list[str]:
-    return [sys.executable, "-m", "ajet", "--conf", str(conf), "--backbone=verl", "--exp-dir", str(folder), *overrides]
-
-
-OURS = ("AJET_TEST_OF", uuid.uuid4().hex)
-"""A variable that every process of these tests' runs inherits, and of no other run."""
-
-
-def environment() -> dict[str, str]:
-    own = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), OURS[0]: OURS[1]}
-    return {**os.environ, **own}
-
-
-def run(folder: Path, *overrides: str, conf: Path = HERE / "say_vowels.yaml", cwd: Path = HERE, code: int = 0) -> str:
-    done = subprocess.run(
-        command(folder, *overrides, conf=conf), cwd=cwd, env=environment(), capture_output=True, text=True,
-        timeout=DEADLINE_S,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout + done.stderr
-
-
-def steps_of(experiment: Path) -> list[dict[str, Any]]:
-    from ajet.observe.metrics import read_metrics
-
-    return read_metrics(experiment / "metrics.jsonl")
-
-
-def left_behind() -> dict[int, str]:
-    """Command lines of processes that a run of these tests started, by process id."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if "=".join(OURS).encode() in (entry / "environ").read_bytes():
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
-            except OSError:
-                continue
-    return found
+run = partial(ray_runs.run, "verl")
+ONE_STEP = "ajet.trainer_common.total_training_steps=1"
 
 
 @needs_verl
@@ -94,25 +65,15 @@ def test_a_run_trains_saves_and_resumes(tmp_path: Path) -> None:
     assert left_behind() == {}
 
 
-def recorded(experiment: Path) -> dict[int, int]:
-    import sqlite3
-
-    with sqlite3.connect(experiment / "episodes.sqlite") as connection:
-        return dict(connection.execute("SELECT step, COUNT(*) FROM episode GROUP BY step"))
-
-
 @needs_verl
 @pytest.mark.parametrize("victim", ["EpisodeWorker", "CpuServer", "ActorRollout"])
 def test_a_killed_process_is_a_named_error_and_leaves_nothing(tmp_path: Path, victim: str) -> None:
     steps = 12 if victim == "ActorRollout" else 1000
     asked = [f"ajet.trainer_common.total_training_steps={steps}", "ajet.trainer_common.save_freq=1"]
-    child = subprocess.Popen(
-        command(tmp_path, *asked),
-        cwd=HERE, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    child = start("verl", tmp_path, *asked)
     try:
         experiment = tmp_path / "say_vowels"
-        wait_until(lambda: bool(steps_of(experiment)), DEADLINE_S)
+        wait_until(lambda: bool(steps_of(experiment)))
         pids = processes_named(f"ray::{victim}") or processes_named("ray::WorkerDict")
         os.kill(pids[0], signal.SIGKILL)
         killed = time.monotonic()
@@ -133,9 +94,9 @@ def test_a_killed_process_is_a_named_error_and_leaves_nothing(tmp_path: Path, vi
 
 @needs_verl
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
-    child = subprocess.Popen(command(tmp_path), cwd=HERE, env=environment(), stderr=subprocess.PIPE, text=True)
+    child = start("verl", tmp_path)
     log = tmp_path / "say_vowels" / "verl.log"
-    wait_until(lambda: log.exists() and "Started a local Ray instance" in log.read_text(errors="replace"), DEADLINE_S)
+    wait_until(lambda: log.exists() and "Started a local Ray instance" in log.read_text(errors="replace"))
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=60)
     assert child.returncode == 130
@@ -164,13 +125,9 @@ def test_two_machines_make_a_cluster_and_both_end(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "RAY_PORT": str(port), "NNODES": "2"}
     machines = [
-        subprocess.Popen(
-            [*command(tmp_path / str(rank), "ajet.trainer_common.total_training_steps=1"), "--with-ray-cluster"],
-            cwd=HERE, env=environment() | place | {"NODE_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
+        start("verl", tmp_path / str(rank), ONE_STEP, "--with-ray-cluster", **place, NODE_RANK=str(rank))
         for rank in (1, 0)
-    ]  # fmt: skip
+    ]
     try:
         outputs = [machine.communicate(timeout=DEADLINE_S)[0] for machine in machines]
     finally:
@@ -208,21 +165,11 @@ def test_the_tutorials_yaml_runs_unchanged(tmp_path: Path) -> None:
     assert "nothing was trained" in said, "random weights solve nothing, and an exit code of 0 would hide that"
 
 
-@pytest.mark.skipif(verl_installed(), reason="verl is installed")
+@pytest.mark.skipif(installed("verl"), reason="verl is installed")
 def test_without_verl_the_error_says_how_to_get_it(tmp_path: Path) -> None:
-    done = subprocess.run(command(tmp_path), cwd=HERE, env=environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command("verl", tmp_path), cwd=HERE, env=environment(), capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2
     assert "pip install 'agentjet[verl]' -c constraints/verl.txt" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def processes_named(title: str) -> list[int]:
-    """Ray gives each worker process its actor's name as title."""
-    return [pid for pid, line in left_behind().items() if line.startswith(title)]
-
-
-def wait_until(condition: Any, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it never came to that"
-        time.sleep(0.5)

@@ -10,12 +10,12 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
-from verl_here import verl_installed
+from ray_runs import installed
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not verl_installed(), reason="needs verl: run `make test-verl`"),
+    pytest.mark.skipif(not installed("verl"), reason="needs verl: run `make test-verl`"),
 ]
 
 
@@ -95,15 +95,14 @@ def test_a_process_of_verls_own_loads_the_plugin() -> None:
 def test_every_key_that_we_set_is_one_that_verl_has() -> None:
     from pathlib import Path
 
-    from ajet.backbone.ray.machine import Machine
-    from ajet.backbone.ray.verl.compose import compose_verl_config
-    from ajet.backbone.ray.verl.config_map import RunFacts, verl_settings
+    from ajet.backbone.ray.mapping import Machine, RunFacts
+    from ajet.backbone.ray.verl.config import compose_verl_config, verl_settings
     from ajet.config import make_config
     from ajet.schema.errors import ConfigError
 
     config = make_config({"rollout.engine": "vllm", "model.lora": {"enabled": True}})
     for machine in (Machine("cuda"), Machine("cpu")):
-        settings = verl_settings(config, RunFacts("/m", Path("/c"), 8), machine)
+        settings = verl_settings(config, RunFacts("/m", Path("/c"), 13), machine)
         composed = compose_verl_config(settings, given=settings)
         assert composed.trainer.total_training_steps == 13
         assert composed.actor_rollout_ref.actor.policy_loss.loss_mode == "ajet_ppo"

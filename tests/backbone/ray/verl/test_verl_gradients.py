@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from verl_episodes import BRANCHING, LINEAR, make_groups
-from verl_here import verl_installed
+from episodes import BRANCHING, LINEAR, make_groups
+from ray_runs import installed
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not verl_installed(), reason="needs verl: run `make test-verl`"),
+    pytest.mark.skipif(not installed("verl"), reason="needs verl: run `make test-verl`"),
 ]
 
 BOUND = 1e-4
@@ -132,7 +132,7 @@ def verl_gradient(worker: Any, groups: Any, settings: Any, *, loss: str, kl: flo
     from verl.workers.config.actor import PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 
-    from ajet.backbone.ray.batch_credit import credit_batch
+    from ajet.backbone.ray.credit import credit_batch
     from ajet.backbone.ray.verl.rows import rows_of
     from ajet.context_tracker.samples import linear_samples
 

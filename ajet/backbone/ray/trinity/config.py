@@ -1,19 +1,29 @@
-"""From our configuration to Trinity's: a pure function that needs neither Trinity nor torch.
+"""From our configuration to Trinity's.
 
-`trinity_settings` gives Trinity's keys (dotted) and their values; `check_honoured` says which of our keys Trinity can't
-honour. Episodes, groups and credit stay ours: what runs, reads, weighs and samples is named by its import path, which
-Trinity looks up in every process.
+`trinity_settings` and `check_honoured` are pure and need neither Trinity nor torch: Trinity's keys (dotted) and their
+values, and which of our keys Trinity can't honour. `compose_trinity_config` puts them over Trinity's own defaults.
+Episodes, groups and credit stay ours: what runs, reads, weighs and samples is named by its import path, which Trinity
+looks up in every process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.ray.machine import Machine, Note
-from ajet.backbone.ray.settings import flatten, micro_tokens, resolved_dtype
+from ajet.backbone.ray.mapping import (
+    Machine,
+    Note,
+    RunFacts,
+    Settings,
+    check_refused,
+    flatten,
+    kl_and_entropy_note,
+    micro_tokens,
+    shared_notes,
+)
+from ajet.backbone.ray.settings import training_steps
 from ajet.backbone.validation import validation_repeats
 from ajet.schema.errors import ConfigError
 
@@ -25,18 +35,20 @@ WORKFLOW = f"{HERE}.workflow.GroupWorkflow"
 READER = f"{HERE}.reader.TrinityTaskReader"
 CREDIT = f"{HERE}.credit.AjetCredit"
 SAMPLING = f"{HERE}.sampling.WholeBatches"
-LOSS = f"{HERE}.loss.AjetPolicyLoss"
+LOSS = f"{HERE}.algorithm.AjetPolicyLoss"
 ALGORITHM = f"{HERE}.algorithm.AjetAlgorithm"
 ALGORITHM_WITHOUT_REFERENCE = f"{HERE}.algorithm.AjetAlgorithmWithoutReference"
 MONITOR = f"{HERE}.monitor.FileMonitor"
 NAMESPACE = "ajet"
+RUN_NAME = "run"
+"""Trinity's name of the run: its folder, below the project's, among the checkpoints."""
 CPU_GPUS = 2
-"""What Ray is told of a machine without a GPU: one for an engine, one for the trainer."""
+"""What a machine without a GPU announces to Ray: one for an engine, one for the trainer."""
 CPU_RUNNERS = 1
 GPU_RUNNERS = 4
-"""Processes that run episodes, for each engine: each runs the episodes of one task after another."""
+"""Processes per engine that run episodes: each runs one task's episodes at a time."""
 GROUP_SLACK = 4
-"""Times the episode timeout that a group may take: attempts that fail are run again, and groups refilled."""
+"""Times the episode timeout that a group may take: failed attempts are run again, and groups refilled."""
 KL_TYPES = {
     "kl": "k1",
     "k1": "k1",
@@ -51,34 +63,19 @@ DEFAULT_STALENESS = 1
 """Steps by which the policy that samples may lag behind, in Trinity's fully asynchronous style."""
 MODES = ("both", "explore", "train")
 
-Settings = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """What the mapping must know of the run."""
-
-    model_path: str
-    """A folder with the model and its tokenizer."""
-    checkpoint_dir: Path
-    total_steps: int
-    payload: str = ""
-    """`RunPayload.encode()`, for our own classes in Trinity's processes."""
-    metrics_dir: Path = Path()
-    """Where Trinity's metrics go."""
-    validates: bool = True
-    """Whether there are validation tasks."""
-
 
 def trinity_settings(config: Config, run: RunFacts, machine: Machine) -> Settings:
-    """All keys of Trinity's configuration that a run sets, the user's own pass-through last."""
-    refused = [note for note in check_honoured(config, machine) if note.refused]
-    if refused:
-        raise ConfigError("the trinity backbone can't honour:\n" + "\n".join(f"  {note}" for note in refused))
+    """All keys of Trinity's configuration that a run sets, the user's own last."""
+    check_refused(check_honoured(config, machine), "trinity")
     settings: Settings = {}
     for part in (_run, _algorithm, _model, _buffer, _explorer, _trainer, _synchronizer):
         settings |= part(config, run, machine)
     return settings | pass_through(config)
+
+
+def pass_through(config: Config) -> Settings:
+    """Trinity's own keys as the user wrote them: `trinity.…` and `ajet.trinity.…`."""
+    return dict(flatten(config.trinity)) | dict(flatten(config.ajet.trinity))
 
 
 def run_mode(config: Config) -> str:
@@ -89,27 +86,67 @@ def run_mode(config: Config) -> str:
     return mode
 
 
-def pass_through(config: Config) -> Settings:
-    """Trinity's own keys as the user wrote them: `trinity.…` and `ajet.trinity.…`."""
-    return dict(flatten(config.trinity)) | dict(flatten(config.ajet.trinity))
-
-
 def sync_style(config: Config) -> str:
     """How explorer and trainer wait for each other."""
     return str(pass_through(config).get("synchronizer.sync_style", "fixed")).lower()
 
 
 def max_staleness(config: Config) -> int | None:
-    """Steps by which the sampling policy may lag; None: Trinity's own waiting bounds it."""
+    """Steps by which the sampling policy may lag behind; None: Trinity's own waiting bounds it."""
     given = pass_through(config).get("algorithm.sample_strategy_args.max_staleness")
     if given is not None:
         return int(given)
     return DEFAULT_STALENESS if sync_style(config) == "fully_async" else None
 
 
+def show(config: Config, machine: Machine) -> str:
+    """Trinity's final configuration as YAML, after what Trinity can't honour. Needs Trinity."""
+    from omegaconf import OmegaConf
+
+    from ajet.task_reader import build_reader, read_training_tasks
+
+    tasks = read_training_tasks(build_reader(config.ajet.task_reader, config.base_dirs))
+    checkpoints = config.experiment_path / "checkpoints"
+    facts = RunFacts(config.ajet.model.path, checkpoints, training_steps(config, len(tasks)), payload="…")
+    composed = compose_trinity_config(trinity_settings(config, facts, machine))
+    notes = [f"# {note}" for note in check_honoured(config, machine)]
+    return "\n".join([*notes, OmegaConf.to_yaml(OmegaConf.structured(composed))])
+
+
+def compose_trinity_config(settings: Settings) -> Any:
+    """Trinity's configuration with these settings. A key that Trinity doesn't have is an error. Needs Trinity."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from trinity.common.config import Config
+
+    schema = OmegaConf.structured(Config)
+    plain = OmegaConf.to_container(schema, resolve=False)
+    assert isinstance(plain, dict)
+    known = {key for key, _ in flatten({str(key): value for key, value in plain.items()})}
+    for key, value in settings.items():
+        try:
+            schema = OmegaConf.merge(schema, _nested(key, value))
+        except OmegaConfBaseException as error:
+            near = get_close_matches(key, known, n=1)
+            hint = f": did you mean {near[0]}?" if near and near[0] != key else ""
+            first = str(error).splitlines()[0]
+            raise ConfigError(f"Trinity can't take {key} = {value!r} ({first}){hint}") from error
+    return OmegaConf.to_object(schema)
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    nested = value
+    for name in reversed(key.split(".")):
+        nested = {name: nested}
+    assert isinstance(nested, dict)
+    return nested
+
+
 def check_honoured(config: Config, machine: Machine) -> list[Note]:
     """Our keys that Trinity can't honour: refused, or named once at start."""
-    return [*_refusals(config, machine), *_approximations(config, machine)]
+    notes = [*shared_notes(config, "Trinity"), *_refusals(config, machine), *_approximations(config, machine)]
+    # on the CPU the embedded trainer computes these terms
+    return notes if machine.cpu else [*notes, *kl_and_entropy_note(config, "Trinity")]
 
 
 def _refusals(config: Config, machine: Machine) -> Iterator[Note]:
@@ -117,26 +154,20 @@ def _refusals(config: Config, machine: Machine) -> Iterator[Note]:
     common, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
     place = "ajet.trainer_common"
     if algorithm.use_kl_in_reward:
-        yield Note(f"{place}.algorithm.use_kl_in_reward", "advantages are computed before Trinity's trainer has the "
-                   "reference's logprobs; set use_kl_loss: true instead", refused=True)  # fmt: skip
-    uses_terms = (common.use_kl_loss and common.kl_loss_coef) or algorithm.entropy_coef
-    if uses_terms and algorithm.loss_norm != "token_mean" and not machine.cpu:
-        yield Note(f"{place}.algorithm.loss_norm", f"Trinity weighs the KL and entropy terms of all tokens alike, so "
-                   f"{algorithm.loss_norm} needs use_kl_loss: false and entropy_coef: 0, or loss_norm: token_mean",
-                   refused=True)  # fmt: skip
+        yield Note(
+            f"{place}.algorithm.use_kl_in_reward",
+            "advantages are computed before Trinity's trainer has the reference's logprobs; set use_kl_loss: true "
+            "instead",
+            refused=True,
+        )
     if common.use_kl_loss and common.kl_loss_type not in KL_TYPES:
         yield Note(f"{place}.kl_loss_type", f"Trinity knows {', '.join(KL_TYPES)}", refused=True)
-    if algorithm.policy_loss == "sft" and algorithm.sft.demonstrations is not None:
-        yield Note(f"{place}.algorithm.sft.demonstrations", "recorded conversations train with `local`", refused=True)
     if common.optim.lr_scheduler_type == "linear" and not machine.cpu:
         yield Note(f"{place}.optim.lr_scheduler_type", "Trinity knows `constant` and `cosine`", refused=True)
-    if ajet.rollout.engine in ("remote", "scripted"):
-        yield Note("ajet.rollout.engine", f"`{ajet.rollout.engine}` has no weights to train", refused=True)
-    if ajet.rollout.temperature == 0:
-        yield Note("ajet.rollout.temperature", "training at temperature 0 explores nothing", refused=True)
-    if ajet.model.lora.enabled and (ajet.model.lora.dropout or machine.cpu):
-        why = "the CPU trainer of this backbone trains whole weights" if machine.cpu else "set it to 0"
-        yield Note("ajet.model.lora" + ("" if machine.cpu else ".dropout"), why, refused=True)
+    if ajet.model.lora.enabled and machine.cpu:
+        yield Note("ajet.model.lora", "the CPU trainer of this backbone trains whole weights", refused=True)
+    elif ajet.model.lora.enabled and ajet.model.lora.dropout:
+        yield Note("ajet.model.lora.dropout", "Trinity's adapters have no dropout: set it to 0", refused=True)
     if common.val_only:
         yield Note(f"{place}.val_only", "validate with `ajet eval`", refused=True)
     mode = pass_through(config).get("mode", "both")
@@ -147,26 +178,21 @@ def _refusals(config: Config, machine: Machine) -> Iterator[Note]:
 def _approximations(config: Config, machine: Machine) -> Iterator[Note]:
     ajet = config.ajet
     common = ajet.trainer_common
-    if common.algorithm.policy_loss == "gspo":
-        yield Note("ajet.trainer_common.algorithm.policy_loss",
-                   "Trinity sees one row at a time: where an episode's agent gives several rows, gspo's ratio is each "
-                   "row's own")  # fmt: skip
-    if common.algorithm.zero_variance_groups == "resample":
-        yield Note("ajet.trainer_common.algorithm.zero_variance_groups", "trinity gets `skip`: no other tasks instead")
-    if common.keep_best and "keep_best" in common.model_fields_set:
-        yield Note("ajet.trainer_common.keep_best", "Trinity keeps the newest checkpoints only")
-    if ajet.rollout.deterministic:
-        yield Note("ajet.rollout.deterministic", "requests reach Trinity's engines in no fixed order: ignored")
     if common.algorithm.rollout_correction.mode != "none" and not machine.cpu:
-        yield Note("ajet.trainer_common.algorithm.rollout_correction", "Trinity's ratio is to the sampling policy "
-                   "itself, which corrects for it: ignored")  # fmt: skip
+        yield Note(
+            "ajet.trainer_common.algorithm.rollout_correction",
+            "ignored: Trinity's ratio is to the sampling policy itself, which corrects for it",
+        )
     if sync_style(config) == "fully_async" and common.test_freq > 0 and "test_freq" in common.model_fields_set:
         yield Note("ajet.trainer_common.test_freq", "Trinity does not validate in its fully asynchronous style")
     if machine.cpu:
-        yield Note("ajet.rollout.engine", "on CPU the rollout model and the train engine are ours, the embedded ones; "
-                   "explorer, scheduler, buffer, trainer and synchronizer are Trinity's")  # fmt: skip
+        yield Note(
+            "ajet.rollout.engine",
+            "on the CPU the rollout model and the train engine are ours, the embedded ones; explorer, scheduler, "
+            "buffer, trainer and synchronizer are Trinity's",
+        )
     elif ajet.rollout.engine == "torch":
-        yield Note("ajet.rollout.engine", "on GPUs Trinity is served by vllm (or sglang), not by the embedded engine")
+        yield Note("ajet.rollout.engine", "on GPUs vllm (or sglang) serves Trinity, not the embedded engine")
 
 
 def _run(config: Config, run: RunFacts, machine: Machine) -> Settings:
@@ -174,7 +200,7 @@ def _run(config: Config, run: RunFacts, machine: Machine) -> Settings:
     return {
         "mode": "both",
         "project": config.ajet.project_name,
-        "name": "run",
+        "name": RUN_NAME,
         "ray_namespace": NAMESPACE,
         "checkpoint_root_dir": str(run.checkpoint_dir),
         "continue_from_checkpoint": common.resume != "never",
@@ -182,7 +208,7 @@ def _run(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "cluster.node_num": 1 if machine.cpu else common.nnodes,
         "cluster.gpu_per_node": CPU_GPUS if machine.cpu else common.n_gpus_per_node,
         "monitor.monitor_type": MONITOR,
-        "monitor.monitor_args": {"folder": str(run.metrics_dir)},
+        "monitor.monitor_args": {"folder": str(run.scratch)},
     }
 
 
@@ -227,12 +253,12 @@ def _algorithm(config: Config, run: RunFacts, machine: Machine) -> Settings:
 
 
 def trainer_replicas(config: Config, machine: Machine) -> int:
-    """Data-parallel ranks of Trinity's trainer: the GPUs that the engines leave, by sequence parallelism."""
+    """Data-parallel ranks of Trinity's trainer: the GPUs that the engines leave, divided by sequence parallelism."""
     if machine.cpu:
         return 1
     common, rollout = config.ajet.trainer_common, config.ajet.rollout
     gpus = common.nnodes * common.n_gpus_per_node
-    if gpus == 1:  # Trinity then puts both on the one GPU
+    if gpus == 1:  # Trinity then puts both on it
         return 1
     left = gpus - rollout.n_vllm_engine * rollout.tensor_model_parallel_size
     if left <= 0:
@@ -284,12 +310,12 @@ def _buffer(config: Config, run: RunFacts, machine: Machine) -> Settings:
     )
     validation = taskset | {"name": "validation", "path": "validation", "repeat_times": validation_repeats(config)}
     buffer: Settings = {"name": "experiences", "storage_type": "queue", "max_read_timeout": TRAIN_TIMEOUT_S}
-    if mode != "both":  # they meet on disk, maybe on different days
+    if mode != "both":  # they meet on disk, perhaps on different days
         path = f"sqlite:///{run.checkpoint_dir / 'experiences.db'}"
         buffer |= {"storage_type": "sql", "path": path, "max_read_timeout": 60.0}
     return {
         "buffer.batch_size": ajet.data.train_batch_size,
-        # what Trinity's own sampling would read; ours reads the whole of a batch, however many rows it has
+        # what Trinity's own sampling would read; ours reads whole batches, however many rows they have
         "buffer.train_batch_size": ajet.data.train_batch_size * ajet.rollout.num_repeat,
         "buffer.total_epochs": common.total_epochs,
         "buffer.total_steps": run.total_steps,
@@ -316,7 +342,7 @@ def _explorer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         f"{model}.tensor_parallel_size": 1 if machine.cpu else rollout.tensor_model_parallel_size,
         f"{model}.enable_openai_api": not machine.cpu,
         f"{model}.enable_history": False,
-        f"{model}.dtype": resolved_dtype(ajet.model.dtype, machine),
+        f"{model}.dtype": machine.dtype(ajet.model.dtype),
         f"{model}.seed": rollout.seed,
     }
 

@@ -1,54 +1,64 @@
-"""From our configuration to verl's: a pure function that needs neither verl nor torch.
+"""From our configuration to verl's.
 
-`verl_settings` gives verl's keys (dotted) and their values; `check_honoured` says which of our keys verl can't honour.
-Episodes, groups and credit stay ours, so verl's own counterparts are set to hand them through.
+`verl_settings` and `check_honoured` are pure and need neither verl nor torch: verl's keys (dotted) with their values,
+and which of our keys verl can't honour. `compose_verl_config` puts them over verl's own defaults. Episodes, groups and
+credit stay ours, so verl's counterparts are set to pass them through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
-from ajet.backbone.ray.machine import Machine, Note
-from ajet.backbone.ray.settings import flatten, micro_tokens, resolved_dtype, training_steps
+from ajet.backbone.ray.mapping import (
+    Machine,
+    Note,
+    RunFacts,
+    Settings,
+    check_refused,
+    flatten,
+    kl_and_entropy_note,
+    micro_tokens,
+    shared_notes,
+)
+from ajet.backbone.ray.payload import KEY
+from ajet.backbone.ray.settings import training_steps
+from ajet.backbone.ray.start import NoGpuError
 from ajet.backbone.validation import validation_repeats
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from ajet.config import Config
 
+PLATFORM = "VERL_PLATFORM"
+"""Environment variable: `cpu` for a run without GPUs."""
 ADVANTAGE_ESTIMATOR = "ajet_credit"
-"""Name under which the plugin registers the estimator that hands our credit through."""
+"""Name under which the plugin registers the estimator that passes our credit through."""
 POLICY_LOSS_PREFIX = "ajet_"
 """Our losses are registered with verl under this prefix and our own names."""
 CPU_ROLLOUT = "ajet_torch"
 """Name under which the plugin registers the embedded engine as a rollout server (CPU only)."""
 PASSED_THROUGH = ("actor_rollout_ref", "ray_kwargs", "transfer_queue", "global_profiler")
 """Top-level blocks of a YAML or dotted overrides that are taken for verl's own."""
-
-Settings = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """What the mapping must know of the run."""
-
-    model_path: str
-    """A folder with the model and its tokenizer."""
-    checkpoint_dir: Path
-    training_tasks: int
-    resume: Literal["auto", "never"] | str = "auto"
-    validates: bool = True
-    """Whether there are validation tasks."""
+ADDABLE = (
+    f"data.{KEY}",
+    "actor_rollout_ref.model.override_config.",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.",
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision.",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
+    "actor_rollout_ref.actor.optim.override_optimizer_config.",
+    "actor_rollout_ref.rollout.engine_kwargs.",
+    "ray_kwargs.",
+)
+"""Keys that verl reads but does not list among its defaults."""
 
 
 def verl_settings(config: Config, run: RunFacts, machine: Machine) -> Settings:
-    """All keys of verl's configuration that a run sets, the user's own pass-through last."""
-    refused = [note for note in check_honoured(config, machine) if note.refused]
-    if refused:
-        raise ConfigError("the verl backbone can't honour:\n" + "\n".join(f"  {note}" for note in refused))
+    """All keys of verl's configuration that a run sets, the user's own last."""
+    check_refused(check_honoured(config, machine), "verl")
     settings: Settings = {}
     for part in (_data, _model, _actor, _optimiser, _reference, _rollout, _algorithm, _trainer, _services):
         settings |= part(config, run, machine)
@@ -67,63 +77,85 @@ def pass_through(config: Config) -> Settings:
     return settings | dict(flatten(config.ajet.verl))
 
 
+def show(config: Config, detect_machine: Callable[[], Machine]) -> str:
+    """verl's final configuration as YAML, after what verl can't honour. Needs verl."""
+    from omegaconf import OmegaConf
+
+    from ajet.task_reader import build_reader, read_training_tasks
+
+    remarks: list[str] = []
+    try:
+        machine = detect_machine()
+    except NoGpuError:
+        machine = Machine("cuda")
+        remarks = [f"# for machines with GPUs and flash-attn: this one has no GPU ({PLATFORM}=cpu shows the CPU's)"]
+    tasks = read_training_tasks(build_reader(config.ajet.task_reader, config.base_dirs))
+    checkpoints = config.experiment_path / "checkpoints"
+    facts = RunFacts(config.ajet.model.path, checkpoints, training_steps(config, len(tasks)), payload="…")
+    composed = compose_verl_config(verl_settings(config, facts, machine), given=pass_through(config))
+    notes = [f"# {note}" for note in check_honoured(config, machine)]
+    return "\n".join([*remarks, *notes, OmegaConf.to_yaml(composed)])
+
+
+def compose_verl_config(settings: Settings, given: Settings | None = None) -> DictConfig:
+    """verl's own defaults with these settings. `given`: what the user wrote for verl; must name keys verl has.
+
+    A key that begins with `+` is added without being checked, as on verl's own command line. Needs verl.
+    """
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf, open_dict
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config: DictConfig = compose("ppo_trainer")
+    plain = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(plain, dict)
+    known = {key for key, _ in flatten({str(key): value for key, value in plain.items()})}
+    for key in given or {}:
+        _check_known(key, known)
+    OmegaConf.set_struct(config, False)
+    with open_dict(config):
+        for key, value in settings.items():
+            OmegaConf.update(config, key.removeprefix("+"), value, merge=False, force_add=True)
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def _check_known(key: str, known: set[str]) -> None:
+    if key.startswith("+") or key.startswith(ADDABLE):
+        return
+    parents = {name.rsplit(".", count)[0] for name in known for count in range(1, name.count(".") + 1)}
+    if key in known or key in parents:
+        return
+    near = get_close_matches(key, known, n=1)
+    raise ConfigError(
+        f"verl has no key {key!r}" + (f": did you mean {near[0]}?" if near else "") + f" (`+{key}` adds it unchecked)"
+    )
+
+
 def check_honoured(config: Config, machine: Machine) -> list[Note]:
     """Our keys that verl can't honour: refused, or named once at start."""
-    notes = [*_refusals(config), *_approximations(config, machine)]
-    return notes
+    return [*shared_notes(config, "verl"), *kl_and_entropy_note(config, "verl"), *_notes(config, machine)]
 
 
-def _refusals(config: Config) -> Iterator[Note]:
+def _notes(config: Config, machine: Machine) -> Iterator[Note]:
     ajet = config.ajet
-    common, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
-    place = "ajet.trainer_common"
-    if algorithm.use_kl_in_reward:
+    common = ajet.trainer_common
+    if common.algorithm.use_kl_in_reward:
         yield Note(
-            f"{place}.algorithm.use_kl_in_reward",
+            "ajet.trainer_common.algorithm.use_kl_in_reward",
             "verl would subtract the KL from advantages that are already computed; set use_kl_loss: true instead",
             refused=True,
         )
-    uses_terms = (common.use_kl_loss and common.kl_loss_coef) or algorithm.entropy_coef
-    if uses_terms and algorithm.loss_norm != "token_mean":
-        yield Note(
-            f"{place}.algorithm.loss_norm",
-            f"verl weighs the KL and entropy terms of all tokens alike, so {algorithm.loss_norm} needs "
-            "use_kl_loss: false and entropy_coef: 0, or loss_norm: token_mean",
-            refused=True,
-        )
-    if algorithm.policy_loss == "sft" and algorithm.sft.demonstrations is not None:
-        yield Note(f"{place}.algorithm.sft.demonstrations", "recorded conversations train with `local`", refused=True)
     if common.optim.lr_scheduler_type == "linear":
-        yield Note(f"{place}.optim.lr_scheduler_type", "verl knows `constant` and `cosine`", refused=True)
-    if ajet.rollout.engine in ("remote", "scripted"):
-        yield Note("ajet.rollout.engine", f"`{ajet.rollout.engine}` has no weights to train", refused=True)
-    if ajet.rollout.temperature == 0:
-        yield Note("ajet.rollout.temperature", "training at temperature 0 explores nothing, and verl divides by it",
-                   refused=True)  # fmt: skip
+        yield Note("ajet.trainer_common.optim.lr_scheduler_type", "verl knows `constant` and `cosine`", refused=True)
     if ajet.model.lora.enabled and ajet.model.lora.dropout:
         yield Note("ajet.model.lora.dropout", "verl's adapters have no dropout: set it to 0", refused=True)
-
-
-def _approximations(config: Config, machine: Machine) -> Iterator[Note]:
-    ajet = config.ajet
-    common = ajet.trainer_common
-    if common.algorithm.policy_loss == "gspo":
-        yield Note(
-            "ajet.trainer_common.algorithm.policy_loss",
-            "verl sees one row at a time: where an episode's agent gives several rows, gspo's ratio is each row's own",
-        )
-    if common.algorithm.zero_variance_groups == "resample":
-        yield Note("ajet.trainer_common.algorithm.zero_variance_groups", "verl gets `skip`: no other tasks instead")
     if common.max_tokens_per_step != "auto":
-        yield Note("ajet.trainer_common.max_tokens_per_step", "verl trains the whole batch: ignored")
-    if common.keep_best and "keep_best" in common.model_fields_set:
-        yield Note("ajet.trainer_common.keep_best", "verl keeps the newest checkpoints only")
-    if ajet.rollout.deterministic:
-        yield Note("ajet.rollout.deterministic", "requests reach verl's servers in no fixed order: ignored")
+        yield Note("ajet.trainer_common.max_tokens_per_step", "ignored: verl trains the whole batch")
     if machine.cpu and ajet.rollout.engine != "torch":
-        yield Note("ajet.rollout.engine", f"on CPU verl is served by the embedded engine, not {ajet.rollout.engine}")
+        yield Note("ajet.rollout.engine", f"on the CPU the embedded engine serves verl, not {ajet.rollout.engine}")
     if not machine.cpu and ajet.rollout.engine == "torch":
-        yield Note("ajet.rollout.engine", "on GPUs verl is served by vllm (or sglang), not by the embedded engine")
+        yield Note("ajet.rollout.engine", "on GPUs vllm (or sglang) serves verl, not the embedded engine")
     gpus = common.nnodes * common.n_gpus_per_node
     engines = gpus // ajet.rollout.tensor_model_parallel_size
     given = "n_vllm_engine" in ajet.rollout.model_fields_set
@@ -136,12 +168,13 @@ def _data(config: Config, run: RunFacts, machine: Machine) -> Settings:
     return {
         "data.custom_cls.path": "pkg://ajet.backbone.ray.verl.dataset",
         "data.custom_cls.name": "TaskDataset",
+        f"data.{KEY}": run.payload,
         "data.train_files": "training",
         "data.val_files": "validation",
         "data.train_batch_size": data.train_batch_size,
         "data.max_prompt_length": data.max_prompt_length,
         "data.max_response_length": data.max_response_length,
-        # the dataset itself gives tasks in our order, so that its position is all there is to save
+        # the dataset itself gives tasks in our order, so its position is all that must be saved
         "data.shuffle": False,
         "data.validation_shuffle": False,
         "data.dataloader_num_workers": 0,
@@ -164,15 +197,11 @@ def _model(config: Config, run: RunFacts, machine: Machine) -> Settings:
         settings |= {
             "actor_rollout_ref.model.lora_rank": model.lora.rank,
             "actor_rollout_ref.model.lora_alpha": model.lora.alpha,
-            "actor_rollout_ref.model.target_modules": _adapted_layers(model.lora.target_modules),
+            "actor_rollout_ref.model.target_modules": model.lora.target_modules,
             # vLLM and SGLang swap adapters; the embedded engine is given merged weights
             "actor_rollout_ref.model.lora.merge": machine.cpu,
         }
     return settings
-
-
-def _adapted_layers(modules: Any) -> Any:
-    return modules if isinstance(modules, str) else list(modules)
 
 
 def _actor(config: Config, run: RunFacts, machine: Machine) -> Settings:
@@ -181,7 +210,7 @@ def _actor(config: Config, run: RunFacts, machine: Machine) -> Settings:
     actor = "actor_rollout_ref.actor"
     return {
         f"{actor}.strategy": "fsdp2",
-        # what the sampler corrects for each batch: rows vary, tasks don't
+        # a start: the sampler corrects it for each batch, because the number of rows varies
         f"{actor}.ppo_mini_batch_size": max(1, ajet.data.train_batch_size // common.mini_batch_num),
         f"{actor}.ppo_epochs": 1,
         f"{actor}.shuffle": False,
@@ -213,7 +242,7 @@ def _fsdp(config: Config, machine: Machine, place: str) -> Settings:
     return {
         # weights and optimiser state stay in float32; computation is in the model's number format
         f"{place}.model_dtype": "fp32",
-        f"{place}.mixed_precision.param_dtype": number[resolved_dtype(dtype, machine)],
+        f"{place}.mixed_precision.param_dtype": number[machine.dtype(dtype)],
         f"{place}.use_torch_compile": not machine.cpu,
         f"{place}.seed": config.ajet.trainer_common.seed,
     }
@@ -254,7 +283,7 @@ def _rollout(config: Config, run: RunFacts, machine: Machine) -> Settings:
         f"{place}.max_num_seqs": rollout.max_num_seqs,
         f"{place}.max_num_batched_tokens": max(8192, rollout.max_model_len),
         f"{place}.tensor_model_parallel_size": 1 if machine.cpu else rollout.tensor_model_parallel_size,
-        f"{place}.dtype": resolved_dtype(config.ajet.model.dtype, machine),
+        f"{place}.dtype": machine.dtype(config.ajet.model.dtype),
         f"{place}.calculate_log_probs": True,
         f"{place}.logprobs_mode": "processed_logprobs",
         f"{place}.log_prob_use_dynamic_bsz": True,
@@ -287,11 +316,11 @@ def _algorithm(config: Config, run: RunFacts, machine: Machine) -> Settings:
 def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
     ajet = config.ajet
     common = ajet.trainer_common
-    steps = training_steps(config, run.training_tasks)
+    steps = run.total_steps
     settings: Settings = {
         "trainer.project_name": ajet.project_name,
         "trainer.experiment_name": ajet.experiment_name,
-        # `trainer_common.logger` is served by our own sinks, with the same names as with every backbone
+        # `trainer_common.logger` is served by our own sinks, under the names that every backbone shares
         "trainer.logger": ["console", "file"],
         "trainer.nnodes": common.nnodes,
         "trainer.n_gpus_per_node": 1 if machine.cpu else common.n_gpus_per_node,
@@ -309,10 +338,10 @@ def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "trainer.v1.trainer_mode": "sync",
         "trainer.v1.sampler.custom_sampler.path": "pkg://ajet.backbone.ray.verl.sampler",
         "trainer.v1.sampler.custom_sampler.name": _sampler(config),
-        "trainer.resume_mode": {"auto": "auto", "never": "disable"}.get(run.resume, "resume_path"),
+        "trainer.resume_mode": {"auto": "auto", "never": "disable"}.get(common.resume, "resume_path"),
     }
     if settings["trainer.resume_mode"] == "resume_path":
-        settings["trainer.resume_from_path"] = run.resume
+        settings["trainer.resume_from_path"] = common.resume
     return settings
 
 

@@ -1,8 +1,13 @@
-"""Where a run's Ray comes from: a private one (default), one that runs already, or a cluster by environment."""
+"""Before a run on Ray: whether this machine can do it, and where its Ray comes from.
+
+Ray is a private one (the default), one that is already running, or a cluster described by environment variables.
+"""
 
 from __future__ import annotations
 
+import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,26 +15,119 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.ray.mapping import Machine
 from ajet.backbone.ray.processes import MARK, end_all
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.backbone.options import LaunchOptions
-    from ajet.backbone.ray.machine import Machine
+    from ajet.config import Config
 
 CPU_LOGICAL_CORES = 8
 """verl's actors ask for more logical cores than a laptop has; they share the real ones."""
 CPU_OBJECT_STORE = 300_000_000
-"""Bytes: enough for the weights of a small model, and little beside the memory of a laptop."""
+"""Bytes: enough for the weights of a small model, and little of a laptop's memory."""
 DEFAULT_PORT = 6379
 JOIN_DEADLINE_S = 600.0
 LOOK_S = 2.0
-"""Seconds between looks of a lent machine at the head."""
+"""Seconds between a worker machine's looks at the head."""
 PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
+USED_SHARE = 0.1
+"""A GPU with more of its memory in use serves something else: engines take what they are told to, and fail late."""
+
+
+class NoGpuError(UserError):
+    """A run on GPUs was asked for where there are none."""
+
+
+def detect_machine(backbone: str, variable: str, *, logical_gpus: int = 1) -> Machine:
+    """GPUs, or the CPU where the environment variable says so."""
+    if asks_for_cpu(variable):
+        return Machine("cpu", flash_attention=False, logical_gpus=logical_gpus)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise NoGpuError(
+            f"the {backbone} backbone found no GPU on this machine\n"
+            f"    for a small run on the CPU, set the environment variable {variable}=cpu"
+        )
+    return Machine("cuda", flash_attention=find_spec("flash_attn") is not None)
+
+
+def asks_for_cpu(variable: str) -> bool:
+    """Whether the environment variable asks for a run without GPUs."""
+    return os.environ.get(variable, "").strip().lower() == "cpu"
+
+
+def check_user_classes(config: Config) -> None:
+    """Import the workflow and the judge: what is wrong with them is said now, not by a worker in a minute."""
+    from ajet.task_judge.load import load_judge
+    from ajet.user_code import import_class
+    from ajet.workflow import Workflow
+
+    named = config.ajet.rollout.user_workflow or ""
+    import_class(named, Workflow, key="ajet.rollout.user_workflow", base_dirs=config.base_dirs)
+    load_judge(config, config.base_dirs)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """One GPU, in MiB."""
+
+    index: int
+    used: int
+    total: int
+
+
+def check_gpus(needed: int, *, skip_memory: bool = False) -> None:
+    """Raise, naming them, if GPUs are missing or in use. Without nvidia-smi nothing is checked."""
+    gpus = read_gpus()
+    if gpus is None:
+        return
+    if len(gpus) < needed:
+        raise UserError(
+            f"ajet.trainer_common.n_gpus_per_node: {needed}, but this machine has {len(gpus)} GPU"
+            + ("" if len(gpus) == 1 else "s")
+            + f"\n    set it to {len(gpus)}"
+        )
+    busy = busy_gpus(gpus[:needed])
+    if busy and not skip_memory:
+        named = ", ".join(f"GPU {gpu.index} ({gpu.used} of {gpu.total} MiB)" for gpu in busy)
+        raise UserError(
+            f"GPU memory is already in use: {named}\n"
+            "    end what uses it (nvidia-smi names it), or go on regardless with --skip-check-avail-gpu"
+        )
+
+
+def busy_gpus(gpus: list[GpuMemory]) -> list[GpuMemory]:
+    """Those with more memory in use than a driver alone takes."""
+    return [gpu for gpu in gpus if gpu.used > USED_SHARE * gpu.total]
+
+
+def read_gpus() -> list[GpuMemory] | None:
+    """What nvidia-smi reports; None without it."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (subprocess.SubprocessError, OSError):
+        return None
+    return parse_gpus(answer.stdout)
+
+
+def parse_gpus(text: str) -> list[GpuMemory]:
+    """nvidia-smi's lines of `index, used, total`."""
+    gpus = []
+    for line in text.strip().splitlines():
+        index, used, total = (part.strip() for part in line.split(","))
+        gpus.append(GpuMemory(int(index), int(used), int(total)))
+    return gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +154,7 @@ class ClusterPlace:
         if missing:
             raise UserError(
                 f"--with-ray-cluster: set {', '.join(missing)}\n"
-                "    on every machine: MASTER_ADDR=<the first machine> NNODES=<how many> NODE_RANK=<0, 1, …>"
+                "    on every machine: MASTER_ADDR=<the first machine> NNODES=<their number> NODE_RANK=<0, 1, …>"
             )
         try:
             return cls(
@@ -95,20 +193,20 @@ def ray_environment(given: Mapping[str, str], *, shared: bool) -> dict[str, str]
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_DEDUP_LOGS": "0",
-        # processes that may never be used, each minutes of importing on a small machine
+        # processes that may never be used; each takes minutes to import on a small machine
         "RAY_prestart_worker_first_driver": "0",
         "RAY_worker_register_timeout_seconds": "300",
     }
     if "RAY_AUTH_MODE" in given:
         return environment
-    if not shared:  # a token of this run alone, and none written into the user's home
+    if not shared:  # a token for this run alone; none is written into the user's home
         return environment | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
-    # every machine must have the same: with RAY_AUTH_TOKEN set on all of them it is used
+    # every machine must have the same: RAY_AUTH_TOKEN is used if it is set on all of them
     return environment | {"RAY_AUTH_MODE": "token" if given.get("RAY_AUTH_TOKEN") else "disabled"}
 
 
 def private(scratch: Path, machine: Machine) -> dict[str, Any]:
-    """A Ray of this run's own, its files in the run's private folder."""
+    """A Ray for this run alone, its files in the run's private folder."""
     settings: dict[str, Any] = {"address": "local", "_temp_dir": str(scratch / "r"), "include_dashboard": False}
     if machine.cpu:
         settings |= {
@@ -121,7 +219,7 @@ def private(scratch: Path, machine: Machine) -> dict[str, Any]:
 
 @contextmanager
 def cluster_head(place: ClusterPlace, scratch: Path, machine: Machine, environment: Mapping[str, str]) -> Iterator[str]:
-    """Start Ray's head here, the first machine."""
+    """Start Ray's head on this machine, the first."""
     options = {
         "port": place.port,
         "node-ip-address": place.head,
@@ -135,7 +233,7 @@ def cluster_head(place: ClusterPlace, scratch: Path, machine: Machine, environme
 
 
 def serve_as_worker(place: ClusterPlace, machine: Machine, environment: Mapping[str, str]) -> int:
-    """Join the head and lend it this machine until it ends."""
+    """Join the head, and serve it until it ends."""
     wait_for_port(place.head, place.port, JOIN_DEADLINE_S, what=f"the head {place.address}")
     options = {"address": place.address, **_resources(machine)}
     with _block([f"--{key}={value}" for key, value in options.items()], environment) as process:
@@ -159,7 +257,7 @@ def _listens(place: ClusterPlace) -> bool:
 
 
 def wait_for_port(host: str, port: int, deadline_s: float, *, what: str) -> None:
-    """Return when somebody listens there; raise when nobody does in time."""
+    """Return when something listens there; raise if nothing does in time."""
     until = time.monotonic() + deadline_s
     while True:
         try:

@@ -1,0 +1,149 @@
+"""Credit for linear rows, as verl and Trinity train them. Pure: no verl, no Ray, no tensors.
+
+A row carries in its *tag* what credit needs beside its tokens: its episode's summary, and which stretch of it was
+sampled by which call. Tags are small and JSON, so the credit of a whole batch is computed without looking at a token.
+Groups, statistics and weights are over episodes (`ajet.credit`), however many rows an episode gave.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import lcm
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.credit import CreditSettings, EpisodeCredit, EpisodeSummary, compute_credit, imitation_credit, summarise
+from ajet.schema.call_tree import Sample
+from ajet.schema.episode import Episode, EpisodeGroup
+
+Tag = Mapping[str, Any]
+
+SUMMARY = "ajet_episode"
+"""Tag of an episode's rows: its summary."""
+SEGMENTS = "ajet_segments"
+"""Tag of a row: which stretch of its response was sampled by which call and is trained in it."""
+GROUP = "ajet_group"
+"""Tag of a prompt: how its group ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of trained tokens of one call in a row's response."""
+
+    call: int
+    start: int
+    end: int
+
+
+def segments_of(sample: Sample) -> list[Segment]:
+    """Maximal stretches of trained tokens of one call."""
+    call_at = np.where(sample.response_mask, sample.call_of_token, -1)
+    edges = np.flatnonzero(np.diff(np.concatenate(([-2], call_at, [-2]))))
+    return [Segment(int(call_at[start]), int(start), int(end)) for start, end in pairwise(edges) if call_at[start] >= 0]
+
+
+def summary_of(episode: Episode, samples: Sequence[Sample]) -> EpisodeSummary:
+    """The episode's summary, counting only the tokens that its rows train.
+
+    A row cut at the length limit loses tokens that the tree still has.
+    """
+    summary = summarise(episode)
+    trained: Counter[int] = Counter()
+    for sample in samples:
+        in_row: Counter[int] = Counter()
+        for segment in segments_of(sample):
+            in_row[segment.call] += segment.end - segment.start
+        for index, count in in_row.items():
+            trained[index] = max(trained[index], count)
+    for index, call in enumerate(summary.calls):
+        call.tokens = trained[index]
+    return summary
+
+
+def group_tag(group: EpisodeGroup) -> dict[str, Any]:
+    """What the driver learns of a group, beside its rows."""
+    failures = (episode.failure for episode in group.failed if episode.failure is not None)
+    return {
+        "complete": group.complete,
+        "failure": next((f"{failure.kind}: {failure.message}" for failure in failures), ""),
+    }
+
+
+@dataclass(slots=True)
+class BatchCredit:
+    """The credit of each row, in the order given."""
+
+    dense: list[NDArray[np.float32]]
+    """weight x advantage of each token of each row's response."""
+    trained: list[bool]
+    """Whether a row is trained; the others leave the batch."""
+    episodes: list[EpisodeCredit] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def credit_batch(
+    keys: Sequence[str], tags: Sequence[Tag], settings: CreditSettings, *, imitate_from: float | None = None
+) -> BatchCredit:
+    """Credit for rows named `{group}_{episode}_{row}`.
+
+    `imitate_from`: supervised fine-tuning on the episodes with at least this reward. If nothing in the batch teaches
+    anything, its rows stay, with advantage 0, because verl can't skip a step.
+    """
+    groups: dict[str, dict[str, EpisodeSummary]] = {}
+    for key, tag in zip(keys, tags, strict=True):
+        group, episode, _ = key.rsplit("_", 2)
+        members = groups.setdefault(group, {})
+        if episode not in members:
+            members[episode] = EpisodeSummary.from_json(json.loads(tag[SUMMARY]))
+    summaries = [list(members.values()) for members in groups.values()]
+    if imitate_from is None:
+        credit = compute_credit(summaries, settings)
+    else:
+        chosen = [[episode for episode in group if episode.reward >= imitate_from] for group in summaries]
+        credit = imitation_credit(chosen, settings)
+    by_id = {episode.episode_id: episode for episode in credit.episodes}
+    dense, trained = [], []
+    for key, tag in zip(keys, tags, strict=True):
+        group, episode, _ = key.rsplit("_", 2)
+        mine = by_id.get(groups[group][episode].episode_id)
+        length = int(tag["response_len"])
+        dense.append(np.zeros(length, np.float32) if mine is None else token_credit(tag, mine, length))
+        trained.append(mine is not None and not mine.skipped)
+    if not any(trained):
+        trained = [True] * len(trained)
+    return BatchCredit(dense, trained, credit.episodes, credit.metrics)
+
+
+def token_credit(tag: Tag, credit: EpisodeCredit, length: int) -> NDArray[np.float32]:
+    """weight x advantage of each response token of a row.
+
+    With `multiplicity` a token stands in several rows; in each it has the entry of that row's leaf, its last call.
+    """
+    dense = np.zeros(length, np.float32)
+    segments = [Segment(*segment) for segment in tag[SEGMENTS]]
+    calls = json.loads(tag[SUMMARY])["calls"]
+    for segment in segments:
+        entries = credit.calls[segment.call].entries
+        if not entries:
+            continue
+        at = 0
+        if len(entries) > 1:
+            at = calls[segment.call]["leaves"].index(segments[-1].call)
+        advantage, weight = entries[at]
+        dense[segment.start : segment.end] = weight * advantage
+    return dense
+
+
+def mini_batch(rows: int, *, group_size: int, updates: int, data_parallel: int) -> int:
+    """verl's `ppo_mini_batch_size` for which these rows, padded, make exactly `updates` optimiser steps.
+
+    verl multiplies it by the group size, and needs whole mini-batches, each divisible among the data-parallel ranks.
+    """
+    unit = lcm(group_size, data_parallel)
+    return -(-rows // (updates * unit)) * unit // group_size

@@ -1,0 +1,247 @@
+"""`run`: one run on Ray, from the launcher's side. A child process, the driver, runs verl or Trinity; this one watches.
+
+What differs between the two is a `BackboneAdapter`. Whatever was started is gone when `run` returns or raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ajet.backbone.exit_code import exit_code
+from ajet.backbone.options import LaunchOptions, RayStart
+from ajet.backbone.ray.driver import DriverInput
+from ajet.backbone.ray.failure import BackboneFailedError, last_error
+from ajet.backbone.ray.mapping import Machine, Note, RunFacts, Settings
+from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.processes import MARK, end_all
+from ajet.backbone.ray.settings import training_steps
+from ajet.backbone.ray.start import (
+    ClusterPlace,
+    check_user_classes,
+    ray_environment,
+    ray_settings,
+    serve_as_worker,
+)
+from ajet.backbone.ray.watcher import SILENCE_S, MetricsTail, Source, started_child, watch
+from ajet.backbone.report import show_report
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+    from ajet.observe.experiment import ExperimentFolder
+    from ajet.observe.progress import Progress
+
+log = logging.getLogger(__name__)
+
+SCRATCH = Path("/tmp")
+SCRATCH_NAME = "ajv"
+
+
+class BackboneAdapter(Protocol):
+    """What the launcher must know of verl or Trinity."""
+
+    name: str
+    """The backbone's name, as on the command line."""
+    title: str
+    """The library's name, for messages."""
+    driver: str
+    """The driver's module."""
+
+    def require(self) -> None:
+        """Raise, with the command that installs it, if the library is missing."""
+
+    def detect_machine(self) -> Machine:
+        """GPUs, or the CPU where an environment variable asks for it. Raises if there are none."""
+
+    def check(self, config: Config, machine: Machine, options: LaunchOptions) -> None:
+        """Raise if this machine can't do what the configuration asks."""
+
+    def notes(self, config: Config, machine: Machine) -> list[Note]:
+        """Our keys that are honoured only in part, or not at all."""
+
+    def settings(self, config: Config, facts: RunFacts, machine: Machine) -> Settings:
+        """The library's configuration."""
+
+    def environment(self, scratch: Path) -> dict[str, str]:
+        """Variables of the driver beside those of Ray."""
+
+    def sources(self, config: Config, scratch: Path) -> list[Source]:
+        """The library's own metrics."""
+
+    def trains(self, config: Config) -> bool:
+        """Whether the run updates weights."""
+
+    def newest_step(self, config: Config, checkpoints: Path) -> int | None:
+        """The step after which a resumed run goes on; None: from the start."""
+
+    def newest_weights(self, config: Config, checkpoints: Path) -> Path | None:
+        """The newest checkpoint's weights in Hugging Face form."""
+
+
+def run(
+    adapter: BackboneAdapter, config: Config, experiment: ExperimentFolder, options: LaunchOptions | None = None
+) -> int:
+    """Train, and return the exit code."""
+    options = options or LaunchOptions()
+    adapter.require()
+    machine = adapter.detect_machine()
+    place = ClusterPlace.from_environment(os.environ) if options.ray is RayStart.CLUSTER else None
+    mark = uuid.uuid4().hex
+    shared = place is not None or options.ray_address is not None
+    environment = {**os.environ, **ray_environment(os.environ, shared=shared), MARK: mark}
+    if place is not None and place.rank > 0:
+        try:
+            return serve_as_worker(place, machine, environment)
+        finally:
+            end_all(mark)
+    for note in adapter.notes(config, machine):
+        if not note.refused:
+            log.warning("%s", note)
+    adapter.check(config, machine, options)
+    with ExitStack() as stack:
+        scratch = stack.enter_context(private_folder())
+        stack.callback(end_all, mark)
+        prepared = prepare(adapter, config, experiment, scratch, machine)
+        ray = stack.enter_context(ray_settings(options, place, scratch, machine, environment))
+        if prepared.resumed_step is not None:
+            experiment.rewind(prepared.resumed_step)
+        progress = stack.enter_context(open_progress(options))
+        progress.start(experiment.name, adapter.name, prepared.total_steps, prepared.resumed_step or 0)
+        error_file = scratch / "error.txt"
+        given = DriverInput(prepared.settings, prepared.payload, ray, place.nodes if place else 0, str(error_file))
+        given.write(scratch / "run.json")
+        child = stack.enter_context(
+            started_child(
+                adapter.title,
+                [adapter.driver, str(scratch / "run.json")],
+                environment=environment | adapter.environment(scratch),
+                log=prepared.log,
+                payload=prepared.payload,
+                mask=experiment.masker.text,
+            )
+        )
+        experiment.events.write(f"{adapter.name}_started", pid=child.process.pid)
+        episodes = Source(MetricsTail(prepared.episode_metrics, dict), ends_step=False)
+        silence_s = max(SILENCE_S, 2 * config.ajet.rollout.episode_timeout)
+        code = watch(child, [episodes, *adapter.sources(config, scratch)], experiment, progress, silence_s=silence_s)
+        reason = error_file.read_text(encoding="utf-8") if error_file.exists() else ""
+    if code != 0:
+        reason = experiment.masker.text(reason) or last_error(prepared.log)
+        raise BackboneFailedError(f"{adapter.title} ended with exit code {code}: {reason}\n    its log: {prepared.log}")
+    if (weights := adapter.newest_weights(config, prepared.checkpoints)) is not None:
+        keep_weights(weights, experiment.hf)
+    if not options.json:
+        show_report(experiment.path, quiet=options.quiet)
+    return exit_code(experiment.path, prepared.resumed_step or 0) if adapter.trains(config) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """A run that is ready to start."""
+
+    settings: Settings
+    payload: str
+    log: Path
+    checkpoints: Path
+    episode_metrics: Path
+    total_steps: int
+    resumed_step: int | None
+
+
+def prepare(
+    adapter: BackboneAdapter, config: Config, experiment: ExperimentFolder, scratch: Path, machine: Machine
+) -> PreparedRun:
+    """Read the tasks, find the model, and map the configuration."""
+    from ajet.engine.model_source import ModelSource
+    from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+
+    check_user_classes(config)
+    common = config.ajet.trainer_common
+    reader = build_reader(config.ajet.task_reader, config.base_dirs)
+    tasks, validates = read_training_tasks(reader), bool(read_validation_tasks(reader))
+    if common.val_only and not validates:
+        raise ConfigError("ajet.trainer_common.val_only: this config has no validation tasks, see ajet.task_reader")
+    base = common.checkpoint_base_dir
+    checkpoints = (Path(base).expanduser() / experiment.name if base else experiment.checkpoints).resolve()
+    steps = training_steps(config, len(tasks))
+    resumed = adapter.newest_step(config, checkpoints) if common.resume != "never" else None
+    if resumed is not None and resumed >= steps and not common.val_only:
+        raise ConfigError(
+            f"{experiment.path} is complete: its newest checkpoint is of step {resumed} of {steps}. To go on, raise "
+            "ajet.trainer_common.total_training_steps; to start anew, use --fresh"
+        )
+    model_path = ModelSource.resolve(config.ajet.model.path).path
+    episode_metrics = scratch / "episodes.jsonl"
+    payload = RunPayload(
+        config=config.model_dump(mode="json"),
+        base_dir=os.getcwd(),
+        yaml_path=str(config.yaml_path.resolve()) if config.yaml_path else "",
+        model_path=model_path,
+        experiment_dir=str(experiment.path.resolve()),
+        metrics_file=str(episode_metrics),
+        total_steps=steps,
+        resumed_step=resumed,
+    ).encode()
+    facts = RunFacts(model_path, checkpoints, steps, payload=payload, scratch=scratch, validates=validates)
+    return PreparedRun(
+        settings=adapter.settings(config, facts, machine),
+        payload=payload,
+        log=experiment.path.resolve() / f"{adapter.name}.log",
+        checkpoints=checkpoints,
+        episode_metrics=episode_metrics,
+        total_steps=steps,
+        resumed_step=resumed,
+    )
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A temporary folder. Its path is short: Ray puts sockets into it, whose paths are limited."""
+    remove_abandoned(SCRATCH)
+    folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_NAME}{os.getpid()}_", dir=SCRATCH))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned(place: Path) -> None:
+    """Remove the private folders of launchers that were killed: their names hold the process id."""
+    for folder in place.glob(f"{SCRATCH_NAME}*_*"):
+        pid = folder.name.removeprefix(SCRATCH_NAME).partition("_")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and folder.stat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def open_progress(options: LaunchOptions) -> Iterator[Progress]:
+    """The progress display that the command line asked for."""
+    from ajet.observe.progress import Progress, ProgressMode
+
+    mode = ProgressMode.AUTO
+    if options.json:
+        mode = ProgressMode.JSON
+    elif options.quiet:
+        mode = ProgressMode.QUIET
+    with Progress.create(mode) as progress:
+        yield progress
+
+
+def keep_weights(source: Path, target: Path) -> None:
+    """Copy weights in Hugging Face form to where every backbone leaves the newest."""
+    if not source.is_dir():
+        return
+    scratch = target.with_name(target.name + ".part")
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(source, scratch)
+    shutil.rmtree(target, ignore_errors=True)
+    scratch.rename(target)

@@ -1,0 +1,128 @@
+"""What the mappings from our configuration to verl's and Trinity's share: what they know, and what they have to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+
+Settings = dict[str, Any]
+"""Keys of verl or Trinity (dotted), and their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machines of a run."""
+
+    platform: Literal["cuda", "cpu"] = "cuda"
+    flash_attention: bool = True
+    """Whether flash-attn is installed: only with it are sequences packed without padding."""
+    logical_gpus: int = 1
+    """How many GPUs a machine without any announces to Ray: trainers and engines ask for them."""
+
+    @property
+    def cpu(self) -> bool:
+        return self.platform == "cpu"
+
+    def dtype(self, asked: str) -> str:
+        """The number format of computation."""
+        return ("float32" if self.cpu else "bfloat16") if asked == "auto" else asked
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a mapping must know of the run beside its configuration."""
+
+    model_path: str
+    """A folder with the model and its tokenizer."""
+    checkpoint_dir: Path
+    total_steps: int
+    payload: str = ""
+    """`RunPayload.encode()`, for our own classes in the processes of verl and Trinity."""
+    scratch: Path = Path()
+    """Where the run's metrics files go."""
+    validates: bool = True
+    """Whether there are validation tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One of our keys that the backbone honours only in part, or not at all."""
+
+    key: str
+    message: str
+    refused: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}"
+
+
+def shared_notes(config: Config, title: str) -> Iterator[Note]:
+    """What neither verl nor Trinity can honour."""
+    ajet = config.ajet
+    algorithm = ajet.trainer_common.algorithm
+    place = "ajet.trainer_common"
+    if algorithm.policy_loss == "sft" and algorithm.sft.demonstrations is not None:
+        yield Note(
+            f"{place}.algorithm.sft.demonstrations", "only `local` trains on recorded conversations", refused=True
+        )
+    if ajet.rollout.engine in ("remote", "scripted"):
+        yield Note("ajet.rollout.engine", f"`{ajet.rollout.engine}` has no weights to train", refused=True)
+    if ajet.rollout.temperature == 0:
+        yield Note("ajet.rollout.temperature", "training at temperature 0 explores nothing", refused=True)
+    if algorithm.policy_loss == "gspo":
+        yield Note(
+            f"{place}.algorithm.policy_loss",
+            f"{title} sees one row at a time: where one agent of an episode gives several rows, each has its own ratio",
+        )
+    if algorithm.zero_variance_groups == "resample":
+        yield Note(f"{place}.algorithm.zero_variance_groups", f"with {title} this is `skip`: no other tasks instead")
+    if ajet.trainer_common.keep_best and "keep_best" in ajet.trainer_common.model_fields_set:
+        yield Note(f"{place}.keep_best", f"{title} keeps only the newest checkpoints")
+    if ajet.rollout.deterministic:
+        yield Note("ajet.rollout.deterministic", f"ignored: requests reach {title}'s engines in no fixed order")
+
+
+def kl_and_entropy_note(config: Config, title: str) -> Iterator[Note]:
+    """KL and entropy terms allow no other norm than the mean over tokens."""
+    common = config.ajet.trainer_common
+    norm = common.algorithm.loss_norm
+    uses_terms = (common.use_kl_loss and common.kl_loss_coef) or common.algorithm.entropy_coef
+    if uses_terms and norm != "token_mean":
+        yield Note(
+            "ajet.trainer_common.algorithm.loss_norm",
+            f"{title} weighs the KL and entropy terms of all tokens alike, so {norm} needs use_kl_loss: false and "
+            "entropy_coef: 0, or loss_norm: token_mean",
+            refused=True,
+        )
+
+
+def check_refused(notes: Sequence[Note], name: str) -> None:
+    """Raise if one of the keys can't be honoured at all."""
+    refused = [note for note in notes if note.refused]
+    if refused:
+        raise ConfigError(f"the {name} backbone can't honour:\n" + "\n".join(f"  {note}" for note in refused))
+
+
+def flatten(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a nested mapping."""
+    for key, value in block.items():
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, name)
+        else:
+            yield name, value
+
+
+def micro_tokens(config: Config) -> int:
+    """Tokens of one forward and backward pass on one GPU; a row must fit."""
+    ajet = config.ajet
+    longest = ajet.data.max_prompt_length + ajet.data.max_response_length
+    asked = ajet.trainer_common.micro_tokens
+    return max(longest, 16384 if asked == "auto" else asked)

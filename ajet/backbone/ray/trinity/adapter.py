@@ -1,0 +1,109 @@
+"""`TrinityAdapter`: what the launcher must know of Trinity."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.backbone.ray import launcher
+from ajet.backbone.ray.mapping import Machine, Note, RunFacts, Settings
+from ajet.backbone.ray.start import detect_machine
+from ajet.backbone.ray.trinity import plugin
+from ajet.backbone.ray.trinity.config import CPU_GPUS, RUN_NAME, check_honoured, run_mode, show, trinity_settings
+from ajet.backbone.ray.watcher import MetricsTail, Source
+from ajet.observe.metric_names import from_trinity
+from ajet.schema.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from ajet.backbone.options import LaunchOptions
+    from ajet.config import Config
+    from ajet.observe.experiment import ExperimentFolder
+
+
+def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | None = None) -> int:
+    """One run on Trinity. Returns the exit code."""
+    return launcher.run(TrinityAdapter(), config, experiment, options)
+
+
+def show_config(config: Config) -> str:
+    """The configuration that Trinity is given, as YAML."""
+    adapter = TrinityAdapter()
+    adapter.require()
+    return show(config, adapter.detect_machine())
+
+
+class TrinityAdapter:
+    """Implements `BackboneAdapter`."""
+
+    name = "trinity"
+    title = "Trinity"
+    driver = "ajet.backbone.ray.trinity.driver"
+
+    def require(self) -> None:
+        if find_spec("trinity") is None or find_spec("ray") is None:
+            raise MissingDependencyError(
+                "the trinity backbone needs Trinity-RFT, which is not installed\n"
+                "    pip install 'agentjet[trinity]' -c constraints/trinity.txt   (in an environment of its own)"
+            )
+
+    def detect_machine(self) -> Machine:
+        machine = detect_machine("trinity", plugin.PLATFORM, logical_gpus=CPU_GPUS)
+        if not machine.cpu and find_spec("vllm") is None:
+            raise MissingDependencyError(
+                "the trinity backbone needs vLLM on a machine with GPUs\n"
+                "    uv pip install 'trinity-rft[vllm]==0.6.0' --override constraints/trinity-vllm-overrides.txt"
+            )
+        plugin.install()
+        return machine
+
+    def check(self, config: Config, machine: Machine, options: LaunchOptions) -> None:
+        """Trinity checks its GPUs itself."""
+
+    def notes(self, config: Config, machine: Machine) -> list[Note]:
+        return check_honoured(config, machine)
+
+    def settings(self, config: Config, facts: RunFacts, machine: Machine) -> Settings:
+        return trinity_settings(config, facts, machine)
+
+    def environment(self, scratch: Path) -> dict[str, str]:
+        return {}
+
+    def sources(self, config: Config, scratch: Path) -> list[Source]:
+        trains = self.trains(config)
+        return [
+            Source(MetricsTail(scratch / "explorer.jsonl", from_trinity), ends_step=not trains),
+            Source(MetricsTail(scratch / "trainer.jsonl", from_trinity), ends_step=trains),
+        ]
+
+    def trains(self, config: Config) -> bool:
+        return run_mode(config) != "explore"
+
+    def newest_step(self, config: Config, checkpoints: Path) -> int | None:
+        """Of the newest complete checkpoint; when only exploring, the last step that was explored."""
+        folder = self._folder(config, checkpoints)
+        if not self.trains(config):
+            state = folder / "explorer_meta.json"
+            return int(json.loads(state.read_text())["latest_iteration"]) if state.exists() else None
+        return _newest_checkpoint(folder)
+
+    def newest_weights(self, config: Config, checkpoints: Path) -> Path | None:
+        folder = self._folder(config, checkpoints)
+        step = _newest_checkpoint(folder)
+        if step is None:
+            return None
+        ours, trinitys = folder / f"step_{step}" / "hf", folder / f"global_step_{step}" / "actor" / "huggingface"
+        return ours if ours.is_dir() else trinitys
+
+    def _folder(self, config: Config, checkpoints: Path) -> Path:
+        """Where Trinity keeps what belongs to the run."""
+        return checkpoints / config.ajet.project_name / RUN_NAME
+
+
+def _newest_checkpoint(folder: Path) -> int | None:
+    """Trinity's own trainer and the embedded one write different folders."""
+    trinity = folder / "latest_checkpointed_iteration.txt"
+    steps = [int(trinity.read_text())] if trinity.exists() else []
+    steps += [int(path.name.removeprefix("step_")) for path in folder.glob("step_*") if (path / "hf").is_dir()]
+    return max(steps, default=None)

@@ -1,0 +1,155 @@
+"""The driver's process, watched: started, listened to, and ended with everything that it started.
+
+Its metrics are passed on as they are written. Its death or its silence becomes our error, with the last one in its log.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ajet.backbone.ray.failure import BackboneFailedError, last_error
+from ajet.backbone.ray.processes import MARK, end_all
+
+if TYPE_CHECKING:
+    from ajet.observe.experiment import ExperimentFolder
+    from ajet.observe.progress import Progress
+
+LOOK_S = 0.5
+"""Seconds between looks at the driver."""
+SILENCE_S = 1800.0
+"""A driver that writes nothing for this long, or for two episode timeouts, hangs."""
+LEFT_OUT = "(the run, encoded)"
+"""Stands in the log in place of our payload."""
+
+
+class Child(NamedTuple):
+    """A driver that is running."""
+
+    name: str
+    """What it trains with, for messages."""
+    process: subprocess.Popen[bytes]
+    output: ChildLog
+    log: Path
+
+
+@contextmanager
+def started_child(
+    name: str,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log: Path,
+    payload: str,
+    mask: Callable[[str], str],
+) -> Iterator[Child]:
+    """`python -m …`, its output copied to `log`. It and its own children end with the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        env={**environment, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    output = ChildLog(process, log, payload=payload, mask=mask)
+    try:
+        yield Child(name, process, output, log)
+    finally:
+        end_all(environment[MARK], session=process.pid)
+        process.wait()
+        output.finish()
+
+
+class ChildLog:
+    """Copies a child's output into a file, in a thread: secrets masked, our payload left out.
+
+    `spoke` is when the child last wrote something.
+    """
+
+    def __init__(self, child: subprocess.Popen[bytes], path: Path, *, payload: str, mask: Callable[[str], str]) -> None:
+        self.spoke = time.monotonic()
+        self._child = child
+        self._path = path
+        self._payload = payload
+        self._mask = mask
+        self._thread = threading.Thread(target=self._copy, name="driver-log", daemon=True)
+        self._thread.start()
+
+    def finish(self, timeout_s: float = 5.0) -> None:
+        """Return when all of it is in the file. The child and what it started have ended."""
+        self._thread.join(timeout_s)
+
+    def _copy(self) -> None:
+        assert self._child.stdout is not None
+        with self._path.open("a", encoding="utf-8") as file:
+            for raw in self._child.stdout:
+                self.spoke = time.monotonic()
+                line = raw.decode(errors="replace")
+                if self._payload:
+                    line = line.replace(self._payload, LEFT_OUT)
+                file.write(self._mask(line))
+                file.flush()
+
+
+class MetricsTail:
+    """Reads a JSONL file of `{"step", "data"}` as it grows. A line that is still being written waits for its end.
+
+    `translate` gives metrics the names that every backbone shares.
+    """
+
+    def __init__(self, path: Path, translate: Callable[[dict[str, Any]], dict[str, float]]) -> None:
+        self._path = path
+        self._translate = translate
+        self._offset = 0
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Steps written since the last look."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                record = json.loads(line)
+                yield int(record["step"]), self._translate(record["data"])
+
+
+class Source(NamedTuple):
+    """A file that metrics come from."""
+
+    tail: MetricsTail
+    ends_step: bool
+    """Whether its lines mean that a step has ended; the others add to what is known of it."""
+
+
+def watch(
+    child: Child, sources: Sequence[Source], experiment: ExperimentFolder, progress: Progress, *, silence_s: float
+) -> int:
+    """Pass metrics on until the child ends. Returns its exit code."""
+    known: dict[int, dict[str, float]] = {}
+    while True:
+        code = child.process.poll()
+        for source in sources:
+            for step, metrics in source.tail:
+                experiment.metrics.log(step, metrics)
+                known.setdefault(step, {}).update(metrics)
+                if source.ends_step:
+                    progress.step(step, known.pop(step))
+        if code is not None:
+            return code
+        if time.monotonic() - child.output.spoke > silence_s:
+            raise BackboneFailedError(
+                f"{child.name} wrote nothing for {silence_s:.0f} s and was stopped; its last error: "
+                f"{last_error(child.log)}\n    its log: {child.log}"
+            )
+        time.sleep(LOOK_S)

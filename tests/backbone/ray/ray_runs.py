@@ -1,0 +1,111 @@
+"""Whole runs on the CPU, as a user starts them, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+CONF = HERE / "say_vowels.yaml"
+DEADLINE_S = 1200.0
+OURS = ("AJET_TEST_OF", uuid.uuid4().hex)
+"""A variable that every process of these tests' runs inherits, and no other run's."""
+
+
+def installed(package: str) -> bool:
+    """Asked of the installed packages: a folder of tests named like the module would pass for it."""
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def enter_trinity_on_cpu() -> None:
+    """Before Trinity is imported: as the launcher does on a machine without a GPU."""
+    from ajet.backbone.ray.trinity import plugin
+
+    os.environ[plugin.PLATFORM] = "cpu"
+    plugin.install()
+
+
+def command(backbone: str, folder: Path, *overrides: str, conf: Path = CONF) -> list[str]:
+    start = [sys.executable, "-m", "ajet", "--conf", str(conf), f"--backbone={backbone}"]
+    return [*start, "--exp-dir", str(folder), *overrides]
+
+
+def environment() -> dict[str, str]:
+    own = {"VERL_PLATFORM": "cpu", "AJET_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return {**os.environ, **own, OURS[0]: OURS[1]}
+
+
+def run(backbone: str, folder: Path, *overrides: str, conf: Path = CONF, cwd: Path = HERE, code: int = 0) -> str:
+    """Run to the end, and return the output."""
+    done = subprocess.run(
+        command(backbone, folder, *overrides, conf=conf),
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == code, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+def start(backbone: str, folder: Path, *overrides: str, **variables: str) -> subprocess.Popen[str]:
+    """Start a run; its output and its errors come as one."""
+    return subprocess.Popen(
+        command(backbone, folder, *overrides),
+        cwd=HERE,
+        env=environment() | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def steps_of(experiment: Path) -> list[dict[str, Any]]:
+    from ajet.observe.metrics import read_metrics
+
+    return read_metrics(experiment / "metrics.jsonl")
+
+
+def recorded(experiment: Path) -> dict[int, int]:
+    """Episodes in the recording, by step."""
+    with sqlite3.connect(experiment / "episodes.sqlite") as connection:
+        return dict(connection.execute("SELECT step, COUNT(*) FROM episode GROUP BY step"))
+
+
+def left_behind() -> dict[int, str]:
+    """Command lines of processes that a run of these tests started, by process id."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if "=".join(OURS).encode() in (entry / "environ").read_bytes():
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
+            except OSError:
+                continue
+    return found
+
+
+def processes_named(title: str) -> list[int]:
+    """Ray gives each worker process its actor's name as title."""
+    return [pid for pid, line in left_behind().items() if line.startswith(title)]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = DEADLINE_S) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it never came to that"
+        time.sleep(0.2)

@@ -1,0 +1,46 @@
+"""Before a run on Ray: GPUs, and clusters described by environment variables."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from ajet.backbone.ray.start import ClusterPlace, busy_gpus, parse_gpus, wait_for_port
+from ajet.schema.errors import UserError
+
+
+def test_a_gpu_in_use_is_found() -> None:
+    gpus = parse_gpus("0, 4, 81559\n1, 40000, 81559\n")
+    assert [gpu.index for gpu in busy_gpus(gpus)] == [1]
+
+
+def test_a_cluster_place_comes_from_the_environment() -> None:
+    place = ClusterPlace.from_environment({"MASTER_ADDR": "10.0.0.1", "NODE_RANK": "1", "NNODES": "2"})
+    assert (place.address, place.rank, place.nodes) == ("10.0.0.1:6379", 1, 2)
+    same = ClusterPlace.from_environment(
+        {"MASTER_ADDR": "h", "MASTER_PORT": "7000", "RANK": "0", "WORLD_SIZE": "4"},
+    )
+    assert (same.address, same.rank, same.nodes) == ("h:7000", 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({}, "MASTER_ADDR, NODE_RANK or RANK, NNODES or WORLD_SIZE"),
+        ({"MASTER_ADDR": "h", "NODE_RANK": "one", "NNODES": "2"}, "whole numbers"),
+    ],
+)
+def test_a_cluster_place_that_is_incomplete_says_what_to_set(environment: dict[str, str], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        ClusterPlace.from_environment(environment)
+
+
+def test_waiting_for_the_head_ends_with_a_clear_message() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(UserError, match="MASTER_ADDR right"):
+        wait_for_port("127.0.0.1", port, 0.1, what="the head")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        wait_for_port("127.0.0.1", server.getsockname()[1], 5, what="the head")
