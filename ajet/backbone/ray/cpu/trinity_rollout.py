@@ -1,7 +1,7 @@
-"""The embedded engine as a rollout model of Trinity's, on the CPU; and the allocator that starts it.
+"""The embedded engine as one of Trinity's rollout models, on the CPU, and the allocator that starts it.
 
 Weights come through Trinity's synchronizer, from memory or from its checkpoint; generation pauses while they change, so
-every reply is drawn under one policy version.
+each reply is drawn under one policy version.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CpuRolloutModel(InferenceModel):  # type: ignore[misc]
         else:
             weights, model_version = await self._synchronizer.get_model_state_dict.remote()
         if weights:
-            # tensors of Ray's lie in its store and can't be written to
+            # Ray's tensors lie in its store and can't be written to
             await self._engine.load_weights({name: tensor.clone() for name, tensor in weights.items()}, model_version)
             self._version = model_version
         return self._version

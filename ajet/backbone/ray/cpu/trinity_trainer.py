@@ -1,7 +1,7 @@
 """The embedded trainer as Trinity's train engine, on the CPU.
 
-It trains what came through Trinity's buffer: each experience becomes a call tree of one path, its tokens, masks and
-logprobs as they are, its credit from `advantages`.
+It trains what comes through Trinity's buffer: each experience becomes a call tree of one path, with its tokens, masks
+and logprobs unchanged, and its credit from `advantages`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
         self._synchronizer = Synchronizer.get_actor(namespace=config.synchronizer.ray_namespace)
 
     async def prepare(self) -> None:
-        """Go on from the newest checkpoint, if there is one."""
+        """Resume from the newest checkpoint, if there is one."""
         newest = self._checkpoints.newest() if self._resumes else None
         if newest is not None:
             read_trainer(self._trainer, newest)
@@ -99,7 +99,7 @@ class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
         scratch.write_text(str(self._step))
         scratch.replace(self._folder / "latest_state_dict_iteration.txt")
 
-    # What needs GPUs.
+    # Only with GPUs.
 
     def sync_weight_nccl(self) -> None:
         raise NotImplementedError("NCCL needs GPUs: synchronizer.sync_method: memory")

@@ -1,10 +1,10 @@
 """verl without GPUs, for tests and laptops: `VERL_PLATFORM=cpu`.
 
-verl has registries for platforms, training engines and rollout servers; these are used as they are meant to be. Four
-places have no registry, and are touched here and guarded by tests against the verl version in use:
+verl has registries for platforms, training engines and rollout servers. Four places have none; they are replaced here,
+and tests check them against the installed verl version:
 
 - the table of rollout adapters is a private dict (`_ROLLOUT_REGISTRY`);
-- a process group for `cpu:gloo,cpu:gloo` is refused by torch as naming one device twice;
+- torch refuses a process group for `cpu:gloo,cpu:gloo`, which names one device twice;
 - FSDP2's CPU offload pins memory, which needs an accelerator;
 - `PlatformBase` has no default for the CPU, and verl calls CUDA's names on its `device_module`.
 """
@@ -25,7 +25,7 @@ PROCESS_GROUP = "cpu:gloo"
 
 
 class _CpuDevice(types.ModuleType):
-    """Stands where verl expects `torch.cuda`: what the CPU has, and zero for all it has not."""
+    """Takes the place of `torch.cuda` in verl: what the CPU has, and zero for everything else."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -67,7 +67,7 @@ def _register_platform() -> None:
             return True
 
         def is_platform_available(self, use_smi_check: bool = False) -> bool:
-            return False  # never found, only asked for
+            return False  # never detected, only chosen
 
         def current_device(self) -> torch.device:
             return torch.device("cpu")
@@ -107,7 +107,7 @@ def _register_platform() -> None:
         def profiler_stop(self) -> None: ...
 
         def ray_resource_name(self) -> str:
-            return "GPU"  # the launcher tells Ray of one: verl's placement needs a name to count
+            return "GPU"  # the launcher announces one to Ray: verl's placement counts it
 
         def ray_noset_envvars(self) -> list[str]:
             return []
@@ -140,7 +140,7 @@ def _register_engine() -> None:
 
     @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
     class CpuLanguageModelEngine(fsdp.FSDPEngineWithLMHead):  # type: ignore[misc]
-        """verl's FSDP engine: nothing in it needs a GPU but its registration."""
+        """verl's FSDP engine: only its registration needs a GPU."""
 
 
 def _register_rollout() -> None:

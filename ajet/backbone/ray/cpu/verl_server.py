@@ -1,7 +1,7 @@
 """The embedded engine as a rollout server of verl, on the CPU: a server actor, its replica, and the trainer's adapter.
 
-Weights come from the trainer's process in memory, whole; generation pauses while they change, so every reply is drawn
-under one policy version.
+All weights come in memory from the trainer's process; generation pauses while they change, so each reply is drawn under
+one policy version.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ajet.schema.generation import GenerateRequest, Sampling
 SERVER = "ajet_cpu_server_{rank}"
 """Name of a replica's server actor: the trainer's workers find it by their rank."""
 CONCURRENCY = 1000
-"""Requests and control calls that a server takes at once; the engine queues what it can't draw yet."""
+"""Requests and control calls that a server takes at a time; the engine queues what it can't draw yet."""
 
 
 class CpuServer:
@@ -43,7 +43,7 @@ class CpuServer:
     ) -> TokenOutput:
         """verl's token-in, token-out call."""
         if self._version is None:
-            raise RuntimeError("a rollout server was asked before it had the trainer's weights")
+            raise RuntimeError("a rollout server was asked for tokens before it had the trainer's weights")
         known = set(Sampling.__dataclass_fields__)
         fields = {key: value for key, value in sampling_params.items() if key in known}
         for name in ("stop", "stop_token_ids"):
@@ -64,7 +64,7 @@ class CpuServer:
         await self._engine.load_weights(tensors, version)
         self._version = version
 
-    # What verl asks of any server, and what an engine without a GPU has nothing to do for.
+    # Calls that verl makes to every server, and that mean nothing without a GPU.
 
     async def wake_up(self, *_: Any, **__: Any) -> None: ...
 

@@ -69,7 +69,6 @@ COMMON = "trainer_common"
         (f"{COMMON}.optim.clip_grad", 0.4, f"{ACTOR}.grad_clip", 0.4),
         (f"{COMMON}.optim.lr_warmup_steps", 5, f"{ACTOR}.optim.lr_warmup_steps", 5),
         (f"{COMMON}.optim.lr_scheduler_type", "cosine", f"{ACTOR}.optim.lr_scheduler_type", "cosine"),
-        (f"{COMMON}.optim.min_lr_ratio", 0.1, f"{ACTOR}.optim.min_lr_ratio", 0.1),
         (f"{COMMON}.use_kl_loss", False, f"{ACTOR}.use_kl_loss", False),
         (f"{COMMON}.kl_loss_coef", 0.05, f"{ACTOR}.kl_loss_coef", 0.05),
         (f"{COMMON}.kl_loss_coef", 0.0, f"{ACTOR}.use_kl_loss", False),
