@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.context_tracker.canonical import content_text, split_reasoning
 from ajet.context_tracker.encoder import XML_TAG
+from ajet.context_tracker.messages import content_text, split_reasoning
 from ajet.schema.chat import Message, Tool
 
 LETTER_RUN = 40

@@ -1,16 +1,19 @@
-"""`Conversations`: the messages of all calls of an episode, as a tree, so that a request finds what it continues.
+"""`Conversations`: the messages of all calls of an episode, as a tree, so that a request finds what it continues; and
+`CallRecord`, a call while its episode runs.
 
-A request is walked from its first message. What was seen before in the same form is recognised by one comparison; only
-a message that looks different is brought into plain form and looked up by its key: cost follows what is new.
+A request is walked from its first message. A message that was seen before in the same form is recognised by one
+comparison; only one that looks different is brought into plain form and looked up by its key. So the cost follows what
+is new.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from ajet.context_tracker.canonical import (
+from ajet.context_tracker.growth import Node
+from ajet.context_tracker.messages import (
     MessageKey,
     call_ids,
     message_key,
@@ -19,28 +22,26 @@ from ajet.context_tracker.canonical import (
     split_reasoning,
 )
 from ajet.context_tracker.template_probe import Skeleton, extend_skeleton, letter
+from ajet.schema.call_tree import Call
 from ajet.schema.chat import Message
-
-if TYPE_CHECKING:
-    from ajet.context_tracker.record import CallRecord
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A message in its place: the messages before it are its parents."""
+    """A message in its place in the tree; its ancestors are the messages before it."""
 
     message: Message
     parent: Turn | None
     depth: int
-    """How many messages lead here, this one included."""
+    """How many messages lead here, including this one."""
     skeleton: Skeleton
     raw: Any = None
-    """The form in which a client sent it last, to recognise it by; None: not seen yet, or not comparable."""
+    """The form in which a client last sent it, to recognise it by. None: not seen yet, or not comparable."""
     reasoning: str = ""
-    """The reasoning that the client sent with it last."""
+    """The reasoning that the client last sent with it."""
     children: dict[MessageKey, Turn] = field(default_factory=dict)
     last: Turn | None = None
-    """The child that was asked for last."""
+    """The child that was last walked to."""
     replies: list[CallRecord] = field(default_factory=list)
     """Recorded calls whose reply this message is."""
     prompts: list[CallRecord] = field(default_factory=list)
@@ -49,7 +50,7 @@ class Turn:
     """The serial number of the last request that held this message."""
 
     def resolved(self) -> Message:
-        """The message as it is rendered: a recorded reply keeps the reasoning that clients leave out."""
+        """The message as it is rendered: a recorded reply keeps its reasoning even if clients leave it out."""
         if self.reasoning and self.replies and self.reasoning != split_reasoning(self.message)[0]:
             return {**self.message, "reasoning_content": self.reasoning}
         return self.message
@@ -59,7 +60,7 @@ class Turn:
         return self.since(0)
 
     def since(self, depth: int) -> list[Turn]:
-        """The turns behind the first `depth` messages."""
+        """The turns after the first `depth` messages."""
         path: list[Turn] = []
         turn: Turn | None = self
         while turn is not None and turn.depth > depth:
@@ -68,12 +69,63 @@ class Turn:
         return path[::-1]
 
 
+class Audit(NamedTuple):
+    """What a conversation that grew by appending is checked against when it is rendered whole now and then."""
+
+    opening: str
+    """The text of its first prompt."""
+    messages: int
+    """How many messages it had when it was last rendered whole."""
+
+
+@dataclass(slots=True, eq=False)
+class CallRecord:
+    """A call while its episode runs, and its place in the trees of messages and of tokens."""
+
+    index: int
+    call: Call
+    turn: Turn
+    """The last message of its request."""
+    prompt: Node
+    kwargs_key: str
+    audit: Audit
+    prompt_ids: list[int]
+    """Empty once the reply has come."""
+    begun: int
+    """When it began, on the tracker's clock of begins and ends."""
+    ended: int = 0
+    """When it ended, on the same clock; 0 while in flight."""
+    requests_before: int = 0
+    """The serial number of the last request before the reply came."""
+    reply: Node | None = None
+    reply_turn: Turn | None = None
+    ids: tuple[list[int], list[int]] | None = None
+    """Prompt and reply, kept for the next call; None once another call has extended this one."""
+    reasoning: str = ""
+    closed: bool = False
+    """Whether the reply ended by itself, so that messages may follow."""
+
+    def held_prompt(self) -> list[int]:
+        """The ids of its prompt if they are still held, else an empty list."""
+        return self.ids[0] if self.ids is not None else self.prompt_ids
+
+    @property
+    def in_flight(self) -> bool:
+        return not self.ended
+
+    @property
+    def reply_key(self) -> tuple[bytes, bytes, str]:
+        """Orders replies with equal messages by what was sampled, not by which came first."""
+        assert self.reply is not None
+        return self.reply.ids.tobytes(), self.call.logprobs.tobytes(), self.call.agent
+
+
 class Walk(NamedTuple):
     """Where a request's messages led."""
 
     turn: Turn
     known: int
-    """How many of the messages earlier requests and replies held."""
+    """How many of the messages were in earlier requests or replies."""
 
 
 class Conversations:
@@ -83,10 +135,10 @@ class Conversations:
         self.root = Turn({}, None, 0, ())
         self.serial = 0
         self._latest: dict[str, tuple[list[Any], Turn]] = {}
-        """Each agent's latest request as it was sent, and where it led: the next one mostly begins with it."""
+        """Each agent's latest request as it was sent, and where it led: the next one usually begins with it."""
 
     def walk(self, agent: str, messages: Sequence[Any]) -> Walk:
-        """Follow a request's messages, adding those that are new; raises InvalidRequestError."""
+        """Follow a request's messages, adding new ones. Raises InvalidRequestError."""
         self.serial += 1
         serial = self.serial
         sent, turn = self._latest.get(agent, ([], self.root))
@@ -145,7 +197,7 @@ class Conversations:
 
 
 def _call_order(messages: Sequence[Any], index: int) -> dict[str, int]:
-    """The tool-call ids of the last assistant message before this one, numbered."""
+    """The tool-call ids of the last assistant message before this one, mapped to their positions."""
     for before in range(index - 1, -1, -1):
         if messages[before].get("role") == "assistant":
             return call_ids(plain_message(messages[before], f"messages[{before}]"))
@@ -153,7 +205,7 @@ def _call_order(messages: Sequence[Any], index: int) -> dict[str, int]:
 
 
 def _recorded_id(parent: Turn, order: Any, own: str) -> str:
-    """The id under which the recorded reply made the call that a tool message answers: clients may number anew."""
+    """The id that the recorded reply gave to the call that a tool message answers: clients may use ids of their own."""
     turn: Turn | None = parent
     while turn is not None and turn.depth:
         if turn.message["role"] == "assistant":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ajet.context_tracker.canonical import plain_messages
+from ajet.context_tracker.messages import plain_messages
 from ajet.context_tracker.settings import ReasoningHistory
 from ajet.context_tracker.template import ChatTemplate
 from ajet.context_tracker.template_probe import NotStable, Skeleton, TemplateProbe

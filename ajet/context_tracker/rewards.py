@@ -1,17 +1,29 @@
-"""`Rewards`: what a workflow said its calls, agents and the episode are worth. Values come in as finite numbers."""
+"""What the end of an episode decides: its reward (`Rewards`), and which of its tokens are trained (`mask_calls`).
+
+A reply is *abandoned* when another reply to the same prompt of the same agent took its place: that one was built upon
+(a later request holds it, or the workflow returned its text) and this one was not; or none was, and the other was
+requested after this one had come (a retry). Replies that were drawn side by side with nothing built upon any of them,
+single replies, last replies and calls with a reward of their own are never abandoned.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
-from ajet.context_tracker.record import CallRecord
+import numpy as np
+
+from ajet.context_tracker.conversation import CallRecord
+from ajet.context_tracker.settings import TrackerSettings
+from ajet.schema.call_tree import CallTree
+from ajet.schema.episode import Ledger
 from ajet.schema.errors import RewardError
 
 
 class Rewards:
-    """Collects rewards while the episode runs, and settles them at its end."""
+    """The rewards that a workflow gives while its episode runs. Values come in as finite numbers."""
 
     def __init__(self) -> None:
         self.episode: float | None = None
@@ -39,37 +51,101 @@ class Rewards:
         else:
             self.episode = value
 
-    def settle(
+    def total(
         self, reward: float | Sequence[float] | None, records: Sequence[CallRecord], *, failed: bool
     ) -> float | None:
-        """The episode's reward; a list is written to its calls, and its sum is the episode's."""
+        """The episode's reward. A list is distributed over its calls; its sum is the episode's reward."""
         if reward is None:
             return None if failed else self.episode
         if isinstance(reward, Sequence):
-            return self._settle_list(reward, records)
+            return _distribute(reward, records)
         return reward
 
-    @staticmethod
-    def _settle_list(rewards: Sequence[float], records: Sequence[CallRecord]) -> float:
-        answered = [record for record in records if record.reply is not None]
-        hint = "give each call its reward by tuner.reward(value, call=…), or each agent by tuner.reward(value, agent=…)"
-        agents = sorted({record.call.agent for record in answered})
-        if len(agents) > 1:
-            raise RewardError(f"a list of rewards needs an episode of one agent, this one has {_some(agents)}: {hint}")
-        for before, after in pairwise(answered):
-            if after.call.extends != before.index:
-                why = f" ({after.call.fork.reason})" if after.call.fork else ""
-                raise RewardError(
-                    "a list of rewards needs an episode without branches, but "
-                    f"{after.call.name} does not continue {before.call.name}{why}: {hint}"
-                )
-        if len(rewards) != len(answered):
-            raise RewardError(f"{len(rewards)} rewards for {len(answered)} model calls: {hint}")
-        for record, reward in zip(answered, rewards, strict=True):
-            record.call.reward = reward
-        return math.fsum(rewards)
+
+def _distribute(rewards: Sequence[float], records: Sequence[CallRecord]) -> float:
+    answered = [record for record in records if record.reply is not None]
+    hint = "give each call its reward by tuner.reward(value, call=…), or each agent by tuner.reward(value, agent=…)"
+    agents = sorted({record.call.agent for record in answered})
+    if len(agents) > 1:
+        raise RewardError(f"a list of rewards needs a single agent; this episode has {_some(agents)}: {hint}")
+    for before, after in pairwise(answered):
+        if after.call.extends != before.index:
+            why = f" ({after.call.fork.reason})" if after.call.fork else ""
+            raise RewardError(
+                "a list of rewards needs an episode without branches, but "
+                f"{after.call.name} does not continue {before.call.name}{why}: {hint}"
+            )
+    if len(rewards) != len(answered):
+        raise RewardError(f"{len(rewards)} rewards for {len(answered)} model calls: {hint}")
+    for record, reward in zip(answered, rewards, strict=True):
+        record.call.reward = reward
+    return math.fsum(rewards)
 
 
 def _some(names: Collection[str], limit: int = 8) -> str:
     shown = ", ".join(list(names)[:limit])
     return (shown + ", …" if len(names) > limit else shown) or "none"
+
+
+def mask_calls(
+    tree: CallTree, records: Sequence[CallRecord], settings: TrackerSettings, *, failed: bool, output: str | None
+) -> Ledger:
+    """Set the masks and drop reasons of all calls. Return the balanced ledger of everything sampled."""
+    if settings.abandoned_calls == "mask":
+        for record in abandoned(records, output):
+            record.call.drop = "abandoned"
+    ledger = Ledger()
+    for record in records:
+        call = record.call
+        if record.reply is None:
+            continue
+        count = len(record.reply.ids)
+        ledger.captured += count
+        if failed and call.drop is None:
+            call.drop = "failed_episode"
+        if call.drop is not None:
+            call.mask = np.zeros(count, np.bool_)
+            leave_out(ledger, call.drop, count)
+        else:
+            ledger.trained += count
+    ledger.balance()
+    assert ledger.trained == tree.trained_tokens, (ledger, tree.trained_tokens)
+    return ledger
+
+
+def leave_out(ledger: Ledger, reason: str, count: int) -> None:
+    """Book tokens that are not trained."""
+    place = ledger.masked if reason in ("abandoned", "not_trainable") else ledger.dropped
+    place[reason] = place.get(reason, 0) + count
+
+
+def abandoned(records: Sequence[CallRecord], output: str | None = None) -> list[CallRecord]:
+    """The calls whose place another reply took."""
+    groups: dict[tuple[int, str], list[CallRecord]] = defaultdict(list)
+    for record in records:
+        if record.reply is not None and record.call.drop is None:
+            groups[(id(record.turn), record.call.agent)].append(record)
+    chosen = []
+    for group in groups.values():
+        if len(group) < 2:
+            continue
+        built = [record for record in group if _built_upon(record)]
+        if not built and output:
+            built = [record for record in group if _returned(record, output)]
+        for record in group:
+            if record.call.reward is not None or record in built:
+                continue
+            if built or any(other.begun > record.ended for other in group):
+                chosen.append(record)
+    return chosen
+
+
+def _built_upon(record: CallRecord) -> bool:
+    """Whether a later request holds this reply, even in a branch."""
+    turn = record.reply_turn
+    return turn is not None and turn.seen > record.requests_before
+
+
+def _returned(record: CallRecord, output: str) -> bool:
+    said = str(record.call.reply.get("content") or "").strip()
+    return bool(said) and said in output

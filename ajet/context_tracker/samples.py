@@ -1,7 +1,7 @@
 """`linear_samples`: the smallest set of root-to-leaf rows that holds every trained token of a call tree.
 
 `once`: a token is trained in the first row that holds it. `multiplicity`: in every row that holds it, as if the rows
-were independent. What does not fit the limits goes to the ledger, with its reason.
+were independent. Whatever exceeds the limits goes to the ledger, with the reason.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ajet.context_tracker.rewards import leave_out
 from ajet.context_tracker.settings import SharedTokenLoss, TrackerSettings
 from ajet.schema.call_tree import ROOT, CallTree, Sample
 from ajet.schema.episode import Episode, Ledger
@@ -26,8 +27,8 @@ def linear_samples(
 ) -> tuple[list[Sample], Ledger]:
     """The rows, and where every sampled token of the tree went.
 
-    Of more than `max_samples` rows those with most trained tokens stay. A row's prompt ends at its first trained token
-    or at `max_prompt_length`, whichever comes first; the response is cut at `max_response_length`.
+    If there are more than `max_samples` rows, those with the most trained tokens are kept. A row's prompt ends at its
+    first trained token or at `max_prompt_length`, whichever comes first; the response is cut at `max_response_length`.
     """
     leaves = _leaves(tree)
     paths = [tree.path(leaf) for leaf in leaves]
@@ -54,7 +55,7 @@ def linear_samples(
 
 
 def episode_samples(episode: Episode, settings: TrackerSettings) -> tuple[list[Sample], Ledger]:
-    """`linear_samples` of an episode under a run's settings."""
+    """`linear_samples` of an episode under the run's settings."""
     return linear_samples(
         episode.tree,
         shared_token_loss=settings.shared_token_loss,
@@ -66,16 +67,16 @@ def episode_samples(episode: Episode, settings: TrackerSettings) -> tuple[list[S
 
 
 def _leaves(tree: CallTree) -> list[int]:
-    """Trained runs with no trained run behind them: one row each, and no fewer rows could hold them."""
-    has_trained_behind = [False] * len(tree.runs)
+    """Trained runs that no trained run follows: one row each, and fewer rows could not hold them all."""
+    followed = [False] * len(tree.runs)
     leaves = []
     for index in range(len(tree.runs) - 1, -1, -1):
         run = tree.runs[index]
         trained = run.call != ROOT and bool(tree.calls[run.call].mask.any())
-        if trained and not has_trained_behind[index]:
+        if trained and not followed[index]:
             leaves.append(index)
-        if run.parent != ROOT and (trained or has_trained_behind[index]):
-            has_trained_behind[run.parent] = True
+        if run.parent != ROOT and (trained or followed[index]):
+            followed[run.parent] = True
     return sorted(leaves, key=lambda leaf: tree.runs[leaf].call)
 
 
@@ -93,7 +94,7 @@ def _choose(tree: CallTree, paths: Sequence[list[int]], limit: int) -> list[list
 def _row(
     tree: CallTree, path: list[int], wanted: set[int], max_prompt: int, max_response: int, episode_id: str
 ) -> tuple[Sample | None, dict[int, int]]:
-    """(a row, trained tokens by call that it holds); no row if none is left within the limits."""
+    """A row and the number of trained tokens it holds of each call; no row if the limits leave none."""
     runs = [tree.runs[index] for index in path]
     ids = np.concatenate([run.ids for run in runs])
     mask = np.zeros(len(ids), np.bool_)
@@ -142,12 +143,9 @@ def _account(tree: CallTree, kept: dict[int, int], lost: dict[int, str]) -> Ledg
         count, trained = len(tree.runs[call.run].ids), int(call.mask.sum())
         ledger.captured += count
         if trained < count:
-            reason = call.drop or "not_trainable"
-            places = ledger.masked if reason in ("abandoned", "not_trainable") else ledger.dropped
-            places[reason] = places.get(reason, 0) + count - trained
+            leave_out(ledger, call.drop or "not_trainable", count - trained)
         ledger.trained += kept.get(index, 0)
         if missing := trained - kept.get(index, 0):
-            why = lost.get(index, "too_many_samples")
-            ledger.dropped[why] = ledger.dropped.get(why, 0) + missing
+            leave_out(ledger, lost.get(index, "too_many_samples"), missing)
     ledger.balance()
     return ledger

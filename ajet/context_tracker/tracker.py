@@ -1,8 +1,8 @@
-"""`ContextTracker`: every model call of one episode, exactly as the engine saw it. Touched on the service loop only.
+"""`ContextTracker`: every model call of one episode, exactly as the engine saw it. Used on the service loop only.
 
-`begin` turns a request into prompt ids: recorded ids + what is new, where the request continues a recorded call and the
-chat template allows it; the whole conversation rendered, where not. `commit` stores what the engine sampled. `finish`
-balances the ledger and hands over all calls. Nothing that was sampled is ever decoded and encoded again.
+`begin` turns a request into prompt ids: the recorded ids plus what is new, if the request extends a recorded call and
+the chat template allows it; otherwise the whole conversation rendered. `commit` stores what the engine sampled.
+`finish` balances the ledger and hands over all calls. Nothing that was sampled is ever decoded and encoded again.
 """
 
 from __future__ import annotations
@@ -11,26 +11,23 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ajet.context_tracker.abnormal import find_abnormal
-from ajet.context_tracker.canonical import plain_message, split_reasoning, tools_key
-from ajet.context_tracker.conversation import Conversations, Turn, Walk
-from ajet.context_tracker.forks import changed_message
+from ajet.context_tracker.conversation import Audit, CallRecord, Conversations, Turn, Walk
 from ajet.context_tracker.growth import Growth, Node
-from ajet.context_tracker.prompting import Prompting, Request
-from ajet.context_tracker.record import Audit, CallRecord, FinishedCalls, PreparedCall
+from ajet.context_tracker.messages import plain_message, split_reasoning, tools_key
+from ajet.context_tracker.prompting import Prompt, Prompting, Request, changed_message
 from ajet.context_tracker.renderer import Renderer
-from ajet.context_tracker.rewards import Rewards
+from ajet.context_tracker.rewards import Rewards, mask_calls
 from ajet.context_tracker.settings import TrackerSettings
-from ajet.context_tracker.settle import settle
 from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, IntArray
 from ajet.schema.chat import Message, Tool
-from ajet.schema.episode import Outcome
+from ajet.schema.episode import Ledger, Outcome
 from ajet.schema.errors import (
     AbnormalOutputError,
     ContextOverflowError,
@@ -55,7 +52,34 @@ RESERVED = frozenset(
         "tools",
     }
 )
-"""Arguments of the rendering itself, which a request may not pass off as its template's."""
+"""Arguments of the rendering itself, which a request may not set as arguments of its template."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A call that is ready for the engine."""
+
+    call_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    """As requested, with `max_tokens` clipped to the room left, and with the ids that end a reply."""
+    agent: str
+    turn: int
+    extends: str | None
+    """The call it continues."""
+    new_messages: list[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedCalls:
+    """All calls of a finished episode, and what they are worth."""
+
+    tree: CallTree
+    ledger: Ledger
+    reward: float | None = None
+    """None: the episode failed, or was given no reward."""
+    agent_rewards: dict[str, float] = field(default_factory=dict)
+    outcomes: tuple[Outcome, ...] = ()
 
 
 class ContextTracker:
@@ -94,59 +118,24 @@ class ContextTracker:
         template_kwargs: Mapping[str, Any] | None = None,
         choice: int = 0,
     ) -> PreparedCall:
-        """Record a request and say what the engine is to be given.
+        """Record a request and return what the engine is to be given.
 
-        `choice` > 0: a further choice of the same request (`n` > 1), which is not counted as a step.
+        `choice` > 0: a further choice of the same request (`n` > 1), which isn't counted as a step.
         """
         self._check_open(agent, choice)
         if not messages:
             raise InvalidRequestError("messages is empty: send at least one message")
         walk = self._conversations.walk(agent, messages)
-        toolset = self._toolset(tools)
         kwargs = _template_arguments(template_kwargs)
         kwargs_key = json.dumps(kwargs, sort_keys=True, default=str) if kwargs else ""
-        prompt = self._prompting.prompt(Request(agent, walk.turn, tools, toolset, kwargs, kwargs_key))
-        self._check_room(len(prompt.ids))
-        node, shared = self._growth.add_context(prompt.origin, prompt.added)
-        parent, fork = prompt.parent, None
+        request = Request(agent, walk.turn, tools, self._toolset(tools), kwargs, kwargs_key)
+        prompt = self._prompting.prompt(request)
+        fork = None
         if self.settings.detect_forks and prompt.added:
-            fork = prompt.fork or (self._explain(agent, walk) if parent is None else None)
-        if fork is not None:
-            fork.tokens = len(prompt.added) - shared
-        if parent is not None:
-            parent.ids = None
-        self._clock += 1
-        self._steps[agent] += choice == 0
-        call = Call(
-            name=f"call-{len(self._records)}",
-            agent=agent,
-            target=target,
-            turn=0 if parent is None else parent.call.turn + 1,
-            prompt_run=ROOT,
-            prompt_tokens=len(prompt.ids),
-            sampling=self._clip(sampling, len(prompt.ids)),
-            trainable=trainable,
-            extends=ROOT if parent is None else parent.index,
-            new_messages=[step.resolved() for step in walk.turn.since(_reply_depth(parent))],
-            tools=toolset,
-            fork=fork,
-            started_s=time.monotonic() - self._started,
-        )
-        record = CallRecord(
-            len(self._records), call, walk.turn, node, kwargs_key, prompt.audit, prompt.ids, self._clock
-        )
-        walk.turn.prompts.append(record)
-        self._records.append(record)
-        self._by_id[call.name] = record
-        return PreparedCall(
-            call.name,
-            prompt.ids,
-            call.sampling,
-            agent,
-            call.turn,
-            parent.call.name if parent is not None else None,
-            call.new_messages,
-        )
+            fork = prompt.fork or (self._explain(agent, walk) if prompt.parent is None else None)
+        replied = 0 if prompt.parent is None or prompt.parent.reply_turn is None else prompt.parent.reply_turn.depth
+        new = [turn.resolved() for turn in walk.turn.since(replied)]
+        return self._record(request, prompt, fork, new, target, sampling, trainable, choice)
 
     def begin_tokens(
         self,
@@ -158,42 +147,69 @@ class ContextTracker:
         trainable: bool = True,
         choice: int = 0,
     ) -> PreparedCall:
-        """Record a request that is token ids. It extends the longest recorded call whose tokens it begins with."""
+        """Record a request made of token ids. It extends the longest recorded call whose tokens it begins with."""
         self._check_open(agent, choice)
         size = len(self.renderer.tokenizer)
         if not prompt_ids or not all(type(token) is int and 0 <= token < size for token in prompt_ids):
             raise InvalidRequestError(f"the prompt must be at least one token id, each from 0 to {size - 1}")
         ids = np.asarray(prompt_ids, np.int32)
-        self._check_room(len(ids))
         before = [record for record in self._records if record.reply is not None and self._begins(ids, record.reply)]
         parent = max(before, key=lambda record: record.reply.end if record.reply else 0, default=None)
         origin = self._growth.root if parent is None or parent.reply is None else parent.reply
-        prompt, _ = self._growth.add_context(origin, ids[origin.end :].tolist())
-        message = {"role": "user", "content": self.renderer.decode(ids[origin.end :].tolist())}
+        added = ids[origin.end :].tolist()
+        message = {"role": "user", "content": self.renderer.decode(added)}
+        turn = Turn(message, None, 1, ())  # outside the tree of messages: no chat request continues it
+        request = Request(agent, turn, (), ROOT, {}, "")
+        prompt = Prompt(ids.tolist(), parent, origin, added, None, Audit("", 1))
+        return self._record(request, prompt, None, [message], target, sampling, trainable, choice)
+
+    def _record(
+        self,
+        request: Request,
+        prompt: Prompt,
+        fork: Fork | None,
+        new_messages: list[Message],
+        target: str,
+        sampling: Sampling,
+        trainable: bool,
+        choice: int,
+    ) -> PreparedCall:
+        """Grow the tree by a prompt, and record its call."""
+        self._check_room(len(prompt.ids))
+        node, shared = self._growth.add_context(prompt.origin, prompt.added)
+        if fork is not None:
+            fork.tokens = len(prompt.added) - shared
+        parent = prompt.parent
+        if parent is not None:
+            parent.ids = None
         self._clock += 1
-        self._steps[agent] += choice == 0
+        self._steps[request.agent] += choice == 0
         call = Call(
             name=f"call-{len(self._records)}",
-            agent=agent,
+            agent=request.agent,
             target=target,
             turn=0 if parent is None else parent.call.turn + 1,
             prompt_run=ROOT,
-            prompt_tokens=len(ids),
-            sampling=self._clip(sampling, len(ids)),
+            prompt_tokens=len(prompt.ids),
+            sampling=self._clip(sampling, len(prompt.ids)),
             trainable=trainable,
             extends=ROOT if parent is None else parent.index,
-            new_messages=[message],
+            new_messages=new_messages,
+            tools=request.toolset,
+            fork=fork,
             started_s=time.monotonic() - self._started,
         )
-        turn = Turn(message, None, 1, ())  # outside of the tree of messages: no chat request continues it
-        record = CallRecord(len(self._records), call, turn, prompt, "", Audit("", 1), ids.tolist(), self._clock)
+        record = CallRecord(
+            len(self._records), call, request.turn, node, request.kwargs_key, prompt.audit, prompt.ids, self._clock
+        )
+        request.turn.prompts.append(record)
         self._records.append(record)
         self._by_id[call.name] = record
-        extended = parent.call.name if parent is not None else None
-        return PreparedCall(call.name, ids.tolist(), call.sampling, agent, call.turn, extended, call.new_messages)
+        extends = None if parent is None else parent.call.name
+        return PreparedCall(call.name, prompt.ids, call.sampling, call.agent, call.turn, extends, new_messages)
 
     def _begins(self, ids: IntArray, reply: Node) -> bool:
-        """Whether these tokens begin with all up to the end of a reply."""
+        """Whether these tokens begin with everything up to the end of a reply."""
         if reply.end > len(ids) or not np.array_equal(ids[reply.start : reply.end], reply.ids):
             return False
         return bool(np.array_equal(self._growth.path_ids(reply), ids[: reply.end]))
@@ -207,9 +223,9 @@ class ContextTracker:
         text: str | None = None,
         malformed: Sequence[str] = (),
     ) -> None:
-        """Record what the engine sampled; `reply` as the parser read it. Raises AbnormalOutputError after recording.
+        """Record what the engine sampled, and `reply` as the parser read it. Raises AbnormalOutputError afterwards.
 
-        `text`: the raw text, if it is known already. `malformed`: what the parser could not read.
+        `text`: the raw text, if already known. `malformed`: what the parser could not read.
         """
         record = self._in_flight(call_id)
         ids = completion.token_ids
@@ -256,19 +272,19 @@ class ContextTracker:
 
     @property
     def outcomes(self) -> set[Outcome]:
-        """What the model did that may cut the episode short, as far as seen."""
+        """What the model has done so far that may cut the episode short."""
         last = max((r for r in self._records if r.ended and r.reply), key=lambda r: r.ended, default=None)
         cut = last is not None and last.call.finish_reason == "length"
         return self._outcomes | ({Outcome.LENGTH} if cut else set())
 
     @property
     def calls(self) -> list[Call]:
-        """The calls so far, in the order in which they began."""
+        """The calls so far, in the order they began."""
         return [record.call for record in self._records]
 
     @property
     def in_flight(self) -> list[str]:
-        """Calls that have begun and not ended."""
+        """Calls that have begun but not ended."""
         return [record.call.name for record in self._records if record.in_flight]
 
     @property
@@ -285,15 +301,15 @@ class ContextTracker:
         `output` is the text that the workflow returned: it tells which of several replies to one prompt was used.
         """
         if self._finished:
-            raise SessionClosedError("the episode is finished already")
+            raise SessionClosedError("the episode is already finished")
         for name in self.in_flight:
             self.abort(name, "the episode ended first")
-        total = self._rewards.settle(reward, self._records, failed=failed)
+        total = self._rewards.total(reward, self._records, failed=failed)
         self._finished = True
         for record in self._records:
             record.ids = None  # the tree holds them
         tree = self.tree
-        ledger = settle(tree, self._records, self.settings, failed=total is None, output=output)
+        ledger = mask_calls(tree, self._records, self.settings, failed=total is None, output=output)
         return FinishedCalls(tree, ledger, total, self._rewards.by_agent, tuple(sorted(self.outcomes)))
 
     # ------------------------------------------------------------------ limits and checks
@@ -318,7 +334,7 @@ class ContextTracker:
         if choice == 0 and self._steps[agent] >= self.settings.max_steps:
             self._outcomes.add(Outcome.MAX_STEPS)
             raise TooManyStepsError(
-                f"agent {agent!r} has used its {self.settings.max_steps} model calls "
+                f"agent {agent!r} has used up its {self.settings.max_steps} model calls "
                 "(ajet.rollout.multi_turn.max_steps): end the episode here, or raise the limit"
             )
 
@@ -362,18 +378,15 @@ class ContextTracker:
     def _in_flight(self, call_id: str) -> CallRecord:
         record = self._by_id.get(call_id)
         if self._finished or record is None or not record.in_flight:
-            raise SessionClosedError(f"{call_id} is not in flight: never begun, ended already, or its episode is over")
+            raise SessionClosedError(
+                f"{call_id} is not in flight: it never began, it has ended, or its episode is over"
+            )
         return record
 
 
 def _template_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
     if given and (taken := RESERVED & given.keys()):
         raise InvalidRequestError(
-            f"chat_template_kwargs may not set {', '.join(sorted(taken))}: it is not the template's"
+            f"chat_template_kwargs may not set {', '.join(sorted(taken))}: that is not an argument of the template"
         )
     return dict(given or {})
-
-
-def _reply_depth(parent: CallRecord | None) -> int:
-    """How many messages the request of a call and its reply are."""
-    return 0 if parent is None or parent.reply_turn is None else parent.reply_turn.depth

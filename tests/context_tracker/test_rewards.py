@@ -249,7 +249,7 @@ def test_a_list_needs_one_agent_without_branches() -> None:
     several = Drive()
     linear(several, 1)
     several.ask([user("x")], said("y"), agent="other")
-    with pytest.raises(RewardError, match=r"one agent.*tuner\.reward"):
+    with pytest.raises(RewardError, match=r"single agent.*tuner\.reward"):
         several.tracker.finish([1.0, 1.0])
     branched = Drive()
     retry(branched)

@@ -12,7 +12,7 @@ import pytest
 from tracker_families import FAMILIES, tokenizer
 from tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, end_id, renderer, result, said, system, user
 
-from ajet.context_tracker.canonical import plain_messages
+from ajet.context_tracker.messages import plain_messages
 from ajet.schema.errors import InvalidRequestError
 
 TEXTS = (
