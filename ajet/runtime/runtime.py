@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.engine.base import Engine, build_engine
 from ajet.engine.model_source import ModelSource
-from ajet.gateway.gateway import Gateway, GatewaySettings
+from ajet.gateway.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.helper import HelperModel
 from ajet.schema.errors import ConfigError, UserError
 from ajet.session import EpisodeSession, SessionSettings
@@ -26,13 +26,12 @@ from ajet.session.reply_parser import ReplyParser
 from ajet.session.tool_call_parsers import pick_parser
 from ajet.task_judge.load import load_judge
 from ajet.task_rollout.pool import OnEpisode, RolloutPool
+from ajet.task_runner.attempt import Attempt, AttemptRunner
 from ajet.task_runner.breakpoints import debugging
-from ajet.task_runner.isolation.server import WORKFLOW_KEY
-from ajet.task_runner.isolation.venue import ProcessVenue
+from ajet.task_runner.fork_server import WORKFLOW_KEY
+from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.runner import TaskRunner
-from ajet.task_runner.supplies import Access, EpisodeOrder
-from ajet.task_runner.threads import WorkflowThreads
-from ajet.task_runner.venue import ThreadVenue, Venue
+from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
 from ajet.tuner import AjetTuner
 from ajet.user_code import import_class
 from ajet.workflow import Workflow
@@ -87,7 +86,7 @@ class Runtime:
         self.gateway = Gateway(GatewaySettings.from_config(config))
         self.runner: TaskRunner
         self.pool: RolloutPool
-        self.venue: Venue
+        self.attempts: AttemptRunner
         self._make_engine = make_engine
         self._parallel = parallel
         self._on_episode = on_episode
@@ -165,39 +164,38 @@ class Runtime:
 
     # ------------------------------------------------------------ supplies (on the service loop)
 
-    async def open_session(self, order: EpisodeOrder) -> EpisodeSession:
+    async def open_session(self, attempt: Attempt) -> EpisodeSession:
         """A session for one attempt at an episode."""
         model = await asyncio.shield(asyncio.wrap_future(self._model))
         if self._engine_trouble is not None:
             raise self._engine_trouble
-        task = order.workflow_task
+        task = attempt.workflow_task
         tracker = ContextTracker(model.renderer, self._tracker_settings)
         settings = SessionSettings.from_config(
             self.config,
-            validation=order.validation,
-            trainable_targets=order.trainable_targets,
-            step=order.step,
+            validation=attempt.validation,
+            trainable_targets=attempt.trainable_targets,
+            step=attempt.step,
             task=task.task_id,
             repeat=task.task_thread_index,
         )
         return EpisodeSession(
-            episode_id=order.episode_id,
+            episode_id=attempt.episode_id,
             tracker=tracker,
             renderer=model.renderer,
             engine=model.engine,
             parser=model.parser,
             settings=settings,
-            deadline_s=order.deadline_s,
+            deadline_s=attempt.deadline_s,
         )
 
     def tuner(self, session: EpisodeSession) -> AjetTuner:
         """What a workflow in this process gets."""
         return AjetTuner(session, self.config, self.loop, self.gateway)
 
-    async def access(self, session: EpisodeSession) -> Access:
+    async def access(self, session: EpisodeSession) -> EpisodeKey:
         """What a workflow in another process needs."""
-        key = self.gateway.register(session)
-        return Access(key.base_url, key.api_key)
+        return self.gateway.register(session)
 
     # ------------------------------------------------------------ building
 
@@ -210,27 +208,27 @@ class Runtime:
             isolated = False
         if isolated:
             # first of all: the server imports the user's code on another core while this process loads the model
-            self.venue = ProcessVenue(self.config, self, self.config.base_dirs)
+            self.attempts = ProcessRunner(self.config, self, self.config.base_dirs)
         for thread in self._threads:
             thread.start()
         self.run(self.gateway.start())
         try:
             if not isolated:
-                self.venue = self._thread_venue()
+                self.attempts = self._thread_runner()
         finally:
             self._imported.set()
-        self.runner = TaskRunner(self, self.venue)
+        self.runner = TaskRunner(self, self.attempts)
         self.pool = self.run(self._make_pool(isolated))
 
-    def _thread_venue(self) -> ThreadVenue:
+    def _thread_runner(self) -> ThreadRunner:
         """Imports the user's workflow and judge."""
         ajet = self.config.ajet
         base_dirs = self.config.base_dirs
         workflow_class = import_class(ajet.rollout.user_workflow or "", Workflow, key=WORKFLOW_KEY, base_dirs=base_dirs)
-        threads = WorkflowThreads(
+        threads = EpisodeThreads(
             ajet.task_runner.max_lost_threads, collect_garbage=ajet.task_runner.wrapper_type == "asyncio-with-gc"
         )
-        return ThreadVenue(workflow_class, load_judge(self.config, base_dirs), self, threads)
+        return ThreadRunner(workflow_class, load_judge(self.config, base_dirs), self, threads)
 
     async def _make_pool(self, isolated: bool) -> RolloutPool:
         parallel = self._parallel or self.config.ajet.rollout.max_env_worker
@@ -301,6 +299,6 @@ class Runtime:
             await self._model.result().engine.aclose()
 
     async def _stop_servers(self) -> None:
-        if hasattr(self, "venue"):
-            await self.venue.aclose()
+        if hasattr(self, "attempts"):
+            await self.attempts.aclose()
         await self.gateway.aclose()

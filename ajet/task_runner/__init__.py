@@ -1,1 +1,1 @@
-"""One episode, start to end: the workflow in its thread or process, the judge, deadlines, retries."""
+"""One attempt at an episode, start to end: deadline, user code in a thread or process, judge, `Episode`."""

@@ -1,7 +1,7 @@
-"""`bp("TAG")`: a breakpoint that stops only when its tag was asked for (`ajet --debug TAG1,TAG2`).
+"""`bp("TAG")`: a breakpoint that stops only if its tag is selected (`ajet --debug TAG1,TAG2`).
 
-Someone who looks at a paused program must not be timed out: while tags are selected, or under a debugger, deadlines are
-off and one episode runs at a time (`debugging()`).
+A paused program must not run into a deadline: while tags are selected, or under a debugger, there are no deadlines and
+one episode runs at a time (`debugging()`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import sys
 from collections.abc import Iterable
 
 ENVIRONMENT = "AJET_DEBUG_TAGS"
-"""Tags separated by commas or `|`; `all` selects every breakpoint. Read when asked, so child processes follow."""
+"""Tags separated by commas or `|`; `all` selects every breakpoint. An environment variable reaches child processes."""
 
 ALL = "all"
 
 
 def set_tags(tags: str | Iterable[str]) -> None:
-    """Select these breakpoints, for this process and those it starts."""
+    """Select breakpoints, for this process and those it starts."""
     chosen = _split(tags) if isinstance(tags, str) else [str(tag) for tag in tags]
     if chosen:
         os.environ[ENVIRONMENT] = ",".join(chosen)
@@ -27,14 +27,14 @@ def set_tags(tags: str | Iterable[str]) -> None:
 
 
 def selected_tags() -> frozenset[str]:
-    """The tags asked for."""
+    """The selected tags."""
     return frozenset(_split(os.environ.get(ENVIRONMENT, "")))
 
 
 def bp(tag: str = ALL) -> None:
-    """Stop in the debugger at the caller's line, if `tag` is selected. Costs a dictionary look-up otherwise.
+    """Stop in the debugger at the caller's line if `tag` is selected. Otherwise costs one dictionary look-up.
 
-    The debugger is that of `breakpoint()`: an IDE's, or `PYTHONBREAKPOINT`'s; else pdb on this terminal.
+    Uses the debugger of `breakpoint()` (an IDE's, or `PYTHONBREAKPOINT`), or else pdb on this terminal.
     """
     if ENVIRONMENT not in os.environ:
         return
@@ -48,7 +48,7 @@ def bp(tag: str = ALL) -> None:
 
 
 def debugging() -> bool:
-    """Whether someone may be looking at a paused program: tags are selected, or a debugger is attached."""
+    """Whether the program may be paused: tags are selected, or a debugger is attached."""
     return bool(selected_tags()) or _debugger_attached()
 
 
@@ -59,7 +59,7 @@ def _debugger_attached() -> bool:
     trace = sys.gettrace()
     if trace is not None and not _module_of(trace).startswith("coverage"):
         return True
-    monitoring = getattr(sys, "monitoring", None)  # CPython 3.12: debuggers need no trace function any more
+    monitoring = getattr(sys, "monitoring", None)  # since CPython 3.12, debuggers don't need a trace function
     return monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None
 
 

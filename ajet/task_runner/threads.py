@@ -1,8 +1,9 @@
-"""A thread and an event loop of its own for each episode's user code.
+"""`ThreadRunner`: attempts in this process, each in a thread with its own event loop, so that code that blocks stops
+only its own episode.
 
-Blocking code then stops only its own episode. A thread that does not come back can't be killed: it is cancelled, then
-interrupted (an exception is raised in it as soon as it executes Python again), then given up as *lost*. So many lost
-threads end the run, with a hint at isolated mode.
+A thread that doesn't return can't be killed: it is cancelled, then interrupted (an exception is raised in it the next
+time it executes Python code), and finally counted as *lost*. Too many lost threads end the run, with a hint at
+`wrapper_type: multi-processing`.
 """
 
 from __future__ import annotations
@@ -18,34 +19,92 @@ import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from types import FrameType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ajet.schema.errors import LostThreadsError
+from ajet.schema.task import WorkflowTask
+from ajet.task_judge.base_judge import BaseJudge
+from ajet.task_runner.attempt import OpenSession, RunningAttempt, SessionProvider
+from ajet.task_runner.results import WorkflowInterrupted, WorkflowResult, run_workflow
+from ajet.workflow import Workflow
+
+if TYPE_CHECKING:
+    from ajet.tuner import AjetTuner
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GRACE_S = 2.0
-"""How long a thread may go on after its episode before it is interrupted, and again before it counts as lost."""
+"""How long a thread may continue after its episode before it is interrupted, and again before it counts as lost."""
 
 _AGAIN_S = 0.25
 
 COLLECT_EVERY_S = 10.0
-"""`asyncio-with-gc` collects cyclic garbage (agents, their clients and memories) this often, not for every episode: all
-threads wait for it."""
+"""How often `asyncio-with-gc` collects cyclic garbage (agents, their clients and memories). Not after every episode,
+since a collection stops all threads."""
 
 
-class WorkflowInterrupted(BaseException):
-    """Raised inside user code that goes on although its episode is over. Not an `Exception`: not to be handled."""
+class ThreadRunner:
+    """Runs attempts in threads. The workflow may block; it must not crash the interpreter, nor hang too often."""
+
+    def __init__(
+        self,
+        workflow_class: type[Workflow],
+        judge: BaseJudge | None,
+        sessions: SessionProvider,
+        threads: EpisodeThreads,
+    ) -> None:
+        self.threads = threads
+        self._workflow_class = workflow_class
+        self._judge = judge
+        self._sessions = sessions
+
+    def begin(self, workflow_task: WorkflowTask, open_session: OpenSession) -> RunningAttempt:
+        sessions = self._sessions
+
+        async def on_service_loop(targets: list[str] | None) -> AjetTuner:
+            return sessions.tuner(await open_session(targets))
+
+        async def open_tuner(targets: list[str] | None) -> AjetTuner:
+            opening = asyncio.run_coroutine_threadsafe(on_service_loop(targets), sessions.loop)
+            return await asyncio.wrap_future(opening)
+
+        retries = sessions.config.ajet.rollout.episode_retries
+        thread = self.threads.start(
+            lambda: run_workflow(self._workflow_class, self._judge, workflow_task, open_tuner, judge_retries=retries)
+        )
+        return _AttemptInThread(thread, self.threads)
+
+    async def ready(self) -> None:
+        """Threads need no preparation."""
+
+    async def aclose(self) -> None:
+        """Interrupt threads that are still running although their episodes have ended."""
+        await self.threads.interrupt_all()
+
+
+class _AttemptInThread:
+    def __init__(self, thread: EpisodeThread[WorkflowResult], threads: EpisodeThreads) -> None:
+        self._thread = thread
+        self._threads = threads
+
+    async def result(self) -> WorkflowResult:
+        return await asyncio.shield(asyncio.wrap_future(self._thread.result))
+
+    async def where(self) -> str:
+        return self._thread.stack()
+
+    def release(self) -> None:
+        self._threads.release(self._thread)
 
 
 class EpisodeThread(Generic[T]):
-    """Runs one coroutine in a fresh daemon thread. `result` is set before the loop's own clean-up."""
+    """Runs one coroutine in a new daemon thread. `result` is set before the loop cleans up."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]], name: str) -> None:
         self.result: Future[T] = Future()
         self.released_at: float | None = None
-        """When the episode ended, on the monotonic clock; None while it runs."""
+        """When the episode ended, on the monotonic clock; None while it is running."""
         self._work = work
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -75,10 +134,10 @@ class EpisodeThread(Generic[T]):
     def interrupt(self) -> None:
         """Raise `WorkflowInterrupted` in the thread. Takes effect when it next executes Python code.
 
-        May be without effect (see `_is_delicate`): who means it asks again until the thread is gone.
+        May have no effect (see `_is_delicate`): repeat it until the thread has ended.
         """
         ident = self._thread.ident
-        time.sleep(0)  # a fresh turn at the interpreter: the thread does not move between the look and the exception
+        time.sleep(0)  # start a new GIL slice, so that the thread can't advance between the check and the exception
         if (
             self.alive
             and not self._interrupted
@@ -88,7 +147,7 @@ class EpisodeThread(Generic[T]):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(WorkflowInterrupted))
 
     def stack(self) -> str:
-        """Where the thread is now."""
+        """The thread's current stack."""
         frame = sys._current_frames().get(self._thread.ident or -1)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
@@ -99,7 +158,7 @@ class EpisodeThread(Generic[T]):
                     value = runner.run(self._supervised())
                 except WorkflowInterrupted:
                     raise
-                except BaseException as error:  # noqa: BLE001 - sys.exit() in user code must not end its thread unseen
+                except BaseException as error:  # noqa: BLE001 - sys.exit() in user code must not end the thread unnoticed
                     self._leave()
                     self.result.set_exception(error)
                 else:
@@ -107,7 +166,7 @@ class EpisodeThread(Generic[T]):
                     self.result.set_result(value)
         except WorkflowInterrupted:
             self._interrupted = True
-            self.result.cancel()  # its episode is over: nobody reads it
+            self.result.cancel()  # the episode has ended: nobody reads it
 
     async def _supervised(self) -> T:
         task = asyncio.current_task()
@@ -128,11 +187,11 @@ _LOGGING = logging.Handler.handle.__code__.co_filename
 
 
 def _is_delicate(frame: FrameType | None) -> bool:
-    """Whether an exception raised in a thread that is here could harm others.
+    """Whether raising an exception in a thread at this frame could harm other threads.
 
-    Where it is just starting another thread, CPython knows both by the same number until that one runs: the exception
-    could hit the wrong one, which would then never report that it has started. Where it is about to give back a lock of
-    all threads (logging's, an import's, a future's), it would keep it, and the whole process would wait for it.
+    While a thread is starting another one, CPython identifies both by the same number: the exception could hit the
+    wrong one, which would then never report that it has started. A thread that is about to release a lock shared by all
+    threads (of logging, an import or a future) would never release it, and the whole process would wait.
     """
     if frame is not None and (frame.f_code in _LOCKING or "importlib" in frame.f_code.co_filename):
         return True
@@ -143,8 +202,8 @@ def _is_delicate(frame: FrameType | None) -> bool:
     return False
 
 
-class WorkflowThreads:
-    """All episode threads of this process. Used on the service loop only."""
+class EpisodeThreads:
+    """All episode threads of a process. Used on the service loop only."""
 
     def __init__(self, max_lost: int, *, collect_garbage: bool = False, grace_s: float = GRACE_S) -> None:
         self._max_lost = max_lost
@@ -155,13 +214,13 @@ class WorkflowThreads:
         self._started = 0
 
     def start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> EpisodeThread[T]:
-        """Run `work` in a thread of its own. Raises `LostThreadsError` if too many earlier ones never came back."""
+        """Run `work` in its own thread. Raises `LostThreadsError` if too many earlier ones never returned."""
         lost = self.lost
         if len(lost) > self._max_lost:
             raise LostThreadsError(
-                f"{len(lost)} workflow threads hang for good (task_runner.max_lost_threads: {self._max_lost}). "
-                "Set ajet.task_runner.wrapper_type: multi-processing, which runs each workflow in a process that can "
-                f"be killed, or find out why they hang. The last one is here:\n{lost[-1].stack()}"
+                f"{len(lost)} workflow threads hang (ajet.task_runner.max_lost_threads: {self._max_lost}). Set "
+                "ajet.task_runner.wrapper_type: multi-processing, which runs each workflow in a process that can be "
+                f"killed, or find out why they hang. The last one is here:\n{lost[-1].stack()}"
             )
         self._started += 1
         thread = EpisodeThread(work, f"ajet-episode-{self._started}")
@@ -169,28 +228,28 @@ class WorkflowThreads:
         return thread
 
     def release(self, thread: EpisodeThread[Any]) -> None:
-        """The episode is over. If its thread is not: cancel it now, interrupt it soon, then count it as lost."""
+        """The episode has ended. If its thread hasn't: cancel it now, interrupt it later, finally count it as lost."""
         thread.released_at = time.monotonic()
         if not thread.result.done():
             thread.cancel()
         self._released = {earlier for earlier in self._released if earlier.alive} | {thread}
-        asyncio.get_running_loop().call_later(self._grace_s, self._press, thread)
+        asyncio.get_running_loop().call_later(self._grace_s, self._interrupt_late, thread)
         self._collect_garbage()
 
     def _collect_garbage(self) -> None:
-        """Once the first episode is over, all libraries are loaded: what lives now need not be searched ever again.
+        """After the first episode, all libraries are loaded: freeze what exists, so that it is never scanned again.
 
-        Without that, every full collection, Python's own ones too, stops all threads for 0.1 s and more.
+        Otherwise every full collection, including Python's own, stops all threads for 0.1 s or more.
         """
         first = self._collected_at is None
         if first or (self._collect and time.monotonic() - (self._collected_at or 0.0) > COLLECT_EVERY_S):
             gc.collect()
             self._collected_at = time.monotonic()
-        if first and gc.get_freeze_count() == 0:  # once a process: what a later run leaves behind must be found
+        if first and gc.get_freeze_count() == 0:  # once per process: garbage of a later run must be collected
             gc.freeze()
 
     async def interrupt_all(self) -> None:
-        """There will be no later: interrupt what outlived its episode now, and again for as long as one grace."""
+        """Interrupt all threads that outlived their episodes, repeatedly, for one grace period."""
         give_up = time.monotonic() + self._grace_s
         while time.monotonic() < give_up and any(thread.alive for thread in self._released):
             for thread in self._released:
@@ -199,15 +258,15 @@ class WorkflowThreads:
 
     @property
     def lost(self) -> list[EpisodeThread[Any]]:
-        """Threads that outlived their episode by two graces, latest last."""
+        """Threads that outlived their episode by two grace periods, latest last."""
         before = time.monotonic() - 2 * self._grace_s
         gone = [thread for thread in self._released if thread.alive and (thread.released_at or before) < before]
         return sorted(gone, key=lambda thread: thread.released_at or before)
 
-    def _press(self, thread: EpisodeThread[Any]) -> None:
+    def _interrupt_late(self, thread: EpisodeThread[Any]) -> None:
         if thread.alive:
             log.warning(
-                "%s still runs %.0f s after its episode ended; interrupting it. It is here:\n%s",
+                "%s is still running %.0f s after its episode ended; interrupting it. It is here:\n%s",
                 thread.name,
                 self._grace_s,
                 thread.stack(),
@@ -215,7 +274,7 @@ class WorkflowThreads:
             self._interrupt_again(thread)
 
     def _interrupt_again(self, thread: EpisodeThread[Any]) -> None:
-        """Once may not be enough: Python also swallows what is raised inside a finaliser."""
+        """Once may not be enough: for example, Python discards exceptions raised inside a finaliser."""
         if thread.alive:
             thread.interrupt()
             asyncio.get_running_loop().call_later(self._grace_s, self._interrupt_again, thread)

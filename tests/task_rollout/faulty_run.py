@@ -82,7 +82,7 @@ def run(episodes: int, *, isolated: bool, parallel: int) -> dict[str, Any]:
     cpu = _cpu_s()
     with Runtime(config, make_engine=scripted, on_episode=ended.append) as services:
         services.model()
-        services.run(services.venue.ready())
+        services.run(services.attempts.ready())
         started = time.perf_counter()
         services.run(services.pool.run_episodes(tasks))
         wall_s = time.perf_counter() - started

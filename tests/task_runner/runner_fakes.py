@@ -1,4 +1,4 @@
-"""Supplies for runners under test: real sessions and faces over a small tracker and an engine that says its line."""
+"""A session provider for runners under test: real sessions and clients, a small tracker, and a scripted engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ajet.config import Config, make_config
 from ajet.context_tracker import FinishedCalls
-from ajet.gateway.gateway import Gateway
+from ajet.gateway.gateway import EpisodeKey, Gateway
 from ajet.schema.call_tree import CallTree
 from ajet.schema.episode import Ledger, Outcome
 from ajet.schema.errors import ContextOverflowError, RewardError
@@ -17,10 +17,9 @@ from ajet.schema.generation import Completion, EngineCapabilities, GenerateReque
 from ajet.session import EpisodeSession, SessionSettings
 from ajet.session.tool_call_parsers import pick_parser
 from ajet.task_judge.base_judge import BaseJudge
+from ajet.task_runner.attempt import Attempt
 from ajet.task_runner.runner import TaskRunner
-from ajet.task_runner.supplies import Access, EpisodeOrder
-from ajet.task_runner.threads import WorkflowThreads
-from ajet.task_runner.venue import ThreadVenue
+from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
 from ajet.tuner import AjetTuner
 from ajet.workflow import Workflow
 
@@ -111,42 +110,41 @@ class LineEngine:
         return {}
 
 
-class SmallSupplies:
+class SmallProvider:
     def __init__(self, config: Config, engine: LineEngine, *, max_model_len: int = 1000) -> None:
         self.config = config
         self.engine = engine
         self.loop = asyncio.get_running_loop()
         self.sessions: list[EpisodeSession] = []
-        self.orders: list[EpisodeOrder] = []
+        self.attempts: list[Attempt] = []
         self.gateway: Gateway | None = None
         self._starting = asyncio.Lock()
         self._max_model_len = max_model_len
 
-    async def open_session(self, order: EpisodeOrder) -> EpisodeSession:
+    async def open_session(self, attempt: Attempt) -> EpisodeSession:
         session = EpisodeSession(
-            episode_id=order.episode_id,
+            episode_id=attempt.episode_id,
             tracker=SmallTracker(self._max_model_len),
             renderer=CharRenderer(),
             engine=self.engine,
             parser=pick_parser(None),
-            settings=SessionSettings(trainable_targets=order.trainable_targets),
-            deadline_s=order.deadline_s,
+            settings=SessionSettings(trainable_targets=attempt.trainable_targets),
+            deadline_s=attempt.deadline_s,
         )
         self.sessions.append(session)
-        self.orders.append(order)
+        self.attempts.append(attempt)
         return session
 
     def tuner(self, session: EpisodeSession) -> AjetTuner:
         return AjetTuner(session, self.config, self.loop)
 
-    async def access(self, session: EpisodeSession) -> Access:
+    async def access(self, session: EpisodeSession) -> EpisodeKey:
         async with self._starting:
             if self.gateway is None:
                 gateway = Gateway()
                 await gateway.start()
                 self.gateway = gateway
-        key = self.gateway.register(session)
-        return Access(key.base_url, key.api_key)
+        return self.gateway.register(session)
 
 
 def runner_of(
@@ -159,6 +157,6 @@ def runner_of(
 ) -> TaskRunner:
     """A runner of `workflow` in threads. `overrides`: config keys, `__` for a dot."""
     config = make_config({key.replace("__", "."): value for key, value in overrides.items()})
-    supplies = SmallSupplies(config, LineEngine(*(lines or ("hello",))), max_model_len=max_model_len)
-    threads = WorkflowThreads(config.ajet.task_runner.max_lost_threads, grace_s=grace_s)
-    return TaskRunner(supplies, ThreadVenue(workflow, judge(config) if judge else None, supplies, threads))
+    sessions = SmallProvider(config, LineEngine(*(lines or ("hello",))), max_model_len=max_model_len)
+    threads = EpisodeThreads(config.ajet.task_runner.max_lost_threads, grace_s=grace_s)
+    return TaskRunner(sessions, ThreadRunner(workflow, judge(config) if judge else None, sessions, threads))

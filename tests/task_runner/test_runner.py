@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runner_fakes import SmallSupplies, runner_of
+from runner_fakes import SmallProvider, runner_of
 
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError, EngineError, LostThreadsError, SessionClosedError
@@ -153,10 +153,10 @@ def test_the_targets_that_train_reach_the_session() -> None:
     async def main() -> tuple[str, ...]:
         runner = runner_of(Two)
         await runner.run(TASK, step=7, validation=True)
-        assert isinstance(runner.supplies, SmallSupplies)
-        (order,) = runner.supplies.orders
-        assert (order.step, order.validation) == (7, True)
-        return order.trainable_targets
+        assert isinstance(runner.sessions, SmallProvider)
+        (attempt,) = runner.sessions.attempts
+        assert (attempt.step, attempt.validation) == (7, True)
+        return attempt.trainable_targets
 
     assert asyncio.run(main()) == ("solver",)
 
@@ -213,7 +213,7 @@ def test_the_traceback_shows_the_users_line() -> None:
     episode = run(lambda: runner_of(workflow_that(raiser(KeyError("x")))))
     assert episode.failure is not None
     assert "raise error" in episode.failure.traceback
-    assert "verdict.py" not in episode.failure.traceback
+    assert "results.py" not in episode.failure.traceback
 
 
 def test_workflow_errors_may_carry_a_reward() -> None:
@@ -286,8 +286,8 @@ def test_a_fault_of_the_engine_is_retried_with_a_session_of_its_own() -> None:
         runner = runner_of(Talk, EngineError("gone"), "hello")
         episode = await runner.run(TASK)
         assert (episode.status, episode.reward, episode.attempts) == (EpisodeStatus.COMPLETED, 5.0, 2)
-        assert isinstance(runner.supplies, SmallSupplies)
-        assert [session.episode_id for session in runner.supplies.sessions] == ["e", "e.2"]
+        assert isinstance(runner.sessions, SmallProvider)
+        assert [session.episode_id for session in runner.sessions.sessions] == ["e", "e.2"]
 
     asyncio.run(main())
 
@@ -305,7 +305,7 @@ def test_a_session_that_can_never_open_ends_the_run() -> None:
         async def broken(_order: Any) -> Any:
             raise ConfigError("ajet.model.path: no such model")
 
-        runner.supplies.open_session = broken  # type: ignore[method-assign]
+        runner.sessions.open_session = broken  # type: ignore[method-assign]
         with pytest.raises(ConfigError, match="no such model"):
             await runner.run(TASK)
 
@@ -340,8 +340,8 @@ def test_a_hang_ends_at_the_deadline_and_its_thread_soon_after(how: str) -> None
         assert (episode.status, episode.reward) == (EpisodeStatus.TIMEOUT, None)
         assert episode.failure is not None and "episode_timeout" in episode.failure.message
         assert how in ("await", "stubborn") or "in act" in episode.failure.traceback
-        assert isinstance(runner.supplies, SmallSupplies)
-        (session,) = runner.supplies.sessions
+        assert isinstance(runner.sessions, SmallProvider)
+        (session,) = runner.sessions.sessions
         with pytest.raises(SessionClosedError):
             session.check_open()
         for _ in range(0 if how == "stubborn" else 600):
@@ -357,12 +357,12 @@ def test_a_hang_ends_at_the_deadline_and_its_thread_soon_after(how: str) -> None
 def test_model_calls_in_flight_end_with_the_episode() -> None:
     async def main() -> None:
         runner = runner_of(Talk, rollout__episode_timeout=0.3)
-        assert isinstance(runner.supplies, SmallSupplies)
-        runner.supplies.engine.gate = asyncio.Event()
+        assert isinstance(runner.sessions, SmallProvider)
+        runner.sessions.engine.gate = asyncio.Event()
         episode = await runner.run(TASK)
         assert episode.status is EpisodeStatus.TIMEOUT
         await asyncio.sleep(0)
-        assert runner.supplies.engine.cancelled == 1
+        assert runner.sessions.engine.cancelled == 1
 
     asyncio.run(main())
 
@@ -409,8 +409,8 @@ def test_stopping_and_cancelling() -> None:
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert isinstance(runner.supplies, SmallSupplies)
-        assert all(session.closed for session in runner.supplies.sessions)
+        assert isinstance(runner.sessions, SmallProvider)
+        assert all(session.closed for session in runner.sessions.sessions)
 
     asyncio.run(main())
 

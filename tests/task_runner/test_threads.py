@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ajet.task_runner.threads import WorkflowThreads
+from ajet.task_runner.threads import EpisodeThreads
 
 
 def test_an_interrupt_never_hits_a_thread_that_is_being_started() -> None:
@@ -26,7 +26,7 @@ def test_what_lives_after_the_first_episode_is_left_alone_by_later_collections(m
 
     async def two_runs() -> None:
         for _ in range(2):
-            threads = WorkflowThreads(0)
+            threads = EpisodeThreads(0)
             for _ in range(2):
                 thread = threads.start(work)
                 assert await asyncio.wrap_future(thread.result) == 1
@@ -45,7 +45,7 @@ async def work() -> int:
 
 async def interrupt_many() -> None:
     for _ in range(25):
-        threads = WorkflowThreads(10**6, grace_s=0.0)
+        threads = EpisodeThreads(10**6, grace_s=0.0)
         started = [threads.start(work) for _ in range(50)]
         await asyncio.sleep(0.011)
         for thread in started:

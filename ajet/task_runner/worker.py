@@ -1,7 +1,7 @@
-"""What a worker does after the fork: one workflow, one judge, then it is gone.
+"""What a worker process does after the fork: run one workflow and the judge, then exit.
 
-Over its channel, a line of JSON each: it is sent the task, asks for access to the model when its workflow exists, says
-when it begins to judge, and gives its verdict.
+Its channel carries one JSON object per line. The worker receives the task, asks for access to the model once its
+workflow exists, reports when judging begins, and sends the result.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 from ajet.config import Config
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.load import load_judge
-from ajet.task_runner.verdict import Verdict, describe, perform
+from ajet.task_runner.results import WorkflowResult, describe, run_workflow
 from ajet.tuner import AjetTuner
 from ajet.workflow import Workflow
 
 PR_SET_PDEATHSIG = 1
 LINE_LIMIT = 64 * 1024 * 1024
-"""Largest message between a worker and the process that runs the episodes."""
+"""Size limit of a message between a worker and the process that runs the episodes."""
 
 
 def run_worker(
@@ -37,11 +37,11 @@ def run_worker(
     asyncio.run(_serve(config, workflow_class, base_dirs, channel))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # the server's own exit handlers, and threads that user code left, are not to be waited for
+    os._exit(0)  # skip the server's exit handlers, and don't wait for threads that user code left
 
 
 def _detach(stderr: int) -> None:
-    """Own session (so that all it starts can be killed), own stderr, no stdin, no life without the server."""
+    """Its own session (so that all it starts can be killed), its own stderr, no stdin; it dies with the server."""
     server = os.getppid()
     os.setsid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -56,37 +56,37 @@ def _detach(stderr: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    if "numpy" in sys.modules:  # Python's own generator is seeded anew by a fork, numpy's is not
+    if "numpy" in sys.modules:  # a fork reseeds Python's generator, but not numpy's
         sys.modules["numpy"].random.seed()
 
 
 async def _serve(config: Config, workflow_class: type[Workflow], base_dirs: list[Path], channel: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=channel, limit=LINE_LIMIT)
 
-    def say(**message: Any) -> None:
+    def send(**message: Any) -> None:
         writer.write(json.dumps(message).encode() + b"\n")
 
     async def open_tuner(targets: list[str] | None) -> AjetTuner:
-        say(targets=targets)
+        send(targets=targets)
         access = json.loads(await reader.readline())
         return AjetTuner.remote(access["base_url"], access["api_key"], config, trainable_targets=targets)
 
     workflow_task = WorkflowTask.model_validate_json(await reader.readline())
-    say(started=True)
+    send(started=True)
     try:
         judge = load_judge(config, base_dirs)
     except Exception as error:  # noqa: BLE001 - the judge's constructor is user code
-        verdict = Verdict(failure=describe(error), failed_in="judge")
+        result = WorkflowResult(failure=describe(error), failed_in="judge")
     else:
         retries = config.ajet.rollout.episode_retries
-        verdict = await perform(
+        result = await run_workflow(
             workflow_class,
             judge,
             workflow_task,
             open_tuner,
             judge_retries=retries,
-            on_judge=lambda: say(judging=True),  # a crash from then on is the judge's
+            on_judge=lambda: send(judging=True),  # the judge is to blame for a crash from here on
         )
-    say(verdict=verdict.to_json())
+    send(result=result.to_json())
     await writer.drain()
     writer.close()

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner_fakes import LineEngine, SmallSupplies
+from runner_fakes import LineEngine, SmallProvider
 
 from ajet.config import make_config
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import EngineError, ImportPathError
 from ajet.schema.task import Task, WorkflowTask
-from ajet.task_runner.isolation.venue import ProcessVenue
+from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.runner import TaskRunner
 
 CODE = """
@@ -86,7 +86,7 @@ class Unconstructed(Workflow):
         os._exit(4)
 """
 
-Scene = Callable[[TaskRunner, SmallSupplies], Awaitable[None]]
+Scene = Callable[[TaskRunner, SmallProvider], Awaitable[None]]
 
 
 def play(folder: Path, scene: Scene, *lines: str | BaseException, workflow: str = "Agent", **overrides: Any) -> None:
@@ -101,14 +101,14 @@ def play(folder: Path, scene: Scene, *lines: str | BaseException, workflow: str 
 
     async def main() -> None:
         config = make_config(keys, frozen_lake={"size": 8})
-        supplies = SmallSupplies(config, LineEngine(*(lines or ("hello",))))
-        venue = ProcessVenue(config, supplies)
+        sessions = SmallProvider(config, LineEngine(*(lines or ("hello",))))
+        attempts = ProcessRunner(config, sessions)
         try:
-            await scene(TaskRunner(supplies, venue), supplies)
+            await scene(TaskRunner(sessions, attempts), sessions)
         finally:
-            await venue.aclose()
-            if supplies.gateway is not None:
-                await supplies.gateway.aclose()
+            await attempts.aclose()
+            if sessions.gateway is not None:
+                await sessions.gateway.aclose()
 
     asyncio.run(main())
 
@@ -126,7 +126,7 @@ def is_alive(process: int) -> bool:
 
 
 def test_good_and_bad_episodes_side_by_side(tmp_path: Path) -> None:
-    async def scene(runner: TaskRunner, _supplies: SmallSupplies) -> None:
+    async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         acts = ["talk", "reward", "judge", "judge_none", "judge_nan", "judge_exit"]
         acts += ["exit", "segfault", "raise", "sys_exit", "garbage"]
         episodes = dict(zip(acts, await asyncio.gather(*(episode_of(runner, act) for act in acts)), strict=True))
@@ -159,8 +159,8 @@ def test_good_and_bad_episodes_side_by_side(tmp_path: Path) -> None:
 
 
 def test_a_hang_is_killed_and_shows_where(tmp_path: Path) -> None:
-    async def scene(runner: TaskRunner, _supplies: SmallSupplies) -> None:
-        await runner.venue.ready()
+    async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
+        await runner.attempts.ready()
         episode = await episode_of(runner, "hang")
         assert episode.status is EpisodeStatus.TIMEOUT
         assert episode.failure is not None
@@ -171,7 +171,7 @@ def test_a_hang_is_killed_and_shows_where(tmp_path: Path) -> None:
 
 
 def test_what_a_worker_started_dies_with_it(tmp_path: Path) -> None:
-    async def scene(runner: TaskRunner, _supplies: SmallSupplies) -> None:
+    async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         stop = asyncio.Event()
         file = tmp_path / "pid"
         task = Task(task_id="t", main_query="spawn", metadata={"file": str(file)})
@@ -192,7 +192,7 @@ def test_what_a_worker_started_dies_with_it(tmp_path: Path) -> None:
 
 
 def test_workers_are_fresh_light_and_see_the_users_config(tmp_path: Path) -> None:
-    async def scene(runner: TaskRunner, _supplies: SmallSupplies) -> None:
+    async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         one, two = await asyncio.gather(episode_of(runner, "where"), episode_of(runner, "where"))
         assert one.metadata["pid"] != two.metadata["pid"]
         assert one.metadata["random"] != two.metadata["random"]
@@ -204,7 +204,7 @@ def test_workers_are_fresh_light_and_see_the_users_config(tmp_path: Path) -> Non
 
 
 def test_a_workflow_that_dies_while_it_is_made(tmp_path: Path) -> None:
-    async def scene(runner: TaskRunner, _supplies: SmallSupplies) -> None:
+    async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         episode = await episode_of(runner, "any")
         assert episode.status is EpisodeStatus.WORKFLOW_ERROR
         assert episode.failure is not None and "exited with code 4" in episode.failure.message
@@ -213,16 +213,16 @@ def test_a_workflow_that_dies_while_it_is_made(tmp_path: Path) -> None:
 
 
 def test_the_engines_faults_are_known_through_http_too(tmp_path: Path) -> None:
-    async def scene(runner: TaskRunner, supplies: SmallSupplies) -> None:
+    async def scene(runner: TaskRunner, sessions: SmallProvider) -> None:
         episode = await episode_of(runner, "talk")
         assert (episode.status, episode.reward, episode.attempts) == (EpisodeStatus.COMPLETED, 5.0, 2)
-        assert [session.episode_id for session in supplies.sessions] == ["e-talk", "e-talk.2"]
+        assert [session.episode_id for session in sessions.sessions] == ["e-talk", "e-talk.2"]
 
     play(tmp_path, scene, EngineError("gone"), "hello")
 
 
 def test_code_that_cannot_be_imported_is_refused_by_name(tmp_path: Path) -> None:
-    async def scene(runner: TaskRunner, _supplies: SmallSupplies) -> None:
+    async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         with pytest.raises(ImportPathError, match=r"ajet.rollout.user_workflow: .*Agnt.*did you mean 'Agent'"):
             await episode_of(runner, "talk")
 
@@ -230,14 +230,14 @@ def test_code_that_cannot_be_imported_is_refused_by_name(tmp_path: Path) -> None
 
 
 def test_a_fork_server_that_dies_is_replaced(tmp_path: Path) -> None:
-    async def scene(runner: TaskRunner, _supplies: SmallSupplies) -> None:
-        assert isinstance(runner.venue, ProcessVenue)
-        await runner.venue.ready()
+    async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
+        assert isinstance(runner.attempts, ProcessRunner)
+        await runner.attempts.ready()
         file = tmp_path / "pid"
         running = asyncio.ensure_future(episode_of(runner, "spawn", file=str(file)))
         while not (file.exists() and file.read_text()):
             await asyncio.sleep(0.02)
-        os.kill(runner.venue.server._process.pid, signal.SIGKILL)
+        os.kill(runner.attempts.server._process.pid, signal.SIGKILL)
         episode = await running
         assert episode.status is EpisodeStatus.WORKFLOW_ERROR
         assert (await episode_of(runner, "talk")).reward == 5.0
@@ -252,20 +252,20 @@ def test_no_process_outlives_the_one_that_runs_the_episodes(tmp_path: Path) -> N
     program = f"""
 import asyncio, sys
 sys.path[:0] = [{str(Path(__file__).parent)!r}]
-from runner_fakes import LineEngine, SmallSupplies
+from runner_fakes import LineEngine, SmallProvider
 from ajet.config import make_config
 from ajet.schema.task import Task, WorkflowTask
-from ajet.task_runner.isolation.venue import ProcessVenue
+from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.runner import TaskRunner
 
 async def main():
     config = make_config({{"rollout.user_workflow": "{tmp_path}/agent.py->Agent",
                            "task_runner.wrapper_type": "multi-processing"}})
-    supplies = SmallSupplies(config, LineEngine("x"))
-    venue = ProcessVenue(config, supplies)
-    print(venue.server._process.pid, flush=True)
+    sessions = SmallProvider(config, LineEngine("x"))
+    attempts = ProcessRunner(config, sessions)
+    print(attempts.server._process.pid, flush=True)
     task = Task(task_id="t", main_query="spawn", metadata={{"file": "{tmp_path}/pid"}})
-    await TaskRunner(supplies, venue).run(WorkflowTask(task=task))
+    await TaskRunner(sessions, attempts).run(WorkflowTask(task=task))
 
 asyncio.run(main())
 """

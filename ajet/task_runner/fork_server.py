@@ -1,8 +1,9 @@
-"""The fork server: imports the user's code once, forks a worker for each episode, reaps and kills them.
+"""The fork server: imports the user's code once, then forks, kills and reaps a worker process for each attempt.
 
-Standard input brings the set-up (JSON); the control socket brings orders, one packet each (`start` with the worker's
-two descriptors, `dump`, `kill`), and takes events (`ready`, `refused`, `exited`). When its other end is gone, so are
-all workers and the server. Nothing here runs user code but its import, and there is one thread, so a fork is safe.
+The set-up arrives as JSON on standard input. The control socket receives commands, one packet each (`start` with the
+worker's two descriptors, `dump`, `kill`), and sends events (`ready`, `refused`, `exited`). When the other end closes,
+all workers and the server end. The only user code that runs here is its import, and there is one thread, so forking is
+safe.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from ajet.config import Config
 from ajet.schema.errors import AjetError
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_judge.load import KEY as JUDGE_KEY
-from ajet.task_runner.isolation.worker import run_worker
+from ajet.task_runner.worker import run_worker
 from ajet.user_code import import_class
 from ajet.workflow import Workflow
 
 WORKFLOW_KEY = "ajet.rollout.user_workflow"
 PACKET = 65536
 PRELOADED = ("openai", "openai.types.chat", "openai.resources.chat")
-"""What the tuner's clients import: a second's work, done once here instead of in each worker."""
+"""What the tuner's clients import: it takes a second, so it is done once, here."""
 
 
 def main(control_fd: int) -> None:
@@ -47,7 +48,7 @@ def main(control_fd: int) -> None:
 
 
 class ForkServer:
-    """One server, with the user's code loaded."""
+    """The server, with the user's code imported."""
 
     def __init__(self, control: socket.socket, setup: dict[str, Any]) -> None:
         self._control = control
@@ -61,10 +62,10 @@ class ForkServer:
         for name in PRELOADED:
             importlib.import_module(name)
         self._workers: dict[int, int] = {}
-        """Order's number → process."""
+        """Number → process id."""
 
     def serve(self) -> None:
-        """Carry out orders until nobody gives any more."""
+        """Carry out commands until the control socket closes."""
         if threading.active_count() > 1:
             names = ", ".join(thread.name for thread in threading.enumerate()[1:])
             print(f"importing the workflow started threads ({names}); they do not run in its workers", file=sys.stderr)
@@ -82,32 +83,32 @@ class ForkServer:
                 if wake in ready:
                     wake.recv(PACKET)
                     self._reap()
-                if self._control in ready and not self._obey():
+                if self._control in ready and not self._command():
                     return
         finally:
             for process in self._workers.values():
                 _kill_all(process)
 
-    def _obey(self) -> bool:
-        """Carry out one order. False: there is nobody any more."""
+    def _command(self) -> bool:
+        """Carry out one command. False if the control socket is closed."""
         packet, descriptors, _, _ = socket.recv_fds(self._control, PACKET, 2)
         if not packet:
             return False
-        order = json.loads(packet)
-        number = order["number"]
-        if order["do"] == "start":
+        command = json.loads(packet)
+        number = command["number"]
+        if command["do"] == "start":
             self._start(number, *descriptors)
         elif number in self._workers:
-            if order["do"] == "kill":
+            if command["do"] == "kill":
                 _kill_all(self._workers[number])
             else:
-                os.kill(self._workers[number], signal.SIGUSR1)  # faulthandler prints where it is
+                os.kill(self._workers[number], signal.SIGUSR1)  # faulthandler prints its stack
         return True
 
     def _start(self, number: int, channel: int, stderr: int) -> None:
         try:
             process = os.fork()
-        except OSError as error:  # no memory, or no processes left: said to the one who asked
+        except OSError as error:  # out of memory or processes: reported to the client
             self._tell(event="exited", number=number, error=str(error))
         else:
             if process == 0:
@@ -122,13 +123,13 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             self._control.close()
             run_worker(self._config, self._workflow_class, self._base_dirs, socket.socket(fileno=channel), stderr)
-        except BaseException:  # noqa: BLE001 - a worker never returns into the server's loop
+        except BaseException:  # noqa: BLE001 - a worker must never return to the server's loop
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(code)
 
     def _reap(self) -> None:
-        """A worker that has ended takes with it what it started; only then is its number given back to the system."""
+        """Kill what ended workers have started. Only then reap them: until then, their process ids aren't reused."""
         numbers = {process: number for number, process in self._workers.items()}
         while numbers:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -141,12 +142,12 @@ class ForkServer:
             self._tell(event="exited", number=number, code=os.waitstatus_to_exitcode(status))
 
     def _tell(self, **event: Any) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # noticed by the next order
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # noticed when the next command is read
             self._control.send(json.dumps(event).encode())
 
 
 def _kill_all(process: int) -> None:
-    """Kill a worker that is not reaped yet, and all that it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it may not lead its group yet
+    """Kill a worker that hasn't been reaped yet, and everything it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it may not lead a process group yet
         os.killpg(process, signal.SIGKILL)
     os.kill(process, signal.SIGKILL)

@@ -1,4 +1,9 @@
-"""`ProcessVenue`: performances in worker processes of a fork server. Lives on the service loop."""
+"""`ProcessRunner`: attempts in worker processes of a fork server. Lives on the service loop.
+
+This is `wrapper_type: multi-processing`. `fork_server.py` is a small process that imports the user's code once and
+forks a worker for each attempt; it never imports torch, has one thread and holds no model. `worker.py` is what a worker
+does. Model calls go through the gateway; task, reward and metadata cross as JSON.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +19,32 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ajet.schema.episode import Failure
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.task import WorkflowTask
-from ajet.task_runner.isolation.server import PACKET
-from ajet.task_runner.isolation.worker import LINE_LIMIT
-from ajet.task_runner.supplies import Supplies
-from ajet.task_runner.venue import OpenSession, Performance
-from ajet.task_runner.verdict import Verdict
+from ajet.task_runner.attempt import OpenSession, RunningAttempt, SessionProvider
+from ajet.task_runner.fork_server import PACKET
+from ajet.task_runner.results import WorkflowResult
+from ajet.task_runner.worker import LINE_LIMIT
 
 if TYPE_CHECKING:
     from ajet.config import Config
 
 log = logging.getLogger(__name__)
 
-BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from ajet.task_runner.isolation.server import main; main(int(sys.argv[2]))"  # noqa: E501
+BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from ajet.task_runner.fork_server import main; main(int(sys.argv[2]))"  # noqa: E501
 STDERR_KEPT = 16 * 1024
-"""How much of a worker's standard error is kept, from its end: a traceback and what led to it."""
+"""How much of the end of a worker's standard error is kept: enough for a traceback and what led to it."""
 EXIT_NOTICE_S = 2.0
-"""How long after a worker's channel closed its exit status may take to arrive."""
+"""How long to wait for a worker's exit status after its channel has closed."""
 DUMP_S = 0.1
-"""How long a worker gets to print where it is before it is killed."""
+"""How long a worker has to print its stack before it is killed."""
 
 
-class ForkServerProcess:
-    """The server's process, from outside. Started at once; `ready` waits until the user's code is imported there."""
+class ForkServerClient:
+    """Starts the fork server and sends it commands. `ready` waits until the server has imported the user's code."""
 
     def __init__(self, config: Config, base_dirs: Sequence[Path] = ()) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -48,12 +52,12 @@ class ForkServerProcess:
             [sys.executable, "-c", BOOT, json.dumps(sys.path), str(theirs.fileno())],
             stdin=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C is for the process that runs the episodes; this one follows it
+            start_new_session=True,  # Ctrl-C goes to the process that runs the episodes, which ends this one
         )
         theirs.close()
         setup = {"config": config.model_dump(mode="json"), "base_dirs": [str(folder) for folder in base_dirs]}
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # told by `ready`
+        with contextlib.suppress(BrokenPipeError):  # `ready` will report it
             self._process.stdin.write(json.dumps(setup).encode())
             self._process.stdin.close()
         self._numbers = itertools.count(1)
@@ -61,8 +65,8 @@ class ForkServerProcess:
         self._ready: asyncio.Future[None] | None = None
 
     @property
-    def broke_down(self) -> bool:
-        """Whether it was ready once and has ended since."""
+    def died(self) -> bool:
+        """Whether the server has ended after it was ready."""
         ready = self._ready is not None and self._ready.done() and self._ready.exception() is None
         return ready and self._process.poll() is not None
 
@@ -72,26 +76,26 @@ class ForkServerProcess:
             loop = asyncio.get_running_loop()
             self._ready = loop.create_future()
             self._ours.setblocking(False)
-            loop.add_reader(self._ours, self._hear)
+            loop.add_reader(self._ours, self._receive)
         await asyncio.shield(self._ready)
 
     def start(self, channel: socket.socket, stderr: int) -> int:
         """Fork a worker with these descriptors. Returns its number."""
         number = next(self._numbers)
         self._exits[number] = asyncio.get_running_loop().create_future()
-        order = json.dumps({"do": "start", "number": number}).encode()
-        socket.send_fds(self._ours, [order], [channel.fileno(), stderr])
+        command = json.dumps({"do": "start", "number": number}).encode()
+        socket.send_fds(self._ours, [command], [channel.fileno(), stderr])
         return number
 
-    def order(self, do: str, number: int) -> None:
-        """`kill` a worker and all that it started, or have it `dump` where it is."""
-        closed = self._ours.fileno() < 0  # then it has ended all its workers already
+    def command(self, do: Literal["kill", "dump"], number: int) -> None:
+        """`kill` a worker and everything it started, or have it `dump` its stack."""
+        closed = self._ours.fileno() < 0  # then the server has already ended its workers
         if number in self._exits and not closed:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # then all workers are dead
                 self._ours.send(json.dumps({"do": do, "number": number}).encode())
 
     async def exit_of(self, number: int) -> str:
-        """How a worker ended, in words."""
+        """Describe how a worker ended."""
         try:
             event = await asyncio.wait_for(asyncio.shield(self._exits[number]), EXIT_NOTICE_S)
         except TimeoutError:
@@ -102,7 +106,7 @@ class ForkServerProcess:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def forget(self, number: int) -> None:
-        """Nobody will ask about this worker any more."""
+        """Drop what is kept about this worker."""
         self._exits.pop(number, None)
 
     def close(self) -> None:
@@ -116,7 +120,7 @@ class ForkServerProcess:
             self._process.kill()
             self._process.wait()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         assert self._ready is not None
         try:
             packet = self._ours.recv(PACKET)
@@ -142,36 +146,40 @@ class ForkServerProcess:
             ended.set_result(event)
 
 
-class ProcessVenue:
-    """A worker process for each episode. A crash, a hang or `os._exit` ends only the episode."""
+class ProcessRunner:
+    """Runs each attempt in its own process. A crash, a hang or `os._exit` ends only that attempt."""
 
-    def __init__(self, config: Config, supplies: Supplies, base_dirs: Sequence[Path] = ()) -> None:
+    def __init__(self, config: Config, sessions: SessionProvider, base_dirs: Sequence[Path] = ()) -> None:
         self._config = config
-        self._supplies = supplies
+        self._sessions = sessions
         self._base_dirs = base_dirs
-        self.server = ForkServerProcess(config, base_dirs)
+        self.server = ForkServerClient(config, base_dirs)
 
     async def ready(self) -> None:
-        """A server that died (which kills its workers) is replaced."""
-        if self.server.broke_down:
+        """Replaces a server that died (its workers died with it)."""
+        if self.server.died:
             log.warning("the fork server ended unexpectedly; starting another")
             self.server.close()
-            self.server = ForkServerProcess(self._config, self._base_dirs)
+            self.server = ForkServerClient(self._config, self._base_dirs)
         await self.server.ready()
 
-    def begin(self, workflow_task: WorkflowTask, open_session: OpenSession) -> Performance:
-        return _ProcessPerformance(self.server, self._supplies, workflow_task, open_session)
+    def begin(self, workflow_task: WorkflowTask, open_session: OpenSession) -> RunningAttempt:
+        return _AttemptInProcess(self.server, self._sessions, workflow_task, open_session)
 
     async def aclose(self) -> None:
         self.server.close()
 
 
-class _ProcessPerformance:
+class _AttemptInProcess:
     def __init__(
-        self, server: ForkServerProcess, supplies: Supplies, workflow_task: WorkflowTask, open_session: OpenSession
+        self,
+        server: ForkServerClient,
+        sessions: SessionProvider,
+        workflow_task: WorkflowTask,
+        open_session: OpenSession,
     ) -> None:
         self._server = server
-        self._supplies = supplies
+        self._sessions = sessions
         self._task = workflow_task
         self._open_session = open_session
         self._channel, theirs = socket.socketpair()
@@ -183,33 +191,34 @@ class _ProcessPerformance:
         try:
             self._number = server.start(theirs, their_stderr)
         except OSError as error:
-            self._not_started = f"the fork server takes no orders: {error}"
+            self._not_started = f"the fork server can't be reached: {error}"
         finally:
             theirs.close()
             os.close(their_stderr)
         asyncio.get_running_loop().add_reader(self._stderr, self._read_stderr)
         self._writer: asyncio.StreamWriter | None = None
 
-    async def verdict(self) -> Verdict:
+    async def result(self) -> WorkflowResult:
         if self._number is None:
-            return Verdict(failure=Failure("IsolationFault", self._not_started), failed_in="isolation")
+            return WorkflowResult(failure=Failure("IsolationFault", self._not_started), failed_in="isolation")
         reader, self._writer = await asyncio.open_connection(sock=self._channel, limit=LINE_LIMIT)
-        phase = "isolation"
+        phase: Literal["isolation", "workflow", "judge"] = "isolation"
         try:
             self._writer.write(self._task.model_dump_json(exclude={"gym_env"}).encode() + b"\n")
             while line := await reader.readline():
                 message = json.loads(line)
-                if "verdict" in message:
-                    return Verdict.from_json(message["verdict"])
+                if "result" in message:
+                    return WorkflowResult.from_json(message["result"])
                 if "started" in message:
                     phase = "workflow"
                 elif "judging" in message:
                     phase = "judge"
                 else:
-                    access = await self._supplies.access(await self._open_session(message["targets"]))
-                    self._writer.write(json.dumps(access._asdict()).encode() + b"\n")
+                    key = await self._sessions.access(await self._open_session(message["targets"]))
+                    access = {"base_url": key.base_url, "api_key": key.api_key}
+                    self._writer.write(json.dumps(access).encode() + b"\n")
         except (ConnectionError, ValueError, TypeError, KeyError, UserError) as error:
-            # it died in the middle, or user code wrote to the channel
+            # it died halfway, or user code wrote to the channel
             why = f"; its last message was unreadable: {error}" if not isinstance(error, ConnectionError) else ""
         else:
             why = ""
@@ -221,19 +230,19 @@ class _ProcessPerformance:
             failure.kind = "JudgeFault"
         elif phase == "isolation":
             failure.kind = "IsolationFault"
-        return Verdict(finished=phase == "judge", failure=failure, failed_in=phase)
+        return WorkflowResult(finished=phase == "judge", failure=failure, failed_in=phase)
 
     async def where(self) -> str:
         if self._number is None:
             return ""
-        self._server.order("dump", self._number)
+        self._server.command("dump", self._number)
         await asyncio.sleep(DUMP_S)
         self._read_stderr()
         return self._tail()
 
     def release(self) -> None:
         if self._number is not None:
-            self._server.order("kill", self._number)
+            self._server.command("kill", self._number)
             self._server.forget(self._number)
         if self._writer is not None:
             self._writer.close()
@@ -243,9 +252,9 @@ class _ProcessPerformance:
         os.close(self._stderr)
 
     def _read_stderr(self) -> None:
-        """Pass on what the worker wrote, and keep the end of it."""
+        """Forward what the worker wrote, and keep the end of it."""
         with contextlib.suppress(BlockingIOError):
-            for _ in range(16):  # a worker that only writes must not keep the service loop
+            for _ in range(16):  # a worker that writes endlessly must not block the service loop
                 text = os.read(self._stderr, PACKET)
                 if not text:
                     asyncio.get_running_loop().remove_reader(self._stderr)

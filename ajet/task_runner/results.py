@@ -1,7 +1,7 @@
-"""`perform`: the user's workflow, then the judge; and `Verdict`, what came of them.
+"""`run_workflow`: the user's workflow, then the judge. `WorkflowResult`: what they returned, or why they failed.
 
-Runs where user code runs: in an episode's thread, or in its process. A `Verdict` is plain data (`to_json`): from a
-process only JSON comes back.
+Runs where user code runs: in an attempt's thread, or in its process. A `WorkflowResult` is plain data: a process sends
+it back as JSON.
 """
 
 from __future__ import annotations
@@ -13,61 +13,68 @@ import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+import msgspec
 
 from ajet.schema.episode import Failure
 from ajet.schema.errors import JudgeFault, ModelCallError, RewardError, WorkflowFault
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
 from ajet.task_judge.base_judge import BaseJudge, judge
-from ajet.task_runner.threads import WorkflowInterrupted
 from ajet.workflow import Workflow
 
 log = logging.getLogger(__name__)
 
 OpenTuner = Callable[[list[str] | None], Awaitable[Any]]
-"""Given the workflow's `trainable_targets`, opens the episode's session and gives the tuner."""
+"""Given the workflow's `trainable_targets`, opens the attempt's session and returns the tuner."""
+
+
+class WorkflowInterrupted(BaseException):
+    """Raised inside user code that is still running after its episode ended. Not an `Exception`, so that user code
+    doesn't handle it."""
 
 
 @dataclass(slots=True)
-class Verdict:
-    """What workflow and judge said, or why they could not."""
+class WorkflowResult:
+    """What workflow and judge returned, or why they failed."""
 
     finished: bool = False
     """The workflow returned an output."""
     reward: float | list[float] | None = None
-    """Finite. None if the workflow gave none and there is no judge, or something failed."""
+    """None if the workflow returned none and there is no judge, or if something failed."""
     is_success: bool | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     log_metrics: dict[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
-    failed_in: str = ""
-    """`workflow`, `judge`, or `isolation`: its process could not be started."""
+    failed_in: Literal["", "workflow", "judge", "isolation"] = ""
+    """`isolation`: its process could not be started."""
     model_error: str = ""
-    """Code of the model call's error that the workflow let through (see `ajet.schema.errors`)."""
+    """Code of the model call's error that the workflow didn't catch (see `ajet.schema.errors`)."""
     debugger_quit: bool = False
-    """The user left the debugger: the run is to end."""
+    """The user quit the debugger, which ends the run."""
     workflow_s: float = 0.0
     judge_s: float = 0.0
 
     def to_json(self) -> str:
-        """Values that JSON doesn't know become their `repr`, said once a field."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """Values that JSON can't represent become their `repr`."""
+        plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         if self.failure is not None:
-            plain["failure"] = [self.failure.kind, self.failure.message, self.failure.traceback]
+            plain["failure"] = asdict(self.failure)
         return json.dumps(plain, default=_as_text)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Verdict:
-        """Read what `to_json` wrote, in a process that may be of any mind: types are checked."""
-        plain = json.loads(text)
-        failure = plain.pop("failure")
-        verdict = cls(**plain, failure=Failure(*map(str, failure)) if failure else None)
-        verdict.reward = finite_rewards(verdict.reward)
-        return verdict
+    def from_json(cls, text: str) -> WorkflowResult:
+        """Read what `to_json` wrote. User code may have written to the same channel, so everything is checked.
+
+        Raises `ValueError` or `RewardError`.
+        """
+        result: WorkflowResult = msgspec.convert(json.loads(text), cls)
+        result.reward = finite_rewards(result.reward)
+        return result
 
 
-async def perform(
+async def run_workflow(
     workflow_class: type[Workflow],
     judge_: BaseJudge | None,
     workflow_task: WorkflowTask,
@@ -75,32 +82,31 @@ async def perform(
     *,
     judge_retries: int = 0,
     on_judge: Callable[[], None] = lambda: None,
-) -> Verdict:
-    """Run the workflow, then the judge if it left the reward open. Raises nothing but `WorkflowInterrupted`.
+) -> WorkflowResult:
+    """Run the workflow, then the judge if there is no reward yet. Raises only `WorkflowInterrupted`.
 
-    A cancellation is an end like any other: if it was ours, nobody reads the verdict.
+    A cancellation is a failure like any other: if it was ours, nobody reads the result.
     """
     started = time.perf_counter()
-    verdict = Verdict()
+    result = WorkflowResult()
     try:
         output = await _execute(workflow_class, workflow_task, open_tuner)
-        verdict.finished = True
-        verdict.reward, verdict.is_success = output.reward, output.is_success
-        verdict.metadata, verdict.log_metrics = output.metadata, output.log_metrics
-        verdict.reward = finite_rewards(output.reward)
+        result.finished = True
+        result.is_success = output.is_success
+        result.metadata, result.log_metrics = output.metadata, output.log_metrics
+        result.reward = finite_rewards(output.reward)
     except WorkflowInterrupted:
         raise
-    except BaseException as error:  # noqa: BLE001 - user code: whatever it raises, sys.exit included, is this episode's end
-        verdict.finished = False
-        verdict.reward = None
-        _blame(verdict, "workflow", error)
-    verdict.workflow_s = time.perf_counter() - started
-    if verdict.finished and verdict.reward is None and judge_ is not None:
+    except BaseException as error:  # noqa: BLE001 - whatever user code raises, sys.exit included, ends only its episode
+        result.finished = False
+        _blame(result, "workflow", error)
+    result.workflow_s = time.perf_counter() - started
+    if result.finished and result.reward is None and judge_ is not None:
         started = time.perf_counter()
         on_judge()
-        await _judge(verdict, judge_, workflow_task, output, judge_retries)
-        verdict.judge_s = time.perf_counter() - started
-    return verdict
+        await _judge(result, judge_, workflow_task, output, judge_retries)
+        result.judge_s = time.perf_counter() - started
+    return result
 
 
 async def _execute(
@@ -120,26 +126,25 @@ async def _execute(
 
 
 async def _judge(
-    verdict: Verdict, judge_: BaseJudge, workflow_task: WorkflowTask, output: WorkflowOutput, retries: int
+    result: WorkflowResult, judge_: BaseJudge, workflow_task: WorkflowTask, output: WorkflowOutput, retries: int
 ) -> None:
-    """Judging again costs no model calls, so a judge that raised is asked again; one that answered wrongly is not."""
+    """Judging again costs no model calls: a judge that raised is asked again, unless its answer was invalid."""
     for attempt in range(retries + 1):
         try:
             judgement = await judge(judge_, workflow_task, output)
         except WorkflowInterrupted:
             raise
         except BaseException as error:  # noqa: BLE001 - user code, as above
-            verdict.failure = None
-            _blame(verdict, "judge", error)
-            if isinstance(error, JudgeFault) or verdict.debugger_quit:
+            _blame(result, "judge", error)
+            if isinstance(error, JudgeFault) or result.debugger_quit:
                 return
             if attempt < retries:
                 log.warning("the judge raised %s: %s; asking it again", type(error).__name__, error)
         else:
-            verdict.failure, verdict.failed_in, verdict.model_error = None, "", ""
-            verdict.reward = judgement.reward
+            result.failure, result.failed_in, result.model_error = None, "", ""
+            result.reward = judgement.reward
             if output.is_success is None:
-                verdict.is_success = judgement.is_success
+                result.is_success = judgement.is_success
             return
 
 
@@ -156,15 +161,15 @@ def finite_rewards(reward: Any) -> float | list[float] | None:
     return finite_reward(reward, "the workflow's reward")
 
 
-def _blame(verdict: Verdict, where: str, error: BaseException) -> None:
-    verdict.failed_in = where
-    verdict.failure = describe(error)
-    verdict.model_error = model_error_code(error)
-    verdict.debugger_quit = any(isinstance(link, bdb.BdbQuit) for link in chain(error))
+def _blame(result: WorkflowResult, where: Literal["workflow", "judge"], error: BaseException) -> None:
+    result.failed_in = where
+    result.failure = describe(error)
+    result.model_error = _model_error_code(error)
+    result.debugger_quit = any(isinstance(link, bdb.BdbQuit) for link in _chain(error))
 
 
 def describe(error: BaseException) -> Failure:
-    """An exception as data, its traceback without the part that is ours."""
+    """An exception as data. The traceback leaves out our own frames."""
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
@@ -172,8 +177,8 @@ def describe(error: BaseException) -> Failure:
     return Failure(type(error).__name__, str(error) or repr(error), text)
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, what caused it, and the members of groups."""
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, its causes, and the members of exception groups."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -193,14 +198,14 @@ def _codes(family: type[ModelCallError]) -> Iterator[str]:
         yield from _codes(child)
 
 
-MODEL_ERROR_CODES = frozenset(_codes(ModelCallError))
+_MODEL_ERROR_CODES = frozenset(_codes(ModelCallError))
 
 
-def model_error_code(error: BaseException) -> str:
-    """The code of the model call's error among the causes of `error`: ours, or the same in a client library's shape."""
-    for link in chain(error):
+def _model_error_code(error: BaseException) -> str:
+    """The code of the failed model call that caused `error`: one of our errors, or a client library's with our code."""
+    for link in _chain(error):
         code = getattr(link, "code", None)
-        if isinstance(code, str) and code in MODEL_ERROR_CODES:
+        if isinstance(code, str) and code in _MODEL_ERROR_CODES:
             return code
     return ""
 

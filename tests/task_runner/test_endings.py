@@ -7,23 +7,23 @@ import pytest
 from ajet.config.sections import FailureRewardConfig
 from ajet.schema.episode import EpisodeStatus, Failure, Outcome
 from ajet.schema.errors import EngineError
-from ajet.task_runner.settle import End, Facts, Settlement, settle
-from ajet.task_runner.verdict import Verdict
+from ajet.task_runner.endings import AttemptFacts, Ending, Stop, ending_of
+from ajet.task_runner.results import WorkflowResult
 
 DEFAULTS = FailureRewardConfig()
-RETURNED = Verdict(finished=True, reward=0.5, is_success=True)
+RETURNED = WorkflowResult(finished=True, reward=0.5, is_success=True)
 
 
-def raised(**more: object) -> Verdict:
-    return Verdict(failure=Failure("KeyError", "'x'"), failed_in="workflow", **more)  # type: ignore[arg-type]
+def raised(**more: object) -> WorkflowResult:
+    return WorkflowResult(failure=Failure("KeyError", "'x'"), failed_in="workflow", **more)  # type: ignore[arg-type]
 
 
-def end(verdict: Verdict, *outcomes: Outcome, rules: FailureRewardConfig = DEFAULTS, **more: object) -> Settlement:
-    return settle(Facts(End.RETURNED, verdict, frozenset(outcomes), **more), rules)  # type: ignore[arg-type]
+def end(result: WorkflowResult, *outcomes: Outcome, rules: FailureRewardConfig = DEFAULTS, **more: object) -> Ending:
+    return ending_of(AttemptFacts(Stop.RETURNED, result, frozenset(outcomes), **more), rules)  # type: ignore[arg-type]
 
 
 def test_an_output_is_completed() -> None:
-    assert end(RETURNED) == Settlement(EpisodeStatus.COMPLETED, 0.5, None, True)
+    assert end(RETURNED) == Ending(EpisodeStatus.COMPLETED, 0.5, None, True)
 
 
 @pytest.mark.parametrize(
@@ -41,16 +41,16 @@ def test_an_output_is_completed() -> None:
     ],
 )
 def test_outcomes_are_kept_with_the_configured_reward(outcomes, rules, reward) -> None:
-    settled = end(RETURNED, *outcomes, rules=FailureRewardConfig(**rules))
-    assert (settled.status, settled.reward) == (EpisodeStatus.TRUNCATED, reward)
-    assert (settled.failure is None) == (reward is not None)
+    ending = end(RETURNED, *outcomes, rules=FailureRewardConfig(**rules))
+    assert (ending.status, ending.reward) == (EpisodeStatus.TRUNCATED, reward)
+    assert (ending.failure is None) == (reward is not None)
 
 
 def test_a_configured_reward_outweighs_a_judge_that_failed() -> None:
-    verdict = Verdict(finished=True, failed_in="judge", failure=Failure("JudgeFault", "None"))
-    assert end(verdict).status is EpisodeStatus.JUDGE_ERROR
-    assert end(verdict, Outcome.LENGTH).status is EpisodeStatus.JUDGE_ERROR
-    assert end(verdict, Outcome.ABNORMAL) == Settlement(EpisodeStatus.TRUNCATED, -1.0, None, False)
+    result = WorkflowResult(finished=True, failed_in="judge", failure=Failure("JudgeFault", "None"))
+    assert end(result).status is EpisodeStatus.JUDGE_ERROR
+    assert end(result, Outcome.LENGTH).status is EpisodeStatus.JUDGE_ERROR
+    assert end(result, Outcome.ABNORMAL) == Ending(EpisodeStatus.TRUNCATED, -1.0, None, False)
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_a_configured_reward_outweighs_a_judge_that_failed() -> None:
     ],
 )
 def test_an_outcome_that_the_workflow_lets_through(outcome, rules, reward) -> None:
-    settled = end(raised(), outcome, rules=FailureRewardConfig(**rules))
-    assert (settled.status, settled.reward, settled.retry) == (EpisodeStatus.TRUNCATED, reward, False)
-    assert settled.failure is not None
-    assert ("set ajet.failure_reward." in settled.failure.message) == (reward is None)
+    ending = end(raised(), outcome, rules=FailureRewardConfig(**rules))
+    assert (ending.status, ending.reward, ending.retry) == (EpisodeStatus.TRUNCATED, reward, False)
+    assert ending.failure is not None
+    assert ("set ajet.failure_reward." in ending.failure.message) == (reward is None)
 
 
 def test_a_cut_reply_excuses_no_error_of_the_workflow() -> None:
@@ -76,15 +76,17 @@ def test_a_cut_reply_excuses_no_error_of_the_workflow() -> None:
 def test_workflow_error_and_timeout_are_dropped_or_rewarded() -> None:
     assert end(raised()).reward is None
     assert end(raised(), rules=FailureRewardConfig(workflow_error=-2)).reward == -2.0
-    late = settle(Facts(End.DEADLINE, where="line 3", timeout_s=5), FailureRewardConfig(timeout=-3))
+    late = ending_of(AttemptFacts(Stop.DEADLINE, where="line 3", timeout_s=5), FailureRewardConfig(timeout=-3))
     assert (late.status, late.reward) == (EpisodeStatus.TIMEOUT, -3.0)
-    assert late.failure == Failure("EpisodeTimeout", "ajet.rollout.episode_timeout: no end within 5 s", "line 3")
+    assert late.failure == Failure(
+        "EpisodeTimeout", "ajet.rollout.episode_timeout: the episode did not end within 5 s", "line 3"
+    )
 
 
 @pytest.mark.parametrize("code", ["engine_error", "overloaded", "timeout"])
 def test_the_engines_faults_are_retried(code: str) -> None:
-    settled = end(raised(model_error=code))
-    assert (settled.status, settled.reward, settled.retry) == (EpisodeStatus.ENGINE_ERROR, None, True)
+    ending = end(raised(model_error=code))
+    assert (ending.status, ending.reward, ending.retry) == (EpisodeStatus.ENGINE_ERROR, None, True)
     assert end(raised(), engine_failure=EngineError("gone")).retry
 
 
@@ -97,5 +99,5 @@ def test_an_engine_failure_that_the_workflow_survived_is_forgotten() -> None:
 
 
 def test_stopped_episodes_and_quit_debuggers_are_cancelled() -> None:
-    assert settle(Facts(End.STOPPED), DEFAULTS).status is EpisodeStatus.CANCELLED
+    assert ending_of(AttemptFacts(Stop.CANCELLED), DEFAULTS).status is EpisodeStatus.CANCELLED
     assert end(raised(debugger_quit=True)).status is EpisodeStatus.CANCELLED
