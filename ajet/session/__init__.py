@@ -1,6 +1,7 @@
 """The one way from a chat request to a reply: begin, generate, parse, commit."""
 
-from ajet.session.episode_session import ChatModel, EpisodeSession, OnDelta, ReplyDelta
+from ajet.session.episode_session import ChatModel, EpisodeSession
+from ajet.session.reply import OnDelta, ReplyDelta
 from ajet.session.settings import SeedKey, SessionSettings
 
 __all__ = ["ChatModel", "EpisodeSession", "OnDelta", "ReplyDelta", "SeedKey", "SessionSettings"]

@@ -1,7 +1,8 @@
-"""`response_format`: asked of the model in words, and checked. Never forced: a reply stays what the policy sampled.
+"""`response_format`: requested from the model in words, and checked. Never forced: a reply stays as the policy sampled
+it.
 
-The format is added to the system message, so conversations that keep it stay one growing prompt. A reply that breaks it
-comes back as it is, and is named in `ChatReply.malformed`.
+The format is added to the system message, so conversations that keep it stay one growing prompt. A reply that violates
+it is returned as it is; `ChatReply.malformed` says how it does.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ResponseFormat:
             self._schema = schema
 
     def instruct(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages, with what is wanted at the end of the system message."""
+        """The messages, with the format requested at the end of the system message."""
         if self.kind == "text":
             return list(messages)
         wanted = "Answer with JSON only."
@@ -47,7 +48,7 @@ class ResponseFormat:
         return [{"role": "system", "content": wanted}, *messages]
 
     def violation(self, message: Message) -> str:
-        """How a reply breaks the format; empty if it does not. Tool calls are not bound by it."""
+        """How a reply violates the format, or an empty string. Tool calls are exempt."""
         if self.kind == "text" or message.get("tool_calls"):
             return ""
         try:
@@ -74,7 +75,7 @@ def _check_schema(schema: dict[str, Any]) -> None:
         Draft202012Validator.check_schema(schema)
     except (SchemaError, RecursionError) as error:
         reason = error.message if isinstance(error, SchemaError) else "nested too deeply"
-        raise InvalidRequestError(f"response_format.json_schema.schema is no JSON schema: {reason:.200}") from None
+        raise InvalidRequestError(f"response_format.json_schema.schema is not a JSON schema: {reason:.200}") from None
 
 
 def _validator(schema: dict[str, Any]) -> Any:

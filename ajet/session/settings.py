@@ -1,8 +1,8 @@
 """What the configuration says about model calls, and how a client's sampling is merged with it.
 
-While training, the YAML decides temperature, top_p and top_k of trained calls (the client's own are ignored, said
-once): the recorded log-probabilities then mean what the loss takes them for. Calls that aren't trained keep what their
-client asked for.
+While training, the YAML decides temperature, top_p and top_k of trained calls (the client's own are ignored, which is
+logged once): the recorded log-probabilities then mean what the loss takes them for. Calls that aren't trained keep what
+their client asked for.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ajet.schema.generation import Sampling
 
 log = logging.getLogger(__name__)
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
-def say_once(message: str, *args: object) -> None:
-    """Log a warning the first time only: what holds for one call holds for thousands."""
-    if message not in _said:
-        _said.add(message)
+def _warn_once(message: str, *args: object) -> None:
+    """Log a warning the first time only: what applies to one call applies to thousands."""
+    if message not in _warned:
+        _warned.add(message)
         log.warning(message, *args)
 
 
 class SeedKey(NamedTuple):
-    """What the randomness of an episode's replies is drawn from."""
+    """What seeds the randomness of an episode's replies."""
 
     seed: int = 0
     step: int = 0
@@ -35,14 +35,14 @@ class SeedKey(NamedTuple):
     repeat: int = 0
 
     def of_call(self, agent: str, index: int) -> int:
-        """The seed of one call: the `index`-th of that agent. 48 bits: exact in any JSON reader."""
+        """The seed of an agent's `index`-th call, of 48 bits: exact in any JSON reader."""
         text = "\x1f".join(map(str, (*self, agent, index)))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """How an episode's model calls are drawn."""
+    """How the replies of an episode are sampled."""
 
     training: bool = True
     """The YAML's sampling overrides the client's on trained calls."""
@@ -50,7 +50,7 @@ class SessionSettings:
     top_p: float = 1.0
     top_k: int = -1
     trainable_targets: tuple[str, ...] = ()
-    """Targets that are trained; none named: all."""
+    """Targets that are trained; empty: all."""
     force_disable_toolcalls: bool = False
     seed_key: SeedKey = field(default_factory=SeedKey)
 
@@ -65,7 +65,7 @@ class SessionSettings:
         task: str = "",
         repeat: int = 0,
     ) -> SessionSettings:
-        """From a loaded `Config`. `validation` takes `rollout.val_kwargs`; there the client may choose for itself."""
+        """From a loaded `Config`. `validation` uses `rollout.val_kwargs`, and lets clients choose for themselves."""
         rollout = config.ajet.rollout
         temperature, top_p, top_k = rollout.temperature, rollout.top_p, rollout.top_k
         if validation:
@@ -87,7 +87,7 @@ class SessionSettings:
 
     @property
     def default_sampling(self) -> Sampling:
-        """What a client gets that asks for nothing in particular."""
+        """What a client gets if it asks for nothing in particular."""
         return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
 
     def sampling(self, asked: Sampling, *, trained: bool, seed: int) -> Sampling:
@@ -102,8 +102,8 @@ class SessionSettings:
             ignore_eos=asked.ignore_eos,
         )
         if asked != ours:
-            say_once(
-                "While training, the sampling of the YAML is used (temperature %s, top_p %s, top_k %s, no penalties, "
+            _warn_once(
+                "While training, the YAML decides the sampling (temperature %s, top_p %s, top_k %s, no penalties, our "
                 "own seeds); what a client asks for instead is ignored.",
                 self.temperature,
                 self.top_p,

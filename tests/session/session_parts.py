@@ -1,8 +1,9 @@
-"""Real sessions for tests: a tiny tokenizer and template, tracker, parser; only the engine is told what to say."""
+"""Real sessions for tests: a tiny tokenizer and template, tracker, parser; only the engine's lines are scripted."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -31,15 +32,22 @@ def renderer() -> Renderer:
     return Renderer(tokenizer())
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until it holds."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
 def count(text: str) -> int:
-    """Tokens of a reply, its end included."""
+    """Tokens of a reply, including its end token."""
     return len(tokenizer().encode(text, add_special_tokens=False)) + 1
 
 
 class LineEngine:
-    """Says its lines one after the other, the last one again and again; an exception among them is raised.
+    """Says its lines one after another, and the last one from then on; an exception among them is raised.
 
-    `gate`: wait for it before speaking.
+    `gate`: an event to wait for before speaking.
     """
 
     def __init__(self, *lines: str | BaseException, gate: asyncio.Event | None = None) -> None:
@@ -88,7 +96,7 @@ def new_session(
     tracking: TrackerSettings | None = None,
     **more: Any,
 ) -> EpisodeSession:
-    """To be called on a loop."""
+    """Call this on a running loop."""
     return EpisodeSession(
         episode_id="e",
         tracker=ContextTracker(renderer(), tracking or TrackerSettings(max_model_len=100_000, checks=())),
@@ -106,5 +114,5 @@ def replied(session: EpisodeSession) -> list[Any]:
 
 
 def aborted(session: EpisodeSession) -> list[str]:
-    """Why calls got none."""
+    """Why calls got no reply."""
     return [call.reply["aborted"] for call in session.tracker.calls if call.drop == "aborted"]

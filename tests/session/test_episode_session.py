@@ -1,4 +1,4 @@
-"""Every call that was begun is committed once, whole, or aborted; whatever the engine, the client or the clock does."""
+"""Every call that begins is committed once, whole, or aborted, whatever the engine, the client or the clock does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from session_parts import CALL, TOOLS, USER, LineEngine, aborted, new_session, replied
+from session_parts import CALL, TOOLS, USER, LineEngine, aborted, new_session, replied, until
 
 from ajet.schema.chat import ChatReply, ChatRequest
 from ajet.schema.errors import EngineError, GenerationTimeoutError, SessionClosedError
@@ -80,7 +80,7 @@ def test_engine_faults_are_typed_and_aborted(fault: Exception, error: type[Engin
         Completion([1] * 99, [-0.1] * 99, "length"),
     ],
 )
-def test_a_malformed_result_is_no_reply(completion: Completion) -> None:
+def test_a_malformed_completion_is_not_a_reply(completion: Completion) -> None:
     class Bad(LineEngine):
         async def generate(self, request: Any, on_tokens: Any = None) -> Completion:
             return completion
@@ -99,7 +99,7 @@ def test_cancelling_the_caller_cancels_the_generation() -> None:
         engine = LineEngine("x", gate=asyncio.Event())
         session = new_session(engine)
         task = asyncio.create_task(session.complete(ChatRequest(USER, n=2)))
-        await asyncio.sleep(0.01)
+        await until(lambda: len(engine.requests) == 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -115,7 +115,7 @@ def test_revoking_ends_calls_in_flight_and_refuses_later_ones() -> None:
         closed = []
         session.on_close(lambda: closed.append(True))
         task = asyncio.create_task(session.complete(ChatRequest(USER)))
-        await asyncio.sleep(0.01)
+        await until(lambda: engine.requests)
         session.revoke()
         assert aborted(session) and closed == [True]
         with pytest.raises(SessionClosedError):
@@ -153,7 +153,7 @@ def test_while_training_the_yaml_decides_the_sampling_of_trained_calls() -> None
     assert (frozen.temperature, frozen.presence_penalty, frozen.seed) == (0.1, 1.0, 5)
 
 
-def test_seeds_depend_on_the_place_of_a_call_and_on_nothing_else() -> None:
+def test_seeds_depend_on_the_place_of_a_call_alone() -> None:
     key = SeedKey(0, 1, "task", 2)
     assert key.of_call("a", 0) == SeedKey(0, 1, "task", 2).of_call("a", 0)
     others = {key.of_call("a", 1), key.of_call("b", 0), SeedKey(0, 1, "task", 3).of_call("a", 0), key.of_call("a", 0)}
@@ -186,7 +186,7 @@ def test_disabled_tool_calls_are_never_offered() -> None:
 
 
 class ChatOnlyEngine(LineEngine):
-    """As a remote server that tells no token ids."""
+    """Like a remote server that reports no token ids."""
 
     @property
     def capabilities(self) -> EngineCapabilities:

@@ -1,4 +1,4 @@
-"""One small job for every framework: an agent with a calculator, two questions, the second after the first."""
+"""One small job for every framework: an agent with a calculator answers two questions in one conversation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Job = Callable[[AjetTuner], Awaitable[list[str]]]
 
 
 def check(job: Job, *, near: bool = True, answers: list[str] = ANSWERS) -> None:
-    """Run the job in a thread of its own; the five calls must be one linear sample, all replies trained."""
+    """Run the job in its own thread; the five calls must form one linear sample, with all replies trained."""
 
     async def run() -> None:
         session = new_session(LineEngine(*LINES))

@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied
+from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied, until
 
 from ajet.config.sections import HelperConfig
 from ajet.schema.errors import EngineOverloadedError, RewardError
@@ -81,7 +81,7 @@ def test_errors_are_openais_own() -> None:
             await client.chat.completions.create(messages=USER)
 
     session = in_workflow(LineEngine(RuntimeError("broken")), workflow)
-    assert len(session.tracker.calls) == 1, "a fault of the engine is not asked again behind the workflow's back"
+    assert len(session.tracker.calls) == 1, "an engine fault is not retried behind the workflow's back"
 
 
 class Body(Exception):
@@ -105,7 +105,7 @@ class Body(Exception):
     ],
 )
 def test_requests_are_those_of_the_plain_client(arguments: dict[str, Any]) -> None:
-    """The short way through the client sends the same, and refuses the same."""
+    """The short way through the client sends and refuses the same."""
 
     async def sent(client: openai.AsyncOpenAI, **more: Any) -> Any:
         messages = {"messages": iter(USER)} if not isinstance(arguments.get("messages", []), list) else {}
@@ -130,7 +130,7 @@ def test_requests_are_those_of_the_plain_client(arguments: dict[str, Any]) -> No
 
 
 def test_replies_are_those_of_the_plain_client() -> None:
-    """By the short way, and by the client's own: as objects, and as JSON but for names and times."""
+    """By the short way and by the client's own: equal as objects, and as JSON except for names and times."""
 
     async def workflow(tuner: AjetTuner) -> None:
         create = tuner.as_raw_openai_sdk_client().chat.completions.create
@@ -197,7 +197,7 @@ def test_leaving_a_stream_cancels_it() -> None:
         async with stream:
             async for _ in stream:
                 break
-        await asyncio.sleep(0.05)
+        await until(lambda: engine.cancelled)
 
     engine = LineEngine("x" * 5000)
     session = in_workflow(engine, workflow)
