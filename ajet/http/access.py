@@ -1,6 +1,6 @@
-"""Who may look: a token in the first URL, then a cookie; a password when others on the network can reach the page.
+"""`Access`: who may see a server's pages. A token in the first URL, then a cookie; or a password.
 
-Every answer forbids scripts, styles and connections from elsewhere, and inline scripts altogether.
+Every answer forbids scripts, styles and connections from other sites, and inline scripts altogether.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _COOKIE_SECONDS = 30 * 24 * 3600
-_FAILURES_A_MINUTE = 20
+_FAILURES_PER_MINUTE = 20
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -33,17 +33,18 @@ _HEADERS = {
 
 @dataclass(slots=True)
 class Access:
-    """How one server lets people in."""
+    """How a server lets people in: by password if there is one, otherwise by token."""
 
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     password: str | None = None
     hosts: tuple[str, ...] = LOOPBACK
-    """Names under which the page may be asked for; empty: any (with a password). Keeps other sites' scripts out."""
+    """Host names under which the pages are served; empty: any. Keeps out other sites' scripts (DNS rebinding)."""
     failures: list[float] = field(default_factory=list)
+    """When wrong secrets were given within the last minute."""
 
     @property
     def cookie(self) -> str:
-        """Its name. Browsers share cookies between ports of a host, so two servers need two names."""
+        """The cookie's name. Browsers share cookies between a host's ports, so each server needs a name of its own."""
         return f"ajet_{hmac.new(self.token.encode(), b'cookie', 'sha256').hexdigest()[:12]}"
 
     @property
@@ -51,10 +52,10 @@ class Access:
         return hmac.new(self.token.encode(), (self.password or "").encode(), "sha256").hexdigest()
 
     def admits(self, secret: str) -> bool:
-        """Whether this is the token or the password. Too many wrong ones in a minute: nobody, for a while."""
+        """Whether this is the password or token. After too many wrong ones in a minute, nobody gets in for a while."""
         now = time.monotonic()
         self.failures[:] = [when for when in self.failures if now - when < 60]
-        if len(self.failures) >= _FAILURES_A_MINUTE:
+        if len(self.failures) >= _FAILURES_PER_MINUTE:
             return False
         right = self.password if self.password is not None else self.token
         if hmac.compare_digest(secret.encode(), right.encode()):
@@ -64,7 +65,7 @@ class Access:
 
 
 class Gate:
-    """ASGI middleware: admits those with the cookie, and puts the protecting headers on every answer."""
+    """ASGI middleware: lets in requests with the cookie, and puts the protective headers on every answer."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -91,7 +92,7 @@ class Gate:
     def _refusal(self, request: Request) -> Response | None:
         access = self._access
         if access.hosts and _hostname(request) not in access.hosts:
-            return PlainTextResponse("This page is not served under that name.\n", 421)
+            return PlainTextResponse("This page isn't served under that host name.\n", 421)
         path = request.url.path
         if path.startswith("/static/") or path == "/login":
             return None
@@ -101,7 +102,7 @@ class Gate:
         if hmac.compare_digest(given, access.cookie_value):
             return None
         if path.startswith("/api/"):
-            return PlainTextResponse("Open the page with the link that `ajet view` printed.\n", 401)
+            return PlainTextResponse("Not signed in: open the link that the server printed when it started.\n", 401)
         wanted = path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"/login?next={quote(wanted, safe='')}", 303)
 
@@ -109,11 +110,11 @@ class Gate:
         if not self._access.admits(request.query_params["token"]):
             return RedirectResponse("/login?wrong=1", 303)
         rest = [(key, value) for key, value in parse_qsl(request.url.query) if key != "token"]
-        return admit(self._access, request.url.path + (f"?{urlencode(rest)}" if rest else ""))
+        return sign_in(self._access, request.url.path + (f"?{urlencode(rest)}" if rest else ""))
 
 
-def admit(access: Access, where: str) -> Response:
-    """Go on to a page of this server, with the cookie."""
+def sign_in(access: Access, where: str) -> Response:
+    """Set the cookie and go on to a page of this server."""
     inside = where if where.startswith("/") and not where.startswith(("//", "/\\")) else "/"
     answer = RedirectResponse(inside, 303)
     answer.set_cookie(

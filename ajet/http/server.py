@@ -50,10 +50,10 @@ class HttpServer:
 
     async def start(self, host: str, port: int) -> None:
         """Listen. Raises AddressError."""
-        await self.start_on(bind(host, port))
+        await self.start_on(listen(host, port))
 
     async def start_on(self, listener: socket.socket) -> None:
-        """Listen on a socket that `bind` made."""
+        """Serve a socket that `listen` made."""
         shared = self._connections = Connections(self._handler, self._limits)
         self._server = await shared.loop.create_server(lambda: HttpConnection(shared), sock=listener, backlog=BACKLOG)
         self._address = Address(*listener.getsockname()[:2])
@@ -87,8 +87,8 @@ async def _sweep(connections: Connections) -> None:
         connections.sweep()
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to an address, not yet listening. Port 0: any free one. Raises AddressError."""
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket: clients can connect at once, and wait until a server starts on it. Raises AddressError."""
     if not 0 <= port <= 65535:  # getaddrinfo would wrap it around
         raise AddressError(f"can't listen on {host}:{port}: a port is a number from 0 to 65535 (0: any free one)")
     try:
@@ -102,6 +102,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise _address_error(host, port, error) from error

@@ -1,16 +1,17 @@
 """The viewer's web application: pages from templates, data as JSON under `/api/`.
 
-Handlers are plain functions: each runs on a worker thread, so a slow query holds up no other page.
+Handlers are plain functions that run on worker threads, so a slow query doesn't hold up other pages.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from urllib.parse import parse_qsl
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, select_autoescape
@@ -24,21 +25,22 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import ajet
-from ajet.http.access import Access, Gate, admit
+from ajet.http.access import Access, Gate, sign_in
 from ajet.observe.episode_codec import episode_json
-from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore
+from ajet.observe.episode_store import SORT_KEYS, EpisodeFilter, EpisodeNotFoundError, EpisodeStore, SortKey
 from ajet.viewer.episode_view import episode_view, tokens_view
 from ajet.viewer.library import Experiment, ExperimentNotFoundError, Library, differences
-from ajet.viewer.queries import episode_query
 
 _HERE = Path(__file__).parent
 _STATIC = _HERE / "static"
 _GROUP_LIMIT = 64
 _COMPRESS_FROM_BYTES = 50_000
+_PAGE_SIZE = 100
+_LARGEST_PAGE = 1000
 
 
 def create_app(library: Library, access: Access) -> Starlette:
-    """The application over these experiments."""
+    """The application that shows these experiments."""
     return Starlette(
         routes=[*Pages(library, access).routes(), *Data(library).routes()],
         middleware=[
@@ -50,7 +52,7 @@ def create_app(library: Library, access: Access) -> Starlette:
 
 
 class Pages:
-    """The HTML pages. Text goes through the templates' escaping; data is fetched by the page's script."""
+    """The HTML pages. The templates escape all text; the pages' scripts fetch the data."""
 
     def __init__(self, library: Library, access: Access) -> None:
         self._library = library
@@ -125,9 +127,9 @@ class Pages:
     async def login(self, request: Request) -> Response:
         wrong = "wrong" in request.query_params
         if request.method == "POST":
-            form = await request.form(max_files=0, max_fields=4)
-            if self._access.admits(str(form.get("secret", ""))):
-                return admit(self._access, str(form.get("next", "/")))
+            form = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
+            if self._access.admits(form.get("secret", "")):
+                return sign_in(self._access, form.get("next", "/"))
             wrong = True
         wanted = request.query_params.get("next", "/")
         needs_password = self._access.password is not None
@@ -141,7 +143,7 @@ class Pages:
 
 
 class Data:
-    """What the pages' scripts fetch."""
+    """The JSON that the pages' scripts fetch."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -199,7 +201,7 @@ class Data:
         return self._one(request, tokens_view)
 
     def raw(self, request: Request) -> Response:
-        """Everything about an episode, to copy or download."""
+        """Everything about one episode, to copy or download."""
         return self._one(request, lambda one, _store: episode_json(one.episode, one.step, one.annotation))
 
     def _one(self, request: Request, view: Callable[[Any, EpisodeStore], dict[str, Any]]) -> Response:
@@ -213,16 +215,81 @@ class Data:
     def _store(self, request: Request) -> EpisodeStore:
         store = self._named(request).store()
         if store is None:
-            raise HTTPException(404, "this experiment has recorded no episode yet")
+            raise HTTPException(404, "this experiment hasn't recorded any episodes yet")
         return store
 
     def _named(self, request: Request) -> Experiment:
         return _experiment(self._library, request.path_params["name"])
 
 
+@dataclass(frozen=True, slots=True)
+class EpisodeQuery:
+    """Which page of the episodes list a URL asks for."""
+
+    where: EpisodeFilter
+    sort: SortKey
+    descending: bool
+    offset: int
+    limit: int
+
+
+def episode_query(values: Mapping[str, str]) -> EpisodeQuery:
+    """Read a URL like `?step_min=3&status=timeout&q=apples&sort=reward&order=asc`. A 400 names a malformed value."""
+    sort = values.get("sort", "id")
+    if sort not in SORT_KEYS:
+        raise HTTPException(400, f"sort={sort!r}: must be one of {', '.join(SORT_KEYS)}")
+    where = EpisodeFilter(
+        step_min=_integer(values, "step_min"),
+        step_max=_integer(values, "step_max"),
+        reward_min=_real(values, "reward_min"),
+        reward_max=_real(values, "reward_max"),
+        task=values.get("task", ""),
+        group=values.get("group", ""),
+        status=values.get("status", ""),
+        agent=values.get("agent", ""),
+        tag=values.get("tag", ""),
+        failure=values.get("failure", ""),
+        success=_boolean(values, "success"),
+        validation=_boolean(values, "validation"),
+        text=values.get("q", ""),
+    )
+    return EpisodeQuery(
+        where=where,
+        sort=cast(SortKey, sort),
+        descending=values.get("order", "desc") != "asc",
+        offset=max(0, _integer(values, "offset") or 0),
+        limit=min(_LARGEST_PAGE, max(1, _integer(values, "limit") or _PAGE_SIZE)),
+    )
+
+
+def _integer(values: Mapping[str, str], name: str) -> int | None:
+    number = _real(values, name)
+    return None if number is None else int(number)
+
+
+def _real(values: Mapping[str, str], name: str) -> float | None:
+    text = values.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        raise HTTPException(400, f"{name}={text!r} is not a number") from None
+    if number != number or abs(number) > 1e15:
+        raise HTTPException(400, f"{name}={text!r} is out of range")
+    return number
+
+
+def _boolean(values: Mapping[str, str], name: str) -> bool | None:
+    text = values.get(name, "")
+    if text not in ("", "yes", "no"):
+        raise HTTPException(400, f"{name}={text!r}: must be yes or no")
+    return None if not text else text == "yes"
+
+
 @cache
 def static_path() -> str:
-    """Where styles and scripts are: their content is part of the address, so that a browser may keep them for good."""
+    """The path of styles and scripts. It contains a hash of their content, so browsers can cache them forever."""
     content = hashlib.sha256()
     for file in sorted(_STATIC.iterdir()):
         content.update(file.name.encode() + file.read_bytes())
@@ -256,4 +323,4 @@ def _error_page(request: Request, error: Exception) -> Response:
 
 
 def _bad_text(request: Request, error: Exception) -> Response:
-    return _error_page(request, HTTPException(400, f"the URL holds text that can't be read: {error}"))
+    return _error_page(request, HTTPException(400, f"the URL contains text that can't be read: {error}"))

@@ -1,4 +1,4 @@
-"""One episode as the page needs it: the conversation and the tree as one JSON, the tokens as another."""
+"""One episode in the form its page needs: conversation and call tree as one JSON document, tokens as another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ajet.schema.episode import Episode
 
 
 def episode_view(recorded: RecordedEpisode, store: EpisodeStore) -> dict[str, Any]:
-    """Everything but the tokens."""
+    """Everything except the tokens."""
     episode = recorded.episode
     before, after = store.neighbours(episode.episode_id)
     return {
@@ -29,7 +29,7 @@ def episode_view(recorded: RecordedEpisode, store: EpisodeStore) -> dict[str, An
 
 
 def tokens_view(recorded: RecordedEpisode, store: EpisodeStore) -> dict[str, Any]:
-    """All token runs, what is known of each token, and the text of each id."""
+    """All token runs, what is known about each token, and the text of each id."""
     tree = recorded.episode.tree
     trainer = recorded.annotation.trainer_logprobs
     ids = np.unique(np.concatenate([run.ids for run in tree.runs])).tolist() if tree.runs else []
@@ -112,7 +112,7 @@ def _call(recorded: RecordedEpisode, index: int) -> dict[str, Any]:
 
 
 def _same_prompt(tree: CallTree, index: int) -> int:
-    """The first call with exactly this prompt, if it is another: this reply is an alternative to its."""
+    """The first call with exactly this prompt, if this reply is an alternative to that call's; otherwise ROOT."""
     call = tree.calls[index]
     for other, earlier in enumerate(tree.calls[:index]):
         if (earlier.prompt_run, earlier.prompt_tokens) == (call.prompt_run, call.prompt_tokens):
@@ -125,7 +125,7 @@ def _mean_logprob(call: Call) -> float | None:
 
 
 def _short(logprobs: Any) -> list[float]:
-    """Four decimals: what a reader can use."""
+    """Rounded to four decimals, which is all a reader can use."""
     return [float(value) for value in np.round(np.asarray(logprobs, np.float64), 4)]
 
 

@@ -1,4 +1,4 @@
-"""`Library`: the experiments under one folder, as the viewer reads them. Everything here is read only."""
+"""`Library`: the experiments in a folder, as the viewer reads them. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ajet.observe.experiment import is_running, read_events
 from ajet.schema.errors import UserError
 
 _MARKS = ("config.resolved.yaml", "metrics.jsonl", "episodes.sqlite")
-"""A folder with one of these is an experiment."""
+"""A folder that contains one of these is an experiment."""
 _LOG_TAIL_BYTES = 200_000
 _SPARK_POINTS = 40
 
 
 class NoExperimentsError(UserError):
-    """There is nothing to look at."""
+    """There is nothing to show."""
 
 
 class ExperimentNotFoundError(UserError):
-    """No experiment of that name."""
+    """There is no experiment of that name."""
 
 
 class Library:
-    """The experiments of a folder; or one, if the folder is itself an experiment. Any thread may call any method."""
+    """The experiments in a folder, or just one if the folder is itself an experiment. Safe to use from any thread."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -38,7 +38,7 @@ class Library:
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
-        """All experiments, the one written to last first."""
+        """All experiments, the most recently written first."""
         if self.single:
             return [self.root.name]
         if not self.root.is_dir():
@@ -74,15 +74,15 @@ class Experiment:
         return is_running(self.path)
 
     def metrics(self, after: int | None = None) -> dict[str, Any]:
-        """`steps` and, for each name, one value a step (null where a step has none)."""
+        """`steps` and, for each metric, one value per step (null where a step has none)."""
         return self._metrics.columns(after)
 
     def store(self) -> EpisodeStore | None:
-        """The episodes; None if none was recorded (yet)."""
+        """The recorded episodes; None if there are none yet."""
         file = self.path / "episodes.sqlite"
         with self._lock:
             inode = file.stat().st_ino if file.exists() else 0
-            if inode != self._store_inode and self._store is not None:  # the run was started anew
+            if inode != self._store_inode and self._store is not None:  # the run was started afresh
                 self._store.close()
                 self._store = None
             if self._store is None and inode:
@@ -99,7 +99,7 @@ class Experiment:
         return read_events(self.path / "events.jsonl")
 
     def log_tail(self) -> list[dict[str, Any]]:
-        """The last records of the log."""
+        """The newest records of the log."""
         file = self.path / "run.log"
         if not file.exists():
             return []
@@ -140,13 +140,13 @@ class Experiment:
         return str(last.get("status", "completed")) if last["event"] == "ended" else "killed"
 
 
-_NEVER_THE_SAME = ("ajet.experiment_name", "ajet.experiment_dir", "ajet.project_name")
+_ALWAYS_DIFFERENT = ("ajet.experiment_name", "ajet.experiment_dir", "ajet.project_name")
 
 
 def differences(experiments: Sequence[Experiment]) -> dict[str, list[str]]:
-    """The configuration keys in which runs differ, each with its value in each of them."""
+    """The configuration keys in which runs differ, each with its value in every run."""
     flat = [dict(_flatten(experiment.config())) for experiment in experiments]
-    keys = sorted({key for one in flat for key in one if key not in _NEVER_THE_SAME})
+    keys = sorted({key for one in flat for key in one if key not in _ALWAYS_DIFFERENT})
     rows = {key: [one.get(key, "–") for one in flat] for key in keys}
     return {key: values for key, values in rows.items() if len(set(values)) > 1}
 
@@ -160,7 +160,7 @@ def _flatten(block: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 class MetricsReader:
-    """`metrics.jsonl` in columns; of a growing file only what is new is read."""
+    """Reads `metrics.jsonl` into columns; when the file has grown, only the new part."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -202,12 +202,12 @@ class MetricsReader:
 
 
 def is_experiment(path: Path) -> bool:
-    """Whether a folder holds what a run writes."""
+    """Whether a folder contains what a run writes."""
     return any((path / mark).exists() for mark in _MARKS)
 
 
 def _touched(path: Path) -> float:
-    """When a run last wrote something."""
+    """When a run last wrote anything."""
     files = ("metrics.jsonl", "episodes.sqlite-wal", "episodes.sqlite", "events.jsonl", "config.resolved.yaml")
     return max((file.stat().st_mtime for file in map(path.joinpath, files) if file.exists()), default=0.0)
 

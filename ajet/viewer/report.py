@@ -1,6 +1,6 @@
-"""`ajet report`: one HTML file about a run, with everything inside, and its plots as PNG files.
+"""`ajet report`: one self-contained HTML file about a run, and its plots as PNG files.
 
-It holds no script and loads nothing: safe to mail, readable anywhere.
+The file contains no scripts and loads nothing, so it is safe to mail and readable anywhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EXAMPLES = 2
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure of the report."""
+    """One figure of the report."""
 
     name: str
     title: str
@@ -46,10 +46,10 @@ PLOTS = (
     Plot("kl", "KL to the starting model", ("train/kl",)),
     Plot("entropy", "Entropy", ("train/entropy",)),
     Plot("clip_fraction", "Clip fraction", ("train/clip_fraction",)),
-    Plot("turns", "Turns an episode", ("episode/turns",)),
+    Plot("turns", "Turns per episode", ("episode/turns",)),
     Plot("length", "Reply length", ("episode/reply_length",), "tokens"),
-    Plot("speed", "Tokens a second", ("perf/tokens_per_second",)),
-    Plot("time", "Time of a step", ("time/rollout", "time/judge", "time/train", "time/sync"), "seconds"),
+    Plot("speed", "Tokens per second", ("perf/tokens_per_second",)),
+    Plot("time", "Time per step", ("time/rollout", "time/judge", "time/train", "time/sync"), "seconds"),
     Plot("packing", "Packing ratio", ("train/packing_ratio",)),
 )
 _HEADLINES = (
@@ -57,14 +57,14 @@ _HEADLINES = (
     ("Success", "success/rate"),
     ("KL", "train/kl"),
     ("Entropy", "train/entropy"),
-    ("Seconds a step", "time/step"),
-    ("Tokens a second", "perf/tokens_per_second"),
+    ("Seconds per step", "time/step"),
+    ("Tokens per second", "perf/tokens_per_second"),
 )
 _COLOURS = ("#4453d6", "#d0692c", "#16846a", "#b13a8b")
 
 
 def write_report(experiment: Experiment, target: Path) -> list[Path]:
-    """Write the HTML file and, beside it in `<name>_plots/`, its plots. All files that were written."""
+    """Write the HTML file and, next to it in `<name>_plots/`, its plots. Returns all files written."""
     columns = experiment.metrics()
     pictures = {plot: _draw(plot, columns) for plot in PLOTS if _series(plot, columns)}
     page = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True).get_template(
@@ -96,13 +96,13 @@ def write_report(experiment: Experiment, target: Path) -> list[Path]:
 
 
 def _series(plot: Plot, columns: dict[str, Any]) -> dict[str, list[float | None]]:
-    """The metrics of a plot that the run has."""
+    """Those metrics of a plot that the run has."""
     found = {name: columns["series"][name] for name in plot.metrics if name in columns["series"]}
     return {name: values for name, values in found.items() if any(value is not None for value in values)}
 
 
 def _label(name: str, series: Iterable[str]) -> str:
-    """What a line is called beside the others of its plot: training or validation, else the end of its name."""
+    """A line's name in its plot's legend: training or validation, otherwise the end of the metric's name."""
     if any(other.startswith("val/") for other in series):
         return "validation" if name.startswith("val/") else "training"
     return name.rsplit("/", 1)[-1]
@@ -112,9 +112,7 @@ def _draw(plot: Plot, columns: dict[str, Any]) -> bytes:
     try:
         figure_type = import_module("matplotlib.figure").Figure
     except ImportError as error:
-        raise MissingDependencyError(
-            "`ajet report` draws with matplotlib: install it with `pip install 'agentjet[plot]'`"
-        ) from error
+        raise MissingDependencyError("`ajet report` needs matplotlib: pip install 'agentjet[plot]'") from error
     figure = figure_type(figsize=(5.6, 2.9), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     series = _series(plot, columns)
@@ -149,7 +147,7 @@ def _headlines(columns: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _examples(store: EpisodeStore) -> list[dict[str, Any]]:
-    """Of the last step, an episode with the best and one with the worst reward, and the newest failure."""
+    """The best and the worst episode of the last step, and the newest failures."""
     last = store.facets().last_step
     step = EpisodeFilter(step_min=last, reward_min=-1e12)
     best, _ = store.page(step, sort="reward", descending=True, limit=1)

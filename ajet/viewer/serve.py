@@ -1,7 +1,8 @@
-"""Runs the viewer: picks an address, prints the link, serves until interrupted."""
+"""`Viewer`: listens on an address, tells the link to open, and serves the pages until interrupted."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 from dataclasses import dataclass
@@ -9,16 +10,16 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ajet.http.access import LOOPBACK, Access
-from ajet.schema.errors import UserError
+from ajet.http.asgi import AsgiHandler
+from ajet.http.connection import HttpLimits
+from ajet.http.server import AddressError, HttpServer, listen
 from ajet.viewer.app import create_app
 from ajet.viewer.library import Library, NoExperimentsError
 
 DEFAULT_PORT = 8642
 _SHORTEST_PASSWORD = 8
-
-
-class AddressError(UserError):
-    """An address that can't or must not be served on."""
+_LIMITS = HttpLimits(max_body_bytes=64 * 1024)
+"""The only body that a page sends is the sign-in form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +29,20 @@ class ViewerSettings:
     root: Path
     host: str = "127.0.0.1"
     port: int | None = None
-    """None: 8642, or any free one if that is taken."""
+    """None: 8642, or any free port if that one is taken."""
     password: str | None = None
 
 
 class Viewer:
-    """A viewer with its socket bound; `serve` runs it on this thread."""
+    """A viewer that is listening; `serve` runs it on the calling thread."""
 
     def __init__(self, settings: ViewerSettings) -> None:
         outward = not is_loopback(settings.host)
         if outward and (settings.password is None or len(settings.password) < _SHORTEST_PASSWORD):
             raise AddressError(
-                f"--host {settings.host}: others can reach that address, so the page needs a password of at least "
-                f"{_SHORTEST_PASSWORD} characters: --password, or AJET_VIEW_PASSWORD. Without one, view from this "
-                f"machine (or through `ssh -L`)."
+                f"--host {settings.host}: other machines can reach that address, so the page needs a password of at "
+                f"least {_SHORTEST_PASSWORD} characters: --password, or AJET_VIEW_PASSWORD. Without one, view from "
+                f"this machine (or through `ssh -L`)."
             )
         self.library = Library(settings.root)
         if not settings.root.exists():
@@ -50,7 +51,7 @@ class Viewer:
                 f"experiment in it."
             )
         self.access = Access(password=settings.password, hosts=() if outward else (*LOOPBACK, settings.host))
-        self.socket = _bind(settings.host, settings.port)
+        self.socket = _listen(settings.host, settings.port)
         self.host, self.port = settings.host, int(self.socket.getsockname()[1])
 
     @property
@@ -66,15 +67,19 @@ class Viewer:
 
     def serve(self) -> None:
         """Serve until interrupted."""
-        import uvicorn
+        asyncio.run(self._serve())
 
-        app = create_app(self.library, self.access)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
-        uvicorn.Server(config).run(sockets=[self.socket])
+    async def _serve(self) -> None:
+        server = HttpServer(AsgiHandler(create_app(self.library, self.access)), _LIMITS)
+        await server.start_on(self.socket)
+        try:
+            await asyncio.Event().wait()  # until the task is cancelled: by Ctrl-C
+        finally:
+            await server.aclose()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Whether an address can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -83,20 +88,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _bind(host: str, port: int | None) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for candidate in (port,) if port is not None else (DEFAULT_PORT, 0):
-        # asyncio switches Nagle's waiting off only where a socket says that it is TCP: else an answer takes 40 ms more
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, candidate))
-        except OSError as error:
-            listener.close()
-            if candidate == 0 or port is not None:
-                raise AddressError(
-                    f"can't listen on {host}:{candidate}: {error.strerror}. Give another --port"
-                ) from error
-            continue
-        return listener
-    raise AssertionError("port 0 either binds or raises")
+def _listen(host: str, port: int | None) -> socket.socket:
+    if port is not None:
+        return listen(host, port)
+    try:
+        return listen(host, DEFAULT_PORT)
+    except AddressError:  # most likely another viewer has it
+        return listen(host, 0)

@@ -27,7 +27,6 @@ HEAVY = {
     "starlette",
     "torch",
     "transformers",
-    "uvicorn",
     "vllm",
     "yaml",
 }

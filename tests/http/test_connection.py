@@ -17,7 +17,7 @@ from raw_http import read_reply, request_bytes, send, until
 
 from ajet.http.answer import Answer, event_stream, json_answer
 from ajet.http.connection import HttpLimits, HttpRequest
-from ajet.http.server import AddressError, HttpServer, bind
+from ajet.http.server import AddressError, HttpServer, listen
 
 KEY = "right"
 BODY = {"some": "thing"}
@@ -254,15 +254,14 @@ def test_closing_the_server_cuts_all_connections() -> None:
 
 
 def test_an_address_that_cannot_be_served_says_why() -> None:
-    with bind("127.0.0.1", 0) as taken:
-        taken.listen()
+    with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(AddressError, match=f"can't listen on 127.0.0.1:{port}: Address already in use"):
-            bind("127.0.0.1", port)
+            listen("127.0.0.1", port)
     with pytest.raises(AddressError, match="a number from 0 to 65535"):
-        bind("127.0.0.1", 65_536)
+        listen("127.0.0.1", 65_536)
     with pytest.raises(AddressError, match=r"can't listen on no\.such\.host\.invalid:0"):
-        bind("no.such.host.invalid", 0)
+        listen("no.such.host.invalid", 0)
 
 
 # ---------------------------------------------------------------- fuzzing

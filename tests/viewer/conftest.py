@@ -53,6 +53,23 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+SETTLED = """() => {
+  const done = (id, ready) => !document.getElementById(id) || ready(document.getElementById(id));
+  return document.readyState === "complete"
+    && done("experiments", (table) => table.tBodies[0].rows.length)
+    && done("charts-page", () => document.querySelector(".chart canvas"))
+    && done("episodes", () => document.getElementById("count").textContent)
+    && done("columns", (columns) => columns.dataset.ready)
+    && done("episode", (episode) => episode.dataset.ready)
+    && done("view-tokens", (view) => view.hidden || view.dataset.ready);
+}"""
+
+
+def settled(page: Page) -> None:
+    """Wait until a page shows its data."""
+    page.wait_for_function(SETTLED)
+
+
 class Watched:
     """A page whose every error is kept."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import start
+from conftest import settled, start
 from playwright.sync_api import Page, expect
 from synthetic_run import Vocabulary, math_episode
 
@@ -62,9 +62,9 @@ def test_experiments_are_listed_found_and_compared(viewer: Viewer, open_page: Op
 
 def test_charts_show_what_was_logged_and_the_link_keeps_the_view(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
     page = open_page(viewer, f"/x/{EXPERIMENT}", width=1920, height=1080)
-    for title in ("Reward", "Success", "pass@k", "KL", "Entropy", "Clip fraction", "Staleness", "Tokens a second"):
+    for title in ("Reward", "Success", "pass@k", "KL", "Entropy", "Clip fraction", "Staleness", "Tokens per second"):
         expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
-    for title in ("Time of a step", "Packing ratio", "Masked", "Failures", "How episodes ended", "Turns"):
+    for title in ("Time per step", "Packing ratio", "Masked", "Failures", "How episodes ended", "Turns"):
         expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
     columns = viewer.library.get(EXPERIMENT).metrics()
     ends = page.locator(".chart", has=page.get_by_role("heading", name="How episodes ended", exact=True))
@@ -122,12 +122,12 @@ def test_episodes_filter_sort_and_page(viewer: Viewer, open_page: Open, shoot: S
     page.get_by_role("button", name="Clear").click()
     expect(page.locator("#count")).to_contain_text(f"of {total} episodes")
     page.get_by_label("Step from").fill("abc")
-    expect(page.locator("#none")).to_contain_text("is no number")
+    expect(page.locator("#none")).to_contain_text("is not a number")
 
 
 def test_rejected_filter_is_an_error_message_not_a_broken_page(viewer: Viewer, open_page: Open) -> None:
     page = open_page(viewer, f"/x/{EXPERIMENT}/episodes?status=nonsense")
-    expect(page.locator("#none")).to_have_text("No episode matches.")
+    expect(page.locator("#none")).to_have_text("No episodes match.")
 
 
 def test_a_group_side_by_side(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
@@ -135,9 +135,9 @@ def test_a_group_side_by_side(viewer: Viewer, open_page: Open, shoot: Shoot) -> 
     page = open_page(viewer, f"/x/{EXPERIMENT}/group/{group}", width=1440)
     expect(page.locator(".column")).to_have_count(4)
     expect(page.locator(".column .scores").first).to_contain_text("advantage")
-    expect(page.locator("#about-group")).to_contain_text("4 attempts")
+    expect(page.locator("#about-group")).to_contain_text("4 episodes")
     shoot(page, "group")
-    page.get_by_role("link", name="Attempt 0").click()
+    page.get_by_role("link", name="Episode 0").click()
     expect(page.locator("#episode[data-ready]")).to_be_visible()
 
 
@@ -230,7 +230,7 @@ def test_keyboard_and_names_for_everything(viewer: Viewer, open_page: Open) -> N
     row = forked(viewer)
     for path in ("/", f"/x/{EXPERIMENT}", f"/x/{EXPERIMENT}/episodes", f"/x/{EXPERIMENT}/episode/{row['episode_id']}"):
         page = open_page(viewer, path)
-        page.wait_for_timeout(300)
+        settled(page)
         nameless = page.evaluate(
             """() => [...document.querySelectorAll("button, input:not([type=hidden]), select, a[href]")]
             .filter((node) => !(node.textContent.trim() || node.labels?.length || node.getAttribute("aria-label")))
@@ -290,7 +290,8 @@ def test_hostile_text_is_text(tmp_path: Path, open_page: Open, shoot: Shoot) -> 
         f"/x/hostile/episode/{episode.episode_id}?view=details",
     ):  # fmt: skip
         page = open_page(viewer, path)
-        page.wait_for_timeout(200)
+        settled(page)
+        page.wait_for_load_state("networkidle")
         assert page.evaluate("window.hacked") is None, path
         assert page.locator("iframe, img").count() == 0, path
     page = open_page(viewer, f"/x/hostile/episode/{episode.episode_id}?call=0")
@@ -328,7 +329,7 @@ OVERLAPPING = """() => {
 def test_nothing_sticks_out_or_overlaps(viewer: Viewer, open_page: Open, shoot: Shoot, size: tuple[int, int]) -> None:
     for path in all_pages(viewer):
         page = open_page(viewer, path, width=size[0], height=size[1])
-        page.wait_for_timeout(300)
+        settled(page)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
         assert page.evaluate(OVERLAPPING) == [], path
         if size[0] == 400 and path.endswith(f"/x/{EXPERIMENT}"):
@@ -373,7 +374,7 @@ CONTRAST = """() => {
 def test_contrast(viewer: Viewer, open_page: Open, scheme: str) -> None:
     for path in all_pages(viewer):
         page = open_page(viewer, path, scheme=scheme)
-        page.wait_for_timeout(300)
+        settled(page)
         assert page.evaluate(CONTRAST) == [], path
 
 
@@ -389,7 +390,7 @@ def test_a_validation_is_not_called_training(tmp_path: Path, open_page: Open) ->
     rows = open_page(viewer, "/x/validated/episodes")
     expect(rows.locator("#episodes tbody tr td").nth(9)).to_have_text("–")
     page = open_page(viewer, f"/x/validated/episode/{episode.episode_id}?view=details&call=0")
-    expect(page.locator("#view-details")).to_contain_text("None: a validation only measures.")
+    expect(page.locator("#view-details")).to_contain_text("None: a validation doesn't train.")
     page.get_by_role("tab", name="Tokens").click()
     expect(page.locator(".scale")).to_contain_text("would be trained")
     page.locator(".tk.m-trained").first.click()

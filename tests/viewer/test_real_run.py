@@ -102,7 +102,7 @@ def test_a_real_run_is_seen_while_it_goes_and_after(run: Run, open_page: Open, s
     expect(episodes.locator("#count")).to_have_text(f"1–{3 * EACH_STEP} of {3 * EACH_STEP} episodes")
     expect(home.locator("#experiments tbody tr")).to_contain_text("completed")
     expect(charts.locator("#live")).to_be_hidden()
-    for title in ("Reward", "Loss", "Entropy", "Tokens a second", "Time of a step"):
+    for title in ("Reward", "Loss", "Entropy", "Tokens per second", "Time per step"):
         expect(charts.get_by_role("heading", name=title, exact=True)).to_be_visible()
     shoot(charts, "real-charts")
     about = open_page(run.viewer, "/x/real/about")

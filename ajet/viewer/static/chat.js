@@ -18,7 +18,7 @@ export function argumentsOf(call) {
   } catch { return given; }
 }
 
-/** The messages on the way to a call and its reply: `[{message, call}]`, call only for replies. */
+/** The messages that lead to a call, and its reply: `[{message, call}]`, with `call` for replies only. */
 export function conversation(calls, index) {
   const chain = [];
   for (let at = index; at >= 0; at = calls[at].extends) chain.unshift(calls[at]);
@@ -57,7 +57,7 @@ export function conversationText(calls, index) {
   }).join("\n\n");
 }
 
-/** The call as a request to any OpenAI-compatible server. */
+/** The call as a request to an OpenAI-compatible server. */
 export function curlOf(view, index) {
   const call = view.calls[index];
   const messages = conversation(view.calls, index).slice(0, -1).map(({ message }) => message);

@@ -1,4 +1,4 @@
-// Helpers of every page. Text from models enters the page through text nodes only.
+// Helpers for every page. Text from models enters a page through text nodes only.
 
 /** An element with attributes and children (strings become text nodes). */
 export function el(name, attributes = {}, ...children) {
@@ -18,7 +18,7 @@ export const experiment = () => document.body.dataset.experiment;
 export const apiOf = (name) => `/api/x/${encodeURIComponent(name)}`;
 export const pageOf = (name, ...rest) => [`/x/${encodeURIComponent(name)}`, ...rest.map(encodeURIComponent)].join("/");
 
-/** JSON from this server; an error carries what the server said. */
+/** JSON from this server; an error carries the server's message. */
 export async function fetchJson(url, options = {}) {
   const answer = await fetch(url, options);
   if (answer.status === 401) location.reload();
@@ -27,7 +27,7 @@ export async function fetchJson(url, options = {}) {
   return value;
 }
 
-/** Call `work` now and every `seconds`, while the page is looked at, until it returns false. */
+/** Call `work` now and every `seconds` while the page is visible, until it returns false. */
 export function poll(seconds, work) {
   let stopped = false;
   const turn = async () => {
@@ -90,7 +90,7 @@ export const pill = (status) => el("span", { class: `pill ${STATUS[status] ?? "b
 export const rewardClass = (reward) => reward === null || reward === undefined ? "muted" : reward > 0 ? "good" : reward < 0 ? "bad" : "";
 export const signClass = (value) => value > 0 ? "good" : value < 0 ? "bad" : "muted";
 
-/** A class that gives each agent its colour, the same on every page that lists agents in the same order. */
+/** The class with each agent's colour: the same on all pages that list the agents in the same order. */
 export function agentColours(names) {
   const unique = [...new Set(names)];
   return (name) => `a${Math.max(0, unique.indexOf(name)) % 8}`;
@@ -127,7 +127,7 @@ export async function copy(text, what) {
 }
 export const copyLink = () => copy(location.href, "Link");
 
-/** Put these values into the URL (an empty one is taken out), without leaving the page. */
+/** Put these values into the URL without leaving the page; empty ones are removed. */
 export function setUrl(values) {
   const url = new URL(location.href);
   for (const [key, value] of Object.entries(values)) {
@@ -144,25 +144,25 @@ export function debounce(work, milliseconds) {
 
 // ---------------------------------------------------------------- text of models
 
-// control characters, and those that reorder or hide text: shown by name
+// control characters, and those that reorder or hide text, are shown by name
 const ODD = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
 const SHOWN_CHARACTERS = 20000;
 export const oddName = (character) => `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 export const hasOdd = (text) => text.search(ODD) >= 0;
 
-/** Append text to a node, with characters that could deceive made visible. */
+/** Append text to a node, with deceptive characters made visible. */
 export function appendText(node, text) {
   let last = 0;
   for (const match of text.matchAll(ODD)) {
     if (match.index > last) node.append(text.slice(last, match.index));
-    node.append(el("span", { class: "ctl", title: "a character that is not printed" }, oddName(match[0])));
+    node.append(el("span", { class: "ctl", title: "a non-printing character" }, oddName(match[0])));
     last = match.index + match[0].length;
   }
   if (last < text.length) node.append(text.slice(last));
   return node;
 }
 
-/** A block of text; a very long one shows its start, and the rest on demand. */
+/** A block of text. A very long one shows its start, and the rest on demand. */
 export function textBlock(text, className = "text") {
   const block = el("div", { class: className, dir: "auto" });
   if (text.length <= SHOWN_CHARACTERS) return appendText(block, text);

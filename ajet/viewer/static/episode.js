@@ -1,4 +1,4 @@
-// One episode: conversation, call tree, tokens, details. What is shown is in the URL.
+// One episode: conversation, call tree, tokens, details. The URL records what is shown.
 import { $, agentColours, apiOf, clock, copy, copyLink, el, experiment, fetchJson, number, pageOf, pill, rewardClass, seconds, setUrl, short, signClass, signed, toast } from "./common.js";
 import { conversation, conversationText, curlOf, messageNode } from "./chat.js";
 import { drawGraph, markCurrent } from "./graph.js";
@@ -13,7 +13,7 @@ function leaves() {
   const extended = new Set(view.calls.map((call) => call.extends));
   return view.calls.filter((call) => !extended.has(call.index));
 }
-/** The conversation that a call is shown in: the last call that continues it. */
+/** The conversation in which a call is shown, given by the last call that continues it. */
 function leafOf(index) {
   let at = index;
   for (let next = at; next !== undefined;) { at = next; next = view.calls.find((call) => call.extends === at)?.index; }
@@ -34,7 +34,7 @@ function facts() {
   const mean = advantages.length ? advantages.reduce((a, b) => a + b, 0) / advantages.length : null;
   $("facts").replaceChildren(
     ...entry("Reward", short(episode.reward), rewardClass(episode.reward)), ...entry("Advantage", signed(mean), signClass(mean)), ...entry("Success", episode.success === null ? "–" : episode.success ? "yes" : "no"),
-    ...entry("Step", number(view.step)), ...entry("Attempt", episode.group_id ? el("a", { href: pageOf(name, "group", episode.group_id) }, `${episode.repeat} of group`) : number(episode.repeat)), ...entry("Time", seconds(episode.timings.total)),
+    ...entry("Step", number(view.step)), ...entry("Episode", episode.group_id ? el("a", { href: pageOf(name, "group", episode.group_id) }, `${episode.repeat} of group`) : number(episode.repeat)), ...entry("Time", seconds(episode.timings.total)),
     ...entry("Tokens", number(episode.tokens)), ...entry("Sampled", number(episode.sampled)), ...entry("Trained", view.validation ? "–" : number(episode.trained)));
   for (const [button, target] of [["before", view.before], ["after", view.after]]) {
     if (target) $(button).href = pageOf(name, "episode", target) + (state.view === "chat" ? "" : `?view=${state.view}`);
@@ -55,11 +55,11 @@ function showChat() {
     box.append(...conversation(view.calls, state.leaf).map((part) => messageNode(part, colourOf)));
     const current = box.querySelector(`[data-call="${state.call}"]`);
     if (current && state.chosen) { current.classList.add("current"); current.scrollIntoView({ block: "center" }); }
-  } else box.append(el("p", { class: "empty" }, "No model call was made."));
+  } else box.append(el("p", { class: "empty" }, "No model calls were made."));
 }
 
 async function showTokens() {
-  if (!view.calls.length) { $("view-tokens").replaceChildren(el("p", { class: "empty" }, "No model call was made.")); return; }
+  if (!view.calls.length) { $("view-tokens").replaceChildren(el("p", { class: "empty" }, "No model calls were made.")); return; }
   loading ??= fetchJson(`${apiOf(name)}/tokens/${encodeURIComponent(id)}`);
   const data = await loading;
   tokens ??= new TokenView($("view-tokens"), view, data, { colour: state.colour, onColour: (colour) => { state.colour = colour; setUrl({ colour: colour === "trained" ? "" : colour }); }, onToken: (token) => { state.token = token; setUrl({ at: token }); } });
@@ -84,7 +84,7 @@ function showDetails() {
     card("Episode", pairs({ task: episode.task_id, group: episode.group_id || "–", tag: episode.tag || "–", attempts: episode.attempts, recorded: clock(view.recorded), ...Object.fromEntries(Object.entries(episode.agent_rewards).map(([agent, reward]) => [`reward of ${agent}`, reward])) })),
   ];
   if (call) cards.push(card(`Call ${call.index}: ${call.agent}`, pairs({ target: call.target, turn: call.turn, "prompt tokens": number(call.prompt_tokens), "sampled tokens": number(call.tokens), "finish reason": call.finish_reason, began: seconds(call.started_s), took: seconds(call.seconds), versions: call.versions.map(([, version]) => version).join(", ") || "–" })), card("Sampling of this call", pairs(plain(Object.fromEntries(Object.entries(call.sampling).filter(([, value]) => value !== null && !(Array.isArray(value) && !value.length)))))));
-  if (call?.fork) cards.push(card("Why it forked", pairs({ reason: call.fork.reason, "nearest call": call.fork.nearest, detail: call.fork.detail || "–", "tokens again": number(call.fork.tokens) })));
+  if (call?.fork) cards.push(card("Why it forked", pairs({ reason: call.fork.reason, "nearest call": call.fork.nearest, detail: call.fork.detail || "–", "tokens repeated": number(call.fork.tokens) })));
   if (call) cards.push(card("Credit", call.entries.length ? pairs(Object.fromEntries(call.entries.map(([advantage, weight], index) => [`entry ${index}: advantage, weight`, `${signed(advantage)}, ${short(weight)}`]))) : el("p", { class: "muted" }, noCredit())));
   if (Object.keys(episode.metadata).length) cards.push(card("Metadata", json(episode.metadata)));
   if (Object.keys(episode.log_metrics).length) cards.push(card("Logged by the workflow", json(episode.log_metrics)));
@@ -93,12 +93,12 @@ function showDetails() {
 }
 /** Why a call has no advantage. */
 function noCredit() {
-  if (view.validation) return "None: a validation only measures.";
-  return "None recorded. Usually the attempts of its group all earned the same reward, or the call was left out (see the ledger).";
+  if (view.validation) return "None: a validation doesn't train.";
+  return "None recorded. Usually all episodes of its group earned the same reward, or the call was left out (see the ledger).";
 }
 const prefixed = (word, counts) => Object.fromEntries(Object.entries(counts).map(([reason, count]) => [`${word}: ${reason.replaceAll("_", " ")}`, count]));
 
-// ---------------------------------------------------------------- what is chosen
+// ---------------------------------------------------------------- the selection
 
 function paths() {
   const options = leaves().map((call) => el("option", { value: call.index }, `${call.agent}: to call ${call.index}${call.drop ? ` (${call.drop.replaceAll("_", " ")})` : ""}`));

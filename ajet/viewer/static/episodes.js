@@ -19,7 +19,7 @@ async function load() {
   const values = query();
   setUrl(values);
   const wrong = ["step_min", "step_max", "reward_min", "reward_max"].find((key) => values[key] && !Number.isFinite(Number(values[key])));
-  if (wrong) { state.total = 0; show([]); $("none").textContent = `“${values[wrong]}” is no number.`; return; }
+  if (wrong) { state.total = 0; show([]); $("none").textContent = `“${values[wrong]}” is not a number.`; return; }
   const parameters = new URLSearchParams(Object.entries({ ...values, limit: LIMIT }).filter(([, value]) => value !== ""));
   $("episodes").classList.add("busy");
   try {
@@ -37,7 +37,7 @@ async function load() {
 function row(one) {
   const link = el("a", { class: "name", href: pageOf(name, "episode", one.episode_id) }, one.task_id || one.episode_id);
   const line = el("tr", {},
-    el("td", { class: "num" }, one.validation ? el("span", { class: "tag", title: "of a validation" }, "val") : null, " ", number(one.step)),
+    el("td", { class: "num" }, one.validation ? el("span", { class: "tag", title: "from a validation" }, "val") : null, " ", number(one.step)),
     el("td", {}, link, el("span", { class: "preview", dir: "auto" }, one.preview)),
     el("td", {}, pill(one.status), one.outcomes.map((outcome) => el("span", { class: "tag" }, ` ${outcome}`)), one.failure ? el("span", { class: "preview" }, one.failure) : null),
     el("td", { class: `num strong ${rewardClass(one.reward)}` }, short(one.reward)),
@@ -62,7 +62,7 @@ function show(rows) {
   }
   const none = $("none");
   none.hidden = rows.length > 0;
-  none.textContent = "No episode matches.";
+  none.textContent = "No episodes match.";
   const last = state.offset + rows.length;
   $("count").textContent = rows.length ? `${number(state.offset + 1)}–${number(last)} of ${number(state.total)} episodes` : "0 episodes";
   $("previous").disabled = state.offset === 0;
@@ -102,7 +102,7 @@ $("next").addEventListener("click", () => { state.offset += LIMIT; load(); scrol
 $("copy-link").addEventListener("click", copyLink);
 
 for (const input of form.elements) if (input.name && url.has(input.name)) input.value = url.get(input.name);
-// one request fills the choices, the other the rows; selects take their value from the URL in both orders
+// one request fills the choices, another the rows: whichever comes first, selects take their value from the URL
 for (const key of ["status", "agent", "tag", "failure"]) if (url.get(key)) { form.elements[key].append(el("option", { value: url.get(key) }, url.get(key))); form.elements[key].value = url.get(key); }
 let known = -1;
 load();

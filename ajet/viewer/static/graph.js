@@ -1,9 +1,9 @@
-// The call tree, drawn like a history: a row a call in the order they began, a lane a conversation.
+// The call tree, drawn like a commit history: one row per call in the order they began, one lane per conversation.
 import { appendText, el, signClass, signed } from "./common.js";
 
 const ROW = 46, LANE = 18, LEFT = 20;
 
-/** For each call its lane, and the call it hangs on (the one it extends, or the one whose prompt it shares). */
+/** For each call its lane and its parent (the call it extends, or the one whose prompt it shares). */
 export function lanesOf(calls) {
   const lane = [], parent = [], tips = [];
   for (const call of calls) {
@@ -21,7 +21,7 @@ export function lanesOf(calls) {
   }
   return { lane, parent };
 }
-/** The last call that a call's line leads to. */
+/** The last call that branches off a call. */
 function lastUse(calls, index) {
   let last = index;
   for (const call of calls) if (call.extends === index || call.alternative_to === index || (call.extends < 0 && call.fork?.nearest === index)) last = Math.max(last, call.index);

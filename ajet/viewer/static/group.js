@@ -1,4 +1,4 @@
-// The episodes of a group beside each other: what one task's attempts have in common, and what their rewards reward.
+// The episodes of a group side by side: what they have in common, and what their rewards reward.
 import { $, agentColours, apiOf, copyLink, el, experiment, fetchJson, number, pageOf, pill, rewardClass, short, signClass, signed } from "./common.js";
 import { conversation, messageNode } from "./chat.js";
 
@@ -10,23 +10,23 @@ function column(row, view, colourOf) {
   const extended = new Set(calls.map((call) => call.extends));
   const leaf = calls.findLast((call) => !extended.has(call.index) && call.agent === calls[0]?.agent && !call.drop) ?? calls.at(-1);
   const score = (label, value, colour) => el("div", {}, el("span", {}, label), el("b", { class: colour }, value));
-  const chat = el("div", { class: "chat", tabindex: "0", "aria-label": `Conversation of attempt ${row.repeat}` });
+  const chat = el("div", { class: "chat", tabindex: "0", "aria-label": `Conversation of episode ${row.repeat}` });
   if (view.episode.failure) chat.append(el("div", { class: "failure" }, el("b", {}, view.episode.failure.kind), el("div", {}, view.episode.failure.message)));
   if (leaf) chat.append(...conversation(calls, leaf.index).filter(({ message }) => message.role !== "system").map((part) => messageNode(part, colourOf, { compact: true })));
   return el("article", { class: "card column" },
-    el("header", {}, el("div", { class: "row" }, el("a", { class: "name", href: pageOf(name, "episode", row.episode_id) }, `Attempt ${row.repeat}`), el("span", { class: "spring" }), pill(row.status)),
+    el("header", {}, el("div", { class: "row" }, el("a", { class: "name", href: pageOf(name, "episode", row.episode_id) }, `Episode ${row.repeat}`), el("span", { class: "spring" }), pill(row.status)),
       el("div", { class: "scores" }, score("reward", short(row.reward), rewardClass(row.reward)), score("advantage", signed(row.advantage), signClass(row.advantage)), score("turns", number(row.turns)), score("sampled", number(row.sampled)))),
     chat);
 }
 
 const { rows, total, episodes } = await fetchJson(`${apiOf(name)}/group/${encodeURIComponent($("group").dataset.group)}`);
-if (!rows.length) $("about-group").textContent = "No episode of this group is recorded.";
+if (!rows.length) $("about-group").textContent = "No episodes of this group are recorded.";
 else {
   const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / (rewards.length || 1);
   const spread = Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / (rewards.length || 1));
   $("query").textContent = episodes[0].query || rows[0].preview || rows[0].task_id;
-  $("about-group").textContent = `${rows[0].task_id} · step ${rows[0].step} · ${number(total)} attempt${total === 1 ? "" : "s"} · reward ${short(mean)} ± ${short(spread)}${spread === 0 && rewards.length > 1 && !rows[0].validation ? " · all alike: this group teaches nothing" : ""}`;
+  $("about-group").textContent = `${rows[0].task_id} · step ${rows[0].step} · ${number(total)} episode${total === 1 ? "" : "s"} · reward ${short(mean)} ± ${short(spread)}${spread === 0 && rewards.length > 1 && !rows[0].validation ? " · all equal: this group teaches nothing" : ""}`;
   const colourOf = agentColours(episodes.flatMap((view) => view.calls.map((call) => call.agent)));
   $("columns").replaceChildren(...rows.map((row, index) => column(row, episodes[index], colourOf)));
 }

@@ -1,7 +1,7 @@
-// The list of experiments, kept up to date; choosing some leads to their comparison.
+// The list of experiments, kept up to date. Selected ones can be compared.
 import { $, ago, clock, el, fetchJson, number, pageOf, pill, poll, rewardClass, short, spark } from "./common.js";
 
-/** The end of a path tells models apart, not its start. */
+/** Models differ in the end of their path, not its start. */
 const modelName = (model) => /^[/.~]/.test(model || "") ? `…/${model.split("/").filter(Boolean).slice(-2).join("/")}` : model;
 
 const chosen = new Set((new URLSearchParams(location.search).get("runs") || "").split(",").filter(Boolean));

@@ -1,4 +1,4 @@
-// Which charts there are, in which order, and which metrics each shows.
+// The charts, their order, and the metrics each of them shows.
 const percent = { format: (value) => value === null ? "–" : `${Number((100 * value).toPrecision(3))} %` };
 
 export const SECTIONS = [
@@ -10,9 +10,9 @@ export const SECTIONS = [
     { title: "Validation success", match: /^val\/success\/(rate|pass@\d+)$/, ...percent },
   ] },
   { title: "Episodes", panels: [
-    { title: "Turns", metrics: ["episode/turns"], hint: "mean an episode" },
-    { title: "Reply length", metrics: ["episode/reply_length"], hint: "sampled tokens a call" },
-    { title: "Tokens an episode", metrics: ["episode/tokens", "episode/sampled_tokens", "episode/trained_tokens"] },
+    { title: "Turns", metrics: ["episode/turns"], hint: "mean per episode" },
+    { title: "Reply length", metrics: ["episode/reply_length"], hint: "sampled tokens per call" },
+    { title: "Tokens per episode", metrics: ["episode/tokens", "episode/sampled_tokens", "episode/trained_tokens"] },
     { title: "How episodes ended", match: /^status\//, stacked: true, hint: "episodes" },
     { title: "Outcomes", match: /^outcome\//, stacked: true, hint: "episodes the model cut short" },
     { title: "Failures", match: /^failure\//, stacked: true, hint: "episodes by error" },
@@ -27,9 +27,9 @@ export const SECTIONS = [
     { title: "Learning rate", metrics: ["train/lr"] },
   ] },
   { title: "Speed", panels: [
-    { title: "Tokens a second", metrics: ["perf/tokens_per_second"] },
-    { title: "Time of a step", metrics: ["time/rollout", "time/judge", "time/train", "time/sync"], stacked: true, hint: "seconds" },
-    { title: "Packing ratio", metrics: ["train/packing_ratio"], hint: "tokens of rows / tokens computed" },
+    { title: "Tokens per second", metrics: ["perf/tokens_per_second"] },
+    { title: "Time per step", metrics: ["time/rollout", "time/judge", "time/train", "time/sync"], stacked: true, hint: "seconds" },
+    { title: "Packing ratio", metrics: ["train/packing_ratio"], hint: "tokens in rows / tokens computed" },
   ] },
   { title: "Where tokens went", panels: [
     { title: "Masked", match: /^masked\//, stacked: true, hint: "tokens without loss" },
@@ -41,16 +41,16 @@ export const SECTIONS = [
 export const TILES = [
   { label: "Reward", metric: "reward/mean" }, { label: "Success", metric: "success/rate", ...percent },
   { label: "KL", metric: "train/kl" }, { label: "Entropy", metric: "train/entropy" },
-  { label: "Tokens a second", metric: "perf/tokens_per_second" },
-  { label: "Seconds a step", metric: "time/step" }, { label: "Turns", metric: "episode/turns" },
+  { label: "Tokens per second", metric: "perf/tokens_per_second" },
+  { label: "Seconds per step", metric: "time/step" }, { label: "Turns", metric: "episode/turns" },
 ];
 
-/** The metrics of a panel that some run has. */
+/** Those metrics of a panel that at least one run has. */
 export function metricsOf(panel, names) {
   return panel.match ? names.filter((name) => panel.match.test(name)) : panel.metrics.filter((name) => names.includes(name));
 }
 
-/** Panels for metrics that no section above shows, by their prefix. */
+/** Panels for the metrics that no section above shows, grouped by prefix. */
 export function otherSections(names) {
   const shown = new Set(["time", "val/time"]);
   for (const section of SECTIONS) for (const panel of section.panels) for (const name of metricsOf(panel, names)) shown.add(name);
@@ -65,4 +65,4 @@ export function otherSections(names) {
   const rank = (prefix) => (order.indexOf(prefix) + order.length + 1) % (order.length + 1);
   return [...groups].sort(([a], [b]) => rank(a) - rank(b) || a.localeCompare(b)).map(([prefix, panels]) => ({ title: TITLES[prefix] || prefix, panels }));
 }
-const TITLES = { user: "Logged by the workflow", tag: "By tag", val: "Validation", reward: "More about rewards", episode: "More about episodes", time: "More times", train: "More about training", perf: "More about speed", loss: "More about the loss", tokens: "Tokens of the update", credit: "Credit", ledger: "Ledger: where sampled tokens went" };
+const TITLES = { user: "Logged by the workflow", tag: "By tag", val: "Validation", reward: "More about rewards", episode: "More about episodes", time: "More times", train: "More about training", perf: "More about speed", loss: "More about the loss", tokens: "Tokens per update", credit: "Credit", ledger: "Ledger: where sampled tokens went" };

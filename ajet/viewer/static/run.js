@@ -1,4 +1,4 @@
-// Charts of one run, or of several over each other; live while a run goes.
+// Charts of one run, or of several overlaid; updated while a run is in progress.
 import { $, apiOf, copyLink, debounce, el, fetchJson, number, pageOf, poll, setUrl, short, showLive } from "./common.js";
 import { SECTIONS, TILES, metricsOf, otherSections } from "./panels.js";
 
@@ -30,7 +30,7 @@ async function refresh(run) {
 
 // ---------------------------------------------------------------- data of a chart
 
-/** Exponential moving average, without the pull of its start. */
+/** Exponential moving average, corrected for the bias of its start. */
 function smoothed(values) {
   if (!view.smooth) return values;
   let sum = 0, weight = 0;
@@ -52,7 +52,7 @@ function linesOf(panel, names) {
   return lines;
 }
 
-/** A line's values. What is stacked counts something: a step that did not log it had none. */
+/** A line's values. Stacked metrics are counts: a step that logged none had zero. */
 function counted(panel, { run, name }) {
   const trained = run.series["reward/mean"] || [];
   return panel.stacked ? run.series[name].map((value, index) => value ?? (trained[index] === null || trained[index] === undefined ? null : 0)) : run.series[name];
@@ -95,7 +95,7 @@ class Chart {
     const [steps, columns, drawn] = dataOf(this.panel, lines);
     this.lines = lines; this.steps = steps; this.columns = columns;
     const stacked = this.panel.stacked && single;
-    // what is stacked is drawn from the top down, so that each area covers those above it
+    // stacked areas are drawn from the top down, so that each covers those above it
     const order = lines.map((_, index) => stacked ? lines.length - 1 - index : index);
     const data = [steps, ...order.map((index) => drawn[index])];
     const shape = JSON.stringify([lines.map((line) => [line.run.name, line.name]), style("--is-dark")]);
@@ -194,7 +194,7 @@ function build() {
   tiles();
 }
 
-/** Runs over each other share one metric a chart; a single run shows related metrics together. */
+/** Overlaid runs get one metric per chart; a single run shows related metrics together. */
 function apart(panel, names) {
   const metrics = metricsOf(panel, names);
   if (single || metrics.length < 2) return [panel];
@@ -203,10 +203,10 @@ function apart(panel, names) {
 
 const RESULTS = [
   { label: "Reward", metric: "reward/mean", first: true }, { label: "Best reward", metric: "reward/mean", best: true },
-  { label: "Best validation", metric: "val/reward/mean", best: true }, ...TILES.filter((tile) => ["KL", "Entropy", "Tokens a second", "Seconds a step"].includes(tile.label)),
+  { label: "Best validation", metric: "val/reward/mean", best: true }, ...TILES.filter((tile) => ["KL", "Entropy", "Tokens per second", "Seconds per step"].includes(tile.label)),
 ];
 
-/** Several runs: what each came to, side by side. */
+/** The results of several runs, side by side. */
 function results() {
   const columns = RESULTS.filter((column) => runs.some((run) => run.series[column.metric]));
   const cell = (run, column) => {
@@ -241,7 +241,7 @@ function zoomTo(from, to) {
   for (const chart of charts.values()) if (chart.uplot) chart.zoom();
 }
 
-/** A click on a chart: the episodes of that step. */
+/** A click on a chart leads to the episodes of that step. */
 function pick(step) {
   if (step !== undefined) location.href = `${pageOf(runs[0].name, "episodes")}?step_min=${step}&step_max=${step}`;
 }

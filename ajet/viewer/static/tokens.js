@@ -1,4 +1,4 @@
-// Every token of one path through the tree. Lines have one height, so only those in sight are in the page.
+// Every token of one path through the tree. All lines have the same height, so only the visible ones are in the page.
 import { el, hasOdd, number, oddName, short, signed } from "./common.js";
 
 const LINE = 22, SPARE = 10, SPLIT = 4000;
@@ -78,7 +78,7 @@ export class TokenView {
     this.view = view; this.data = data; this.onToken = onToken; this.chosen = -1; this.colour = COLOURS[colour] ? colour : "trained";
     this.space = el("div", { class: "space" });
     this.scroller = el("div", { class: "tokens", tabindex: "0", role: "listbox", "aria-label": "Tokens. Arrow keys move from token to token." }, this.space);
-    this.inspector = el("aside", { class: "inspector", "aria-live": "polite", "aria-label": "The chosen token" });
+    this.inspector = el("aside", { class: "inspector", "aria-live": "polite", "aria-label": "The selected token" });
     this.scale = el("span", { class: "scale" });
     const buttons = Object.entries(COLOURS).map(([key, { label }]) => el("button", { type: "button", "data-colour": key, on: { click: () => { this.colour = key; onColour(key); this.recolour(); } } }, label));
     this.bar = el("div", { class: "token-bar" }, el("div", { class: "segments", role: "group", "aria-label": "Colour by" }, buttons), this.scale, el("span", { class: "spring" }), this.count = el("span"));
@@ -121,7 +121,7 @@ export class TokenView {
     this.draw();
   }
 
-  /** Put the lines in sight into the page and take the others out. */
+  /** Put the visible lines into the page and remove the others. */
   draw() {
     if (!this.lines) return;
     const first = Math.max(0, Math.floor(this.scroller.scrollTop / LINE) - SPARE);
@@ -181,7 +181,7 @@ export class TokenView {
   inspect(token) {
     if (token === this.inspected) return;
     this.inspected = token;
-    if (token < 0) { this.inspector.replaceChildren(el("p", { class: "help" }, "Point at a token to see its id, its logprobs, the probability ratio and its advantage. Click to keep it in the link; arrow keys walk."), el("h2", {}, "Jump to"), this.jumps()); return; }
+    if (token < 0) { this.inspector.replaceChildren(el("p", { class: "help" }, "Point at a token to see its id, its logprobs, the probability ratio and its advantage. Click one to keep it in the link; move with the arrow keys."), el("h2", {}, "Jump to"), this.jumps()); return; }
     const facts = this.facts(token), id = this.flat.ids[token];
     const pairs = [["position", number(token)], ["id", id], ["author", facts.index < 0 ? "context" : `${facts.call.agent}, call ${facts.index}`]];
     if (facts.index >= 0) pairs.push(
@@ -229,7 +229,7 @@ export class TokenView {
   toCall(index) { const segment = this.flat.segments.find((one) => one.call === index); if (segment) this.toToken(segment.start); else this.scroller.scrollTop = 0; }
 }
 
-/** Text of a token with what can't be seen made visible. A single text node where nothing is odd. */
+/** A token's text with invisible characters made visible. */
 function shown(text) {
   const visible = text.length > SPLIT ? `${text.slice(0, SPLIT)}…` : text;
   if (!hasOdd(visible)) return visible.replaceAll("\t", "→   ");

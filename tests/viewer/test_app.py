@@ -1,16 +1,14 @@
-"""Who may look, and what every answer forbids."""
+"""The viewer's pages: who may see them, what every answer forbids, and what a bad URL gets."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from starlette.testclient import TestClient
 
 from ajet.http.access import Access
 from ajet.viewer.app import create_app
 from ajet.viewer.library import Library
-from ajet.viewer.serve import AddressError, Viewer, ViewerSettings
 
 LOCAL = "http://127.0.0.1"
 
@@ -88,12 +86,3 @@ def test_bad_queries_say_what_is_wrong(experiments: Path) -> None:
         assert answer.status_code == 400 and query.split("=")[0] in answer.json()["error"]
     assert visitor.get("/api/x/math-agent/episode/none").status_code == 404
     assert visitor.get("/x/none").status_code == 404
-
-
-def test_an_outward_address_needs_a_password(tmp_path: Path) -> None:
-    for password in (None, "short"):
-        with pytest.raises(AddressError, match="needs a password"):
-            Viewer(ViewerSettings(root=tmp_path, host="0.0.0.0", port=0, password=password))
-    viewer = Viewer(ViewerSettings(root=tmp_path, host="0.0.0.0", port=0, password="long enough"))
-    assert "token" not in viewer.url
-    viewer.socket.close()
