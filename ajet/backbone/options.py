@@ -1,4 +1,4 @@
-"""`LaunchOptions`: what the command line asked for beside the config, for backbones that start things of their own.
+"""`LaunchOptions`: what the command line asked for besides the config, for backbones that start processes of their own.
 
 A backbone is `run(config, experiment)` or, if it needs these, `run(config, experiment, options)`.
 """
@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ajet.observe.progress import ProgressMode
 
 
 class RayStart(StrEnum):
@@ -18,7 +22,7 @@ class RayStart(StrEnum):
     CLUSTER = "cluster"
     """`--with-ray-cluster`: join or start a cluster by environment variables."""
     ADDRESS = "address"
-    """`--ray-address`: one that runs already."""
+    """`--ray-address`: one that is already running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +34,11 @@ class LaunchOptions:
     skip_check_avail_gpu: bool = False
     quiet: bool = False
     json: bool = False
-    fresh: bool = False
+
+    def progress_mode(self) -> ProgressMode:
+        """How progress is shown."""
+        from ajet.observe.progress import ProgressMode
+
+        if self.json:
+            return ProgressMode.JSON
+        return ProgressMode.QUIET if self.quiet else ProgressMode.AUTO

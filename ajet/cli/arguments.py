@@ -101,7 +101,6 @@ def parse_arguments(argv: Sequence[str]) -> LaunchArguments:
             skip_check_avail_gpu=flags.skip_check_avail_gpu,
             quiet=flags.quiet,
             json=flags.json,
-            fresh=flags.fresh,
         ),
     )
 

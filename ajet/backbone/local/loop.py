@@ -22,7 +22,7 @@ from ajet.backbone.validation import validation_metrics, validation_repeats
 from ajet.credit import Credit, ZeroVariance, compute_credit, imitation_credit, summarise
 from ajet.observe.episode_metrics import episode_metrics, staleness
 from ajet.observe.metric_names import step_names
-from ajet.observe.progress import Progress, ProgressMode
+from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.runtime.runtime import Runtime
 from ajet.schema.call_tree import FloatArray
@@ -59,7 +59,7 @@ class LocalRun:
         tasks = [] if self.from_file else read_training_tasks(reader)
         self.queries = {task.task_id: task.main_query for task in [*tasks, *self.validation_tasks]}
         self.tasks = tasks
-        self.progress = Progress.create(_progress_mode(options))
+        self.progress = Progress.create(options.progress_mode())
         self.recorder = EpisodeRecorder(
             experiment.episodes, RecorderSettings.from_config(config), masker=experiment.masker
         )
@@ -318,12 +318,6 @@ class LocalRun:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def _progress_mode(options: LaunchOptions) -> ProgressMode:
-    if options.json:
-        return ProgressMode.JSON
-    return ProgressMode.QUIET if options.quiet else ProgressMode.AUTO
 
 
 def _ledger(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -33,17 +33,19 @@ from ajet.backbone.ray.start import (
 )
 from ajet.backbone.ray.watcher import SILENCE_S, MetricsTail, Source, started_child, watch
 from ajet.backbone.report import show_report
+from ajet.observe.progress import Progress
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.observe.experiment import ExperimentFolder
-    from ajet.observe.progress import Progress
 
 log = logging.getLogger(__name__)
 
 SCRATCH = Path("/tmp")
 SCRATCH_NAME = "ajv"
+DRIVER_INPUT, EPISODE_METRICS, ERROR = "run.json", "episodes.jsonl", "error.txt"
+"""Files in the private folder: for the driver, from the collector, from the driver."""
 
 
 class BackboneAdapter(Protocol):
@@ -112,36 +114,50 @@ def run(
         stack.callback(end_all, mark)
         prepared = prepare(adapter, config, experiment, scratch, machine)
         ray = stack.enter_context(ray_settings(options, place, scratch, machine, environment))
-        if prepared.resumed_step is not None:
-            experiment.rewind(prepared.resumed_step)
-        progress = stack.enter_context(open_progress(options))
+        given = DriverInput(prepared.settings, prepared.payload, ray, place.nodes if place else 0, str(scratch / ERROR))
+        given.write(scratch / DRIVER_INPUT)
+        _watch_driver(adapter, config, experiment, options, prepared, environment | adapter.environment(scratch))
+    if (weights := adapter.newest_weights(config, prepared.checkpoints)) is not None:
+        keep_weights(weights, experiment.hf)
+    if not options.json:
+        show_report(experiment.path, quiet=options.quiet)
+    return exit_code(experiment.path, prepared.resumed_step or 0) if adapter.trains(config) else 0
+
+
+def _watch_driver(
+    adapter: BackboneAdapter,
+    config: Config,
+    experiment: ExperimentFolder,
+    options: LaunchOptions,
+    prepared: PreparedRun,
+    environment: dict[str, str],
+) -> None:
+    """Start the driver and watch it to its end. Raises if it fails."""
+    scratch = prepared.scratch
+    if prepared.resumed_step is not None:
+        experiment.rewind(prepared.resumed_step)
+    with ExitStack() as stack:
+        progress = stack.enter_context(Progress.create(options.progress_mode()))
         progress.start(experiment.name, adapter.name, prepared.total_steps, prepared.resumed_step or 0)
-        error_file = scratch / "error.txt"
-        given = DriverInput(prepared.settings, prepared.payload, ray, place.nodes if place else 0, str(error_file))
-        given.write(scratch / "run.json")
         child = stack.enter_context(
             started_child(
                 adapter.title,
-                [adapter.driver, str(scratch / "run.json")],
-                environment=environment | adapter.environment(scratch),
+                [adapter.driver, str(scratch / DRIVER_INPUT)],
+                environment=environment,
                 log=prepared.log,
                 payload=prepared.payload,
                 mask=experiment.masker.text,
             )
         )
         experiment.events.write(f"{adapter.name}_started", pid=child.process.pid)
-        episodes = Source(MetricsTail(prepared.episode_metrics, dict), ends_step=False)
+        episodes = Source(MetricsTail(scratch / EPISODE_METRICS, dict), ends_step=False)
         silence_s = max(SILENCE_S, 2 * config.ajet.rollout.episode_timeout)
         code = watch(child, [episodes, *adapter.sources(config, scratch)], experiment, progress, silence_s=silence_s)
-        reason = error_file.read_text(encoding="utf-8") if error_file.exists() else ""
     if code != 0:
-        reason = experiment.masker.text(reason) or last_error(prepared.log)
+        error_file = scratch / ERROR
+        said = error_file.read_text(encoding="utf-8") if error_file.exists() else ""
+        reason = experiment.masker.text(said) or last_error(prepared.log)
         raise BackboneFailedError(f"{adapter.title} ended with exit code {code}: {reason}\n    its log: {prepared.log}")
-    if (weights := adapter.newest_weights(config, prepared.checkpoints)) is not None:
-        keep_weights(weights, experiment.hf)
-    if not options.json:
-        show_report(experiment.path, quiet=options.quiet)
-    return exit_code(experiment.path, prepared.resumed_step or 0) if adapter.trains(config) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +168,8 @@ class PreparedRun:
     payload: str
     log: Path
     checkpoints: Path
-    episode_metrics: Path
+    scratch: Path
+    """The private folder."""
     total_steps: int
     resumed_step: int | None
 
@@ -180,14 +197,13 @@ def prepare(
             "ajet.trainer_common.total_training_steps; to start anew, use --fresh"
         )
     model_path = ModelSource.resolve(config.ajet.model.path).path
-    episode_metrics = scratch / "episodes.jsonl"
     payload = RunPayload(
         config=config.model_dump(mode="json"),
         base_dir=os.getcwd(),
         yaml_path=str(config.yaml_path.resolve()) if config.yaml_path else "",
         model_path=model_path,
         experiment_dir=str(experiment.path.resolve()),
-        metrics_file=str(episode_metrics),
+        metrics_file=str(scratch / EPISODE_METRICS),
         total_steps=steps,
         resumed_step=resumed,
     ).encode()
@@ -197,7 +213,7 @@ def prepare(
         payload=payload,
         log=experiment.path.resolve() / f"{adapter.name}.log",
         checkpoints=checkpoints,
-        episode_metrics=episode_metrics,
+        scratch=scratch,
         total_steps=steps,
         resumed_step=resumed,
     )
@@ -220,20 +236,6 @@ def remove_abandoned(place: Path) -> None:
         pid = folder.name.removeprefix(SCRATCH_NAME).partition("_")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists() and folder.stat().st_uid == os.getuid():
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def open_progress(options: LaunchOptions) -> Iterator[Progress]:
-    """The progress display that the command line asked for."""
-    from ajet.observe.progress import Progress, ProgressMode
-
-    mode = ProgressMode.AUTO
-    if options.json:
-        mode = ProgressMode.JSON
-    elif options.quiet:
-        mode = ProgressMode.QUIET
-    with Progress.create(mode) as progress:
-        yield progress
 
 
 def keep_weights(source: Path, target: Path) -> None:
