@@ -72,7 +72,7 @@ def embedded(load: Load, *, prefix_cache: bool = True) -> dict[str, Any]:
         await asyncio.gather(*(conversation(*each) for each in enumerate(load.messages())))
 
     figures: dict[str, Any] = measure(lambda: asyncio.run(all_of_them()), load)
-    facts = asyncio.run(engine.health())
+    facts = asyncio.run(engine.stats())
     asyncio.run(engine.aclose())
     figures["median_reply_s"] = round(sorted(latencies)[len(latencies) // 2], 3)
     figures["prompt_tokens"] = facts["prompt_tokens"]

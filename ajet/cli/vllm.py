@@ -29,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     arguments, extra = parser.parse_known_args(argv)
 
     from ajet.engine.model_source import ModelSource
-    from ajet.engine.vllm.arguments import MODULE, VllmSettings, server_arguments, server_environment
+    from ajet.engine.vllm.arguments import SERVER_MODULE, VllmSettings, server_arguments, server_environment
     from ajet.runtime.served_model import weights_of
 
     settings = VllmSettings(
@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
         python=arguments.python,
         extra_args=tuple(extra),
     )
-    command = [settings.python, "-m", MODULE, *server_arguments(settings, arguments.port, arguments.host)]
+    command = [settings.python, "-m", SERVER_MODULE, *server_arguments(settings, arguments.port, arguments.host)]
     if arguments.show:
         variables = [f"{name}={value}" for name, value in server_environment(settings).items()]
         print(shlex.join([*variables, *command]))

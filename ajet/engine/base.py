@@ -1,4 +1,4 @@
-"""The `Engine` protocol: where tokens come from. Token ids in, token ids and logprobs out."""
+"""The `Engine` protocol, where tokens come from, and `build_engine`, which makes the one a configuration names."""
 
 from __future__ import annotations
 
@@ -11,45 +11,42 @@ from ajet.schema.generation import Completion, EngineCapabilities, GenerateReque
 
 OnTokens = Callable[[TokenChunk], None]
 
+ENGINES = ("torch", "vllm", "sglang", "remote", "scripted")
+
 
 @runtime_checkable
 class Engine(Protocol):
-    """Draws replies. Cancelling the awaiting task cancels the generation.
+    """Generates replies: token ids in, token ids and logprobs out.
 
-    Failures are `ajet.schema.errors.EngineError`s. `ready()` may take long (weights load in the background while the
-    workflow starts); `generate` waits for it by itself.
+    Cancelling the awaiting task cancels the generation. Failures are `ajet.schema.errors.EngineError`s.
     """
 
     @property
     def capabilities(self) -> EngineCapabilities: ...
 
     async def ready(self) -> None:
-        """Return when the first reply can be drawn; raise what went wrong while loading."""
+        """Return when the engine can generate; raise whatever went wrong while loading.
+
+        This may take long: weights load in the background while the workflow starts. `generate` waits for it by itself.
+        """
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
-        """Draw one reply. `on_tokens` is called on the awaiting event loop."""
+        """Generate one reply. `on_tokens` is called on the awaiting event loop."""
         ...
 
     async def load_weights(self, source: Any, version: int) -> None:
-        """Serve these weights from now on, under this policy version; prefixes cached before are never used again."""
+        """Serve these weights from now on, as this policy version. Prefixes cached earlier are never used again."""
 
     async def pause(self) -> None:
-        """Take no new work and wait until nothing is in flight."""
+        """Start no new requests, and wait until none is in flight."""
 
     async def resume(self) -> None: ...
-
-    async def health(self) -> dict[str, Any]:
-        """Facts for logs: load, cache use, version. Raises EngineError if the engine is dead."""
-        ...
 
     async def aclose(self) -> None: ...
 
 
-ENGINES = ("torch", "vllm", "sglang", "remote", "scripted")
-
-
 def build_engine(config: Any) -> Engine:
-    """Build the engine that `rollout.engine` names, for the model in `model.path`."""
+    """The engine that `rollout.engine` names, for the model in `model.path`. Returns at once; weights load later."""
     name = config.ajet.rollout.engine
     if name == "torch":
         from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings

@@ -1,4 +1,4 @@
-"""Where a model comes from: `tiny:<name>`, a local folder, or a Hugging Face id. Light to import; loads on demand."""
+"""`ModelSource`: a model by its `tiny:<name>`, local folder or Hugging Face id. Light to import; loads on demand."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 TINY = "tiny:"
 LOADING = threading.RLock()
-"""Tokenizer and weights are often loaded by two threads at once, and transformers imports its parts lazily in circles:
-two threads that enter such a circle from different sides see half-made modules."""
+"""Two threads often load tokenizer and weights at the same time, and transformers' lazy imports are circular: threads
+that enter such a circle from different ends would see half-initialised modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class ModelSource:
     name: str
     """What the user wrote."""
     path: str
-    """What transformers and vLLM load: a folder, or a hub id."""
+    """What transformers and vLLM load: a folder or a hub id."""
 
     @classmethod
     def resolve(cls, name: str | Path) -> ModelSource:
-        """Find the model. A tiny model is built on first use; a hub id is downloaded only when loaded."""
+        """Find the model. Tiny models are built on first use; hub ids are downloaded only when loaded."""
         name = str(name)
         if name.startswith(TINY) or name == TINY.rstrip(":"):
             from ajet.engine.tiny.models import tiny_folder
@@ -46,9 +46,7 @@ class ModelSource:
         folder = Path(name).expanduser()
         if folder.is_dir():
             if not (folder / "config.json").is_file():
-                raise ConfigError(
-                    f"model folder {name} holds no config.json: point model.path at a Hugging Face folder"
-                )
+                raise ConfigError(f"model folder {name} has no config.json: point model.path to a Hugging Face folder")
             return cls(name, str(folder))
         if not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
             raise ConfigError(f"model folder {name!r} does not exist (model.path: a folder, a hub id, or tiny:<name>)")
@@ -56,17 +54,17 @@ class ModelSource:
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer."""
-        self._look_for_hub()
+        self._go_offline_without_hub()
         try:
             with LOADING:
                 tokenizer: PreTrainedTokenizerBase = _tokenizer_loader(self.path).from_pretrained(self.path)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"no tokenizer could be loaded for model {self.name!r}: {error}") from error
+            raise ConfigError(f"the tokenizer of model {self.name!r} could not be loaded: {error}") from error
         return tokenizer
 
     def model(self, dtype: str = "auto", attn: str = "auto", device: str | None = None) -> PreTrainedModel:
-        """Load the weights in evaluation mode. `auto` means bfloat16 on a GPU, float32 on a CPU; SDPA attention."""
-        self._look_for_hub()
+        """Load the weights in evaluation mode. `auto`: SDPA attention, bfloat16 on a GPU, float32 on a CPU."""
+        self._go_offline_without_hub()
         try:
             with LOADING:
                 import torch
@@ -85,20 +83,20 @@ class ModelSource:
         untyped.to(device).eval()
         return model
 
-    def _look_for_hub(self) -> None:
-        """Without a way to the hub its library would try again for a minute with each file: it is told so."""
-        if not Path(self.path).is_dir() and not _finds_hub():
+    def _go_offline_without_hub(self) -> None:
+        """Set the hub's library offline if the hub can't be reached: it would retry each file for a minute."""
+        if not Path(self.path).is_dir() and not _hub_is_reachable():
             from huggingface_hub import constants
 
             constants.HF_HUB_OFFLINE = True
 
 
 @cache
-def _finds_hub() -> bool:
+def _hub_is_reachable() -> bool:
     from huggingface_hub.constants import ENDPOINT
 
     if getproxies():
-        return True  # names are looked up behind it
+        return True  # the proxy resolves names
     try:
         socket.getaddrinfo(urlsplit(ENDPOINT).hostname, None)
     except OSError:
@@ -107,7 +105,7 @@ def _finds_hub() -> bool:
 
 
 def _tokenizer_loader(path: str) -> Any:
-    """`AutoTokenizer` imports torch, which takes a second: not where its choice is known."""
+    """Avoids `AutoTokenizer` when the class is known: it imports torch, which takes a second."""
     if _has_tiny_tokenizer(Path(path)):
         from transformers import PreTrainedTokenizerFast
 
@@ -128,7 +126,7 @@ def _has_tiny_tokenizer(folder: Path) -> bool:
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """Loading shows no bar of its own between the lines of ours."""
+    """Keep transformers' progress bars out of our output."""
     from transformers.utils import logging as transformers_logging
 
     logging: Any = transformers_logging
@@ -142,12 +140,12 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def torch_dtype(name: str, device: str) -> torch.dtype:
-    """The number format a setting asks for."""
+    """The dtype that `model.dtype` names."""
     import torch
 
     if name == "auto":
         return torch.float32 if device == "cpu" else torch.bfloat16
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise ConfigError(f"model.dtype {name!r} is no number format: use auto, float32, bfloat16 or float16")
+        raise ConfigError(f"model.dtype {name!r} isn't a number format: use auto, float32, bfloat16 or float16")
     return found

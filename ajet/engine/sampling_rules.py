@@ -1,7 +1,7 @@
-"""What every engine checks before it draws, and how a reply ends.
+"""What every engine checks before it generates, and when a reply ends.
 
-`check_request` refuses what makes no sense, with a typed error. `StopRule` says after each token whether the reply is
-over: an end token, a stop string, or no room left.
+`check_request` refuses invalid requests with a typed error. `StopRule` says after each token whether the reply is over:
+at an end token, at a stop string, or when there is no room left.
 """
 
 from __future__ import annotations
@@ -17,33 +17,36 @@ from ajet.schema.errors import ContextOverflowError, InvalidRequestError
 from ajet.schema.generation import FinishReason, GenerateRequest, Sampling
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are 0: dividing logits by less would overflow float32."""
+"""Lower temperatures count as 0: dividing logits by less would overflow float32."""
 MAX_TOP_LOGPROBS = 1000
 MAX_STOP_STRINGS = 64
 
 Decode = Callable[[list[int]], str]
 
 
-def check_request(request: GenerateRequest, *, max_model_len: int, vocabulary: int) -> int:
-    """Return how many tokens may be drawn; raise InvalidRequestError or ContextOverflowError."""
+def check_request(request: GenerateRequest, *, max_model_len: int, vocabulary: int | None = None) -> int:
+    """Return how many tokens the reply may have; raise InvalidRequestError or ContextOverflowError.
+
+    `vocabulary` is the number of token ids; None if only the server knows it.
+    """
     check_sampling(request.sampling)
     if not 0 <= request.top_logprobs <= MAX_TOP_LOGPROBS:
         raise InvalidRequestError(f"top_logprobs must be 0 … {MAX_TOP_LOGPROBS}, not {request.top_logprobs}")
     _check_ids("prompt_ids", request.prompt_ids, vocabulary)
     if not request.prompt_ids:
-        raise InvalidRequestError("prompt_ids is empty: a reply needs at least one token to follow")
+        raise InvalidRequestError("prompt_ids is empty: a prompt needs at least one token")
     room = max_model_len - len(request.prompt_ids)
     if room < 1:
         raise ContextOverflowError(
-            f"the prompt has {len(request.prompt_ids)} tokens, and max_model_len={max_model_len} must hold prompt and "
-            "reply: shorten the conversation or raise rollout.max_model_len"
+            f"the prompt has {len(request.prompt_ids)} tokens, but prompt and reply must fit into max_model_len="
+            f"{max_model_len}: shorten the conversation or raise rollout.max_model_len"
         )
     wanted = request.sampling.max_tokens
     return room if wanted is None else min(room, wanted)
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Refuse parameters outside their range, naming the one that is wrong."""
+    """Refuse parameters outside their range, naming the wrong one."""
     _check_range("temperature", sampling.temperature, 0.0, math.inf)
     _check_range("top_p", sampling.top_p, 0.0, 1.0)
     _check_range("min_p", sampling.min_p, 0.0, 1.0)
@@ -60,7 +63,7 @@ def check_sampling(sampling: Sampling) -> None:
     if sampling.seed is not None and not isinstance(sampling.seed, int):
         raise InvalidRequestError(f"seed must be an integer, not {sampling.seed!r}")
     if len(sampling.stop) > MAX_STOP_STRINGS or not all(isinstance(text, str) and text for text in sampling.stop):
-        raise InvalidRequestError(f"stop must hold at most {MAX_STOP_STRINGS} strings, none of them empty")
+        raise InvalidRequestError(f"stop must hold at most {MAX_STOP_STRINGS} non-empty strings")
     _check_ids("stop_token_ids", sampling.stop_token_ids, None)
 
 
@@ -76,8 +79,10 @@ def _check_ids(name: str, ids: Iterable[int], vocabulary: int | None) -> None:
         return
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InvalidRequestError(f"{name} must be a flat list of integers")
-    if int(array.min()) < 0 or (vocabulary is not None and int(array.max()) >= vocabulary):
-        raise InvalidRequestError(f"{name} holds an id outside the vocabulary (0 … {(vocabulary or 0) - 1})")
+    if int(array.min()) < 0:
+        raise InvalidRequestError(f"{name} holds a negative id")
+    if vocabulary is not None and int(array.max()) >= vocabulary:
+        raise InvalidRequestError(f"{name} holds an id outside the vocabulary (0 … {vocabulary - 1})")
 
 
 class Stop(NamedTuple):
@@ -95,17 +100,17 @@ class StopRule:
     strings: tuple[str, ...]
     max_tokens: int
     window: int
-    """A stop string that the last token completes lies within this many tokens: each holds at least one byte of it."""
+    """Tokens to search: a stop string that the last token completes lies within them, at one byte or more per token."""
 
     @classmethod
     def of(cls, sampling: Sampling, end_ids: Iterable[int], max_tokens: int) -> StopRule:
-        """The rule of one request; `ignore_eos` switches off the model's own end tokens only."""
+        """The rule for one request; `ignore_eos` disables only the model's own end tokens."""
         ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(end_ids))
         longest = max((len(text.encode()) for text in sampling.stop), default=0)
         return cls(ids, tuple(sampling.stop), max_tokens, longest + 1)
 
     def check(self, drawn: list[int], decode: Decode) -> Stop | None:
-        """Look at the newest of the drawn tokens."""
+        """Whether the newest of the drawn tokens ends the reply."""
         if drawn[-1] in self.ids:
             return Stop("stop", drawn[-1])
         if self.strings:

@@ -1,7 +1,7 @@
-"""The scripted engine: replies from a file or a function instead of a model.
+"""`ScriptedEngine`: replies from a file or a function instead of a model.
 
-Runs any workflow end to end without weights: for tests, for `ajet validate --run`, for trying a tool loop. The replies
-are tokenised with a real tokenizer, so ids are real; the logprobs are made up: all 0.0, which no model would give.
+It runs any workflow end to end without weights: in tests, in `ajet validate --run`, to try a tool loop. Replies go
+through a real tokenizer, so their ids are real; their logprobs are made up: always 0.0.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 Reply = str | Message
 MADE_UP_LOGPROB = 0.0
 REMEMBERED_SESSIONS = 16384
-"""Sessions whose calls are counted: the latest ones, so that a long run stays small."""
+"""Calls are counted for this many recent sessions, so that memory stays bounded in a long run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedCall:
-    """What a reply function is told."""
+    """What a reply function gets."""
 
     prompt: str
     """The prompt as text, special tokens included."""
     index: int
-    """How many calls the same session made before."""
+    """How many calls the same session has made before."""
     session_id: str
     request: GenerateRequest
 
@@ -45,7 +45,7 @@ ReplyFunction = Callable[[ScriptedCall], Reply]
 
 
 def read_replies(path: str | Path) -> list[Reply]:
-    """Read a YAML or JSON list of replies: each a text, or a message with content and tool_calls."""
+    """Read a YAML or JSON list of replies, each a text or a message with content and tool_calls."""
     import yaml
 
     file = Path(path).expanduser()
@@ -53,9 +53,9 @@ def read_replies(path: str | Path) -> list[Reply]:
         text = file.read_text(encoding="utf-8")
         content: Any = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(f"the file of scripted replies can't be read: {error}") from error
+        raise ConfigError(f"rollout.scripted_replies can't be read: {error}") from error
     except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file}: neither JSON nor YAML: {error}") from error
+        raise ConfigError(f"{file} is not valid {'JSON' if file.suffix == '.json' else 'YAML'}: {error}") from error
     if not isinstance(content, list) or not content:
         raise ConfigError(f"{file}: expected a list of replies (texts, or messages with content and tool_calls)")
     for index, reply in enumerate(content):
@@ -65,10 +65,10 @@ def read_replies(path: str | Path) -> list[Reply]:
 
 
 class ScriptedEngine:
-    """An `Engine` that says what it was told to say.
+    """An `Engine` with given replies.
 
-    A list is spoken in order by each session by itself, and its last reply repeats; so concurrent episodes do not
-    disturb each other. A function decides by the prompt.
+    Each session goes through a list of replies from the start and repeats the last one, so concurrent episodes don't
+    affect each other. A reply function decides by the prompt.
     """
 
     def __init__(
@@ -97,8 +97,7 @@ class ScriptedEngine:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        details = {"logprobs": "made up (0.0)"}
-        return EngineCapabilities("scripted", load_weights=True, max_model_len=self._max_model_len, details=details)
+        return EngineCapabilities("scripted", load_weights=True, max_model_len=self._max_model_len)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -121,7 +120,7 @@ class ScriptedEngine:
         room = check_request(request, max_model_len=self._max_model_len, vocabulary=len(self.tokenizer))
         self._enter()
         try:
-            await asyncio.sleep(0)  # a place to be cancelled at, as with a model
+            await asyncio.sleep(0)  # can be cancelled here, as with a model
             drawn, stop = self._draw(request, room)
         finally:
             self._leave()
@@ -151,14 +150,14 @@ class ScriptedEngine:
         return drawn, Stop("stop", drawn[-1])
 
     def _spell(self, reply: Reply) -> list[int]:
-        """The reply's ids, an end token last."""
+        """The reply's ids, with an end token last."""
         text = reply if isinstance(reply, str) else self._render(reply)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         end = self.tokenizer.eos_token_id
         return ids if ids and ids[-1] == end else [*ids, int(end)]
 
     def _render(self, message: Message) -> str:
-        """The text by which the model's template writes this message."""
+        """The message as the model's chat template writes it."""
         question = [{"role": "user", "content": "?"}]
         template: Any = self.tokenizer.apply_chat_template
         before = template(question, tokenize=False, add_generation_prompt=True)
@@ -182,7 +181,7 @@ class ScriptedEngine:
             self._idle.set()
 
     async def load_weights(self, source: Any, version: int) -> None:
-        """There are none; the version is passed on to later replies."""
+        """There are no weights; later replies carry the version."""
         self._version = version
 
     async def pause(self) -> None:
@@ -191,11 +190,6 @@ class ScriptedEngine:
 
     async def resume(self) -> None:
         self._running.set()
-
-    async def health(self) -> dict[str, Any]:
-        if self._closed:
-            raise EngineError("the scripted engine is closed")
-        return {"engine": "scripted", "version": self._version, "in_flight": self._in_flight}
 
     async def aclose(self) -> None:
         self._closed = True

@@ -1,6 +1,6 @@
-"""The `sglang` engine: token ids over `/generate` of a running SGLang server. Experimental: tested against a stand-in.
+"""`SglangEngine`: token ids over `/generate` of a running SGLang server. Experimental: tested against a stand-in only.
 
-Its addresses are those of `rollout.remote`. New weights must lie in a folder that the server can read.
+The servers' addresses are those of `rollout.remote`. New weights must be in a folder that the servers can read.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import asyncio
 import uuid
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, ValidationError, convert
 
 from ajet.engine.base import OnTokens
 from ajet.engine.remote.client import RemoteClient, RemoteSettings
@@ -31,8 +33,7 @@ class SglangEngine:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        length = self._settings.max_model_len
-        return EngineCapabilities("sglang", load_weights=True, max_model_len=length, details={"experimental": True})
+        return EngineCapabilities("sglang", load_weights=True, max_model_len=self._settings.max_model_len)
 
     @property
     def client(self) -> RemoteClient:
@@ -43,15 +44,15 @@ class SglangEngine:
         return self._client
 
     async def ready(self) -> None:
-        """One token drawn is the only proof that a server can draw."""
+        """Generate one token: nothing less proves that a server works."""
         await self.client.post("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}})
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
-        room = check_request(request, max_model_len=self._settings.max_model_len, vocabulary=2**31)
+        room = check_request(request, max_model_len=self._settings.max_model_len)
         try:
             async with asyncio.timeout(request.deadline_s):
                 await self._running.wait()
-                task = asyncio.create_task(self._draw(request, room))
+                task = asyncio.create_task(self._generate(request, room))
                 self._in_flight.add(task)
                 task.add_done_callback(self._in_flight.discard)
                 completion = await task
@@ -61,7 +62,7 @@ class SglangEngine:
             on_tokens(TokenChunk(completion.token_ids, completion.logprobs))
         return completion
 
-    async def _draw(self, request: GenerateRequest, room: int) -> Completion:
+    async def _generate(self, request: GenerateRequest, room: int) -> Completion:
         name = uuid.uuid4().hex
         try:
             body = generate_body(request, room, name)
@@ -74,9 +75,9 @@ class SglangEngine:
 
     async def load_weights(self, source: Any, version: int) -> None:
         if not isinstance(source, str | Path):
-            raise EngineError("an SGLang server reads its weights from a folder: give load_weights one")
+            raise EngineError("an SGLang server reads its weights from a folder: pass a folder to load_weights")
         folder = str(Path(source).resolve())
-        await self.client.control_all("/update_weights_from_disk", {"model_path": folder, "flush_cache": True})
+        await self.client.control("/update_weights_from_disk", {"model_path": folder, "flush_cache": True})
         self._version = version
 
     async def pause(self) -> None:
@@ -87,10 +88,6 @@ class SglangEngine:
     async def resume(self) -> None:
         self._running.set()
 
-    async def health(self) -> dict[str, Any]:
-        client = self.client
-        return {"engine": "sglang", "version": self._version, "requests": client.requests, "retries": client.retries}
-
     async def aclose(self) -> None:
         self._closed = True
         if self._client is not None:
@@ -98,7 +95,7 @@ class SglangEngine:
 
 
 def generate_body(request: GenerateRequest, room: int, name: str) -> dict[str, Any]:
-    """The request in SGLang's form."""
+    """The body of a request to `/generate`."""
     sampling = request.sampling
     parameters: dict[str, Any] = {
         "temperature": sampling.temperature,
@@ -126,22 +123,42 @@ def generate_body(request: GenerateRequest, room: int, name: str) -> dict[str, A
     }
 
 
-def read_answer(answer: dict[str, Any], request: GenerateRequest, version: int) -> Completion:
-    """The completion in SGLang's answer."""
+_TokenLogprob = tuple[float, int, Any]
+"""Logprob, id, text."""
+
+
+class _Finish(Struct):
+    type: str
+    matched: int | str | None = None
+
+
+class _MetaInfo(Struct):
+    output_token_logprobs: list[_TokenLogprob]
+    finish_reason: _Finish
+    output_top_logprobs: list[list[_TokenLogprob]] | None = None
+    cached_tokens: int | None = None
+
+
+class _Answer(Struct):
+    meta_info: _MetaInfo
+
+
+def read_answer(content: dict[str, Any], request: GenerateRequest, version: int) -> Completion:
+    """The completion in an answer of `/generate`."""
     try:
-        meta = answer["meta_info"]
-        rows = meta["output_token_logprobs"]
-        ids = [int(row[1]) for row in rows]
-        logprobs = [float(row[0]) for row in rows]
-        finish = meta["finish_reason"]
-        tops = [[(int(each[1]), float(each[0])) for each in row] for row in meta.get("output_top_logprobs") or []]
-        reason: FinishReason = {"stop": "stop", "length": "length"}.get(finish["type"], "abort")  # type: ignore[assignment]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise EngineError(f"the server's answer is not SGLang's: {str(answer)[:300]}") from error
-    if not ids:
-        raise EngineError("the server drew no token")
-    stopped_by = finish.get("matched") if reason == "stop" else None
+        meta = convert(content, _Answer).meta_info
+    except ValidationError as error:
+        raise EngineError(f"the server's answer doesn't have SGLang's form ({error}): {str(content)[:300]}") from error
+    if not meta.output_token_logprobs:
+        raise EngineError("the server generated no token")
+    ids = [token for _, token, _ in meta.output_token_logprobs]
+    logprobs = [logprob for logprob, _, _ in meta.output_token_logprobs]
+    reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+    reason = reasons.get(meta.finish_reason.type, "abort")
+    stopped_by = meta.finish_reason.matched if reason == "stop" else None
     if reason == "stop" and stopped_by is None:
         stopped_by = ids[-1]
-    top = tops if request.top_logprobs else None
-    return Completion(ids, logprobs, reason, stopped_by, [(0, version)], top, int(meta.get("cached_tokens") or 0))
+    tops = None
+    if request.top_logprobs:
+        tops = [[(token, logprob) for logprob, token, _ in row] for row in meta.output_top_logprobs or []]
+    return Completion(ids, logprobs, reason, stopped_by, [(0, version)], tops, meta.cached_tokens or 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -78,4 +78,3 @@ class EngineCapabilities:
     for training."""
     load_weights: bool = False
     max_model_len: int | None = None
-    details: dict[str, Any] = field(default_factory=dict)

@@ -26,9 +26,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     monkeypatch.setattr(model_source, "getproxies", dict)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    model_source._finds_hub.cache_clear()
+    model_source._hub_is_reachable.cache_clear()
     yield names
-    model_source._finds_hub.cache_clear()
+    model_source._hub_is_reachable.cache_clear()
 
 
 def test_without_a_way_to_the_hub_its_cache_is_asked_once(asked: list[Any]) -> None:
@@ -42,7 +42,7 @@ def test_without_a_way_to_the_hub_its_cache_is_asked_once(asked: list[Any]) -> N
 
 def test_a_proxy_may_know_the_way(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_source, "getproxies", lambda: {"https": "http://proxy:3128"})
-    ModelSource.resolve("some/model")._look_for_hub()
+    ModelSource.resolve("some/model")._go_offline_without_hub()
     assert asked == [] and not constants.HF_HUB_OFFLINE
 
 

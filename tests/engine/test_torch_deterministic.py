@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from torch_helpers import ask, ask_all, forward_logprobs, health, random_prompt, request
+from torch_helpers import ask, ask_all, forward_logprobs, random_prompt, request, stats
 
 from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 from ajet.schema.generation import Completion
@@ -65,7 +65,7 @@ def test_whole_chunks_are_still_reused(engines: list[TorchEngine]) -> None:
     ask(engines[0], prompt, max_tokens=3)
     again = ask(engines[0], prompt, max_tokens=3)
     assert again.cached_prompt_tokens == 192
-    assert health(engines[0])["preemptions"] == 0
+    assert stats(engines[0])["preemptions"] == 0
 
 
 def test_it_is_still_exact(engines: list[TorchEngine]) -> None:

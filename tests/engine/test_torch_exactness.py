@@ -14,9 +14,9 @@ from torch_helpers import (
     ask_all,
     forward_logits,
     forward_logprobs,
-    health,
     random_prompt,
     request,
+    stats,
 )
 
 from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
@@ -92,10 +92,10 @@ def test_a_conversation_computes_only_what_is_new_in_each_turn(engine: TorchEngi
     prompt: list[int] = []
     for turn in range(10):
         message = random_prompt(rng, 30)
-        before = health(engine)["computed_prompt_tokens"]
+        before = stats(engine)["computed_prompt_tokens"]
         prompt = prompt + message
         reply = ask(engine, prompt, temperature=1.0, max_tokens=10, seed=turn, ignore_eos=True)
-        computed = health(engine)["computed_prompt_tokens"] - before
+        computed = stats(engine)["computed_prompt_tokens"] - before
         # the last drawn token was never fed to the model: it is new, too
         assert computed == len(message) + (1 if turn else 0)
         assert reply.cached_prompt_tokens == len(prompt) - computed
@@ -105,9 +105,9 @@ def test_a_conversation_computes_only_what_is_new_in_each_turn(engine: TorchEngi
 
 def test_a_group_of_equal_prompts_is_computed_once(engine: TorchEngine) -> None:
     prompt = random_prompt(random.Random(4), 300)
-    before = health(engine)["computed_prompt_tokens"]
+    before = stats(engine)["computed_prompt_tokens"]
     replies = ask_all(engine, [request(prompt, max_tokens=8, seed=seed, ignore_eos=True) for seed in range(8)])
-    assert health(engine)["computed_prompt_tokens"] - before == 300 + 7  # each needs the last token's logits
+    assert stats(engine)["computed_prompt_tokens"] - before == 300 + 7  # each needs the last token's logits
     for reply in replies:
         assert reply.logprobs == pytest.approx(forward_logprobs(engine.model, prompt, reply.token_ids), abs=1e-4)
 
@@ -133,7 +133,7 @@ def test_new_weights_are_never_mixed_with_what_old_ones_computed(engine: TorchEn
     kept = {name: value.clone() for name, value in engine.model.state_dict().items() if name != "lm_head.weight"}
     asyncio.run(engine.load_weights(changed, 5))
     new = ask(engine, prompt, temperature=0.0, max_tokens=5, ignore_eos=True)
-    assert (old.versions[0][1], new.versions) == (health(engine)["version"] and old.versions[0][1], [(0, 5)])
+    assert (old.versions[0][1], new.versions) == (stats(engine)["version"] and old.versions[0][1], [(0, 5)])
     assert new.cached_prompt_tokens == 0
     assert new.logprobs == pytest.approx(forward_logprobs(engine.model, prompt, new.token_ids), abs=1e-4)
     assert new.logprobs != pytest.approx(old.logprobs, abs=1e-3)

@@ -14,10 +14,10 @@ from ajet.engine.model_source import ModelSource
 from ajet.engine.sampling_rules import StopRule
 from ajet.engine.torch import attention
 from ajet.engine.torch import scheduler as scheduler_module
-from ajet.engine.torch.attention import Layout, Part, Plan
-from ajet.engine.torch.kv_cache import KV, KVPool, KVShape, Trail
+from ajet.engine.torch.attention import LayerPlan, Part, StepLayout
+from ajet.engine.torch.kv_cache import KV, KVPool, KVShape, Sequence
 from ajet.engine.torch.runner import Runner
-from ajet.engine.torch.sampler import Draw, Drawer
+from ajet.engine.torch.sampler import Draw, DrawState
 from ajet.engine.torch.scheduler import Job, Scheduler
 from ajet.schema.generation import Sampling
 
@@ -96,7 +96,7 @@ def test_no_history_of_copies_and_writes_makes_anything_known_that_is_not_so() -
     assert known > 200
 
 
-def kinds(plan: Plan) -> list[str]:
+def kinds(plan: LayerPlan) -> list[str]:
     return sorted(type(reader).__name__ for reader in plan.readers)
 
 
@@ -112,7 +112,7 @@ def step_of(pool: KVPool, prefix: int, rows: int, counts: list[int], seed: int =
     return parts[:rows], chunks
 
 
-def read(layout: Layout, dtype: torch.dtype, heads: int, groups: int, window: int | None) -> torch.Tensor:
+def read(layout: StepLayout, dtype: torch.dtype, heads: int, groups: int, window: int | None) -> torch.Tensor:
     """What layer 1 reads, for queries, keys and values that depend on the token's number alone."""
     tokens = sum(member.part.count for member in layout.members)
     torch.manual_seed(1)
@@ -130,7 +130,7 @@ def test_a_shared_prefix_is_read_as_by_each_alone(
 ) -> None:
     torch.manual_seed(0)
     rows, chunks = step_of(pool_of(dtype, heads), 300, 20, [2, 3, 12, 15, 9, 40, 64, 65])
-    together, apart = Layout(rows, chunks), Layout(rows, chunks, apart=True)
+    together, apart = StepLayout(rows, chunks), StepLayout(rows, chunks, apart=True)
     one, other = (read(layout, dtype, heads, groups, window) for layout in (together, apart))
     tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     torch.testing.assert_close(one, other, **tolerance)
@@ -148,7 +148,7 @@ def test_short_chunks_read_in_one_call_what_each_reads_alone(window: int | None)
     rng = random.Random(2)
     chunks = [Part(kv, rng.randrange(40, 60), rng.randrange(15, 30)) for kv in kvs]
     rng.shuffle(chunks)
-    together, apart = Layout([], chunks), Layout([], chunks, apart=True)
+    together, apart = StepLayout([], chunks), StepLayout([], chunks, apart=True)
     assert kinds(together.plain) == ["Batch"]
     assert kinds(apart.plain) == ["LongChunk"] * 12
     one, other = (read(layout, torch.float32, 2, 2, window) for layout in (together, apart))
@@ -156,9 +156,9 @@ def test_short_chunks_read_in_one_call_what_each_reads_alone(window: int | None)
 
 
 def test_a_prefix_is_shared_only_where_that_pays() -> None:
-    assert Layout(*step_of(pool_of(), 170, 64, [])).sharing.prefixes
+    assert StepLayout(*step_of(pool_of(), 170, 64, [])).sharing.prefixes
     for prefix, rows, counts in [(170, 8, []), (10, 64, []), (1000, 1, []), (1000, 1, [65] * 10)]:
-        layout = Layout(*step_of(pool_of(), prefix, rows, counts))
+        layout = StepLayout(*step_of(pool_of(), prefix, rows, counts))
         assert layout.sharing is layout.plain
 
 
@@ -170,11 +170,11 @@ def test_long_prefixes_of_groups_win_over_a_short_one_of_all() -> None:
         first = copied(pool, 1200, root, 64)
         group = [first, *(copied(pool, 1200, first, 1000) for _ in range(7))]
         parts += [Part(kv, 1020, 1) for kv in group]
-    layout = Layout(parts, [])
+    layout = StepLayout(parts, [])
     assert [prefix.keys[0].shape[2] for prefix in layout.sharing.prefixes] == [992] * 4
     torch.testing.assert_close(
         read(layout, torch.float32, 2, 2, None),
-        read(Layout(parts, [], apart=True), torch.float32, 2, 2, None),
+        read(StepLayout(parts, [], apart=True), torch.float32, 2, 2, None),
         rtol=1e-5,
         atol=1e-6,
     )
@@ -184,10 +184,10 @@ def test_without_the_operator_all_is_read_the_plain_way(monkeypatch: pytest.Monk
     monkeypatch.setattr(attention, "can_join", lambda query, value: False)
     torch.manual_seed(0)
     rows, chunks = step_of(pool_of(), 300, 20, [5, 9])
-    layout = Layout(rows, chunks)
+    layout = StepLayout(rows, chunks)
     one = read(layout, torch.float32, 2, 2, None)
     assert "sharing" not in layout.__dict__
-    torch.testing.assert_close(one, read(Layout(rows, chunks, apart=True), torch.float32, 2, 2, None))
+    torch.testing.assert_close(one, read(StepLayout(rows, chunks, apart=True), torch.float32, 2, 2, None))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -208,9 +208,9 @@ def test_any_schedule_draws_from_what_the_model_itself_says(seed: int, monkeypat
     def submit() -> None:
         begin = rng.choice([*stems, *ended])
         prompt = begin[: rng.randrange(len(begin) // 2, len(begin) + 1)] + random_prompt(rng, rng.randrange(1, 20))
-        drawer = Drawer(Sampling(), prompt, 0, random.Random(0))
+        draw_state = DrawState(Sampling(), prompt, 0, random.Random(0))
         rule = StopRule.of(Sampling(max_tokens=rng.randrange(1, 60), ignore_eos=True), frozenset(), 60)
-        scheduler.submit(Job(drawer, rule, None, Trail(list(prompt))))
+        scheduler.submit(Job(draw_state, rule, None, Sequence(list(prompt))))
 
     real = attention.shared_prefixes
 
@@ -237,9 +237,9 @@ def test_any_schedule_draws_from_what_the_model_itself_says(seed: int, monkeypat
         scheduler.computed(step)
         for job, row in zip(step.drawing, logits, strict=True):
             if rng.random() < 0.2:
-                expected = forward_logits(model, job.trail.tokens)[-1]
+                expected = forward_logits(model, job.sequence.tokens)[-1]
                 torch.testing.assert_close(row, expected, rtol=1e-4, atol=2e-4)
-            tokens = list(job.trail.tokens)
+            tokens = list(job.sequence.tokens)
             if scheduler.drawn(job, Draw(rng.randrange(500), 0.0, None), lambda ids: "") is not None:
                 ended.append(tokens)
     assert shared_reads > 20

@@ -45,8 +45,8 @@ def ask(engine: TorchEngine, prompt: list[int], **sampling: Any) -> Completion:
     return ask_all(engine, [request(prompt, **sampling)])[0]
 
 
-def health(engine: TorchEngine) -> dict[str, Any]:
-    return asyncio.run(engine.health())
+def stats(engine: TorchEngine) -> dict[str, Any]:
+    return asyncio.run(engine.stats())
 
 
 def random_prompt(rng: random.Random, length: int) -> list[int]:

@@ -11,7 +11,6 @@ from typing import Any
 from ajet.config.sections import HelperConfig
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.engine.model_source import ModelSource
-from ajet.schema.errors import EngineError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 from ajet.session import EpisodeSession, SessionSettings
 from ajet.session.tool_call_parsers import pick_parser
@@ -86,8 +85,6 @@ class LineEngine:
     async def pause(self) -> None: ...
     async def resume(self) -> None: ...
     async def aclose(self) -> None: ...
-    async def health(self) -> dict[str, Any]:
-        raise EngineError("not now")
 
 
 def new_session(

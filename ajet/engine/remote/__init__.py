@@ -1,1 +1,1 @@
-"""Models behind an OpenAI-compatible server: an engine where that speaks token ids, a chat model anywhere."""
+"""Models on OpenAI-compatible servers: an engine if the server returns token ids, otherwise a chat model only."""

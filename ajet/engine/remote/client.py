@@ -1,4 +1,8 @@
-"""Which servers, which keys, how patiently."""
+"""HTTP to one or several equivalent endpoints: which ones, retries with growing pauses, typed errors.
+
+A request that fails for a transient reason (no connection, 408, 429, 5xx) is retried, at another endpoint if there is
+one. A key that is refused isn't used again. Errors in the request itself are raised at once.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,13 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+import zlib
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import httpx
 
 from ajet.schema.errors import (
     ConfigError,
@@ -22,8 +29,11 @@ from ajet.schema.errors import (
     ModelCallError,
 )
 
-if TYPE_CHECKING:
-    import httpx
+TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+"""HTTP statuses after which the same request may well succeed."""
+REFUSED_KEY = frozenset({401, 403})
+MAX_PAUSE_S = 30.0
+CONTEXT_WORDS = ("context_length_exceeded", "maximum context length", "max_model_len", "longer than the maximum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +47,26 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
-    """How a remote model is reached."""
+    """How to reach a remote model."""
 
     endpoints: tuple[Endpoint, ...]
     model: str
-    """The name that the server knows it by."""
+    """The server's name for it."""
     max_model_len: int = 18000
     max_parallel: int = 32
-    """Requests under way at the same time, over all endpoints."""
+    """Requests in flight at a time, over all endpoints."""
     requests_per_minute: float | None = None
-    """Requests begun per minute and endpoint."""
+    """Requests started per minute and endpoint."""
     max_attempts: int = 6
-    """How often one request is tried before it fails."""
+    """How often a request is tried before it fails."""
     timeout_s: float = 600.0
-    """Seconds for one attempt, where the request has no deadline of its own."""
+    """Seconds per attempt, for requests without a deadline of their own."""
     first_pause_s: float = 0.5
-    """Pause before the second attempt; it doubles from one attempt to the next."""
+    """Pause before the second attempt; it doubles with each further one."""
 
     @classmethod
     def from_config(cls, config: Any) -> RemoteSettings:
-        """Read `ajet.rollout.remote`; the model's name is `model.path` where none is given."""
+        """Read `ajet.rollout.remote`; without a model there, the name is `model.path`."""
         remote = config.ajet.rollout.remote
         return cls(
             endpoints=pair_endpoints(remote.base_url, remote.api_key),
@@ -70,7 +80,7 @@ class RemoteSettings:
 
 
 def pair_endpoints(base_url: str | list[str] | None, api_key: str | list[str] | None) -> tuple[Endpoint, ...]:
-    """Several addresses and several keys: one of either goes with all of the other, equally many go in pairs."""
+    """Pair addresses with keys in order; a single address goes with every key, a single key with every address."""
     given = [base_url] if isinstance(base_url, str) else list(base_url or [])
     urls = given or [url for url in [os.environ.get("OPENAI_BASE_URL", "")] if url]
     keys = [api_key] if isinstance(api_key, str) else list(api_key or [])
@@ -79,36 +89,32 @@ def pair_endpoints(base_url: str | list[str] | None, api_key: str | list[str] | 
         raise ConfigError("rollout.engine: remote needs rollout.remote.base_url (or OPENAI_BASE_URL)")
     for url in urls:
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"rollout.remote.base_url {url!r} is no http:// or https:// address")
+            raise ConfigError(f"rollout.remote.base_url {url!r} must start with http:// or https://")
     if len(urls) > 1 and len(keys) > 1 and len(urls) != len(keys):
-        raise ConfigError(f"rollout.remote: {len(urls)} base_url and {len(keys)} api_key can't be paired")
+        raise ConfigError(
+            f"rollout.remote has {len(urls)} base_url and {len(keys)} api_key, which can't be paired: give one of "
+            "either, or as many of both"
+        )
     count = max(len(urls), len(keys))
     urls = urls * count if len(urls) == 1 else urls
     keys = keys * count if len(keys) == 1 else keys
     return tuple(Endpoint(url.rstrip("/"), key) for url, key in zip(urls, keys, strict=True))
 
 
-PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""HTTP statuses after which the same request may well succeed."""
-REFUSED_KEY = frozenset({401, 403})
-LONGEST_PAUSE_S = 30.0
-CONTEXT_WORDS = ("context_length_exceeded", "maximum context length", "max_model_len", "longer than the maximum")
-
-
 @dataclass(slots=True)
-class Line:
-    """One endpoint and what is known about it."""
+class _EndpointState:
+    """An endpoint and what is known about it."""
 
     endpoint: Endpoint
     free_at: float = 0.0
     """Monotonic time from which it may be asked again."""
     refused: str = ""
-    """Why its key is not used any more."""
+    """Why its key is no longer used."""
     in_flight: int = 0
 
 
-class PassingError(Exception):
-    """An attempt that failed for a reason that may pass."""
+class TransientError(Exception):
+    """An attempt failed for a reason that may pass."""
 
     def __init__(self, error: ModelCallError, wait_s: float | None = None) -> None:
         super().__init__(str(error))
@@ -117,71 +123,64 @@ class PassingError(Exception):
 
 
 class RemoteClient:
-    """Sends JSON, gets JSON. One for each event loop."""
+    """Sends JSON, gets JSON. Each event loop needs its own."""
 
-    def __init__(self, settings: RemoteSettings, seed: int | None = None) -> None:
-        import httpx
-
+    def __init__(self, settings: RemoteSettings) -> None:
         self._settings = settings
-        self._lines = [Line(endpoint) for endpoint in settings.endpoints]
+        self._endpoints = [_EndpointState(endpoint) for endpoint in settings.endpoints]
+        connections = settings.max_parallel
         self._http = httpx.AsyncClient(
-            timeout=httpx.Timeout(settings.timeout_s, connect=10.0), limits=_limits(settings)
+            timeout=httpx.Timeout(settings.timeout_s, connect=10.0),
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         )
-        self._places = asyncio.Semaphore(settings.max_parallel)
-        self._jitter = random.Random(seed)
-        self.requests = 0
-        self.retries = 0
+        self._slots = asyncio.Semaphore(settings.max_parallel)
+        self._jitter = random.Random()
 
     async def post(self, path: str, body: Mapping[str, Any], *, sticky: str = "") -> dict[str, Any]:
-        """One request and its JSON answer."""
+        """Send a request; returns its JSON answer. Requests with the same `sticky` text go to the same endpoint."""
 
-        async def attempt(response: httpx.Response) -> dict[str, Any]:
+        async def read(response: httpx.Response) -> dict[str, Any]:
             await response.aread()
             try:
                 answer = response.json()
             except json.JSONDecodeError as error:
-                raise PassingError(EngineError(f"the server's answer is no JSON: {response.text[:200]!r}")) from error
+                raise TransientError(EngineError(f"the server's answer isn't JSON: {response.text[:200]!r}")) from error
             if not isinstance(answer, dict):
-                raise EngineError(f"the server's answer is no JSON object: {response.text[:200]!r}")
+                raise EngineError(f"the server's answer isn't a JSON object: {response.text[:200]!r}")
             return answer
 
-        answer: dict[str, Any] = await self._with_retries(path, body, attempt, sticky)
+        answer: dict[str, Any] = await self._with_retries(path, body, read, sticky)
         return answer
 
-    async def stream(self, path: str, body: Mapping[str, Any], on_event: Any, *, sticky: str = "") -> None:
-        """One request whose answer is a stream of events. Tried again only until the first event came."""
+    async def stream(
+        self, path: str, body: Mapping[str, Any], on_event: Callable[[dict[str, Any]], None], *, sticky: str = ""
+    ) -> None:
+        """Send a request whose answer is a stream of events. It is retried only until the first event arrives."""
 
-        async def attempt(response: httpx.Response) -> None:
+        async def read(response: httpx.Response) -> None:
             begun = False
             try:
                 async for line in response.aiter_lines():
                     if line.startswith("data:") and (data := line.removeprefix("data:").strip()) != "[DONE]":
                         begun = True
                         on_event(json.loads(data))
-            except (PassingError, json.JSONDecodeError) as error:
+            except json.JSONDecodeError as error:
                 raise EngineError(f"the server's stream broke off: {error}") from error
-            except Exception as error:
-                if begun and _is_http_fault(error):
+            except httpx.HTTPError as error:
+                if begun:
                     raise EngineError(f"the server's stream broke off: {error!r}") from error
                 raise
 
-        await self._with_retries(path, {**body, "stream": True}, attempt, sticky)
+        await self._with_retries(path, {**body, "stream": True}, read, sticky)
 
     async def control(self, path: str, body: Mapping[str, Any]) -> None:
-        """Tell a server to do something; `path` starts at the server's root, not at `/v1`."""
-        await self._control(self._lines[0].endpoint, path, body)
-
-    async def control_all(self, path: str, body: Mapping[str, Any]) -> None:
-        """Tell all of them."""
-        await asyncio.gather(*(self._control(line.endpoint, path, body) for line in self._lines))
+        """Send a command to every server; `path` starts at the server's root, not at `/v1`."""
+        await asyncio.gather(*(self._control(state.endpoint, path, body) for state in self._endpoints))
 
     async def _control(self, endpoint: Endpoint, path: str, body: Mapping[str, Any]) -> None:
-        import httpx
-
         root = endpoint.base_url.removesuffix("/v1")
-        headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
         try:
-            response = await self._http.post(root + path, json=dict(body), headers=headers)
+            response = await self._http.post(root + path, json=dict(body), headers=_authorization(endpoint))
         except httpx.HTTPError as error:
             raise EngineError(f"{root}{path} failed: {error!r}") from error
         if response.status_code >= 400:
@@ -192,105 +191,91 @@ class RemoteClient:
 
     # ------------------------------------------------------------ attempts
 
-    async def _with_retries(self, path: str, body: Mapping[str, Any], attempt: Any, sticky: str) -> Any:
-        self.requests += 1
-        async with self._places:
+    async def _with_retries(self, path: str, body: Mapping[str, Any], read: Any, sticky: str) -> Any:
+        async with self._slots:
             for number in range(1, self._settings.max_attempts + 1):
-                line = await self._free_line(sticky)
+                state = await self._pick_endpoint(sticky)
                 try:
-                    async with self._send(line, path, body) as response:
-                        return await attempt(response)
-                except PassingError as passing:
+                    async with self._send(state, path, body) as response:
+                        return await read(response)
+                except TransientError as transient:
                     if number == self._settings.max_attempts:
-                        raise passing.error from passing
-                    self.retries += 1
-                    await self._pause(line, number, passing.wait_s)
+                        raise transient.error from transient
+                    await self._pause(state, number, transient.wait_s)
         raise AssertionError("max_attempts is at least 1")
 
     @asynccontextmanager
-    async def _send(self, line: Line, path: str, body: Mapping[str, Any]) -> AsyncIterator[httpx.Response]:
-        import httpx
-
-        key = line.endpoint.api_key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        line.in_flight += 1
+    async def _send(self, state: _EndpointState, path: str, body: Mapping[str, Any]) -> AsyncIterator[httpx.Response]:
+        endpoint = state.endpoint
+        state.in_flight += 1
         try:
             async with self._http.stream(
-                "POST", line.endpoint.base_url + path, json=dict(body), headers=headers
+                "POST", endpoint.base_url + path, json=dict(body), headers=_authorization(endpoint)
             ) as response:
                 if response.status_code >= 400:
                     await response.aread()
-                    self._raise_status(line, response)
+                    self._raise_status(state, response)
                 yield response
         except httpx.TimeoutException as error:
-            raise PassingError(GenerationTimeoutError(f"{line.endpoint.base_url} gave no answer in time")) from error
+            raise TransientError(GenerationTimeoutError(f"{endpoint.base_url} gave no answer in time")) from error
         except httpx.TransportError as error:
-            raise PassingError(EngineError(f"{line.endpoint.base_url} can't be reached: {error!r}")) from error
+            raise TransientError(EngineError(f"{endpoint.base_url} can't be reached: {error!r}")) from error
         finally:
-            line.in_flight -= 1
+            state.in_flight -= 1
 
-    def _raise_status(self, line: Line, response: httpx.Response) -> None:
-        status, said = response.status_code, _message(response.text)
-        where = f"{line.endpoint.base_url} answered {status}: {said}"
+    def _raise_status(self, state: _EndpointState, response: httpx.Response) -> None:
+        status, message = response.status_code, _message(response.text)
+        text = f"{state.endpoint.base_url} answered {status}: {message}"
         if status in REFUSED_KEY:
-            line.refused = where
-            if all(each.refused for each in self._lines):
-                raise EngineError(f"{where} (check rollout.remote.api_key)")
-            raise PassingError(EngineError(where), 0.0)
-        if status in PASSING:
+            state.refused = text
+            if all(each.refused for each in self._endpoints):
+                raise EngineError(f"{text} (check rollout.remote.api_key)")
+            raise TransientError(EngineError(text), 0.0)
+        if status in TRANSIENT:
             kind = EngineOverloadedError if status == 429 else EngineError
-            raise PassingError(kind(where), _retry_after(response.headers))
+            raise TransientError(kind(text), _retry_after(response.headers))
         if any(words in response.text for words in CONTEXT_WORDS):
-            raise ContextOverflowError(where)
-        raise InvalidRequestError(where)
+            raise ContextOverflowError(text)
+        raise InvalidRequestError(text)
 
-    async def _free_line(self, sticky: str) -> Line:
-        """The endpoint to ask: the episode's own while it is well, else the one that is free first; not too often."""
-        usable = [line for line in self._lines if not line.refused]
+    async def _pick_endpoint(self, sticky: str) -> _EndpointState:
+        """The episode's own endpoint while that is free, else the one that is free first; waits to keep the pace."""
+        usable = [state for state in self._endpoints if not state.refused]
         if not usable:
-            raise EngineError(f"no endpoint is left: {self._lines[-1].refused}")
+            raise EngineError(f"no endpoint is left: {self._endpoints[-1].refused}")
         now = time.monotonic()
-        line = min(usable, key=lambda each: (max(each.free_at - now, 0.0), each.in_flight))
+        state = min(usable, key=lambda each: (max(each.free_at - now, 0.0), each.in_flight))
         if sticky:
-            own = usable[hash_of(sticky) % len(usable)]
-            line = own if own.free_at <= now else line
-        start = max(now, line.free_at)
+            own = usable[stable_hash(sticky) % len(usable)]
+            state = own if own.free_at <= now else state
+        start = max(now, state.free_at)
         if self._settings.requests_per_minute is not None:
-            line.free_at = start + 60.0 / self._settings.requests_per_minute
+            state.free_at = start + 60.0 / self._settings.requests_per_minute
         if start > now:
             await asyncio.sleep(start - now)
-        return line
+        return state
 
-    async def _pause(self, line: Line, attempts: int, wait_s: float | None) -> None:
+    async def _pause(self, state: _EndpointState, attempts: int, wait_s: float | None) -> None:
         if wait_s is None:
             wait_s = self._settings.first_pause_s * 2 ** (attempts - 1) * (0.5 + self._jitter.random())
-        wait_s = min(wait_s, LONGEST_PAUSE_S)
-        line.free_at = max(line.free_at, time.monotonic() + wait_s)
-        others = [each for each in self._lines if each is not line and not each.refused]
+        wait_s = min(wait_s, MAX_PAUSE_S)
+        state.free_at = max(state.free_at, time.monotonic() + wait_s)
+        others = [each for each in self._endpoints if each is not state and not each.refused]
         if not others:
             await asyncio.sleep(wait_s)
 
 
-def hash_of(text: str) -> int:
+def stable_hash(text: str) -> int:
     """The same number for the same text in every process."""
-    import zlib
-
     return zlib.crc32(text.encode())
 
 
-def _limits(settings: RemoteSettings) -> httpx.Limits:
-    import httpx
-
-    return httpx.Limits(max_connections=settings.max_parallel, max_keepalive_connections=settings.max_parallel)
-
-
-def _is_http_fault(error: Exception) -> bool:
-    import httpx
-
-    return isinstance(error, httpx.HTTPError)
+def _authorization(endpoint: Endpoint) -> dict[str, str]:
+    return {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
 
 
 def _message(text: str) -> str:
+    """The error message in an answer."""
     try:
         content = json.loads(text)
         error = content.get("error", content) if isinstance(content, dict) else content

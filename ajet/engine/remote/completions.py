@@ -1,18 +1,27 @@
-"""Token ids in, token ids out over `/v1/completions`, as vLLM's server speaks it (`return_token_ids`)."""
+"""Requests and replies of OpenAI-compatible servers.
+
+`/v1/completions` carries token ids both ways, as vLLM's server does with `return_token_ids`: its replies can be trained
+on. `/v1/chat/completions` carries messages: its replies can only be read.
+"""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
-from ajet.engine.remote.client import RemoteClient
+from msgspec import Struct, ValidationError, convert
+
 from ajet.schema.chat import ChatReply, ChatRequest, Message, ReplyFinish
 from ajet.schema.errors import EngineError
 from ajet.schema.generation import Completion, FinishReason, GenerateRequest, Sampling
 
+STANDARD = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "seed"})
+"""Sampling fields that every OpenAI-compatible server knows; some servers refuse requests with any other."""
+
 
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    """The fields of a request that say how to draw; those that say nothing are left out."""
+    """The sampling parameters of a request; those at their defaults are left out."""
     fields: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
     optional = {
         "top_k": (sampling.top_k, sampling.top_k > 0),
@@ -25,11 +34,47 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
         "seed": (sampling.seed, sampling.seed is not None),
         "ignore_eos": (True, sampling.ignore_eos),
     }
-    return fields | {name: value for name, (value, said) in optional.items() if said}
+    return fields | {name: value for name, (value, given) in optional.items() if given}
+
+
+# ---------------------------------------------------------------- token ids
+
+
+class NoTokenIdsError(EngineError):
+    """The server answers, but without the ids of its tokens."""
+
+
+class _Logprobs(Struct):
+    token_logprobs: list[float] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
+    """`{"token_id:17": -0.3, …}` per token."""
+
+
+class _Choice(Struct):
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class _PromptDetails(Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Answer(Struct):
+    """A whole answer, or one event of a stream."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
 
 
 def completion_body(request: GenerateRequest, model: str, max_tokens: int) -> dict[str, Any]:
-    """A request for token ids and logprobs."""
+    """The body of a request for token ids and logprobs."""
     return {
         "model": model,
         "prompt": request.prompt_ids,
@@ -44,7 +89,7 @@ def completion_body(request: GenerateRequest, model: str, max_tokens: int) -> di
 
 
 class CompletionReader:
-    """Puts a completion together from one answer or from many events."""
+    """Builds a completion from one answer or from many events."""
 
     def __init__(self, request: GenerateRequest, version: int) -> None:
         self._request = request
@@ -57,66 +102,84 @@ class CompletionReader:
         self._cached = 0
 
     def note_version(self, version: int) -> None:
-        """What comes from now on was drawn under these weights."""
+        """Tokens read from now on were sampled under these weights."""
         if version != self._versions[-1][1]:
             started = len(self.token_ids)
             self._versions = [*(self._versions if started else []), (started, version)]
 
-    def read(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
-        """Take in an answer or event; returns what it adds."""
-        if "error" in answer:
-            raise EngineError(f"the server failed: {answer['error']}")
-        usage = answer.get("usage") or {}
-        self._cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self._cached
-        if not answer.get("choices"):
+    def read(self, content: Mapping[str, Any]) -> tuple[list[int], list[float]]:
+        """Read an answer or event; returns the ids and logprobs that it adds."""
+        try:
+            answer = convert(content, _Answer)
+        except ValidationError as error:
+            raise NoTokenIdsError(f"the server's answer doesn't have the form of vLLM's: {error}") from error
+        if answer.error is not None:
+            raise EngineError(f"the server failed: {answer.error}")
+        if answer.usage is not None and answer.usage.prompt_tokens_details is not None:
+            self._cached = answer.usage.prompt_tokens_details.cached_tokens or self._cached
+        if not answer.choices:
             return [], []
-        choice = answer["choices"][0]
-        ids = choice.get("token_ids") or []
-        written = choice.get("logprobs") or {}
-        logprobs = [float(value) for value in written.get("token_logprobs") or []]
+        choice = answer.choices[0]
+        details = choice.logprobs or _Logprobs()
+        ids, logprobs = choice.token_ids or [], details.token_logprobs or []
         if len(ids) != len(logprobs):
-            raise EngineError(
-                f"the server gave {len(ids)} token ids and {len(logprobs)} logprobs: it does not speak token ids "
+            raise NoTokenIdsError(
+                f"the server sent {len(ids)} token ids and {len(logprobs)} logprobs: it does not return token ids "
                 "(vLLM does, with return_token_ids)"
             )
         self.token_ids += ids
         self.logprobs += logprobs
         if self._request.top_logprobs:
-            self._tops += [_top(entry) for entry in written.get("top_logprobs") or []]
-        if choice.get("finish_reason"):
-            self._finish = _finish_reason(choice["finish_reason"])
-            self._stopped_by = choice.get("stop_reason")
+            self._tops += [_ranked(row or {}) for row in details.top_logprobs or []]
+        if choice.finish_reason:
+            self._finish = _finish_reason(choice.finish_reason)
+            self._stopped_by = choice.stop_reason
         return ids, logprobs
 
     def completion(self) -> Completion:
-        """The whole, once the server has said how it ended."""
+        """The completion, once the server has said how it ended."""
         if self._finish is None or not self.token_ids:
-            raise EngineError("the server's answer has no end: no finish_reason, or no tokens")
+            raise EngineError("the server's answer is incomplete: it has no tokens or no finish_reason")
         stopped_by = self._stopped_by
         if self._finish == "stop" and stopped_by is None:
-            stopped_by = self.token_ids[-1]  # an end token: the server names only what the request asked to stop at
+            stopped_by = self.token_ids[-1]  # an end token: the server names only stops that the request asked for
         tops = self._tops if self._request.top_logprobs else None
         return Completion(self.token_ids, self.logprobs, self._finish, stopped_by, self._versions, tops, self._cached)
 
 
-def _finish_reason(said: str) -> FinishReason:
-    if said == "length":
+def _finish_reason(name: str) -> FinishReason:
+    if name == "length":
         return "length"
-    return "abort" if said == "abort" else "stop"
+    return "abort" if name == "abort" else "stop"
 
 
-def _top(entry: dict[str, float] | None) -> list[tuple[int, float]]:
-    """`{"token_id:17": -0.3, …}`, the likeliest first."""
-    pairs = [(int(name.removeprefix("token_id:")), float(value)) for name, value in (entry or {}).items()]
+def _ranked(row: dict[str, float]) -> list[tuple[int, float]]:
+    """The likeliest first."""
+    pairs = [(int(name.removeprefix("token_id:")), value) for name, value in row.items()]
     return sorted(pairs, key=lambda pair: -pair[1])
 
 
-STANDARD = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "seed"})
-"""What every OpenAI-compatible server understands; others may refuse a request with more."""
+# ---------------------------------------------------------------- messages
+
+
+class _ChatMessage(Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class _ChatChoice(Struct):
+    message: _ChatMessage
+    finish_reason: str | None = None
+
+
+class _ChatAnswer(Struct):
+    choices: list[_ChatChoice]
+    id: Any = None
 
 
 def chat_body(request: ChatRequest, model: str) -> dict[str, Any]:
-    """The request in OpenAI's form, with nothing in it that was not asked for."""
+    """The body of a chat request, with only the fields that were asked for."""
     fields = {name: value for name, value in sampling_fields(request.sampling).items() if name in STANDARD}
     body: dict[str, Any] = {"model": model, "messages": request.messages, **fields}
     if request.tools:
@@ -128,25 +191,19 @@ def chat_body(request: ChatRequest, model: str) -> dict[str, Any]:
     return body
 
 
-async def ask_chat(client: RemoteClient, request: ChatRequest, model: str, *, sticky: str = "") -> ChatReply:
-    """One reply. It has no token ids: it can be read, never trained."""
-    answer = await client.post("/chat/completions", chat_body(request, model), sticky=sticky)
+def chat_reply(content: Mapping[str, Any]) -> ChatReply:
+    """The reply in a server's answer, without token ids."""
     try:
-        choice = answer["choices"][0]
-        said = choice["message"]
-    except (KeyError, IndexError, TypeError) as error:
-        raise EngineError(f"the server's answer holds no message: {str(answer)[:200]}") from error
-    message: Message = {"role": "assistant", "content": said.get("content") or ""}
-    for optional in ("reasoning_content", "tool_calls"):
-        if said.get(optional):
-            message[optional] = said[optional]
-    finish = _finish(choice.get("finish_reason"), bool(said.get("tool_calls")))
-    empty = Completion([], [], "length" if finish == "length" else "stop")
-    name = str(answer.get("id") or uuid.uuid4().hex)
-    return ChatReply(name, message, finish, message["content"], [], empty)
-
-
-def _finish(said: str | None, calls_tools: bool) -> ReplyFinish:
-    if calls_tools:
-        return "tool_calls"
-    return "length" if said == "length" else "stop"
+        answer = convert(content, _ChatAnswer)
+        choice = answer.choices[0]
+    except (ValidationError, IndexError) as error:
+        raise EngineError(f"the server's answer holds no message: {str(content)[:200]}") from error
+    message: Message = {"role": "assistant", "content": choice.message.content or ""}
+    if choice.message.reasoning_content:
+        message["reasoning_content"] = choice.message.reasoning_content
+    if choice.message.tool_calls:
+        message["tool_calls"] = choice.message.tool_calls
+    is_cut = choice.finish_reason == "length"
+    finish: ReplyFinish = "tool_calls" if choice.message.tool_calls else "length" if is_cut else "stop"
+    empty = Completion([], [], "length" if is_cut else "stop")
+    return ChatReply(str(answer.id or uuid.uuid4().hex), message, finish, message["content"], [], empty)

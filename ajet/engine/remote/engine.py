@@ -1,7 +1,7 @@
-"""The remote engine: a model behind an OpenAI-compatible server that somebody else runs.
+"""`RemoteEngine`: a model served by an OpenAI-compatible server that we don't run.
 
-Where the server takes and returns token ids (vLLM's does), it is exact and an `Engine` like any other, but for its
-weights. Elsewhere it has `reply` only: it can play a helper, or be talked to in a debug run, and trains nothing.
+If the server takes and returns token ids (vLLM's does), this is an exact engine like any other, except that its weights
+can't be changed. Otherwise it offers `reply` only: it can be a helper or chat in a debug run, but can't be trained.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from ajet.engine.base import OnTokens
 from ajet.engine.remote.client import RemoteClient, RemoteSettings
-from ajet.engine.remote.completions import CompletionReader, ask_chat, completion_body
+from ajet.engine.remote.completions import CompletionReader, NoTokenIdsError, chat_body, chat_reply, completion_body
 from ajet.engine.sampling_rules import check_request
 from ajet.schema.chat import ChatReply, ChatRequest
 from ajet.schema.errors import EngineError, FeatureUnavailableError, GenerationTimeoutError, InvalidRequestError
@@ -25,16 +25,13 @@ class RemoteEngine:
         self._settings = settings
         self._client: RemoteClient | None = None
         self._exact: bool | None = None
-        self._asking = asyncio.Lock()
-        self._version = 0
+        self._probing = asyncio.Lock()
         self._closed = False
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """`exact_tokens` is known once `ready` has asked the server; until then it counts as absent."""
-        details = {"model": self._settings.model, "endpoints": len(self._settings.endpoints)}
-        length = self._settings.max_model_len
-        return EngineCapabilities("remote", exact_tokens=bool(self._exact), max_model_len=length, details=details)
+        """`exact_tokens` is known once `ready` has asked the server; until then it is False."""
+        return EngineCapabilities("remote", exact_tokens=bool(self._exact), max_model_len=self._settings.max_model_len)
 
     @property
     def client(self) -> RemoteClient:
@@ -45,23 +42,19 @@ class RemoteEngine:
         return self._client
 
     async def ready(self) -> None:
-        """Find out whether the server speaks token ids."""
-        async with self._asking:
+        """Find out whether the server returns token ids."""
+        async with self._probing:
             if self._exact is None:
-                self._exact = await self._speaks_token_ids()
+                self._exact = await self._returns_token_ids()
 
-    async def _speaks_token_ids(self) -> bool:
+    async def _returns_token_ids(self) -> bool:
         request = GenerateRequest([1], Sampling(temperature=0.0))
+        reader = CompletionReader(request, 0)
         try:
-            answer = await self.client.post("/completions", completion_body(request, self._settings.model, 1))
-            CompletionReader(request, 0).read(answer)
-        except InvalidRequestError:  # no such path, or fields it does not know: a server for chat only
+            reader.read(await self.client.post("/completions", completion_body(request, self._settings.model, 1)))
+        except (InvalidRequestError, NoTokenIdsError):  # no such path, or unknown fields: a server for chat only
             return False
-        except EngineError as error:
-            if "does not speak token ids" in str(error):
-                return False
-            raise
-        return bool(answer.get("choices"))
+        return bool(reader.token_ids)
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
         await self.ready()
@@ -70,9 +63,9 @@ class RemoteEngine:
                 f"the server of {self._settings.model!r} does not return token ids, so it can't be an engine: "
                 "use it as a helper (debug_model=…), or serve the model with vLLM"
             )
-        room = check_request(request, max_model_len=self._settings.max_model_len, vocabulary=2**31)
+        room = check_request(request, max_model_len=self._settings.max_model_len)
         body = completion_body(request, self._settings.model, room)
-        reader = CompletionReader(request, self._version)
+        reader = CompletionReader(request, 0)
         try:
             async with asyncio.timeout(request.deadline_s):
                 if on_tokens is None:
@@ -92,21 +85,17 @@ class RemoteEngine:
         await self.client.stream("/completions", body, on_event, sticky=sticky)
 
     async def reply(self, request: ChatRequest) -> ChatReply:
-        """One reply to a chat request, without tokens."""
-        return await ask_chat(self.client, request, self._settings.model)
+        """Answer a chat request. The reply has no token ids."""
+        return chat_reply(await self.client.post("/chat/completions", chat_body(request, self._settings.model)))
 
     async def load_weights(self, source: Any, version: int) -> None:
-        raise FeatureUnavailableError("a remote server's weights are not ours to change: use rollout.engine: vllm")
+        raise FeatureUnavailableError("a remote server's weights can't be changed: use rollout.engine: vllm")
 
     async def pause(self) -> None:
-        """Its work goes on elsewhere: there is nothing of ours to hold back."""
+        """Nothing to do: the server doesn't share our GPU."""
 
     async def resume(self) -> None:
         """See `pause`."""
-
-    async def health(self) -> dict[str, Any]:
-        client = self.client
-        return {"engine": "remote", "requests": client.requests, "retries": client.retries, "exact": self._exact}
 
     async def aclose(self) -> None:
         self._closed = True

@@ -1,1 +1,1 @@
-"""The `tiny:` models: small, deterministic, built offline. For tests, for teaching, and for trying a workflow."""
+"""The `tiny:` models: small, deterministic, built offline. For tests, for teaching, and to try a workflow."""

@@ -1,7 +1,7 @@
 """Sizes and weights of the tiny models, written as ordinary Hugging Face folders.
 
-The weights are drawn by us, tensor by tensor in the order of their names, from one fixed seed: the same in every
-process and under every version of transformers.
+Weights are drawn tensor by tensor, in the order of their names, from one fixed seed: they are the same in every process
+and under every version of transformers.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS_VERSION = 1
-"""Goes up whenever a model of the same name would come out differently."""
+"""Raised whenever a model of the same name would come out differently."""
 SEED = 20260101
 WEIGHT_STD = 0.05
-"""Wider than the usual 0.02: so small a model would otherwise start out nearly deaf to its input."""
+"""More than the usual 0.02: with that, so small a model would hardly react to its input."""
 MAX_POSITIONS = 32768
 FAMILIES = ("qwen2", "qwen3", "llama")
 
 
 @dataclass(frozen=True, slots=True)
 class TinySize:
-    """The shape of a model. Head sizes are 32 or more: the CPU build of vLLM serves none below."""
+    """The shape of a model. Head sizes are at least 32, as vLLM's CPU build requires."""
 
     hidden: int
     layers: int
@@ -112,12 +112,12 @@ def model_config(name: TinyName) -> dict[str, Any]:
 
 
 def cache_folder() -> Path:
-    """Where built models are kept: `AJET_CACHE`, else `~/.cache/ajet`."""
+    """Where built models are kept: `AJET_CACHE`, or `~/.cache/ajet`."""
     return Path(os.environ.get("AJET_CACHE") or Path.home() / ".cache" / "ajet")
 
 
 def tiny_folder(name: str) -> Path:
-    """The folder of a tiny model, built on first use. Safe when several processes ask at once."""
+    """The folder of a tiny model, built on first use. Several processes may ask at the same time."""
     parsed = TinyName.parse(name)
     folder = cache_folder() / "tiny" / f"{parsed}-v{WEIGHTS_VERSION}.{TOKENIZER_VERSION}"
     if not folder.is_dir():
@@ -127,7 +127,7 @@ def tiny_folder(name: str) -> Path:
             write_model(draft, parsed)
             draft.rename(folder)
         except OSError:
-            if not folder.is_dir():  # not lost to another process that built the same model
+            if not folder.is_dir():  # else another process was faster
                 raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -146,7 +146,7 @@ def write_model(folder: Path, name: TinyName) -> None:
 
 
 def draw_weights(name: TinyName) -> dict[str, torch.Tensor]:
-    """The model's tensors under Hugging Face's names: norms 1, biases 0, matrices normal."""
+    """The model's tensors under Hugging Face's names: norms are 1, biases 0, matrices normally distributed."""
     import torch
 
     generator = torch.Generator().manual_seed(SEED)
@@ -162,7 +162,7 @@ def draw_weights(name: TinyName) -> dict[str, torch.Tensor]:
 
 
 def weight_shapes(name: TinyName) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the model; the output layer is the embedding's."""
+    """The shape of every tensor; the output layer shares the embedding's."""
     size = SIZES[name.size]
     query, keys = size.heads * size.head_size, size.kv_heads * size.head_size
     shapes: dict[str, tuple[int, ...]] = {

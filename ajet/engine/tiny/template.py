@@ -1,9 +1,9 @@
 """The chat templates of the tiny models: ChatML with Hermes-style tools.
 
-Tool definitions stand in the system message, a call is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, results
-come back as `<tool_response>` in a user turn. `qwen2` and `llama` are prefix-stable: a longer conversation's prompt
-begins with the shorter one's. `qwen3` treats thinking as Qwen3 does: replies before the last question lose theirs, and
-`enable_thinking=False` puts an empty thought in front of the reply.
+Tool definitions are in the system message; a call is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, and its
+result comes back as `<tool_response>` in a user turn. `qwen2` and `llama` are prefix-stable: the prompt of a longer
+conversation begins with that of the shorter one. `qwen3` treats thinking as Qwen3 does: replies before the last
+question lose theirs, and `enable_thinking=False` puts an empty thought before the reply.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ _QWEN3_GENERATION = """
 
 
 def chat_template(family: str) -> str:
-    """The Jinja template of a family (`qwen2`, `qwen3`, `llama`)."""
+    """The Jinja template of a family: `qwen2`, `qwen3` or `llama`."""
     if family == "qwen3":
         messages = _MESSAGES.replace("THINKING", _QWEN3_THINKING).replace("GENERATION", _QWEN3_GENERATION)
         return _OPENING + _LAST_QUESTION + messages

@@ -1,7 +1,7 @@
-"""The tiny tokenizer: byte-level, so any UTF-8 text round-trips; every digit and ASCII punctuation mark stands alone.
+"""The tiny tokenizer: byte-level, so any UTF-8 text round-trips; digits and ASCII punctuation are single tokens.
 
-Ids 0 … 255 are the bytes themselves; then come merges learned from `CORPUS`, the boilerplate of templates
-and tool calls, and the special tokens. The size is `VOCABULARY_SIZE`, whatever the corpus.
+Ids 0 … 255 are the bytes; then come merges learned from `CORPUS`, the boilerplate of templates and tool calls, and the
+special tokens. The size is always `VOCABULARY_SIZE`, whatever the corpus.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from ajet.engine.tiny.template import TOOLS_CLOSING, TOOLS_INTRODUCTION, chat_template
 
 TOKENIZER_VERSION = 1
-"""Any change to the vocabulary, corpus or merges changes token ids: raise this number with it."""
+"""Raised with any change to `BOILERPLATE`, `CORPUS` or the merges: it changes token ids."""
 
 VOCABULARY_SIZE = 512
 
@@ -28,11 +28,11 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How text is cut before merging. It is Qwen2's rule: transformers puts that in place of ours when it loads the
-tokenizer of a `qwen2` model by itself. As merges join letters only, digits and punctuation stand alone in any case."""
+"""How text is split before merging: Qwen2's rule, which transformers would also use if it loaded the tokenizer of a
+`qwen2` model its own way. Merges join letters only, so digits and punctuation stay single either way."""
 MARK = "ajet_tiny"
-"""Key of `tokenizer_config.json`. `ModelSource` loads a tokenizer that has it exactly as it is written: left to itself,
-transformers makes a `Qwen2Tokenizer` of it, whose Unicode normalisation would break the round trip."""
+"""Key of `tokenizer_config.json` that makes `ModelSource` load the tokenizer exactly as written. transformers would
+make it a `Qwen2Tokenizer`, whose Unicode normalisation breaks the round trip."""
 
 BOILERPLATE = (
     TOOLS_INTRODUCTION,
@@ -56,7 +56,7 @@ BOILERPLATE = (
     "user\n",
     "assistant\n",
 )
-"""Added tokens that are ordinary text: they keep prompts short, and decode to exactly what was written."""
+"""Added tokens that are ordinary text: they keep prompts short and decode to exactly this text."""
 
 CORPUS = """
 You are a helpful assistant. You are a math agent. You are an agent that answers the question of the user.
@@ -88,14 +88,14 @@ Pair = tuple[str, str]
 
 
 def byte_characters() -> list[str]:
-    """The printable character that stands for each byte in a byte-level vocabulary (the convention of GPT-2)."""
+    """The printable character that represents each byte in a byte-level vocabulary (GPT-2's convention)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
 
 
 def learn_merges(text: str, count: int) -> list[Pair]:
-    """Byte-pair encoding: join the most frequent neighbours, `count` times; equals in the order of their text."""
+    """Byte-pair encoding: join the most frequent neighbours, `count` times; ties go by their text."""
     characters = byte_characters()
     words = Counter(re.findall(r" ?[A-Za-z]+", text.replace("\n", " ")))
     spelled = {word: [characters[byte] for byte in word.encode()] for word in words}
@@ -168,13 +168,13 @@ def tokenizer_definition() -> dict[str, Any]:
 
 
 def token_id(text: str) -> int:
-    """The id of a piece of boilerplate or of a special token."""
+    """The id of a boilerplate or special token."""
     added = [*BOILERPLATE, *SPECIAL]
     return VOCABULARY_SIZE - len(added) + added.index(text)
 
 
 def write_tokenizer(folder: Path, family: str) -> None:
-    """Write what `AutoTokenizer` and vLLM read."""
+    """Write the files that `AutoTokenizer` and vLLM read."""
     config = {
         MARK: True,
         "tokenizer_class": "PreTrainedTokenizerFast",

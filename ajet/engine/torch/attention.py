@@ -1,16 +1,16 @@
-"""Attention over the engine's own keys and values, under transformers' public attention interface.
+"""Attention over the engine's own keys and values, through transformers' public attention interface.
 
-All tokens of a step, of all sequences, go through the model as one row. Each attention layer hands us queries, keys and
-values; the step's `Layout` knows which tokens belong to which sequence, stores the new keys and values there, and
-attends within each. A sequence with one new token (a reply being drawn) is a *row*, one with more is a *chunk*.
+All tokens of a step, from all sequences, go through the model as one row. Each attention layer passes us queries, keys
+and values; the step's `StepLayout` knows which tokens belong to which sequence, stores the new keys and values there,
+and attends within each. A sequence with one new token (a reply being drawn) is a *row*, one with more is a *chunk*.
 
-On a CPU attention costs what it reads, and every call costs something by itself. So rows and short chunks of a shelf
-share a call (`Batch`); and what many of them hold alike, copied from one place, is read from there for all of them at
-once (`Prefix`), and joined with what each holds for itself.
+On a CPU, attention costs as much as it reads, plus a fixed cost per call. So rows and short chunks of a slab share a
+call (`Batch`). And tokens that many sequences have in common, copied from one slot, are read from that slot for all of
+them at once (`Prefix`), and joined with what each has of its own.
 
-Shapes: T tokens of the step, M tokens of those that belong together, H query heads, K key/value heads, G = H / K query
-heads a key/value head, D head size, S places of a shelf, N most tokens of a chunk there, C tokens of a context and the
-new ones, P tokens of a prefix.
+Shapes: T tokens of the step, M tokens that are read together, H query heads, K key/value heads, G = H / K query heads
+per key/value head, D head size, S slots of a slab, N tokens of the longest chunk there, C tokens of a context including
+the new ones, P tokens of a prefix.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from ajet.engine.torch.kv_cache import KV
 NAME = "ajet_engine"
 
 CALL_TOKENS = 128
-"""A call of its own costs a row about as much as reading so many more tokens (measured on a CPU: 100 to 200)."""
+"""What a separate call costs a row, in tokens read (measured on a CPU: 100 to 200)."""
 CHUNK_CALL_TOKENS = 512
-"""About the same for a chunk, which has to be masked and moved about (estimated from single calls)."""
+"""The same for a chunk, which has to be masked and moved (estimated from single calls)."""
 QUERY_SHARE = 0.25
-"""About what one more query on the same keys costs, as a share of the first one, which has to fetch them."""
+"""What another query on the same keys costs, relative to the first one, which has to fetch them."""
 SHORT = 64
-"""A chunk with more tokens than this gains nothing from sharing calls or reads: arithmetic is what it costs."""
+"""Chunks with more tokens gain nothing from sharing calls or reads: arithmetic dominates."""
 PREFIX_TOKENS = 2048
-"""A read of a prefix, with joining, costs about as much as reading so many tokens (estimated from single calls)."""
+"""What reading and joining a shared prefix costs, in tokens read (estimated from single calls)."""
 ALIGN = 16
-"""Reads begin and end at multiples of this: PyTorch's softmax does what is left of a vector one by one."""
+"""Reads begin and end at multiples of this: PyTorch's softmax handles the rest of a vector element by element."""
 
 
 @dataclass(slots=True)
 class Part:
-    """The new tokens of one sequence in a step: `count` of them after `context` computed ones."""
+    """The new tokens of one sequence in a step: `count` tokens after `context` computed ones."""
 
     kv: KV
     context: int
@@ -71,9 +71,9 @@ class Member(NamedTuple):
 
 
 class _New(NamedTuple):
-    """What the tokens of a step bring to one layer.
+    """The queries, keys and values of a step's tokens in one layer.
 
-    The query heads that share a key/value head stand as its queries: keys and values are read once, not repeated.
+    Query heads are grouped by the key/value head that they share, so keys and values are read once, not repeated.
     """
 
     query_TKGD: torch.Tensor
@@ -89,16 +89,16 @@ class _New(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What the tokens of a step read in one layer, and the logarithms of the sums that it was divided by."""
+    """What attention reads for the tokens of a step in one layer, and the log-sum-exp of their scores."""
 
     values_TKGD: torch.Tensor
     lse_TKG: torch.Tensor | None
 
 
-class Layout:
-    """Where the tokens of one step belong: first those of the rows, then those of the chunks, in the order given.
+class StepLayout:
+    """Where the tokens of one step belong: first those of the rows, then those of the chunks, in the given order.
 
-    With `apart`, every part is read by itself: what it reads is then computed alike whoever else is in the step.
+    With `apart`, every part is read by itself: its result is then independent of what else is in the step.
     """
 
     def __init__(self, rows: list[Part], chunks: list[Part], *, apart: bool = False) -> None:
@@ -112,15 +112,15 @@ class Layout:
         self.longest = max((part.end for part in (*rows, *chunks)), default=0)
 
     @cached_property
-    def plain(self) -> Plan:
-        """Every part reads all of its own context."""
-        return Plan.apart(self.members) if self.apart else Plan.together(self.members)
+    def plain(self) -> LayerPlan:
+        """Every part reads its whole context."""
+        return LayerPlan.apart(self.members) if self.apart else LayerPlan.together(self.members)
 
     @cached_property
-    def sharing(self) -> Plan:
-        """What parts hold alike is read once."""
+    def sharing(self) -> LayerPlan:
+        """Shared prefixes are read once."""
         prefixes = [] if self.apart else shared_prefixes(self.members)
-        return Plan.of_prefixes(self.members, prefixes) if prefixes else self.plain
+        return LayerPlan.of_prefixes(self.members, prefixes) if prefixes else self.plain
 
     def attend(
         self,
@@ -147,26 +147,26 @@ class Layout:
 
 
 def can_join(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether there is an operator that says its log-sum-exp: PyTorch's own for CPUs."""
+    """Whether there is an operator that returns the log-sum-exp: PyTorch's own for CPUs."""
     kernel = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
     return kernel and query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
 
 
-class Plan(NamedTuple):
-    """The calls of one layer: what the readers read is joined with the prefixes."""
+class LayerPlan(NamedTuple):
+    """The calls of one layer. What the readers read is joined with the prefixes."""
 
     readers: list[Batch | Singles | LongChunk]
     prefixes: list[Prefix]
 
     @classmethod
-    def apart(cls, members: list[Member]) -> Plan:
+    def apart(cls, members: list[Member]) -> LayerPlan:
         rows, chunks = _split(members, 1)
         readers: list[Batch | Singles | LongChunk] = [Singles(rows, 0)] if rows else []
         return cls([*readers, *map(LongChunk, chunks)], [])
 
     @classmethod
-    def together(cls, members: list[Member], skip: int = 0) -> Plan:
-        """Parts of a shelf in one call, where that pays. They have read the first `skip` tokens already."""
+    def together(cls, members: list[Member], skip: int = 0) -> LayerPlan:
+        """Parts of a slab in one call where that pays. They leave out the first `skip` tokens."""
         short, long = _split(members, SHORT)
         readers: list[Batch | Singles | LongChunk] = []
         singles: list[Member] = []
@@ -182,7 +182,7 @@ class Plan(NamedTuple):
         return cls([*readers, *map(LongChunk, long)], [])
 
     @classmethod
-    def of_prefixes(cls, members: list[Member], prefixes: list[tuple[int, list[Member]]]) -> Plan:
+    def of_prefixes(cls, members: list[Member], prefixes: list[tuple[int, list[Member]]]) -> LayerPlan:
         plan = cls([], [])
         shared = {member.start for _, holders in prefixes for member in holders}
         for length, holders in (*prefixes, (0, [member for member in members if member.start not in shared])):
@@ -192,22 +192,22 @@ class Plan(NamedTuple):
 
 
 def _split(members: list[Member], largest: int) -> tuple[list[Member], list[Member]]:
-    """Those of up to `largest` new tokens, and those with more."""
+    """Those with up to `largest` new tokens, and those with more."""
     return [one for one in members if one.part.count <= largest], [one for one in members if one.part.count > largest]
 
 
 def _alike(members: list[Member]) -> list[list[Member]]:
-    """Rows of one shelf, and chunks of one shelf and of about one length, in the order of their places."""
+    """Groups of rows in the same slab, and of chunks in the same slab and of similar length, ordered by slot."""
     kinds: dict[tuple[int, int], list[Member]] = defaultdict(list)
     for member in members:
         part = member.part
-        kinds[id(part.kv.shelf), -1 if part.count == 1 else 2 * part.count // SHORT].append(member)
-    return [sorted(alike, key=lambda member: member.part.kv.place) for alike in kinds.values()]
+        kinds[id(part.kv.slab), -1 if part.count == 1 else 2 * part.count // SHORT].append(member)
+    return [sorted(alike, key=lambda member: member.part.kv.slot) for alike in kinds.values()]
 
 
 def worth_one_call(members: list[Member], skip: int = 0) -> bool:
-    """One call reads all places from its first part to its last, each as if it were the longest."""
-    span = members[-1].part.kv.place - members[0].part.kv.place + 1
+    """Whether one call pays: it reads all slots from the first part's to the last's, each as if it were the longest."""
+    span = members[-1].part.kv.slot - members[0].part.kv.slot + 1
     most, longest = max(one.part.count for one in members), max(one.part.end for one in members)
     needed = sum(_cost(one.part.count, one.part.end - skip) for one in members)
     call = CALL_TOKENS if most == 1 else CHUNK_CALL_TOKENS
@@ -215,14 +215,14 @@ def worth_one_call(members: list[Member], skip: int = 0) -> bool:
 
 
 def _cost(queries: int, tokens: int) -> float:
-    """Of reading so many tokens, in tokens that one query reads."""
+    """The cost of reading `tokens` for several queries, in tokens that one query reads."""
     return tokens * (1 + QUERY_SHARE * (queries - 1))
 
 
 def shared_prefixes(members: list[Member]) -> list[tuple[int, list[Member]]]:
-    """The prefixes that are worth a read for several: their lengths, and which parts have them.
+    """The prefixes that are worth reading for several parts at once: their lengths, and the parts that have them.
 
-    A part takes part in one only. Of those that it could, the one that saves its holders most reading.
+    Each part is in one of them at most: the one that saves its holders the most reading.
     """
     holders: dict[int, list[tuple[int, Member]]] = defaultdict(list)
     for member in members:
@@ -245,21 +245,21 @@ _END = itemgetter(0)
 
 
 def _best_length(ends: list[tuple[int, Member]]) -> tuple[float, int, list[Member]]:
-    """Of a prefix that many hold, some more and some less of it: what is saved a holder, up to where, and by whom."""
+    """For a prefix of which parts hold more or less: the savings per holder, the best length, and its holders."""
     ends = sorted(ends, key=_END, reverse=True)
     saved, number = max(((end * index - PREFIX_TOKENS) / (index + 1), index + 1) for index, (end, _) in enumerate(ends))
     return saved, ends[number - 1][0], [member for _, member in ends[:number]]
 
 
 def _tokens(members: list[Member], device: torch.device) -> slice | torch.Tensor:
-    """Where the tokens of some parts are in the step's row: a slice if possible, for it costs next to nothing."""
+    """Where the parts' tokens are in the step's row: a slice if possible, because that costs almost nothing."""
     if all(before.span.stop == after.start for before, after in pairwise(members)):
         return slice(members[0].start, members[-1].span.stop)
     return torch.tensor([token for one in members for token in range(one.start, one.span.stop)], device=device)
 
 
 class Prefix:
-    """The first tokens of several parts, equal in all of them: read from the place of one, for all their new tokens."""
+    """The first tokens of several parts, identical in all: read from one part's slot for the new tokens of all."""
 
     def __init__(self, members: list[Member], length: int) -> None:
         kv = members[0].part.kv
@@ -268,7 +268,7 @@ class Prefix:
         self.values = kv.values_LHCD[:, :, None, :length].unbind(0)
 
     def join(self, layer: int, new: _New, read: _Read, scaling: float | None) -> None:
-        """Add to what its parts read of the rest of their contexts."""
+        """Join this with what the parts have read of the rest of their contexts."""
         assert read.lse_TKG is not None
         query_KGMD = new.query_TKGD[self.tokens_M].permute(1, 2, 0, 3)
         shape = (-1, query_KGMD.shape[1], -1, -1)
@@ -290,39 +290,39 @@ def _flash(
 
 
 class Batch:
-    """Parts of one shelf, read with one masked call over the places from the first to the last of them.
+    """Parts of one slab, read with one masked call over the slots from the first to the last of them.
 
-    All are padded to the longest of them. `skip`: they read from there on.
+    All are padded to the longest. They read from token `skip` on.
     """
 
     def __init__(self, members: list[Member], skip: int) -> None:
-        shelf = members[0].part.kv.shelf
-        device = shelf.keys_LSHCD.device
-        first = members[0].part.kv.place
+        slab = members[0].part.kv.slab
+        device = slab.keys_LSHCD.device
+        first = members[0].part.kv.slot
         self.skip = skip
-        self.span = members[-1].part.kv.place - first + 1
+        self.span = members[-1].part.kv.slot - first + 1
         self.most = max(member.part.count for member in members)
         longest = -(-max(member.part.end for member in members) // ALIGN) * ALIGN
-        places = slice(first, first + self.span)
-        self.keys = shelf.keys_LSHCD[:, places, :, :longest].unbind(0)
-        self.values = shelf.values_LSHCD[:, places, :, :longest].unbind(0)
+        slots = slice(first, first + self.span)
+        self.keys = slab.keys_LSHCD[:, slots, :, :longest].unbind(0)
+        self.values = slab.values_LSHCD[:, slots, :, :longest].unbind(0)
         self.tokens_M = _tokens(members, device)
-        slots: list[int] = []
+        cells: list[int] = []
         positions: list[int] = []
         for part, _ in members:
-            slot = (part.kv.place - first) * self.most
-            slots += range(slot, slot + part.count)
+            cell = (part.kv.slot - first) * self.most
+            cells += range(cell, cell + part.count)
             positions += range(part.context, part.end)
-        self.slots_M, self.positions_M = torch.tensor([slots, positions], device=device).unbind(0)
-        self.places_M = self.slots_M // self.most
-        self.is_full = len(slots) == self.span * self.most
+        self.cells_M, self.positions_M = torch.tensor([cells, positions], device=device).unbind(0)
+        self.slots_M = self.cells_M // self.most
+        self.is_full = len(cells) == self.span * self.most
         self.masks: dict[int | None, torch.Tensor] = {}
 
     def read(self, layer: int, new: _New, read: _Read, scaling: float | None, window: int | None) -> None:
         """Store what is new, and attend."""
         keys_SKCD, values_SKCD = self.keys[layer], self.values[layer]
-        keys_SKCD[self.places_M, :, self.positions_M] = new.key_TKD[self.tokens_M]
-        values_SKCD[self.places_M, :, self.positions_M] = new.value_TKD[self.tokens_M]
+        keys_SKCD[self.slots_M, :, self.positions_M] = new.key_TKD[self.tokens_M]
+        values_SKCD[self.slots_M, :, self.positions_M] = new.value_TKD[self.tokens_M]
         query_SKGND = self._padded(new.query_TKGD[self.tokens_M])
         groups = query_SKGND.shape[2]
         query, keys, values = query_SKGND.flatten(2, 3), keys_SKCD[:, :, self.skip :], values_SKCD[:, :, self.skip :]
@@ -335,24 +335,24 @@ class Batch:
         read.values_TKGD[self.tokens_M] = self._picked(_unflatten(output, 2, (groups, self.most)))
 
     def _padded(self, query_MKGD: torch.Tensor) -> torch.Tensor:
-        """As (S, K, G, N, D): nothing where there is no part or no token."""
+        """As (S, K, G, N, D), zero where there is no part or no token."""
         padded = query_MKGD
         if not self.is_full:
             padded = query_MKGD.new_zeros(self.span * self.most, *query_MKGD.shape[1:])
-            padded.index_copy_(0, self.slots_M, query_MKGD)
+            padded.index_copy_(0, self.cells_M, query_MKGD)
         return _unflatten(padded, 0, (self.span, self.most)).permute(0, 2, 3, 1, 4)
 
     def _picked(self, read_SKGND: torch.Tensor) -> torch.Tensor:
         """As (M, K, G, D), or (M, K, G) if there is no D."""
         read = read_SKGND.movedim(3, 1).flatten(0, 1)
-        return read if self.is_full else read.index_select(0, self.slots_M)
+        return read if self.is_full else read.index_select(0, self.cells_M)
 
     def _mask(self, window: int | None, query: torch.Tensor, groups: int) -> torch.Tensor:
-        """Added to the scores. Where nothing is asked, all is visible: what comes of it is thrown away."""
+        """What is added to the scores. Padding sees everything; its result is thrown away."""
         if window not in self.masks:
             length = self.keys[0].shape[2]
             last_SN1 = torch.full((self.span, self.most, 1), length - 1, device=query.device)
-            last_SN1.view(-1)[self.slots_M] = self.positions_M
+            last_SN1.view(-1)[self.cells_M] = self.positions_M
             key_C = torch.arange(self.skip, length, device=query.device)
             hidden_SNC = key_C > last_SN1
             if window is not None:
@@ -405,12 +405,12 @@ def _by_layer(rows: list[tuple[torch.Tensor, ...]]) -> list[list[torch.Tensor]]:
 
 
 class LongChunk:
-    """A chunk that is read by itself."""
+    """A chunk, read by itself."""
 
     def __init__(self, member: Member) -> None:
         self.part, self.span = member.part, member.span
         self.masks: dict[int | None, torch.Tensor | None] = {}
-        """By window: every layer of a kind uses the same."""
+        """By window: layers with the same window share one."""
 
     def read(self, layer: int, new: _New, read: _Read, scaling: float | None, window: int | None) -> None:
         """Store what is new, and attend."""
@@ -433,7 +433,7 @@ class LongChunk:
         read.values_TKGD[self.span].flatten(1, 2).copy_(output_HMD.transpose(0, 1))
 
     def _mask(self, window: int | None, device: torch.device) -> torch.Tensor | None:
-        """Which of C each of M may see; None where plain causality within the chunk says it all."""
+        """Which of C each of M may see; None if plain causality within the chunk is enough."""
         part = self.part
         if part.context == 0 and (window is None or part.count <= window):
             return None
@@ -457,7 +457,7 @@ def attention(
     layout: Any = None,
     **other: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every attention layer. `layout` travels through the model's keyword arguments."""
+    """What transformers calls in every attention layer. `layout` arrives through the model's keyword arguments."""
     if layout is None:
         raise TypeError(f"{type(module).__name__} does not pass keyword arguments on to its attention function")
     for name in ("softcap", "s_aux", "position_bias"):
@@ -469,9 +469,9 @@ def attention(
 
 @contextmanager
 def serving(model: PreTrainedModel) -> Iterator[None]:
-    """Within, the model computes for the engine; afterwards it is as its owner (a trainer, say) left it.
+    """Inside, the model computes for the engine; afterwards it is as its owner (a trainer, say) left it.
 
-    No mask function goes by our name, so transformers makes no mask: the layout does.
+    No mask function is registered under our name, so transformers makes no mask: the layout does.
     """
     AttentionInterface.register(NAME, attention)
     untyped: Any = model

@@ -1,4 +1,9 @@
-"""What the embedded engine is told."""
+"""`TorchEngine`: the embedded engine as the rest of the program sees it, a front to a thread (`worker`).
+
+The thread starts at once and loads the model while the caller goes on. Everything from outside reaches it as a message
+in its inbox, which it empties between steps. So nothing else touches model and scheduler, except a trainer between
+`pause` and `resume`.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +31,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TorchEngineSettings:
-    """Limits and modes of the embedded engine."""
+    """Limits and modes."""
 
     max_model_len: int = 18000
     """Tokens of prompt and reply together."""
     max_num_seqs: int = 64
-    """Replies drawn at the same time."""
+    """Replies in flight at a time."""
     tokens_per_step: int = 1024
-    """Tokens that a forward pass computes at most: long prompts are cut, so that replies in flight go on meanwhile."""
+    """Maximum tokens of a forward pass: long prompts are split, so that replies in flight go on meanwhile."""
     kv_cache_gb: float | None = None
-    """Memory for keys and values, of replies in flight and cached prefixes together. None: a share of what is free."""
+    """Memory for keys and values of replies in flight and cached prefixes. None: a share of the free memory."""
     prefix_cache: bool = True
     deterministic: bool = False
-    """Fixed shapes: what a request gets depends on nothing but its prompt, its parameters, its seed and the weights."""
+    """Fixed shapes: a reply depends only on its prompt, its parameters, its seed and the weights."""
     seed: int = 0
-    """For requests that bring no seed."""
+    """For requests without a seed."""
     dtype: str = "auto"
     attn: str = "auto"
     device: str | None = None
@@ -62,7 +67,7 @@ class TorchEngineSettings:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request on its way through the thread, and where its answer goes."""
+    """A request to the thread, and where its answer goes."""
 
     request: GenerateRequest
     loop: asyncio.AbstractEventLoop
@@ -82,7 +87,7 @@ class Cancel:
 
 @dataclass(slots=True)
 class Command:
-    """Something to do between two steps, in the thread."""
+    """Something for the thread to do between two steps."""
 
     action: Callable[[Worker], Any]
     done: Future[Any] = field(default_factory=Future)
@@ -90,7 +95,7 @@ class Command:
 
 @dataclass(slots=True)
 class Pause:
-    """Start nothing new; `done` when nothing is in flight."""
+    """Start no new requests; `done` when none is in flight."""
 
     done: Future[None] = field(default_factory=Future)
 
@@ -132,19 +137,16 @@ class TorchEngine:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        details = {"deterministic": self._settings.deterministic, "max_num_seqs": self._settings.max_num_seqs}
-        return EngineCapabilities(
-            "torch", load_weights=True, max_model_len=self._settings.max_model_len, details=details
-        )
+        return EngineCapabilities("torch", load_weights=True, max_model_len=self._settings.max_model_len)
 
     @property
     def model(self) -> PreTrainedModel:
-        """The served model, parameters and all. To change it, `pause` first and `load_weights(None, version)` after."""
+        """The served model. To change its parameters, `pause`, change them, `load_weights(None, version)`, `resume`."""
         return self._worker().runner.model
 
     @property
     def cpu_threads(self) -> int:
-        """How many threads a trainer may compute with while the engine is paused; the engine itself may use fewer."""
+        """How many threads a trainer may use while the engine is paused; the engine itself may use fewer."""
         return self._worker().cpu_threads
 
     def _worker(self) -> Worker:
@@ -168,7 +170,7 @@ class TorchEngine:
         loop = asyncio.get_running_loop()
         ticket = Ticket(request, loop, loop.create_future(), on_tokens)
         self._inbox.put(Submit(ticket))
-        self._check_alive()  # the thread may have emptied its inbox for the last time in between
+        self._check_alive()  # the thread may have emptied its inbox for the last time meanwhile
         try:
             return await ticket.answer
         except asyncio.CancelledError:
@@ -176,7 +178,7 @@ class TorchEngine:
             raise
 
     async def load_weights(self, source: Any, version: int) -> None:
-        """Serve other weights: None (changed in place), a state dict, or a folder of safetensors."""
+        """Serve other weights: a state dict, a folder of safetensors, or None if they were changed in place."""
         await self.ready()
         await self._command(Command(lambda worker: worker.load_weights(source, version)))
 
@@ -188,12 +190,11 @@ class TorchEngine:
         self._check_alive()
         self._inbox.put(Resume())
 
-    async def health(self) -> dict[str, Any]:
-        if not self._loaded.done():
-            self._check_alive()
-            return {"engine": "torch", "loading": True}
-        facts: dict[str, Any] = await self._command(Command(lambda worker: worker.facts()))
-        return facts
+    async def stats(self) -> dict[str, int]:
+        """What was computed, what is cached, what is in flight: for tests and benchmarks."""
+        await self.ready()
+        stats: dict[str, int] = await self._command(Command(lambda worker: worker.stats()))
+        return stats
 
     async def aclose(self) -> None:
         self._inbox.put(Close())
@@ -209,7 +210,7 @@ class TorchEngine:
 
     def _check_alive(self) -> None:
         if self._dead is not None:
-            raise EngineError(f"the embedded engine is gone: {self._dead}") from self._dead
+            raise EngineError(f"the embedded engine has ended: {self._dead}") from self._dead
 
     def _died(self, error: Exception) -> None:
         self._dead = error
@@ -222,10 +223,10 @@ def _live(
     inbox: Inbox,
     loaded: Future[Worker],
 ) -> None:
-    """The thread: load, serve, and let nobody wait when it ends."""
+    """The thread: load, serve, and fail everything that still waits when it ends."""
     try:
         worker = _load(model, settings, inbox)
-    except Exception as error:  # noqa: BLE001 - whoever awaits `ready` gets it
+    except Exception as error:  # noqa: BLE001 - `ready` raises it
         failure = error if isinstance(error, AjetError) else EngineError(f"the model could not be loaded: {error!r}")
         _note_death(engine, failure)
         loaded.set_exception(failure)
@@ -234,11 +235,11 @@ def _live(
     death = EngineError("it is closed")
     try:
         worker.run()
-    except Exception as error:  # a dead thread must fail those who wait for it, whatever killed it
+    except Exception as error:  # whatever ends the thread, those who wait for it must learn of it
         log.exception("the embedded engine died")
         death = error if isinstance(error, EngineError) else EngineError(repr(error))
     _note_death(engine, death)
-    worker.fail_all(EngineError(f"the embedded engine is gone: {death}"))
+    worker.fail_all(EngineError(f"the embedded engine has ended: {death}"))
 
 
 def _load(model: str | Path | ModelSource | PreTrainedModel, settings: TorchEngineSettings, inbox: Inbox) -> Worker:
@@ -262,7 +263,7 @@ def _note_death(engine: weakref.ref[TorchEngine], error: Exception) -> None:
 
 
 def _close(inbox: Inbox, thread: threading.Thread) -> None:
-    """When the engine is dropped, or the interpreter ends: torch must not be computing by then."""
+    """Runs when the engine is dropped or the interpreter ends: by then torch must not be computing."""
     inbox.put(Close())
     if thread is not threading.current_thread():
         thread.join(JOIN_SECONDS)

@@ -1,10 +1,15 @@
-"""Keys and values of computed tokens, within a bounded amount of memory.
+"""Keys and values of computed tokens: where they are stored, and which prefixes are computed already.
 
-Each sequence has one growing place for all layers, so that a row's context lies in one piece: on a CPU, attention over
-it then runs at the speed of memory, without gathering blocks first. Places of the same size lie side by side on a
-shelf: a step reads the rows of a shelf with one call. Places know what they copied from each other, so a step can read
-what several of them hold alike from one of them. Shape legend: L layers, S places of a shelf, H key/value heads,
-C capacity in tokens, D head size.
+Each sequence has one slot for all layers, which grows with it, so a row's context is contiguous: on a CPU, attention
+then runs at the speed of memory, without gathering blocks first. Slots of the same size lie side by side in a slab, and
+a step reads the rows of a slab with one call. Slots know what they copied from each other, so a step can read what
+several of them have in common from one of them. Memory is bounded (`KVPool`).
+
+`PrefixCache` finds sequences by a chain of hashes over blocks of tokens. The chain starts from the policy version, so
+what old weights computed is never found under new ones. The length of a match is then counted token by token, so a hash
+collision only costs time. Idle sequences are dropped in the order of their last use.
+
+Shapes: L layers, S slots of a slab, H key/value heads, C capacity in tokens, D head size.
 """
 
 from __future__ import annotations
@@ -21,19 +26,19 @@ import torch
 GRANULE = 64
 """Capacities are multiples of this many tokens."""
 GROWTH = 1.5
-"""A sequence that outgrows its capacity gets this much more, so that copying costs a constant share."""
-SHELF_PLACES = 64
-SHELF_TOKENS = 16384
-"""A shelf has at most so many places and tokens: one call for many long rows saves nothing, and an idle place costs."""
-SHELF_SHARE = 4
-"""A new shelf takes at most one part in so many of the room that is left (but at least one place)."""
+"""The factor by which a slot grows, so that copying stays a constant share of the work."""
+SLAB_SLOTS = 64
+SLAB_TOKENS = 16384
+"""Limits of a slab: sharing a call saves nothing for many long rows, and idle slots cost memory."""
+SLAB_SHARE = 4
+"""A new slab takes at most this fraction (1/n) of the room that is left, but at least one slot."""
 
 
 _origins = count()
 
 
 class KVShape(NamedTuple):
-    """What one token leaves behind."""
+    """The shape of what is stored per token."""
 
     layers: int
     heads: int
@@ -44,23 +49,23 @@ class KVShape(NamedTuple):
         return self.layers * self.heads * (self.key_size + self.value_size) * dtype.itemsize
 
 
-class Shelf:
-    """Places of the same capacity. Whatever no sequence has written is zero, so that masked reads are harmless."""
+class Slab:
+    """Slots of the same capacity. Whatever no sequence has written is zero, so masked reads are harmless."""
 
-    def __init__(self, shape: KVShape, places: int, capacity: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, shape: KVShape, slots: int, capacity: int, *, dtype: torch.dtype, device: torch.device) -> None:
         def zeros(size: int) -> torch.Tensor:
-            return torch.zeros(shape.layers, places, shape.heads, capacity, size, dtype=dtype, device=device)
+            return torch.zeros(shape.layers, slots, shape.heads, capacity, size, dtype=dtype, device=device)
 
         self.keys_LSHCD = zeros(shape.key_size)
         self.values_LSHCD = zeros(shape.value_size)
         self.capacity = capacity
-        self.places = places
-        self._free = list(range(places))
-        self._fresh = [True] * places
+        self.slots = slots
+        self._free = list(range(slots))
+        self._fresh = [True] * slots
 
     @property
     def tokens(self) -> int:
-        return self.places * self.capacity
+        return self.slots * self.capacity
 
     @property
     def is_full(self) -> bool:
@@ -68,47 +73,47 @@ class Shelf:
 
     @property
     def is_empty(self) -> bool:
-        return len(self._free) == self.places
+        return len(self._free) == self.slots
 
     def take(self) -> KV:
-        """The first free place: those in use stay close together."""
-        place = heapq.heappop(self._free)
-        kv = KV(self, place)
-        if not self._fresh[place]:
+        """The first free slot, so that used slots stay close together."""
+        slot = heapq.heappop(self._free)
+        kv = KV(self, slot)
+        if not self._fresh[slot]:
             kv.keys_LHCD.zero_()
             kv.values_LHCD.zero_()
-        self._fresh[place] = False
+        self._fresh[slot] = False
         return kv
 
-    def give_back(self, place: int) -> None:
-        heapq.heappush(self._free, place)
+    def give_back(self, slot: int) -> None:
+        heapq.heappush(self._free, slot)
 
 
 class KV:
-    """The place of one sequence.
+    """The slot of one sequence.
 
-    Tokens of two places that have the same origin are equal to the last bit: one was copied from the other, or both
-    from a third, and none of them was written since.
+    Tokens of two slots with the same origin are equal to the last bit: one was copied from the other, or both from a
+    third, and none of them has been written since.
     """
 
-    __slots__ = ("_origins", "keys_LHCD", "lent", "place", "shelf", "values_LHCD")
+    __slots__ = ("_origins", "keys_LHCD", "lent", "slab", "slot", "values_LHCD")
 
-    def __init__(self, shelf: Shelf, place: int) -> None:
-        self.shelf = shelf
-        self.place = place
-        self.keys_LHCD = shelf.keys_LSHCD[:, place]
-        self.values_LHCD = shelf.values_LSHCD[:, place]
+    def __init__(self, slab: Slab, slot: int) -> None:
+        self.slab = slab
+        self.slot = slot
+        self.keys_LHCD = slab.keys_LSHCD[:, slot]
+        self.values_LHCD = slab.values_LSHCD[:, slot]
         self._origins: list[tuple[int, int]] = [(0, next(_origins))]
-        """(start, origin): of the tokens from there to the next start."""
+        """(start, origin) of the tokens from `start` to the next start."""
         self.lent = 0
-        """So many tokens from the start may be held by other places, too."""
+        """How many tokens from the start may be in other slots, too."""
 
     @property
     def capacity(self) -> int:
-        return self.shelf.capacity
+        return self.slab.capacity
 
     def copy_prefix(self, source: KV, length: int) -> None:
-        """Take over the first `length` tokens of another sequence."""
+        """Copy the first `length` tokens of another sequence."""
         self.keys_LHCD[:, :, :length] = source.keys_LHCD[:, :, :length]
         self.values_LHCD[:, :, :length] = source.values_LHCD[:, :, :length]
         self._origins = source._origins_before(length)
@@ -117,16 +122,16 @@ class KV:
         source.lent = max(source.lent, length)
 
     def write_from(self, start: int) -> None:
-        """Tokens from `start` on are about to be written: what others hold of them is no longer what is here."""
+        """Tokens from `start` on are about to be overwritten: they will differ from other slots' copies."""
         if start < self.lent:
             self._origins = self._origins_before(start)
             self._origins.append((start, next(_origins)))
             self.lent = start
 
     def shared_until(self, length: int) -> Iterator[tuple[int, int]]:
-        """(origin, end) of what others may hold of the first `length` tokens.
+        """(origin, end) of what other slots may hold of the first `length` tokens.
 
-        Whoever has one of these origins holds the same tokens from 0 to the smaller one of the two ends.
+        A slot with one of these origins holds the same tokens from 0 up to the smaller of the two ends.
         """
         end = min(self.lent, length)
         for start, origin in reversed(self._origins):
@@ -139,7 +144,7 @@ class KV:
 
 
 class KVPool:
-    """Hands out places until shelves for `max_tokens` are in use."""
+    """Hands out slots, from slabs of at most `max_tokens` tokens altogether."""
 
     def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device, max_tokens: int) -> None:
         self.shape = shape
@@ -147,51 +152,51 @@ class KVPool:
         self.device = device
         self.max_tokens = max_tokens
         self.used_tokens = 0
-        """Of all shelves, free places included."""
+        """In all slabs, free slots included."""
         self.peak_tokens = 0
-        self._shelves: dict[int, list[Shelf]] = {}
-        """By capacity: those with a free place."""
+        self._slabs: dict[int, list[Slab]] = {}
+        """Those with a free slot, by capacity."""
 
     def allocate(self, tokens: int, limit: int) -> KV | None:
-        """A place for `tokens` (at most `limit`) tokens; None if the pool is too full."""
+        """A slot for `tokens` tokens (at most `limit`); None if the pool is too full."""
         capacity = min(_rounded(tokens), limit)
-        shelf = self._open_shelf(capacity, capacity) or self._new_shelf(capacity) or self._open_shelf(capacity, limit)
-        if shelf is None:
+        slab = self._open_slab(capacity, capacity) or self._new_slab(capacity) or self._open_slab(capacity, limit)
+        if slab is None:
             return None
-        kv = shelf.take()
-        if shelf.is_full:
-            self._shelves[shelf.capacity].remove(shelf)
+        kv = slab.take()
+        if slab.is_full:
+            self._slabs[slab.capacity].remove(slab)
         return kv
 
-    def _open_shelf(self, smallest: int, largest: int) -> Shelf | None:
-        """The first one with a free place of a suitable size."""
-        sizes = sorted(size for size, shelves in self._shelves.items() if shelves and smallest <= size <= largest)
-        return self._shelves[sizes[0]][0] if sizes else None
+    def _open_slab(self, smallest: int, largest: int) -> Slab | None:
+        """The first slab with a free slot of a suitable size."""
+        sizes = sorted(size for size, slabs in self._slabs.items() if slabs and smallest <= size <= largest)
+        return self._slabs[sizes[0]][0] if sizes else None
 
-    def _new_shelf(self, capacity: int) -> Shelf | None:
+    def _new_slab(self, capacity: int) -> Slab | None:
         room = (self.max_tokens - self.used_tokens) // capacity
         if room < 1:
             return None
-        places = max(1, min(SHELF_PLACES, SHELF_TOKENS // capacity, room // SHELF_SHARE))
-        shelf = Shelf(self.shape, places, capacity, dtype=self.dtype, device=self.device)
-        self._shelves.setdefault(capacity, []).append(shelf)
-        self.used_tokens += shelf.tokens
+        slots = max(1, min(SLAB_SLOTS, SLAB_TOKENS // capacity, room // SLAB_SHARE))
+        slab = Slab(self.shape, slots, capacity, dtype=self.dtype, device=self.device)
+        self._slabs.setdefault(capacity, []).append(slab)
+        self.used_tokens += slab.tokens
         self.peak_tokens = max(self.peak_tokens, self.used_tokens)
-        return shelf
+        return slab
 
     def release(self, kv: KV) -> None:
-        """Give a place back; nobody may use it afterwards. A shelf whose last place comes back is given up."""
-        shelf = kv.shelf
-        open_shelves = self._shelves[shelf.capacity]
-        if shelf.is_full:
-            open_shelves.append(shelf)
-        shelf.give_back(kv.place)
-        if shelf.is_empty:
-            open_shelves.remove(shelf)
-            self.used_tokens -= shelf.tokens
+        """Give a slot back; nobody may use it afterwards. A slab without used slots is freed."""
+        slab = kv.slab
+        open_slabs = self._slabs[slab.capacity]
+        if slab.is_full:
+            open_slabs.append(slab)
+        slab.give_back(kv.slot)
+        if slab.is_empty:
+            open_slabs.remove(slab)
+            self.used_tokens -= slab.tokens
 
     def grown(self, kv: KV, tokens: int, used: int, limit: int) -> KV | None:
-        """A larger place with the same first `used` tokens; None if the pool is too full (the old one stays valid)."""
+        """A larger slot with the same first `used` tokens; None if the pool is too full: the old one stays valid."""
         larger = self.allocate(max(tokens, int(kv.capacity * GROWTH)), limit) or self.allocate(tokens, limit)
         if larger is not None:
             larger.copy_prefix(kv, used)
@@ -203,26 +208,26 @@ class KVPool:
 
 
 def _rounded(tokens: int) -> int:
-    """Up to a multiple of `GRANULE`; for many tokens, of an eighth of their number: few sizes share their shelves."""
+    """Rounded up to a multiple of `GRANULE`, or about an eighth for many tokens, so that few sizes share slabs."""
     step = max(GRANULE, 1 << max(0, tokens.bit_length() - 4))
     return -(-tokens // step) * step
 
 
 BLOCK = 16
-"""Tokens a hash covers: shorter prefixes are not worth finding."""
+"""Tokens per hash: shorter prefixes aren't worth finding."""
 CANDIDATES = 32
-"""How many of the trails that share the deepest block are compared: more than a group has members."""
+"""How many sequences that share the deepest block are compared: more than a group has episodes."""
 
 
 @dataclass(slots=True, eq=False)
-class Trail:
-    """Tokens, and how many of them are computed."""
+class Sequence:
+    """Tokens, and the keys and values of the first `computed` ones: of a reply in flight, or left by a finished one."""
 
     tokens: list[int]
     kv: KV | None = None
     computed: int = 0
     reusable: int | None = None
-    """Of the computed tokens, how many may serve others; None: all. Deterministic mode lends whole chunks only."""
+    """How many of the computed tokens others may use; None: all. Deterministic mode lends only whole chunks."""
     hashes: list[int] = field(default_factory=list)
 
     @property
@@ -231,26 +236,26 @@ class Trail:
 
 
 class Match(NamedTuple):
-    """The trail that shares most with a prompt, and how many tokens that is."""
+    """The sequence that shares most with a prompt, and how many tokens they share."""
 
-    trail: Trail
+    sequence: Sequence
     length: int
 
 
 class PrefixCache:
-    """Finds trails by their tokens, and remembers the idle ones."""
+    """Finds sequences by their tokens, and keeps the idle ones."""
 
     def __init__(self, version: int) -> None:
         self._version = version
-        self._by_block: dict[int, dict[Trail, None]] = {}
-        self._idle: OrderedDict[Trail, None] = OrderedDict()
+        self._by_block: dict[int, dict[Sequence, None]] = {}
+        self._idle: OrderedDict[Sequence, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._idle)
 
     def find(self, tokens: list[int]) -> Match | None:
-        """The trail with the longest common prefix, idle or in flight, whether computed yet or not."""
-        holders: dict[Trail, None] = {}
+        """The sequence with the longest common prefix, idle or in flight, computed yet or not."""
+        holders: dict[Sequence, None] = {}
         chained = hash(("version", self._version))
         for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
             chained = hash((chained, tuple(tokens[start : start + BLOCK])))
@@ -259,54 +264,54 @@ class PrefixCache:
                 break
             holders = deeper
         best: Match | None = None
-        for trail in list(reversed(holders))[:CANDIDATES]:
-            match = Match(trail, common_prefix(trail.tokens, tokens))
-            if best is None or (match.length, trail.lendable) > (best.length, best.trail.lendable):
+        for sequence in list(reversed(holders))[:CANDIDATES]:
+            match = Match(sequence, common_prefix(sequence.tokens, tokens))
+            if best is None or (match.length, sequence.lendable) > (best.length, best.sequence.lendable):
                 best = match
         return best
 
-    def register(self, trail: Trail) -> None:
-        """Make the whole blocks of a trail's tokens findable; call again when it has grown."""
-        tokens, hashes = trail.tokens, trail.hashes
+    def register(self, sequence: Sequence) -> None:
+        """Make a sequence findable by its whole blocks; call again when it has grown."""
+        tokens, hashes = sequence.tokens, sequence.hashes
         while len(tokens) >= (len(hashes) + 1) * BLOCK:
             start = len(hashes) * BLOCK
             before = hashes[-1] if hashes else hash(("version", self._version))
             chained = hash((before, tuple(tokens[start : start + BLOCK])))
             hashes.append(chained)
-            self._by_block.setdefault(chained, {})[trail] = None
+            self._by_block.setdefault(chained, {})[sequence] = None
 
-    def forget(self, trail: Trail) -> None:
-        """Make a trail unfindable. Its storage is the caller's to release."""
-        for chained in trail.hashes:
+    def forget(self, sequence: Sequence) -> None:
+        """Make a sequence unfindable. The caller releases its storage."""
+        for chained in sequence.hashes:
             holders = self._by_block[chained]
-            del holders[trail]
+            del holders[sequence]
             if not holders:
                 del self._by_block[chained]
-        trail.hashes.clear()
-        self._idle.pop(trail, None)
+        sequence.hashes.clear()
+        self._idle.pop(sequence, None)
 
-    def retire(self, trail: Trail) -> None:
-        """Its reply is finished: keep it until memory is needed."""
-        self._idle[trail] = None
+    def retire(self, sequence: Sequence) -> None:
+        """The sequence's reply is finished: keep it until memory is needed."""
+        self._idle[sequence] = None
 
-    def is_idle(self, trail: Trail) -> bool:
-        return trail in self._idle
+    def is_idle(self, sequence: Sequence) -> bool:
+        return sequence in self._idle
 
-    def touch(self, trail: Trail) -> None:
-        """It was of use just now."""
-        if trail in self._idle:
-            self._idle.move_to_end(trail)
+    def touch(self, sequence: Sequence) -> None:
+        """Note that the sequence has just been used."""
+        if sequence in self._idle:
+            self._idle.move_to_end(sequence)
 
-    def oldest(self, besides: Trail | None = None) -> Trail | None:
-        """The idle trail that was of no use for the longest time."""
-        return next((trail for trail in self._idle if trail is not besides), None)
+    def oldest(self, besides: Sequence | None = None) -> Sequence | None:
+        """The least recently used idle sequence."""
+        return next((sequence for sequence in self._idle if sequence is not besides), None)
 
-    def start_version(self, version: int) -> list[Trail]:
-        """New weights: nothing cached is found any more. Returns the idle trails, for their storage."""
+    def start_version(self, version: int) -> list[Sequence]:
+        """New weights: nothing cached is found any more. Returns the idle sequences, whose storage can be released."""
         idle = list(self._idle)
         for holders in self._by_block.values():
-            for trail in holders:
-                trail.hashes = []
+            for sequence in holders:
+                sequence.hashes = []
         self._by_block.clear()
         self._idle.clear()
         self._version = version
@@ -314,7 +319,7 @@ class PrefixCache:
 
 
 def common_prefix(left: list[int], right: list[int]) -> int:
-    """How many tokens two lists share from the start."""
+    """The length of the common prefix of two lists."""
     end = min(len(left), len(right))
     start = 0
     while start < end and left[start : start + BLOCK] == right[start : start + BLOCK]:

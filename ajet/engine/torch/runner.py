@@ -1,7 +1,7 @@
-"""One forward pass: which tokens go in, and the logits of those after which something is drawn.
+"""`Runner`: one forward pass over the new tokens of many sequences; returns the logits that replies are drawn from.
 
-`probe` finds out, with a few tokens, whether a model can be served: it must compute attention through transformers'
-interface, alike in all layers, and give the same logits as its own forward pass.
+When it is made, it checks with a few tokens whether the model can be served: the model must compute attention through
+transformers' interface, with the same shapes in all layers, and give the logits of its own forward pass.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from ajet.engine.torch.attention import Layout, Part, serving
+from ajet.engine.torch.attention import Part, StepLayout, serving
 from ajet.engine.torch.kv_cache import KVPool, KVShape
 from ajet.schema.errors import FeatureUnavailableError
 
 PROBE_TOKENS = 7
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
-"""By how much the engine's logits may differ from the model's own: rounding, but no wrong position or mask."""
+"""How far the engine's logits may be from the model's own: room for rounding, not for a wrong position or mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The new tokens of one sequence in this step, and whether something is drawn after the last of them."""
+    """The new tokens of one sequence in this step, and whether a token is drawn after the last of them."""
 
     part: Part
     tokens: list[int]
@@ -43,15 +43,15 @@ class Runner:
         self._picks_logits = "logits_to_keep" in parameters
         config: Any = model.config.get_text_config()
         self.vocabulary = int(config.vocab_size)
-        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+
         self.kv_shape = _find_kv_shape(self)
         _check_against_own_forward(self)
 
     def forward(self, rows: list[Work], chunks: list[Work], pad_to: int = 0) -> torch.Tensor:
         """Logits (float32) of the work that draws, rows first.
 
-        With `pad_to`, a step of rows goes through every matrix as exactly so many, and one of a chunk likewise; and
-        each row reads its context by itself.
+        With `pad_to`, a step goes through every matrix with exactly that many tokens, and each row reads its context
+        by itself.
         """
         work = [*rows, *chunks]
         if not pad_to:
@@ -65,19 +65,19 @@ class Runner:
             last[id(item)] = len(tokens) - 1
         picks = [last[id(item)] for item in work if item.draws]
         padding = [0] * max(0, pad_to - len(tokens))
-        layout = Layout([item.part for item in rows], [item.part for item in chunks], apart=pad_to > 0)
+        layout = StepLayout([item.part for item in rows], [item.part for item in chunks], apart=pad_to > 0)
         drawing = len(picks)
         if pad_to and rows:
             picks += [0] * (pad_to - drawing)
         return self.logits(tokens + padding, positions + padding, layout, picks)[:drawing]
 
     def rows_are_alike(self, width: int) -> bool:
-        """Whether equal rows of a step come out equal to the last bit, wherever in the batch they stand."""
-        logits = self.logits([1] * width, [0] * width, Layout([], []), list(range(width)))
+        """Whether equal rows of a step come out equal to the last bit, wherever they are in the batch."""
+        logits = self.logits([1] * width, [0] * width, StepLayout([], []), list(range(width)))
         return bool((logits == logits[0]).all())
 
     def logits(self, tokens: list[int], positions: list[int], layout: Any, picks: list[int] | None) -> torch.Tensor:
-        """Logits after the picked tokens of one packed row; after all if None."""
+        """Logits after the picked tokens of one packed row; None picks all."""
         device = self.device
         extra: dict[str, Any] = {}
         picked = None if picks is None else torch.tensor(picks, dtype=torch.long, device=device)
@@ -98,15 +98,15 @@ class Runner:
 
 
 def _side_by_side(work: list[Work]) -> list[Work]:
-    """In the order in which it lies on the shelves: what is read together then stands together in the step's row."""
-    shelves: dict[int, int] = {}
+    """Ordered as in the slabs: what is read together is then contiguous in the step's row."""
+    slabs: dict[int, int] = {}
     for item in work:
-        shelves.setdefault(id(item.part.kv.shelf), len(shelves))
-    return sorted(work, key=lambda item: (shelves[id(item.part.kv.shelf)], item.part.kv.place))
+        slabs.setdefault(id(item.part.kv.slab), len(slabs))
+    return sorted(work, key=lambda item: (slabs[id(item.part.kv.slab)], item.part.kv.slot))
 
 
 class _Recorder:
-    """A layout of one sequence without storage that notes what each layer brings."""
+    """A layout of one sequence without storage, which records the shapes of each layer."""
 
     def __init__(self) -> None:
         self.layers: list[tuple[int, int, int, int]] = []
@@ -153,7 +153,7 @@ def _find_kv_shape(runner: Runner) -> KVShape:
 
 
 def _check_against_own_forward(runner: Runner) -> None:
-    """Two sequences, computed in chunks and rows, must give what the model gives by itself."""
+    """Two sequences computed in chunks and rows must give the logits of the model's own forward pass."""
     model, device = runner.model, runner.device
     tokens = [(7 * index + 3) % runner.vocabulary for index in range(PROBE_TOKENS)]
     with torch.inference_mode():
@@ -167,4 +167,4 @@ def _check_against_own_forward(runner: Runner) -> None:
     ours = runner.forward([Work(Part(first, 6, 1), tokens[6:7], True)], [])[0]
     difference = float((own - ours).abs().max())
     if not difference <= PROBE_TOLERANCE.get(runner.dtype, 1e-3):
-        raise _unservable(model, f"its logits come out differently (by {difference:.3g})")
+        raise _unservable(model, f"its logits differ from those of its own forward pass by {difference:.3g}")

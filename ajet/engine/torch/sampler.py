@@ -1,8 +1,10 @@
-"""From logits to drawn tokens, a row each, with every request's own parameters and random numbers.
+"""From logits to drawn tokens: one per row, with each request's own parameters and random numbers.
 
-The logprob of a token is log_softmax(logits / T) over the full vocabulary, before penalties and truncation (T = 0: as
-T = 1). What is drawn obeys penalties, then temperature, then top_k, top_p and min_p. A draw depends on its row, on
-its parameters and its next random number, and on nothing else.
+The logprob of a token is log_softmax(logits / T) over the full vocabulary, before penalties and truncation (T = 0
+counts as T = 1). Drawing applies penalties, then temperature, then top_k, top_p and min_p. A draw depends only on its
+row, on its parameters and on its next random number.
+
+Shapes: R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from ajet.schema.generation import Sampling
 
 
 class Draw(NamedTuple):
-    """One drawn token; `logprob` is NaN when the model's logits were."""
+    """One drawn token; `logprob` is NaN if the model's logits are."""
 
     token: int
     logprob: float
@@ -27,8 +29,8 @@ class Draw(NamedTuple):
 
 
 @dataclass(slots=True)
-class Drawer:
-    """How one request draws: its parameters, its stream of random numbers, and what it has drawn."""
+class DrawState:
+    """One request's parameters, its random numbers, and what it has drawn."""
 
     sampling: Sampling
     prompt: list[int]
@@ -55,39 +57,39 @@ class Drawer:
         return not self.greedy and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
 
 
-def draw_tokens(logits_RV: torch.Tensor, drawers: list[Drawer]) -> list[Draw]:
+def draw_tokens(logits_RV: torch.Tensor, states: list[DrawState]) -> list[Draw]:
     """Draw one token for each row."""
     device = logits_RV.device
-    temperatures = [drawer.temperature for drawer in drawers]
+    temperatures = [state.temperature for state in states]
     scaled_RV = logits_RV
     if any(temperature != 1.0 for temperature in temperatures):
         scaled_RV = logits_RV / torch.tensor(temperatures, device=device)[:, None]
     logprobs_RV = torch.log_softmax(scaled_RV, dim=-1)
     choice_RV = logprobs_RV
-    penalised = [row for row, drawer in enumerate(drawers) if drawer.penalised]
+    penalised = [row for row, state in enumerate(states) if state.penalised]
     if penalised:
         choice_RV = choice_RV.clone()
         for row in penalised:
-            changed = _penalise(logits_RV[row], drawers[row]) / temperatures[row]
+            changed = _penalise(logits_RV[row], states[row]) / temperatures[row]
             choice_RV[row] = torch.log_softmax(changed, dim=-1)
-    tokens_R = _choose(choice_RV, drawers)
+    tokens_R = _choose(choice_RV, states)
     chosen_R = logprobs_RV.gather(1, tokens_R[:, None])[:, 0]
-    tops = _top(logprobs_RV, drawers)
+    tops = _top(logprobs_RV, states)
     return [Draw(*row) for row in zip(tokens_R.tolist(), chosen_R.tolist(), tops, strict=True)]
 
 
-def _choose(choice_RV: torch.Tensor, drawers: list[Drawer]) -> torch.Tensor:
-    greedy = [drawer.greedy for drawer in drawers]
+def _choose(choice_RV: torch.Tensor, states: list[DrawState]) -> torch.Tensor:
+    greedy = [state.greedy for state in states]
     best_R = choice_RV.argmax(dim=-1) if any(greedy) else None
     if best_R is not None and all(greedy):
         return best_R
     probabilities_RV = choice_RV.double().exp()
-    truncated = [row for row, drawer in enumerate(drawers) if drawer.truncated]
+    truncated = [row for row, state in enumerate(states) if state.truncated]
     for row in truncated:
-        probabilities_RV[row] = _truncate(probabilities_RV[row], drawers[row].sampling)
-    # Inverse of the distribution function: one random number a token, whoever else is in the batch.
+        probabilities_RV[row] = _truncate(probabilities_RV[row], states[row].sampling)
+    # Inverse of the distribution function: one random number per token, whatever else is in the batch.
     cumulative_RV = probabilities_RV.cumsum(dim=-1)
-    uniform = [0.0 if drawer.greedy else drawer.stream.random() for drawer in drawers]
+    uniform = [0.0 if state.greedy else state.stream.random() for state in states]
     target_R1 = torch.tensor(uniform, dtype=torch.float64, device=choice_RV.device)[:, None] * cumulative_RV[:, -1:]
     drawn_R = torch.searchsorted(cumulative_RV, target_R1, right=True)[:, 0].clamp_max(choice_RV.shape[1] - 1)
     if best_R is None:
@@ -96,7 +98,7 @@ def _choose(choice_RV: torch.Tensor, drawers: list[Drawer]) -> torch.Tensor:
 
 
 def _truncate(probabilities_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Zero what top_k, top_p and min_p exclude; the likeliest token always stays."""
+    """Zero out what top_k, top_p and min_p exclude; the likeliest token always stays."""
     ordered_V, order_V = probabilities_V.sort(descending=True, stable=True)
     if 0 < sampling.top_k < len(ordered_V):
         ordered_V[sampling.top_k :] = 0.0
@@ -108,27 +110,27 @@ def _truncate(probabilities_V: torch.Tensor, sampling: Sampling) -> torch.Tensor
     return torch.zeros_like(probabilities_V).scatter_(0, order_V, ordered_V)
 
 
-def _penalise(logits_V: torch.Tensor, drawer: Drawer) -> torch.Tensor:
-    """Presence and frequency count what was drawn; repetition counts the prompt too."""
-    sampling, device = drawer.sampling, logits_V.device
+def _penalise(logits_V: torch.Tensor, state: DrawState) -> torch.Tensor:
+    """Presence and frequency penalties count drawn tokens; the repetition penalty counts the prompt's too."""
+    sampling, device = state.sampling, logits_V.device
     changed_V = logits_V.clone()
     if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*drawer.prompt, *drawer.drawn}), device=device)
+        seen = torch.tensor(sorted({*state.prompt, *state.drawn}), device=device)
         values = changed_V[seen]
         penalty = sampling.repetition_penalty
         changed_V[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if drawer.drawn and (sampling.presence_penalty or sampling.frequency_penalty):
-        counts = Counter(drawer.drawn)
+    if state.drawn and (sampling.presence_penalty or sampling.frequency_penalty):
+        counts = Counter(state.drawn)
         tokens = torch.tensor(list(counts), device=device)
         times = torch.tensor([float(count) for count in counts.values()], device=device)
         changed_V[tokens] -= sampling.presence_penalty + sampling.frequency_penalty * times
     return changed_V
 
 
-def _top(logprobs_RV: torch.Tensor, drawers: list[Drawer]) -> list[list[tuple[int, float]] | None]:
-    tops: list[list[tuple[int, float]] | None] = [None] * len(drawers)
-    for row, drawer in enumerate(drawers):
-        if drawer.top_logprobs:
-            best = logprobs_RV[row].topk(min(drawer.top_logprobs, logprobs_RV.shape[1]))
+def _top(logprobs_RV: torch.Tensor, states: list[DrawState]) -> list[list[tuple[int, float]] | None]:
+    tops: list[list[tuple[int, float]] | None] = [None] * len(states)
+    for row, state in enumerate(states):
+        if state.top_logprobs:
+            best = logprobs_RV[row].topk(min(state.top_logprobs, logprobs_RV.shape[1]))
             tops[row] = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
     return tops

@@ -1,9 +1,9 @@
-"""Who computes what in the next step. Knows tokens and memory, nothing of models or threads.
+"""`Scheduler`: who computes what in the next step. It knows tokens and memory, but neither models nor threads.
 
-Requests wait in order of arrival. An admitted one takes over or copies the longest cached prefix; a request whose
-prefix is being computed by another right now waits for it, so a group of equal prompts is computed once. Every step
-takes one token of each reply in flight and fills the rest of its budget with pieces of prompts. When memory runs out,
-idle prefixes go first, then the youngest reply gives up its storage and computes it again later.
+Requests wait in order of arrival. An admitted request takes over or copies the longest cached prefix; if another one
+is still computing that prefix, it waits, so a group of equal prompts is computed once. Every step computes one token of
+each reply in flight and fills the rest of its budget with pieces of prompts. When memory runs out, idle sequences are
+dropped first; then the youngest reply gives up its storage and recomputes it later.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 from ajet.engine.sampling_rules import Stop, StopRule
 from ajet.engine.torch.attention import Part
-from ajet.engine.torch.kv_cache import KV, KVPool, PrefixCache, Trail
+from ajet.engine.torch.kv_cache import KV, KVPool, PrefixCache, Sequence
 from ajet.engine.torch.runner import Work
-from ajet.engine.torch.sampler import Draw, Drawer
+from ajet.engine.torch.sampler import Draw, DrawState
 
 CHUNK = 64
-"""Tokens of a chunk in deterministic mode: prompts are cut at multiples of it, whatever is cached."""
+"""Tokens of a chunk in deterministic mode: prompts are split at its multiples, whatever is cached."""
 LOOKAHEAD = 128
-"""Tokens of reply that storage is reserved for at first: most replies are short, and storage can grow."""
+"""Tokens of a reply that storage is reserved for at first: most replies are short, and storage can grow."""
 WORTH_WAITING = 8
-"""Wait for a prefix that another request is computing if it saves at least so many tokens: it is there a step later."""
+"""Wait for a prefix that another request is computing if that saves at least this many tokens: it is soon done."""
 SMALLEST_STEP = 64
 
 
@@ -31,12 +31,12 @@ SMALLEST_STEP = 64
 class Job:
     """One request on its way to a completion."""
 
-    drawer: Drawer
+    draw_state: DrawState
     stop_rule: StopRule
     ticket: Any
-    """The engine's own: whom to tell. Not looked at here."""
-    trail: Trail
-    waits_for: Trail | None = None
+    """For the engine, which knows where the reply goes. Not read here."""
+    sequence: Sequence
+    waits_for: Sequence | None = None
     cached_tokens: int = 0
     logprobs: list[float] = field(default_factory=list)
     tops: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -45,17 +45,17 @@ class Job:
     @property
     def pending(self) -> int:
         """Tokens that must be computed before the next one can be drawn."""
-        return len(self.trail.tokens) - self.trail.computed
+        return len(self.sequence.tokens) - self.sequence.computed
 
     def take(self, draw: Draw, version: int) -> None:
         """Add a drawn token."""
         if not self.versions or self.versions[-1][1] != version:
-            self.versions.append((len(self.drawer.drawn), version))
-        self.drawer.drawn.append(draw.token)
+            self.versions.append((len(self.draw_state.drawn), version))
+        self.draw_state.drawn.append(draw.token)
         self.logprobs.append(draw.logprob)
         if draw.top is not None:
             self.tops.append(draw.top)
-        self.trail.tokens.append(draw.token)
+        self.sequence.tokens.append(draw.token)
 
 
 class Step(NamedTuple):
@@ -66,7 +66,7 @@ class Step(NamedTuple):
 
     @property
     def drawing(self) -> list[Job]:
-        """The jobs that draw a token, in the order of the logits."""
+        """The jobs that draw a token, in the order of their logits."""
         return [job for job, work in [*self.rows, *self.chunks] if work.draws]
 
 
@@ -110,11 +110,11 @@ class Scheduler:
         self.waiting.append(job)
 
     def plan(self, *, admit: bool = True) -> Step:
-        """Admit what fits, and share out the next step. Empty if there is nothing to do."""
+        """Admit what fits, and plan the next step. Empty if there is nothing to do."""
         if admit:
             self._admit()
         for job in list(self.running):
-            if job in self.running:  # not given up for an older one just now
+            if job in self.running:  # not just preempted for an older one
                 self._ensure_room(job)
         rows = [(job, self._work(job, 1)) for job in self.running if job.pending == 1]
         chunks: list[tuple[Job, Work]] = []
@@ -122,7 +122,7 @@ class Scheduler:
             first = next((job for job in self.running if job.pending > 1), None)
             if first is None:
                 return Step(rows, [])
-            return Step([], [(first, self._work(first, CHUNK - first.trail.computed % CHUNK))])
+            return Step([], [(first, self._work(first, CHUNK - first.sequence.computed % CHUNK))])
         budget = max(self.tokens_per_step - len(rows), 1)
         for job in self.running:
             if job.pending > 1 and budget > 0:
@@ -132,52 +132,52 @@ class Scheduler:
         return Step(rows, chunks)
 
     def _work(self, job: Job, budget: int) -> Work:
-        trail = job.trail
-        assert trail.kv is not None
+        sequence = job.sequence
+        assert sequence.kv is not None
         count = min(job.pending, budget)
-        tokens = trail.tokens[trail.computed : trail.computed + count]
-        return Work(Part(trail.kv, trail.computed, count), tokens, draws=count == job.pending)
+        tokens = sequence.tokens[sequence.computed : sequence.computed + count]
+        return Work(Part(sequence.kv, sequence.computed, count), tokens, draws=count == job.pending)
 
     def computed(self, step: Step) -> None:
-        """The step has gone through the model."""
+        """Note that a step has gone through the model."""
         for job, work in [*step.rows, *step.chunks]:
-            job.trail.computed += work.part.count
-            self.computed_prompt_tokens += max(0, min(work.part.end, len(job.drawer.prompt)) - work.part.context)
+            job.sequence.computed += work.part.count
+            self.computed_prompt_tokens += max(0, min(work.part.end, len(job.draw_state.prompt)) - work.part.context)
 
     def drawn(self, job: Job, draw: Draw, decode: Any) -> Stop | None:
-        """Add a drawn token to its job; says whether the reply is over, and then lets the job go."""
+        """Add a drawn token to its job. If that ends the reply, release the job and return how it ended."""
         job.take(draw, self.version)
         if self._use_cache:
-            self.cache.register(job.trail)
-        stop = job.stop_rule.check(job.drawer.drawn, decode)
+            self.cache.register(job.sequence)
+        stop = job.stop_rule.check(job.draw_state.drawn, decode)
         if stop is not None:
             self.release(job)
         return stop
 
     def release(self, job: Job) -> None:
-        """The job is over, finished or not. What it computed stays cached."""
+        """End a job, finished or not. What it computed stays cached."""
         if job in self.running:
             self.running.remove(job)
-            trail = job.trail
-            if self._use_cache and trail.lendable:
-                self.cache.retire(trail)
+            sequence = job.sequence
+            if self._use_cache and sequence.lendable:
+                self.cache.retire(sequence)
             else:
-                self._drop(trail)
+                self._drop(sequence)
         elif job in self.waiting:
             self.waiting.remove(job)
 
     def start_version(self, version: int) -> None:
-        """New weights: nothing computed before counts. Replies in flight go on, their context computed anew."""
-        for trail in self.cache.start_version(version):
-            self._drop(trail)
+        """New weights: drop everything computed so far. Replies in flight continue; their context is recomputed."""
+        for sequence in self.cache.start_version(version):
+            self._drop(sequence)
         self.version = version
         for job in self.running:
-            job.trail.computed = 0
+            job.sequence.computed = 0
             if self._use_cache:
-                self.cache.register(job.trail)
+                self.cache.register(job.sequence)
 
     def shrink(self) -> bool:
-        """Memory is short: drop what is idle, halve the step and the batch. False if nothing is left to give up."""
+        """Memory is short: drop what is idle, halve the step and the batch. False if there was nothing to give up."""
         could = bool(self.cache) or self.tokens_per_step > SMALLEST_STEP or len(self.running) > 1
         while (oldest := self.cache.oldest()) is not None:
             self._drop(oldest)
@@ -207,56 +207,56 @@ class Scheduler:
     def _is_held(self, job: Job) -> bool:
         """Whether another job is computing a prefix that this one needs."""
         return job.waits_for is not None and any(
-            other.trail is job.waits_for and other.pending > 1 for other in self.running
+            other.sequence is job.waits_for and other.pending > 1 for other in self.running
         )
 
     def _start(self, job: Job) -> bool:
-        """Give a job storage, with as much of its prompt as is computed already. True unless memory is short."""
-        tokens = job.trail.tokens
+        """Give a job storage, including as much of its prompt as is computed already. False if memory is short."""
+        tokens = job.sequence.tokens
         match = self.cache.find(tokens) if self._use_cache else None
         shared = 0
         if match is not None:
             wanted = min(match.length, len(tokens) - 1)
-            shared = min(wanted, match.trail.lendable)
-            busy = any(other.trail is match.trail and other.pending > 1 for other in self.running)
+            shared = min(wanted, match.sequence.lendable)
+            busy = any(other.sequence is match.sequence and other.pending > 1 for other in self.running)
             if (
                 busy
-                and job.waits_for is not match.trail
+                and job.waits_for is not match.sequence
                 and wanted - shared >= WORTH_WAITING
                 and not self._deterministic
             ):
-                job.waits_for = match.trail
+                job.waits_for = match.sequence
                 self.waiting.append(job)
                 return True
             if self._deterministic:
                 shared -= shared % CHUNK
-        source = match.trail if match is not None and shared else None
-        trail = Trail(tokens)
+        source = match.sequence if match is not None and shared else None
+        sequence = Sequence(tokens)
         idle = source is not None and self.cache.is_idle(source) and not self._deterministic
         if source is not None and idle and shared == source.computed:
-            trail.kv = self._take_over(source)  # the conversation goes on where its last reply ended
+            sequence.kv = self._take_over(source)  # the conversation continues where its last reply ended
         else:
-            trail.kv = self._find_room(self._first_capacity(job), besides=source)
-            if trail.kv is not None and source is not None:
+            sequence.kv = self._find_room(self._first_capacity(job), besides=source)
+            if sequence.kv is not None and source is not None:
                 assert source.kv is not None
-                trail.kv.copy_prefix(source.kv, shared)
+                sequence.kv.copy_prefix(source.kv, shared)
                 self.cache.touch(source)
             elif source is not None and idle:
-                trail.kv = self._take_over(source)  # no room for a copy
-        if trail.kv is None:
+                sequence.kv = self._take_over(source)  # no room for a copy
+        if sequence.kv is None:
             return False
-        trail.computed = shared
+        sequence.computed = shared
         if self._deterministic:
-            trail.reusable = len(tokens) - len(tokens) % CHUNK
-        job.trail = trail
-        if not job.drawer.drawn:
+            sequence.reusable = len(tokens) - len(tokens) % CHUNK
+        job.sequence = sequence
+        if not job.draw_state.drawn:
             job.cached_tokens = shared
         self.running.append(job)
         if self._use_cache:
-            self.cache.register(trail)
+            self.cache.register(sequence)
         return True
 
-    def _take_over(self, source: Trail) -> KV | None:
+    def _take_over(self, source: Sequence) -> KV | None:
         kv, source.kv = source.kv, None
         self.cache.forget(source)
         return kv
@@ -264,17 +264,17 @@ class Scheduler:
     # ------------------------------------------------------------ memory
 
     def _first_capacity(self, job: Job) -> int:
-        left = job.stop_rule.max_tokens - len(job.drawer.drawn)
-        return len(job.trail.tokens) + (left if self._deterministic else min(left, LOOKAHEAD))
+        left = job.stop_rule.max_tokens - len(job.draw_state.drawn)
+        return len(job.sequence.tokens) + (left if self._deterministic else min(left, LOOKAHEAD))
 
     def _ensure_room(self, job: Job) -> None:
-        """See to it that all tokens of a running job find a place; it may have to give up its place instead."""
-        trail = job.trail
-        assert trail.kv is not None
-        needed = len(trail.tokens)
-        if trail.kv.capacity >= needed:
+        """Make room for all tokens of a running job, which may itself have to give up its slot for it."""
+        sequence = job.sequence
+        assert sequence.kv is not None
+        needed = len(sequence.tokens)
+        if sequence.kv.capacity >= needed:
             return
-        while (larger := self.pool.grown(trail.kv, needed, trail.computed, self.max_model_len)) is None:
+        while (larger := self.pool.grown(sequence.kv, needed, sequence.computed, self.max_model_len)) is None:
             oldest = self.cache.oldest()
             if oldest is not None:
                 self._drop(oldest)
@@ -283,9 +283,9 @@ class Scheduler:
             self._preempt(youngest)
             if youngest is job:
                 return
-        trail.kv = larger
+        sequence.kv = larger
 
-    def _find_room(self, tokens: int, besides: Trail | None) -> KV | None:
+    def _find_room(self, tokens: int, besides: Sequence | None) -> KV | None:
         while (kv := self.pool.allocate(tokens, self.max_model_len)) is None:
             oldest = self.cache.oldest(besides)
             if oldest is None:
@@ -294,18 +294,18 @@ class Scheduler:
         return kv
 
     def _preempt(self, job: Job) -> None:
-        """Take a running job's storage away; it starts again, its drawn tokens now part of what it computes."""
+        """Take a running job's storage away; it starts over, with its drawn tokens as part of its context."""
         self.running.remove(job)
-        trail = job.trail
-        job.trail = Trail(trail.tokens)
+        sequence = job.sequence
+        job.sequence = Sequence(sequence.tokens)
         job.waits_for = None
-        self._drop(trail)
+        self._drop(sequence)
         self.waiting.appendleft(job)
         self.preemptions += 1
 
-    def _drop(self, trail: Trail) -> None:
-        self.cache.forget(trail)
-        if trail.kv is not None:
-            self.pool.release(trail.kv)
-            trail.kv = None
-        trail.computed = 0
+    def _drop(self, sequence: Sequence) -> None:
+        self.cache.forget(sequence)
+        if sequence.kv is not None:
+            self.pool.release(sequence.kv)
+            sequence.kv = None
+        sequence.computed = 0

@@ -1,8 +1,8 @@
-"""What the engine's thread does: load, then step until told to stop.
+"""`Worker`: the engine's thread, which steps until it is told to stop.
 
-Faults stay where they belong. A request that can't be served fails alone; memory that runs out shrinks batch and step,
-and the same step is tried again; a step that fails for another reason fails the requests in it. After a few such steps
-in a row the engine is dead, and says why.
+Faults stay contained. A request that can't be served fails alone. If memory runs out, batch and step shrink, and the
+step is retried. If a step fails for another reason, its requests fail; after a few such steps in a row the engine ends,
+with the error as its reason.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 
 from ajet.engine.sampling_rules import Stop, StopRule, check_request
@@ -31,9 +32,9 @@ from ajet.engine.torch.engine import (
     Ticket,
     TorchEngineSettings,
 )
-from ajet.engine.torch.kv_cache import KVPool, Trail
+from ajet.engine.torch.kv_cache import KVPool, Sequence
 from ajet.engine.torch.runner import Runner, Work
-from ajet.engine.torch.sampler import Drawer, draw_tokens
+from ajet.engine.torch.sampler import DrawState, draw_tokens
 from ajet.engine.torch.scheduler import CHUNK, DoesNotFitError, Job, Scheduler, Step
 from ajet.schema.errors import EngineError, ModelCallError
 from ajet.schema.generation import Completion, TokenChunk
@@ -44,14 +45,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ONE_THREAD_BELOW = 8_000_000
-"""Parameters. The matrices of a smaller model are done before a second core has woken up, and the workflows need it."""
+"""Parameters. Smaller models' matrices are done before a second core has woken up, and the workflows need that core."""
 
 FAULTS_TO_DIE = 3
-"""Steps that may fail in a row: one can be a bad request's doing, three are the engine's."""
+"""Failed steps in a row after which the engine ends: one may be due to a bad request, three are the engine's fault."""
 
 
 class Worker:
-    """Model, scheduler and everything in flight. Touched by the engine's thread only."""
+    """Model, scheduler and everything in flight. Only the engine's thread touches it."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Worker:
         self._unseeded = random.Random(settings.seed)
         self._step_width = 0
         self.cpu_threads = cpu_threads
-        """What this process may use in all."""
+        """What the whole process may use."""
         self._threads = 1 if _is_small(model) else cpu_threads
         torch.set_num_threads(self._threads)
         self.scheduler = self._new_scheduler()
@@ -88,7 +89,10 @@ class Worker:
         max_running = settings.max_num_seqs
         if settings.deterministic:
             if not runner.rows_are_alike(max_running):
-                log.warning("deterministic: this machine computes equal rows of a batch differently: one row at a time")
+                log.warning(
+                    "rollout.deterministic: equal rows of a batch come out differently on this machine, so replies are "
+                    "generated one at a time"
+                )
                 max_running = 1
             self._step_width = max_running
         limit = settings.max_model_len
@@ -105,19 +109,19 @@ class Worker:
     # ------------------------------------------------------------ the loop
 
     def run(self) -> None:
-        """Until closed."""
+        """Step until closed."""
         while self._read_inbox():
             if not self.paused or self.scheduler.running:
                 self._step()
-            self._settle_pauses()
+            self._finish_pauses()
             self.outbox.flush()
 
     def _read_inbox(self) -> bool:
-        """Handle all messages; wait for one if there is nothing else to do. False once closed."""
+        """Handle all messages; wait for one if there is nothing else to do. Returns False once closed."""
         idle = not self.scheduler.running and (self.paused or not self.scheduler.waiting)
         if idle:
             self._handle(self.inbox.get())
-            torch.set_num_threads(self._threads)  # a trainer in this process sets its own number
+            torch.set_num_threads(self._threads)  # a trainer in this process may have set another number
         while not self.inbox.empty():
             self._handle(self.inbox.get())
         return not self.closed
@@ -133,7 +137,7 @@ class Worker:
             case Command(action, done):
                 try:
                     done.set_result(action(self))
-                except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to who asked
+                except Exception as error:  # noqa: BLE001 - the caller gets it
                     done.set_exception(error)
             case Pause():
                 self.paused = True
@@ -143,7 +147,7 @@ class Worker:
             case Close():
                 self.closed = True
 
-    def _settle_pauses(self) -> None:
+    def _finish_pauses(self) -> None:
         if self.pauses and not self.scheduler.running:
             for pause in self.pauses:
                 pause.done.set_result(None)
@@ -160,9 +164,9 @@ class Worker:
             return
         sampling = request.sampling
         seed = sampling.seed if sampling.seed is not None else self._unseeded.getrandbits(64)
-        drawer = Drawer(sampling, request.prompt_ids, request.top_logprobs, random.Random(seed))
+        draw_state = DrawState(sampling, request.prompt_ids, request.top_logprobs, random.Random(seed))
         rule = StopRule.of(sampling, self.end_ids, room)
-        job = Job(drawer, rule, ticket, Trail(list(request.prompt_ids)))
+        job = Job(draw_state, rule, ticket, Sequence(list(request.prompt_ids)))
         self.jobs[ticket] = job
         self.prompt_tokens += len(request.prompt_ids)
         self.scheduler.submit(job)
@@ -173,7 +177,7 @@ class Worker:
         tops = job.tops if ticket.request.top_logprobs else None
         self.outbox.complete(
             ticket,
-            Completion(job.drawer.drawn, job.logprobs, stop.reason, stop.by, job.versions, tops, job.cached_tokens),
+            Completion(job.draw_state.drawn, job.logprobs, stop.reason, stop.by, job.versions, tops, job.cached_tokens),
         )
 
     def _fail(self, job: Job, error: Exception) -> None:
@@ -182,7 +186,7 @@ class Worker:
         self.outbox.fail(job.ticket, error)
 
     def fail_all(self, error: Exception) -> None:
-        """Nobody waits for a thread that is gone."""
+        """Fail everything that waits for this thread."""
         for job in list(self.jobs.values()):
             self._fail(job, error)
         while not self.inbox.empty():
@@ -226,10 +230,10 @@ class Worker:
     def _draw(self, jobs: list[Job], logits: torch.Tensor) -> None:
         if not jobs:
             return
-        draws = draw_tokens(logits, [job.drawer for job in jobs])
+        draws = draw_tokens(logits, [job.draw_state for job in jobs])
         for job, draw in zip(jobs, draws, strict=True):
             if math.isnan(draw.logprob):
-                self._fail(job, EngineError("the model's logits are not numbers: its weights are broken"))
+                self._fail(job, EngineError("the model's logits are NaN: its weights are broken"))
                 continue
             stop = self.scheduler.drawn(job, draw, self._decode)
             self.outbox.tokens(job.ticket, draw.token, draw.logprob)
@@ -243,7 +247,7 @@ class Worker:
     def _shrink(self, step: Step, error: RuntimeError) -> None:
         if self.scheduler.shrink():
             log.warning(
-                "out of memory: going on with at most %d replies at once and %d tokens a step",
+                "out of memory: continuing with at most %d replies at a time and %d tokens per step",
                 self.scheduler.max_running,
                 self.scheduler.tokens_per_step,
             )
@@ -263,20 +267,18 @@ class Worker:
     # ------------------------------------------------------------ between steps
 
     def load_weights(self, source: Any, version: int) -> None:
-        """Put weights in place (None: the trainer has), and forget what the old ones computed."""
+        """Replace the weights (None: they were changed in place), and drop what the old ones computed."""
         if source is not None:
             load_into(self.runner.model, source)
         self.scheduler.start_version(version)
 
-    def facts(self) -> dict[str, Any]:
-        """For logs."""
+    def stats(self) -> dict[str, int]:
+        """Counters, and what is in flight and in memory now."""
         scheduler, pool = self.scheduler, self.scheduler.pool
         return {
-            "engine": "torch",
             "version": scheduler.version,
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
-            "paused": self.paused,
             "steps": self.steps,
             "drawn_tokens": self.drawn_tokens,
             "prompt_tokens": self.prompt_tokens,
@@ -291,7 +293,7 @@ class Worker:
 
 
 class Outbox:
-    """Collects what a step has to say, and says it in one call a loop."""
+    """Collects a step's results, and delivers them in one call per event loop."""
 
     def __init__(self) -> None:
         self._calls: defaultdict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
@@ -311,7 +313,7 @@ class Outbox:
         self._calls[ticket.loop].append(lambda: None if answer.done() else answer.set_exception(error))
 
     def flush(self) -> None:
-        """Hand everything over. A loop that is closed has nobody waiting any more."""
+        """Deliver everything. On a closed loop nobody waits any more."""
         for loop, calls in self._calls.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_run_all, calls)
@@ -324,10 +326,10 @@ def _run_all(calls: list[Callable[[], None]]) -> None:
 
 
 def compute_alone() -> int:
-    """From here on this thread computes without helpers; says how many threads it could have used.
+    """Make this thread compute without helper threads; returns how many threads it could have used.
 
-    OpenMP keeps the helpers that a thread has once had, and where there are more in a process than cores, they all go
-    to sleep after each piece of work: an engine that has two for loading alone makes its trainer a third slower.
+    OpenMP keeps the helpers that a thread once had. If a process has more of them than cores, all go to sleep after
+    each piece of work: an engine that used two threads just to load would make its trainer a third slower.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -339,7 +341,7 @@ def _is_small(model: PreTrainedModel) -> bool:
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The ids that end a reply, by the model's generation settings and by its tokenizer."""
+    """The ids that end a reply, according to the model's generation settings and its tokenizer."""
     found: set[int] = set()
     for ends in (getattr(model.generation_config, "eos_token_id", None), tokenizer.eos_token_id):
         if isinstance(ends, int):
@@ -350,20 +352,20 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> froze
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """A GPU's allocator raises its own type; a CPU's says it in words."""
+    """The GPU's allocator raises a type of its own; the CPU's only words its message so."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 CPU_SHARE = 0.25
-"""Of the free main memory: episodes, trainer and the user's own program live there too."""
+"""Share of the free main memory: episodes, trainer and the user's program need theirs too."""
 GPU_SHARE = 0.4
-"""Of the free GPU memory: the local trainer's activations need the rest."""
+"""Share of the free GPU memory: the local trainer's activations need the rest."""
 FULL_LENGTH_CACHE = 2
-"""By default, room for so many times `max_num_seqs` conversations of full length: more is of no use."""
+"""By default, room for at most this many times `max_num_seqs` conversations of full length: more would be wasted."""
 
 
 def kv_budget(runner: Runner, settings: TorchEngineSettings) -> int:
-    """Tokens that fit: by `kv_cache_gb`, or by a share of the memory that is free now."""
+    """How many tokens of keys and values to keep: by `kv_cache_gb`, or by a share of the memory that is free now."""
     size = runner.kv_shape.bytes_per_token(runner.dtype)
     if settings.kv_cache_gb is not None:
         tokens = int(settings.kv_cache_gb * 1e9 / size)
@@ -375,36 +377,34 @@ def kv_budget(runner: Runner, settings: TorchEngineSettings) -> int:
         )
     if tokens < settings.max_model_len:
         raise EngineError(
-            f"the memory for keys and values holds {tokens} tokens, fewer than one conversation of max_model_len="
-            f"{settings.max_model_len}: raise rollout.kv_cache_gb (a token takes {size} bytes) or lower max_model_len"
+            f"the memory for keys and values holds {tokens} tokens, less than one conversation of max_model_len="
+            f"{settings.max_model_len}: raise rollout.kv_cache_gb (a token takes {size} bytes) or lower "
+            "rollout.max_model_len"
         )
     return tokens
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that could be taken now."""
+    """Memory that is available now."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise EngineError("/proc/meminfo names no MemAvailable: set rollout.kv_cache_gb")
+    return int(psutil.virtual_memory().available)
 
 
 def load_into(model: PreTrainedModel, source: Any) -> None:
-    """Copy weights from a state dict, or from a folder of safetensors files."""
+    """Copy weights from a state dict or a folder of safetensors files: all of them fit, or none is changed."""
     weights = source if isinstance(source, Mapping) else read_folder(Path(source))
     own = model.state_dict()
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     missing = sorted(own.keys() - weights.keys() - tied)
     unknown = sorted(weights.keys() - own.keys())
     if missing or unknown:
-        raise EngineError(f"these weights are not this model's: missing {missing[:3]}, unknown {unknown[:3]}")
+        raise EngineError(f"these weights don't belong to this model: missing {missing[:3]}, unknown {unknown[:3]}")
     for name, value in weights.items():
         if own[name].shape != value.shape:
             raise EngineError(
-                f"weight {name} has shape {tuple(value.shape)}, the served model {tuple(own[name].shape)}"
+                f"weight {name} has shape {tuple(value.shape)}, but the model's has {tuple(own[name].shape)}"
             )
     with torch.no_grad():
         for name, value in weights.items():
@@ -417,7 +417,7 @@ def read_folder(folder: Path) -> dict[str, torch.Tensor]:
 
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise EngineError(f"{folder} holds no .safetensors file")
+        raise EngineError(f"{folder} has no .safetensors file")
     weights: dict[str, torch.Tensor] = {}
     for file in files:
         weights |= load_file(file)

@@ -1,1 +1,1 @@
-"""vLLM as the engine: servers that we start, watch and stop, or inside this process."""
+"""vLLM as the engine: on servers that we start, watch and stop, or inside this process."""

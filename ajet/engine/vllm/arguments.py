@@ -1,4 +1,4 @@
-"""How vLLM runs."""
+"""How vLLM is started: settings, command-line arguments, environment."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from ajet.schema.errors import ConfigError
 
 MODEL_NAME = "ajet"
-"""What a server of ours calls its model."""
-MODULE = "vllm.entrypoints.openai.api_server"
-"""What Python runs to start a server."""
+"""The model's name on a server of ours."""
+SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+"""`python -m` this starts a server."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """Of one engine, replicas and all."""
+    """Settings of one engine with all its replicas."""
 
     model: str
     """A Hugging Face folder or id."""
@@ -32,16 +32,16 @@ class VllmSettings:
     start_timeout_s: float = 600.0
     max_restarts: int = 3
     heartbeat_s: float = 5.0
-    """Seconds between two looks at each server."""
+    """Seconds between two health checks of a server."""
     heartbeats_to_hang: int = 6
-    """A server that answers none of so many looks in a row hangs, and is started again."""
+    """A server that fails this many health checks in a row is restarted."""
     sleep: bool = False
-    """Leave the GPU's memory to a trainer between `pause` and `resume`."""
+    """Leave the GPU's memory to the trainer between `pause` and `resume`."""
     devices: tuple[int, ...] = ()
-    """GPUs, `tensor_parallel` of them for each replica in turn. None named: those that the environment shows."""
+    """GPUs; each replica takes the next `tensor_parallel` of them. Empty: all that the environment shows."""
     extra_args: tuple[str, ...] = ()
     log_folder: Path | None = None
-    """Where each server's output is kept. None: a temporary folder, named when a server fails."""
+    """Where servers write their output. None: a temporary folder, which errors name."""
 
     @classmethod
     def from_config(cls, config: Any) -> VllmSettings:
@@ -68,12 +68,12 @@ class VllmSettings:
 
 
 def server_arguments(settings: VllmSettings, port: int, host: str = "127.0.0.1") -> list[str]:
-    """The arguments of vLLM's server that make it speak as ajet needs it."""
+    """Command-line arguments for a vLLM server."""
     return ["--served-model-name", MODEL_NAME, "--host", host, "--port", str(port), *engine_arguments(settings)]
 
 
 def engine_arguments(settings: VllmSettings) -> list[str]:
-    """Those of them that are about the engine, not about serving: for an engine inside this process, too."""
+    """Command-line arguments of the engine itself, on a server or in this process."""
     return [
         "--model",
         settings.model,
@@ -87,7 +87,7 @@ def engine_arguments(settings: VllmSettings) -> list[str]:
         str(settings.tensor_parallel),
         "--seed",
         str(settings.seed),
-        # at the request's temperature; the default, `raw_logprobs`, would be those of temperature 1
+        # logprobs at the request's temperature; the default, `raw_logprobs`, means at temperature 1
         "--logprobs-mode",
         "processed_logprobs",
         "--max-logprobs",
@@ -100,17 +100,17 @@ def engine_arguments(settings: VllmSettings) -> list[str]:
 
 
 def server_environment(settings: VllmSettings, replica: int = 0) -> dict[str, str]:
-    """Variables that a server is started with, over the caller's own."""
+    """Environment variables for a server, to be set on top of our own."""
     count = settings.tensor_parallel
     devices = settings.devices[replica * count : (replica + 1) * count]
     if settings.devices and len(devices) < count:
         raise ConfigError(
-            f"rollout.vllm.devices names {len(settings.devices)} GPUs, and {settings.replicas} engines of {count} need "
-            f"{settings.replicas * count}"
+            f"rollout.vllm.devices names {len(settings.devices)} GPUs, but {settings.replicas} replicas on {count} "
+            f"GPUs each need {settings.replicas * count}"
         )
     return {
         **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {}),
-        "VLLM_SERVER_DEV_MODE": "1",  # pause, resume and collective_rpc exist in this mode only
+        "VLLM_SERVER_DEV_MODE": "1",  # pause, resume and collective_rpc exist only in this mode
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",

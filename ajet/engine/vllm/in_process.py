@@ -1,7 +1,7 @@
-"""The `vllm` engine without a server: vLLM's asynchronous engine inside this process (its core in a child process).
+"""`VllmInProcessEngine`: vLLM's asynchronous engine inside this process, its core in a child process.
 
-A core that dies is started again with the newest weights by the next request, a bounded number of times; what it was
-drawing fails typed, for the pool to retry.
+If the core dies, the next request restarts it with the newest weights, a limited number of times. Requests that were in
+flight fail with a typed error, and the pool retries them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 
 
 class VllmInProcessEngine:
-    """An `Engine` over `AsyncLLM`. The program that uses it must be importable: vLLM starts its core by `spawn`."""
+    """An `Engine` over `AsyncLLM`. The main program must be importable, as vLLM starts its core by `spawn`."""
 
     def __init__(self, settings: VllmSettings) -> None:
         if settings.replicas > 1:
-            raise FeatureUnavailableError("rollout.vllm.mode: in_process runs one engine; several need mode: server")
+            raise FeatureUnavailableError("rollout.vllm.mode: in_process runs one replica; several need mode: server")
         if settings.devices:
-            raise FeatureUnavailableError("rollout.vllm.devices: an engine of its own GPUs needs vllm.mode: server")
+            raise FeatureUnavailableError("rollout.vllm.devices needs rollout.vllm.mode: server")
         self._settings = settings
         self._llm: Any = None
         self._starts = 0
@@ -54,8 +54,7 @@ class VllmInProcessEngine:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        length = self._settings.max_model_len
-        return EngineCapabilities("vllm", load_weights=True, max_model_len=length, details={"mode": "in_process"})
+        return EngineCapabilities("vllm", load_weights=True, max_model_len=self._settings.max_model_len)
 
     async def ready(self) -> None:
         if self._closed:
@@ -72,7 +71,7 @@ class VllmInProcessEngine:
         if self._starts > self._settings.max_restarts:
             raise EngineError(f"vLLM died after {self._starts} starts: {self._llm.dead_error}")
         if self._llm is not None:
-            log.warning("vLLM died: starting it again (%s)", self._llm.dead_error)
+            log.warning("vLLM died: restarting it (%s)", self._llm.dead_error)
             await asyncio.to_thread(self._llm.shutdown)
         self._starts += 1
         try:
@@ -91,7 +90,7 @@ class VllmInProcessEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         if self._settings.sleep and not current_platform.is_sleep_mode_available():
-            raise FeatureUnavailableError("rollout.vllm.sleep: vLLM can't give back the memory of this device")
+            raise FeatureUnavailableError("rollout.vllm.sleep: vLLM can't release this device's memory")
         parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False))
         arguments = ["--disable-log-stats", *engine_arguments(self._settings)]
         try:
@@ -99,7 +98,7 @@ class VllmInProcessEngine:
         except (argparse.ArgumentError, SystemExit) as error:
             raise ConfigError(f"rollout.vllm.extra_args: {error}") from error
         if unknown:
-            raise ConfigError(f"rollout.vllm.extra_args: vLLM knows no {' '.join(unknown)}")
+            raise ConfigError(f"rollout.vllm.extra_args: vLLM has no argument {' '.join(unknown)}")
         return AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(known))
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
@@ -110,7 +109,7 @@ class VllmInProcessEngine:
                 self._in_flight += 1
                 self._idle.clear()
                 try:
-                    return await self._draw(request, on_tokens)
+                    return await self._generate(request, on_tokens)
                 finally:
                     self._in_flight -= 1
                     if not self._in_flight:
@@ -118,10 +117,10 @@ class VllmInProcessEngine:
         except TimeoutError as error:
             raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
 
-    async def _draw(self, request: GenerateRequest, on_tokens: OnTokens | None) -> Completion:
+    async def _generate(self, request: GenerateRequest, on_tokens: OnTokens | None) -> Completion:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        room = check_request(request, max_model_len=self._settings.max_model_len, vocabulary=2**31)
+        room = check_request(request, max_model_len=self._settings.max_model_len)
         drawn = Completion([], [], "abort", None, [(0, self._version)])
         tops: list[list[tuple[int, float]]] = []
         prompt = {"prompt_token_ids": request.prompt_ids}
@@ -145,14 +144,14 @@ class VllmInProcessEngine:
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineError(f"vLLM failed: {error}") from error
         except _refusals() as error:
-            raise InvalidRequestError(f"vLLM refuses the request: {error}") from error
+            raise InvalidRequestError(f"vLLM refused the request: {error}") from error
         if drawn.finish_reason == "stop" and drawn.stopped_by is None:
-            drawn.stopped_by = drawn.token_ids[-1]  # vLLM names only what the request asked to stop at
+            drawn.stopped_by = drawn.token_ids[-1]  # an end token: vLLM names only stops that the request asked for
         drawn.top_logprobs = tops if request.top_logprobs else None
         return drawn
 
     def _note_version(self, drawn: Completion) -> None:
-        """What comes from now on was drawn under these weights."""
+        """Tokens from now on were sampled under the current weights."""
         if drawn.versions[-1][1] != self._version:
             begun = drawn.versions if drawn.token_ids else []
             drawn.versions = [*begun, (len(drawn.token_ids), self._version)]
@@ -165,12 +164,12 @@ class VllmInProcessEngine:
         self._folders.serve(folder)
 
     async def _reload(self, folder: Path, version: int) -> None:
-        """Replies in flight stop for a moment, then go on; no prefix computed before is used again."""
+        """Replies in flight pause, then continue; prefixes computed under the old weights are dropped."""
         await self._llm.pause_generation(mode="keep")
         try:
             await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder.resolve())})
             await self._llm.reset_prefix_cache()
-            self._version = version  # before the first token of theirs can arrive
+            self._version = version  # before resuming: no new token may carry the old version
         finally:
             await self._llm.resume_generation()
 
@@ -185,14 +184,6 @@ class VllmInProcessEngine:
             await self._llm.wake_up()
         self._running.set()
 
-    async def health(self) -> dict[str, Any]:
-        if self._closed:
-            raise EngineError("the vLLM engine is closed")
-        if self._died() and self._starts > self._settings.max_restarts:
-            raise EngineError(f"vLLM died after {self._starts} starts: {self._llm.dead_error}")
-        facts = {"engine": "vllm", "version": self._version, "in_flight": self._in_flight, "starts": self._starts}
-        return facts | {"alive": self._llm is not None and not self._died()}
-
     async def aclose(self) -> None:
         self._closed = True
         if self._starting is not None:
@@ -203,7 +194,7 @@ class VllmInProcessEngine:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """What vLLM raises at an unknown token id or a parameter out of range; older versions: `ValueError`."""
+    """What vLLM raises for an unknown token id or a parameter out of range; older versions raise `ValueError`."""
     from vllm import exceptions
 
     return (ValueError, getattr(exceptions, "VLLMClientError", ValueError))

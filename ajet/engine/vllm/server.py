@@ -1,4 +1,8 @@
-"""One vLLM server: started on a free port, waited for, watched, stopped with its whole process group."""
+"""`VllmServerEngine`: vLLM on one or several servers that we start, watch and stop. An episode stays on one server.
+
+A server that dies or fails its health checks is restarted, a limited number of times, and serves the newest weights
+when it comes back. Requests that were in flight fail with a typed error, and the pool retries them.
+"""
 
 from __future__ import annotations
 
@@ -20,33 +24,39 @@ from pathlib import Path
 from typing import Any
 
 from ajet.engine.base import OnTokens
-from ajet.engine.remote.client import Endpoint, RemoteClient, RemoteSettings, hash_of
+from ajet.engine.remote.client import Endpoint, RemoteClient, RemoteSettings, stable_hash
 from ajet.engine.remote.completions import CompletionReader, completion_body
 from ajet.engine.sampling_rules import check_request
-from ajet.engine.vllm.arguments import MODEL_NAME, MODULE, VllmSettings, server_arguments, server_environment
+from ajet.engine.vllm.arguments import (
+    MODEL_NAME,
+    SERVER_MODULE,
+    VllmSettings,
+    server_arguments,
+    server_environment,
+)
 from ajet.engine.vllm.weights import WeightFolders
 from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError, MissingDependencyError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 
 STOP_SECONDS = 15.0
-"""How long a server may take to leave before it is killed."""
+"""How long a server may take to end before it is killed."""
 TAIL_CHARACTERS = 3000
-"""How much of its log an error message quotes."""
+"""How much of a server's log an error message quotes."""
 
-DIE_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
-"""Runs a command that the kernel tells to end when the thread that started it is gone, were it killed: a server left
-behind would keep a GPU's memory. (1: PR_SET_PDEATHSIG, 15: SIGTERM)"""
+DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
+"""Runs a command that the kernel ends when the thread that started it is gone, even if that was killed: an orphaned
+server would keep the GPU's memory. (1: PR_SET_PDEATHSIG, 15: SIGTERM)"""
 
 CommandLine = Callable[[VllmSettings, int], list[str]]
 
 
 def vllm_command(settings: VllmSettings, port: int) -> list[str]:
-    """How a server is started."""
-    return [settings.python, "-m", MODULE, *server_arguments(settings, port)]
+    """The command that starts a server."""
+    return [settings.python, "-m", SERVER_MODULE, *server_arguments(settings, port)]
 
 
 class VllmServer:
-    """A server process. `start` may be called again after it died."""
+    """A server process on a free port, in a process group of its own. `start` may be called again after it died."""
 
     def __init__(self, settings: VllmSettings, index: int, command: CommandLine = vllm_command) -> None:
         self._settings = settings
@@ -77,15 +87,15 @@ class VllmServer:
         self.starts += 1
         command = self._command(self._settings, self.port)
         if shutil.which(command[0]) is None:
-            raise MissingDependencyError(f"vLLM's Python {command[0]} can't be started (rollout.vllm.python)")
+            raise MissingDependencyError(f"vLLM's Python {command[0]} does not exist (rollout.vllm.python)")
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", DIE_WITH_US, *command],
+                [sys.executable, "-c", DIE_WITH_PARENT, *command],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **server_environment(self._settings, self._index)},
-                start_new_session=True,  # so that its workers can be stopped with it
+                start_new_session=True,  # a process group of its own, so that its workers can be stopped too
             )
         weakref.finalize(self, _signal_group, self._process, signal.SIGKILL)  # also when the interpreter ends
         try:
@@ -101,8 +111,8 @@ class VllmServer:
                 tail = self.log_tail()
                 if "No module named 'vllm'" in tail or "No module named vllm" in tail:
                     raise MissingDependencyError(
-                        "vLLM is not installed for this Python: pip install 'agentjet[vllm]', or name the Python that "
-                        "has it in rollout.vllm.python"
+                        "vLLM is not installed for this Python: pip install 'agentjet[vllm]', or set "
+                        "rollout.vllm.python to a Python that has it"
                     )
                 raise EngineError(f"the vLLM server ended while starting (log: {self.log_file}):\n{tail}")
             if await self.healthy():
@@ -114,7 +124,7 @@ class VllmServer:
         )
 
     async def healthy(self) -> bool:
-        """Whether it answers now."""
+        """Whether it answers a health check."""
         import httpx
 
         async with httpx.AsyncClient(timeout=self._settings.heartbeat_s) as http:
@@ -125,7 +135,7 @@ class VllmServer:
         return answer.status_code == 200
 
     async def stop(self) -> None:
-        """End it and its workers; kill what does not leave."""
+        """End it and its workers; kill those that don't end in time."""
         process = self._process
         if process is None:
             return
@@ -137,13 +147,13 @@ class VllmServer:
         await asyncio.to_thread(process.wait)
 
     def log_tail(self) -> str:
-        """The end of what it printed."""
+        """The end of its output."""
         text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
         return text[-TAIL_CHARACTERS:]
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    """To the group that `start_new_session` made: it may live on after its first process is gone."""
+    """To the whole process group, which may outlive its first process."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
@@ -159,12 +169,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Replica:
-    """A server, the connections to it, and what it serves."""
+    """A server, our connections to it, and what it serves."""
 
     server: VllmServer
     client: RemoteClient | None = None
     serving: bool = False
-    """Not before it has the newest weights."""
+    """False until it has the newest weights."""
     version: int = 0
     adapter: str = ""
     missed: int = 0
@@ -176,7 +186,7 @@ class Replica:
 
 async def _control(replica: Replica, path: str, body: Mapping[str, Any] | None = None) -> None:
     if replica.client is None:
-        raise EngineError("the vLLM server is being started again")
+        raise EngineError("the vLLM server is being restarted")
     await replica.client.control(path, body or {})
 
 
@@ -197,13 +207,10 @@ class VllmServerEngine:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        details = {"replicas": self._settings.replicas, "tensor_parallel": self._settings.tensor_parallel}
-        return EngineCapabilities(
-            "vllm", load_weights=True, max_model_len=self._settings.max_model_len, details=details
-        )
+        return EngineCapabilities("vllm", load_weights=True, max_model_len=self._settings.max_model_len)
 
     async def ready(self) -> None:
-        """Start all servers, at the same time."""
+        """Start all servers, in parallel."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start_all())
         await asyncio.shield(self._starting)
@@ -221,7 +228,7 @@ class VllmServerEngine:
         if replica.client is not None:
             await replica.client.aclose()
         endpoint = Endpoint(f"{replica.server.base_url}/v1")
-        # one attempt: a server of our own that fails is started again, and the pool retries
+        # one attempt: if a server of ours fails, it is restarted and the pool retries
         limits = RemoteSettings((endpoint,), MODEL_NAME, max_parallel=100_000, max_attempts=1, timeout_s=86_400.0)
         replica.client = RemoteClient(limits)
         replica.missed = 0
@@ -229,7 +236,7 @@ class VllmServerEngine:
             await self._load(replica, self._folders.newest, self._version)
         replica.serving = True
 
-    # ------------------------------------------------------------ drawing
+    # ------------------------------------------------------------ generation
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
         try:
@@ -237,13 +244,13 @@ class VllmServerEngine:
                 await self.ready()
                 await self._running.wait()
                 self._check_alive()
-                room = check_request(request, max_model_len=self._settings.max_model_len, vocabulary=2**31)
-                return await self._tracked(self._draw(request, room, on_tokens))
+                room = check_request(request, max_model_len=self._settings.max_model_len)
+                return await self._tracked(self._generate(request, room, on_tokens))
         except TimeoutError as error:
             raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
 
     async def _tracked(self, work: Any) -> Completion:
-        """As a task of its own, so that `pause` can wait for it; cancelled with its caller."""
+        """Run it as a task, so that `pause` can wait for it; it is cancelled with its caller."""
         task: asyncio.Task[Completion] = asyncio.ensure_future(work)
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
@@ -253,26 +260,26 @@ class VllmServerEngine:
             task.cancel()
             raise
 
-    async def _draw(self, request: GenerateRequest, room: int, on_tokens: OnTokens | None) -> Completion:
+    async def _generate(self, request: GenerateRequest, room: int, on_tokens: OnTokens | None) -> Completion:
         replica = self._replica_of(request.session_id)
         if replica.client is None or not replica.serving:
-            raise EngineError("the vLLM server is being started again")
+            raise EngineError("the vLLM server is being restarted")
         model = replica.model
         reader = CompletionReader(request, replica.version)
 
         def on_event(event: dict[str, Any]) -> None:
-            if model == MODEL_NAME:  # an adapter stays the same to the end of the reply
+            if model == MODEL_NAME:  # an adapter stays the same until the reply ends
                 reader.note_version(replica.version)
             ids, logprobs = reader.read(event)
             if ids and on_tokens is not None:
                 on_tokens(TokenChunk(list(ids), logprobs))
 
-        # always as a stream: closing the connection is how vLLM learns that a request is cancelled
+        # always streamed: vLLM learns of a cancelled request when the connection closes
         await replica.client.stream("/completions", completion_body(request, model, room), on_event)
         return reader.completion()
 
     def _replica_of(self, session: str) -> Replica:
-        return self._replicas[hash_of(session) % len(self._replicas)]
+        return self._replicas[stable_hash(session) % len(self._replicas)]
 
     # ------------------------------------------------------------ weights
 
@@ -285,11 +292,11 @@ class VllmServerEngine:
         self._folders.serve(folder)
 
     async def _load(self, replica: Replica, folder: Path, version: int) -> None:
-        """Replies in flight stop for a moment, then go on; no prefix computed before is used again."""
+        """Replies in flight pause, then continue; prefixes computed under the old weights are dropped."""
         path = str(folder.resolve())
         previous = replica.adapter
         if (folder / "adapter_config.json").is_file():
-            # under a name of its own: vLLM keys its prefix cache by the adapter's name
+            # a new name for each version: vLLM keys its prefix cache by the adapter's name
             adapter = f"{MODEL_NAME}-{version}"
             await _control(replica, "/v1/load_lora_adapter", {"lora_name": adapter, "lora_path": path})
             replica.adapter, replica.version = adapter, version
@@ -299,7 +306,8 @@ class VllmServerEngine:
                 reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
                 await _control(replica, "/collective_rpc", reload)
                 await _control(replica, "/reset_prefix_cache")
-                replica.adapter, replica.version = "", version  # before the first token of theirs can arrive
+                # before `resume`: no new token may carry the old version
+                replica.adapter, replica.version = "", version
             finally:
                 await _control(replica, "/resume")
         if previous and previous != replica.adapter:
@@ -312,13 +320,14 @@ class VllmServerEngine:
             await asyncio.sleep(self._settings.heartbeat_s)
             for replica in self._replicas:
                 try:
-                    await self._look_after(replica)
+                    await self._check(replica)
                 except AjetError as error:
                     self._dead = error if isinstance(error, EngineError) else EngineError(str(error))
-                    log.error("the vLLM engine is given up: %s", error)
+                    log.error("giving up on the vLLM engine: %s", error)
                     return
 
-    async def _look_after(self, replica: Replica) -> None:
+    async def _check(self, replica: Replica) -> None:
+        """Restart the server if it died or hangs; raise if it did so too often."""
         server = replica.server
         if server.alive:
             replica.missed = 0 if await server.healthy() else replica.missed + 1
@@ -329,7 +338,7 @@ class VllmServerEngine:
             raise EngineError(
                 f"the vLLM server {why} after {server.starts} starts (log: {server.log_file}):\n{server.log_tail()}"
             )
-        log.warning("a vLLM server %s: starting it again (log: %s)", why, server.log_file)
+        log.warning("a vLLM server %s: restarting it (log: %s)", why, server.log_file)
         client, replica.client, replica.serving, replica.adapter = replica.client, None, False, ""
         await server.stop()
         if client is not None:
@@ -338,9 +347,9 @@ class VllmServerEngine:
 
     def _check_alive(self) -> None:
         if self._dead is not None:
-            raise EngineError(f"the vLLM engine is gone: {self._dead}") from self._dead
+            raise EngineError(f"the vLLM engine has ended: {self._dead}") from self._dead
 
-    # ------------------------------------------------------------ the rest
+    # ------------------------------------------------------------ pausing and closing
 
     async def pause(self) -> None:
         self._running.clear()
@@ -353,14 +362,6 @@ class VllmServerEngine:
         if self._settings.sleep and not self._running.is_set():
             await asyncio.gather(*(_control(replica, "/wake_up") for replica in self._replicas))
         self._running.set()
-
-    async def health(self) -> dict[str, Any]:
-        self._check_alive()
-        servers = [
-            {"url": replica.server.base_url, "alive": replica.server.alive, "starts": replica.server.starts}
-            for replica in self._replicas
-        ]
-        return {"engine": "vllm", "version": self._version, "in_flight": len(self._in_flight), "servers": servers}
 
     async def aclose(self) -> None:
         self._dead = self._dead or EngineError("it is closed")

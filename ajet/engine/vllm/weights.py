@@ -1,4 +1,4 @@
-"""Weights on their way to vLLM: a state dict becomes a folder that its workers read."""
+"""Weights on their way to vLLM: state dicts become folders that its workers read."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ajet.schema.errors import EngineError
 
 
 class WeightFolders:
-    """Finds or writes the folder of each version; the newest stays, for an engine that has to be started again."""
+    """Finds or writes the folder of each version. Keeps the newest, for engines that have to be restarted."""
 
     def __init__(self) -> None:
         self._scratch: Path | None = None
         self.newest: Path | None = None
 
     def folder_of(self, source: Any, version: int) -> Path:
-        """The folder that holds `source`: a state dict under Hugging Face's names, or a folder already."""
+        """The folder with the weights of `source`: a state dict under Hugging Face's names, or a folder already."""
         if source is None:
-            raise EngineError("vLLM shares no parameters with a trainer: give it a folder or a state dict")
+            raise EngineError("vLLM shares no parameters with the trainer: pass load_weights a folder or a state dict")
         folder = self._write(source, version) if isinstance(source, Mapping) else Path(source)
         if not list(folder.glob("*.safetensors")):
-            raise EngineError(f"{folder} holds no .safetensors file")
+            raise EngineError(f"{folder} has no .safetensors file")
         return folder
 
     def _write(self, weights: Mapping[str, Any], version: int) -> Path:
@@ -41,12 +41,12 @@ class WeightFolders:
         return folder
 
     def serve(self, folder: Path) -> None:
-        """From now on this is the newest; the one before is deleted if it was written here."""
+        """Make this the newest folder. The previous one is deleted if it was written here."""
         previous, self.newest = self.newest, folder
         if previous is not None and previous != folder and self._scratch in previous.parents:
             shutil.rmtree(previous, ignore_errors=True)
 
     def close(self) -> None:
-        """Delete what was written."""
+        """Delete the folders that were written here."""
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
