@@ -49,8 +49,5 @@ class RayEngine:
     async def resume(self) -> None:
         """See `pause`."""
 
-    async def health(self) -> dict[str, Any]:
-        return {"engine": self.capabilities.name}
-
     async def aclose(self) -> None:
         """The servers aren't ours to end."""
