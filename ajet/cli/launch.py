@@ -122,7 +122,8 @@ def _has_code(module: str) -> bool:
 def _conduct(arguments: LaunchArguments, config: Config, start: Callable[..., int]) -> int:
     """From the experiment folder's opening to its close. Nothing that was started outlives it."""
     from ajet.observe.experiment import ExperimentFolder
-    from ajet.runtime.processes import recorded_run, start_service
+    from ajet.runtime.companions import start_service
+    from ajet.runtime.processes import recorded_run
 
     _terminate_like_interrupt()
     with ExitStack() as stack:
@@ -181,7 +182,7 @@ def _user_files(config: Config) -> list[Path]:
 @contextmanager
 def _viewer(experiment: ExperimentFolder) -> Iterator[None]:
     """The viewer in a process of its own; its address is printed as soon as it has one."""
-    from ajet.runtime.processes import start_command
+    from ajet.runtime.companions import start_command
 
     if not COMMANDS["view"].exists:
         raise FeatureUnavailableError("--with-logview: the viewer is not part of this version")

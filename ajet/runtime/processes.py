@@ -1,52 +1,139 @@
-"""Processes that a run starts beside itself, and the record by which `--kill` ends them and nothing else.
+"""The processes of a run: found, ended, and recorded so that `--kill` ends them and nothing else.
 
-Each process is recorded in a per-user state folder with its start time, so a process id that was given to another
-program meanwhile is not touched. What is recorded also carries a mark in its environment, which its children inherit:
-so grandchildren that outlived their parent are found too.
+Everything a run starts inherits a mark in its environment, so orphans are found too. A process that sets its own title,
+as Ray's do, may overwrite the mark, but stays in its session. Records lie in a per-user state folder and hold the
+process's start time, so that a reused process id is never mistaken for it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
-import signal
 import socket
-import subprocess
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ajet.schema.errors import UserError
+import psutil
 
-MARK = "AJET_STARTED"
-"""Environment variable that names the record a process belongs to."""
-PATIENCE_S = 10.0
-"""How long a process may take to end by itself: what Ctrl-C promises for a run."""
-SERVICE_PATIENCE_S = 5.0
+STARTED_BY = "AJET_STARTED"
+"""Environment variable with the id of the record that a process belongs to."""
+RAY_RUN = "AJET_RAY_RUN"
+"""Environment variable with the id of the Ray run that a process belongs to. Ray starts processes that outlive the
+driver, and each run has to end its own."""
+PATIENCE_S = 8.0
+"""How long processes may take to end by themselves before they are killed."""
+RUN_PATIENCE_S = 10.0
+"""The same for a whole run: Ctrl-C promises to end it within this time."""
+KILL_S = 3.0
+"""How long killed processes may take to disappear."""
 
 
-class ServiceError(UserError):
-    """A `--with-NAME` service that can't be started."""
+# ---------------------------------------------------------------- find and end
+
+
+def processes_of(variable: str, mark: str, session: int | None = None) -> set[psutil.Process]:
+    """Live processes that carry the mark in this environment variable, or belong to the session. Never this one."""
+    found = set()
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        try:
+            if (_in_session(process, session) or process.environ().get(variable) == mark) and _is_alive(process):
+                found.add(process)
+        except (psutil.Error, OSError):  # another user's process, or one that has just ended
+            continue
+    return found
+
+
+def end_all(
+    variable: str,
+    mark: str,
+    patience_s: float = PATIENCE_S,
+    *,
+    session: int | None = None,
+    leader: psutil.Process | None = None,
+) -> int:
+    """Ask these processes to end, then kill those that remain. Returns how many there were.
+
+    The leader is asked first, as it may end the others in order.
+    """
+
+    def running() -> set[psutil.Process]:
+        found = processes_of(variable, mark, session)
+        return found | {leader} if leader is not None and _is_alive(leader) else found
+
+    everyone = set()
+    if leader is not None and _is_alive(leader):
+        everyone.add(leader)
+        _terminate(leader)
+        _wait_until(lambda: not _is_alive(leader), patience_s)
+        patience_s /= 2
+    left = running()
+    everyone |= left
+    for process in left:
+        _terminate(process)
+    _wait_until(lambda: not running(), patience_s)
+    give_up = time.monotonic() + KILL_S
+    while (left := running()) and time.monotonic() < give_up:
+        everyone |= left
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        time.sleep(0.05)
+    return len(everyone)
+
+
+def _in_session(process: psutil.Process, session: int | None) -> bool:
+    return session is not None and os.getsid(process.pid) == session
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _terminate(process: psutil.Process) -> None:
+    with suppress(psutil.Error):
+        process.terminate()
+
+
+def _wait_until(reached: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not reached() and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+# ---------------------------------------------------------------- records
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A process of ours."""
+    """A process that ajet started, or a run itself."""
 
     id: str
+    """What the processes it starts carry in `STARTED_BY`."""
     name: str
     prefix: str
     pid: int
-    started: int
-    """Clock ticks between boot and its start: with the pid, unique until the next boot."""
-    boot: str
+    started: float
+    """Seconds between the system's boot and its start, which changes of the clock don't affect."""
     host: str
     command: str
+
+    def process(self) -> psutil.Process | None:
+        """The process, if it is still running."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(_start_time(process) - self.started) < 0.05
+        except psutil.Error:
+            return None
+        return process if same and _is_alive(process) else None
 
 
 def state_folder() -> Path:
@@ -57,179 +144,73 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ajet"
 
 
-def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is none (or only its exit code is left)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _record(mark: str, name: str, prefix: str, pid: int, command: str) -> Path:
+@contextmanager
+def recorded(mark: str, name: str, prefix: str, pid: int, command: str) -> Iterator[None]:
+    """Record a process for the duration of the block."""
     folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    record = Record(mark, name, prefix, pid, start_time(pid) or 0, _boot(), socket.gethostname(), command)
+    try:
+        started = _start_time(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        started = 0.0
+    record = Record(mark, name, prefix, pid, started, socket.gethostname(), command)
     file = folder / f"{record.host}-{pid}-{mark[:8]}.json"
     scratch = file.with_suffix(".part")
     scratch.write_text(json.dumps(asdict(record)))
     scratch.replace(file)
-    return file
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
 
 
 @contextmanager
 def recorded_run(experiment: Path, prefix: str = "") -> Iterator[None]:
-    """Record this process, and mark what it starts, as long as the block lasts."""
+    """Record this process, and mark everything it starts, for the duration of the block."""
     mark = uuid.uuid4().hex
-    before = os.environ.get(MARK)
-    os.environ[MARK] = mark
-    file = _record(mark, f"run {experiment}", prefix, os.getpid(), "ajet")
+    before = os.environ.get(STARTED_BY)
+    os.environ[STARTED_BY] = mark
     try:
-        yield
+        with recorded(mark, f"run {experiment}", prefix, os.getpid(), "ajet"):
+            yield
     finally:
         if before is None:
-            del os.environ[MARK]
+            del os.environ[STARTED_BY]
         else:
-            os.environ[MARK] = before
-        file.unlink(missing_ok=True)
-
-
-@contextmanager
-def start_service(name: str, prefix: str = "") -> Iterator[None]:
-    """Start `$NAME_SCRIPT` in `$NAME_PATH`, and end it with the block."""
-    variable = re.sub(r"\W", "_", name).upper()
-    folder, script = os.environ.get(f"{variable}_PATH"), os.environ.get(f"{variable}_SCRIPT")
-    for what, value in ((f"{variable}_PATH", folder), (f"{variable}_SCRIPT", script)):
-        if not value:
-            raise ServiceError(
-                f"--with-{name}: the environment variable {what} is not set\n"
-                f"    export {variable}_PATH=/folder/of/the/service {variable}_SCRIPT='bash start.sh'"
-            )
-    assert folder is not None and script is not None
-    if not Path(folder).is_dir():
-        raise ServiceError(f"--with-{name}: {variable}_PATH={folder} is no folder")
-    with start_command(name, ["bash", "-c", script], cwd=Path(folder), prefix=prefix):
-        yield
-
-
-@contextmanager
-def start_command(name: str, command: list[str], *, cwd: Path | None = None, prefix: str = "") -> Iterator[Path]:
-    """Start a recorded process, give its log file, and end the process and its children with the block."""
-    mark = uuid.uuid4().hex
-    folder = state_folder()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    log = folder / f"{prefix}{name}-{mark[:8]}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env={**os.environ, MARK: mark},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    file = _record(mark, name, prefix, process.pid, shlex.join(command))
-    try:
-        time.sleep(0.2)  # a script that can't start at all ends within this
-        if process.poll() not in (None, 0):
-            lines = log.read_text(errors="replace").strip().splitlines()[-5:]
-            raise ServiceError(f"{name} ended at once with exit code {process.returncode}\n    " + "\n    ".join(lines))
-        print(f"started {prefix}{name} (pid {process.pid}, log {log})", flush=True)
-        yield log
-    finally:
-        _end({mark}, {process.pid: start_time(process.pid)}, SERVICE_PATIENCE_S)
-        process.poll()
-        file.unlink(missing_ok=True)
+            os.environ[STARTED_BY] = before
 
 
 def end_recorded(prefix: str = "") -> list[str]:
-    """End what is recorded (with a prefix: only what has it), and say what was done."""
-    said = []
-    for file in sorted(state_folder().glob("*.json")):
-        record = _read(file)
-        if record is None or record.host != socket.gethostname():
-            continue
-        if record.boot != _boot():
-            file.unlink(missing_ok=True)
-            continue
+    """End everything that is recorded (with a prefix: only what has it), and report what was ended."""
+    report = []
+    for file, record in _records():
         if (prefix and record.prefix != prefix) or record.pid == os.getpid():
             continue
-        ended = _end({record.id}, {record.pid: record.started}, PATIENCE_S)
+        ended = end_all(STARTED_BY, record.id, RUN_PATIENCE_S, leader=record.process())
         file.unlink(missing_ok=True)
         if ended:
-            said.append(f"ended {record.prefix}{record.name} ({ended} process{'es' if ended > 1 else ''})")
-    return said or ["nothing that ajet started is still running"]
+            report.append(f"ended {record.prefix}{record.name} ({ended} process{'es' if ended > 1 else ''})")
+    return report or ["nothing that ajet started is still running"]
 
 
 def still_running() -> list[str]:
-    """The names of recorded processes that are alive."""
-    records = [record for file in sorted(state_folder().glob("*.json")) if (record := _read(file)) is not None]
-    here = [record for record in records if record.host == socket.gethostname() and record.boot == _boot()]
-    return [f"{record.prefix}{record.name}" for record in here if start_time(record.pid) == record.started]
+    """The names of recorded processes that are still running."""
+    return [f"{record.prefix}{record.name}" for _, record in _records() if record.process() is not None]
 
 
-def _read(file: Path) -> Record | None:
-    try:
-        return Record(**json.loads(file.read_text()))
-    except FileNotFoundError:  # its process removed it meanwhile
-        return None
-    except (ValueError, TypeError):
-        file.unlink(missing_ok=True)
-        return None
+def _start_time(process: psutil.Process) -> float:
+    return process.create_time() - psutil.boot_time()
 
 
-def _end(marks: set[str], leaders: dict[int, int | None], patience_s: float) -> int:
-    """Ask the leaders and all that carry a mark to end, then force them. Returns how many there were."""
-    targets = {pid: started for pid, started in leaders.items() if started is not None and start_time(pid) == started}
-    everyone = dict(targets)
-    # the leader first: it ends its own children in order
-    for chosen, wait_s in ((targets, patience_s), ({}, patience_s / 2)):
-        alive = {**chosen, **(_marked(marks) if not chosen else {})}
-        everyone |= alive
-        _signal(alive, signal.SIGTERM)
-        _await_end(alive, wait_s)
-    rest = {**_alive(targets), **_marked(marks)}
-    _signal(rest, signal.SIGKILL)
-    _await_end(rest, 2.0)
-    return len(everyone)
-
-
-def _marked(marks: set[str]) -> dict[int, int]:
-    """Processes of this user whose environment carries one of the marks."""
-    wanted = {f"{MARK}={mark}".encode() for mark in marks}
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        started = start_time(int(entry.name))
+def _records() -> Iterator[tuple[Path, Record]]:
+    """The records of this host. Files that can't be read are removed."""
+    for file in sorted(state_folder().glob("*.json")):
         try:
-            carries = started is not None and wanted & set((entry / "environ").read_bytes().split(b"\0"))
-        except OSError:  # another user's process, or one that just ended
+            record = Record(**json.loads(file.read_text()))
+        except FileNotFoundError:  # its process has removed it
             continue
-        if carries and started is not None:
-            found[int(entry.name)] = started
-    return found
-
-
-def _alive(processes: dict[int, int]) -> dict[int, int]:
-    return {pid: started for pid, started in processes.items() if start_time(pid) == started}
-
-
-def _signal(processes: dict[int, int], number: int) -> None:
-    for pid in _alive(processes):
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
+        except (ValueError, TypeError):
+            file.unlink(missing_ok=True)
             continue
-
-
-def _await_end(processes: dict[int, int], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while _alive(processes) and time.monotonic() < until:
-        time.sleep(0.05)
+        if record.host == socket.gethostname():
+            yield file, record

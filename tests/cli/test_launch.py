@@ -192,7 +192,7 @@ def test_a_service_that_can_not_start_says_why(folder: Path, monkeypatch: pytest
     monkeypatch.setenv("BFCL_SCRIPT", "echo no such port >&2; exit 4")
     broken = ajet("--conf", "one.yaml", "--with-bfcl")
     assert broken.returncode == 2
-    assert "bfcl ended at once with exit code 4\n    no such port" in broken.stderr
+    assert "bfcl ended immediately with exit code 4\n    no such port" in broken.stderr
 
 
 def test_backbones_that_are_not_there(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

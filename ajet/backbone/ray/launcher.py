@@ -22,7 +22,6 @@ from ajet.backbone.ray.driver import DriverInput
 from ajet.backbone.ray.failure import BackboneFailedError, last_error
 from ajet.backbone.ray.mapping import Machine, Note, RunFacts, Settings
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.processes import MARK, end_all
 from ajet.backbone.ray.settings import training_steps
 from ajet.backbone.ray.start import (
     ClusterPlace,
@@ -34,6 +33,7 @@ from ajet.backbone.ray.start import (
 from ajet.backbone.ray.watcher import SILENCE_S, MetricsTail, Source, started_child, watch
 from ajet.backbone.report import show_report
 from ajet.observe.progress import Progress
+from ajet.runtime.processes import RAY_RUN, end_all
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,19 +99,19 @@ def run(
     place = ClusterPlace.from_environment(os.environ) if options.ray is RayStart.CLUSTER else None
     mark = uuid.uuid4().hex
     shared = place is not None or options.ray_address is not None
-    environment = {**os.environ, **ray_environment(os.environ, shared=shared), MARK: mark}
+    environment = {**os.environ, **ray_environment(os.environ, shared=shared), RAY_RUN: mark}
     if place is not None and place.rank > 0:
         try:
             return serve_as_worker(place, machine, environment)
         finally:
-            end_all(mark)
+            end_all(RAY_RUN, mark)
     for note in adapter.notes(config, machine):
         if not note.refused:
             log.warning("%s", note)
     adapter.check(config, machine, options)
     with ExitStack() as stack:
         scratch = stack.enter_context(private_folder())
-        stack.callback(end_all, mark)
+        stack.callback(end_all, RAY_RUN, mark)
         prepared = prepare(adapter, config, experiment, scratch, machine)
         ray = stack.enter_context(ray_settings(options, place, scratch, machine, environment))
         given = DriverInput(prepared.settings, prepared.payload, ray, place.nodes if place else 0, str(scratch / ERROR))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.ray.mapping import Machine
-from ajet.backbone.ray.processes import MARK, end_all
+from ajet.runtime.processes import RAY_RUN, end_all
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -295,4 +295,4 @@ def _block(arguments: list[str], environment: Mapping[str, str]) -> Iterator[sub
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        end_all(environment[MARK], session=process.pid)
+        end_all(RAY_RUN, environment[RAY_RUN], session=process.pid)

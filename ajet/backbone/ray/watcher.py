@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.backbone.ray.failure import BackboneFailedError, last_error
-from ajet.backbone.ray.processes import MARK, end_all
+from ajet.runtime.processes import RAY_RUN, end_all
 
 if TYPE_CHECKING:
     from ajet.observe.experiment import ExperimentFolder
@@ -63,7 +63,7 @@ def started_child(
     try:
         yield Child(name, process, output, log)
     finally:
-        end_all(environment[MARK], session=process.pid)
+        end_all(RAY_RUN, environment[RAY_RUN], session=process.pid)
         process.wait()
         output.finish()
 

@@ -1,0 +1,62 @@
+"""Everything that a run started is found and ended, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ajet.runtime.processes import RAY_RUN, end_all, end_recorded, processes_of, recorded, still_running
+
+
+def test_everything_marked_is_ended_orphans_too() -> None:
+    """The child starts a grandchild in its own session, which ignores SIGTERM, and ends."""
+    mark = f"test-{os.getpid()}"
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
+    )
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {stubborn!r}], start_new_session=True)"
+    marked = {**os.environ, RAY_RUN: mark}
+    with subprocess.Popen([sys.executable, "-c", code], env=marked, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        child.wait()
+        assert len(processes_of(RAY_RUN, mark)) == 1
+        assert end_all(RAY_RUN, mark, patience_s=0.5) == 1
+        assert processes_of(RAY_RUN, mark) == set()
+
+
+def test_a_process_that_lost_its_mark_is_found_in_its_session() -> None:
+    """Like Ray's agents, which overwrite it with their title. Its parent has already ended."""
+    mark = f"test-{os.getpid()}"
+    code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'], env={})"
+    parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, RAY_RUN: mark}, start_new_session=True)
+    parent.wait()
+    assert processes_of(RAY_RUN, mark) == set()
+    assert len(processes_of(RAY_RUN, mark, parent.pid)) == 1
+    assert end_all(RAY_RUN, mark, session=parent.pid) == 1
+    assert processes_of(RAY_RUN, mark, parent.pid) == set()
+
+
+def test_the_leader_is_asked_first_and_a_reused_process_id_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AJET_STATE_DIR", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"]) as process:
+        with recorded("mark", "sleeper", "p-", process.pid, "sleep"):
+            (file,) = tmp_path.glob("*.json")
+            record = json.loads(file.read_text())
+            assert still_running() == ["p-sleeper"]
+            file.write_text(json.dumps(record | {"started": record["started"] - 1}))
+            assert still_running() == []
+            assert end_recorded() == ["nothing that ajet started is still running"]
+            assert process.poll() is None
+            file.write_text(json.dumps(record))
+            assert end_recorded("other") == ["nothing that ajet started is still running"]
+            assert end_recorded("p-") == ["ended p-sleeper (1 process)"]
+        assert process.wait() == -signal.SIGTERM
