@@ -60,7 +60,7 @@ test-verl: .venv-verl/.ready  ## run the verl backbone's tests in its own enviro
 	AJET_LONG_TESTS=1 .venv-verl/bin/python -m pytest tests/backbone/ray/verl
 
 smoke-verl: .venv-verl/.ready  ## a short run of the verl backbone: three steps on the CPU, and a resume
-	.venv-verl/bin/python -m pytest tests/backbone/ray/verl/test_run.py -k saves_and_resumes
+	.venv-verl/bin/python -m pytest tests/backbone/ray/verl/test_verl_run.py -k saves_and_resumes
 
 .venv-verl/.ready: pyproject.toml constraints/verl.txt
 	$(PYTHON) -m venv .venv-verl

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import psutil
+
 from ajet.backbone.exit_code import exit_code
 from ajet.backbone.options import LaunchOptions, RayStart
 from ajet.backbone.ray.driver import DriverInput
@@ -234,7 +236,7 @@ def remove_abandoned(place: Path) -> None:
     """Remove the private folders of launchers that were killed: their names hold the process id."""
     for folder in place.glob(f"{SCRATCH_NAME}*_*"):
         pid = folder.name.removeprefix(SCRATCH_NAME).partition("_")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and folder.stat().st_uid == os.getuid():
+        if pid.isdigit() and not psutil.pid_exists(int(pid)) and folder.stat().st_uid == os.getuid():
             shutil.rmtree(folder, ignore_errors=True)
 
 
