@@ -1,6 +1,6 @@
-"""AgentJet: tune the language model behind an agent.
+"""AgentJet: train the language model inside an agent.
 
-The names a user's workflow imports. They load lazily: `import ajet` loads no heavy library.
+These are the names that a user's workflow imports. They load lazily: `import ajet` loads no heavy library.
 """
 
 from __future__ import annotations

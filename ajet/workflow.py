@@ -1,4 +1,4 @@
-"""`Workflow`: the class a user derives from to say how an agent works on one task."""
+"""`Workflow`: the class that users subclass to define how an agent works on one task."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["Task", "Workflow", "WorkflowOutput", "WorkflowTask"]
 
 
 class Workflow(BaseModel):
-    """How an agent works on one task. Each episode runs a fresh instance `cls(name=…)`: fields may hold its state."""
+    """How an agent works on one task. Each episode runs a fresh instance `cls(name=…)`, so fields may hold state."""
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
     name: str = ""
     trainable_targets: list[str] | None = None
-    """Which `target_tag`s train; the others are answered by the helper model. None or []: all."""
+    """Which `target_tag`s are trained; the others are answered by the helper model. None or []: all are trained."""
 
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
-        """Work on the task with models from `tuner`, and return what came of it.
+        """Work on the task with models from `tuner`, and return the result.
 
-        Blocking calls are fine here: each episode has a thread (or process) and an event loop of its own.
+        Blocking calls are fine: each episode has its own thread (or process) and event loop.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `async def execute(self, workflow_task, tuner)`")
 

@@ -18,7 +18,7 @@ from ajet.context_tracker.messages import content_text, split_reasoning
 from ajet.schema.chat import Message, Tool
 
 LETTER_RUN = 40
-"""One letter that often in a row is no word in any language."""
+"""No word in any language repeats a letter this often in a row."""
 SYMBOL_RUN = 400
 """Lines of dashes and numbers with many zeros are shorter."""
 PHRASE_REPEATS = 20
@@ -27,16 +27,16 @@ LONGEST_PHRASE_WORDS = 8
 LONGEST_PHRASE_LETTERS = 32
 LONGEST_LINE_BLOCK = 4
 UNSPACED_WORD = 60
-"""A word longer than this is searched letter by letter: languages without spaces, or one word without end."""
+"""Longer words are searched letter by letter: languages without spaces, or a word that never ends."""
 GARBAGE_CHARACTERS = 4
 GARBAGE_SHARE = 0.001
-"""A reply cut by length may end in a piece of a character, and a long one may hold a few: it takes more."""
+"""A reply cut by length may end in part of a character, and a long reply may hold a few: more than that is garbage."""
 SALAD_SCRIPTS = 4
 SALAD_LETTERS = 40
 
 GARBAGE = re.compile("[\ufffd\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ue000-\uf8ff\ufdd0-\ufdef]")
 TOOL_SYNTAX = re.compile(r"</?tool_calls?>|\[TOOL_CALLS\]|<\|python_tag\|>|<function=|<｜tool▁call|<\|tool_calls?")
-SCRIPTS = (  # (first code point, name): coarse, what is not told apart here need not be
+SCRIPTS = (  # (first code point, name): coarse, but fine enough to notice a mixture
     (0x0041, "latin"),
     (0x0370, "greek"),
     (0x0400, "cyrillic"),
@@ -65,7 +65,7 @@ class Reply:
     """What a check may look at."""
 
     raw: str
-    """The text as sampled, its end token removed."""
+    """The text as sampled, without its end token."""
     content: str
     reasoning: str
     tool_calls: Sequence[Mapping[str, Any]]
@@ -108,7 +108,7 @@ def non_ascii(reply: Reply) -> str | None:
 
 
 def format_type_1(reply: Reply) -> str | None:
-    """Exactly one `<think>` block and behind it exactly one python block."""
+    """Exactly one `<think>` block, followed by exactly one python block."""
     text = reply.raw
     if "</think>" in text and "<think>" not in text:
         text = "<think>" + text  # opened by the generation prompt
@@ -120,16 +120,16 @@ def format_type_1(reply: Reply) -> str | None:
         return f"text before <think>: {before.strip()[:40]!r}"
     blocks = answer.count("```python")
     if blocks != 1 or answer.count("```") != 2 or answer.rfind("```") <= answer.find("```python"):
-        return f"{blocks} python blocks behind </think>, expected exactly one, closed"
+        return f"{blocks} python blocks after </think>, expected exactly one, closed"
     return None
 
 
 def wrong_toolcall(reply: Reply) -> str | None:
-    """A call that can't be read, of a tool that does not exist, or without a required argument."""
+    """A call that can't be read, names an unknown tool, or lacks a required argument."""
     if reply.malformed:
         return f"a tool call that can't be read: {reply.malformed[0][:120]!r}"
     if reply.tools and (found := TOOL_SYNTAX.search(reply.content)):
-        return f"{found[0]} in the text, where no tool call could be read"
+        return f"{found[0]} in the text, but no tool call could be read"
     known = {tool["function"]["name"]: tool["function"] for tool in reply.tools if "function" in tool}
     for call in reply.tool_calls:
         name, arguments = call["function"]["name"], call["function"].get("arguments")
@@ -159,9 +159,9 @@ CHECKS: dict[str, Callable[[Reply], str | None]] = {
 
 def _control_text(text: str, controls: Collection[str]) -> str | None:
     for token in controls:
-        # `</s>` is a control token of some models and HTML of everybody's
+        # `</s>` is a control token of some models, but also HTML
         if token in text and len(token) > 2 and not XML_TAG.fullmatch(token):
-            return f"the control token {token} as text"
+            return f"the control token {token} written as text"
     return None
 
 
@@ -174,24 +174,24 @@ def _repetition(text: str) -> str | None:
                 return f"the character {text[at]!r} {run} times in a row"
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     if block := _repeated(lines, LONGEST_LINE_BLOCK, LINE_REPEATS):
-        return f"the line {block[0][:40]!r} {LINE_REPEATS} times and more"
+        return f"the line {block[0][:40]!r} at least {LINE_REPEATS} times in a row"
     words = text.split()
     if block := _repeated(words, LONGEST_PHRASE_WORDS, PHRASE_REPEATS):
-        return f"the words {' '.join(block)[:40]!r} {PHRASE_REPEATS} times in a row and more"
+        return f"the words {' '.join(block)[:40]!r} at least {PHRASE_REPEATS} times in a row"
     for word in words:
         if len(word) > UNSPACED_WORD and (block := _repeated(word, LONGEST_PHRASE_LETTERS, PHRASE_REPEATS)):
-            return f"the letters {''.join(block)!r} {PHRASE_REPEATS} times in a row and more"
+            return f"the letters {''.join(block)!r} at least {PHRASE_REPEATS} times in a row"
     return None
 
 
 def _run(text: str, at: int) -> int:
-    """How often the character at this place stands in a row."""
+    """The length of the run of equal characters around this position."""
     before, after = text[: at + 1], text[at:]
     return len(before) - len(before.rstrip(text[at])) + len(after) - len(after.lstrip(text[at])) - 1
 
 
 def _repeated(items: Sequence[str], longest: int, repeats: int) -> Sequence[str] | None:
-    """A block of up to `longest` items, with a letter in it, that stands `repeats` times in a row."""
+    """A block of up to `longest` items, containing a letter, that occurs `repeats` times in a row."""
     for period in range(1, longest + 1):
         run = period * (repeats - 1)
         if len(items) < run + period:
@@ -212,7 +212,7 @@ def _garbage(text: str) -> str | None:
         return None
     found = GARBAGE.findall(text)
     if len(found) >= max(GARBAGE_CHARACTERS, GARBAGE_SHARE * len(text)):
-        return f"{len(found)} characters that are no text, the first is {found[0]!r}"
+        return f"{len(found)} characters that aren't text, the first is {found[0]!r}"
     if text.isascii():
         return None
     letters = [_script(character) for character in text if character.isalpha()]

@@ -1,8 +1,8 @@
 """`TextEncoder`: rendered text → token ids, where only the template's own control tokens become control tokens.
 
-Text is cut before each control token, and the pieces are encoded one by one and remembered: a history that is rendered
-again costs a look-up for each piece. That this gives the ids of encoding the whole text is checked for each tokenizer;
-one with which it does not (context-sensitive normalisers) is given whole texts.
+Text is cut before each control token, and the pieces are encoded one by one and cached: rendering a history again costs
+one look-up per piece. Whether this gives the same ids as encoding the whole text is checked for each tokenizer; those
+for which it doesn't (with context-sensitive normalisers) are given whole texts.
 
 A control token inside a user's string is broken by a marker (`mark`) before rendering; the text is cut there, so that
 it can't be read as the token.
@@ -18,19 +18,19 @@ from typing import Any
 MARK = "\ufdd0"
 """A noncharacter, which Unicode reserves for use inside a program. In a user's text it becomes U+FFFD."""
 ESCAPED_MARK = "\\ufdd0"
-"""How a template that writes JSON in ASCII shows the marker."""
+"""The marker as written by a template that escapes JSON to ASCII."""
 CACHE_CHARACTERS = 64_000_000
-"""Characters of remembered pieces, a few hundred MB at most; then all are forgotten."""
+"""Characters of cached pieces, a few hundred MB at most; beyond that the cache is cleared."""
 XML_TAG = re.compile(r"</?[A-Za-z][\w\-]*/?>")
 BRACKETED = re.compile(r"<\S+>|\[\S+\]")
-"""What a control token that its tokenizer does not call special looks like: `<｜User｜>`, `[INST]`."""
+"""What control tokens look like that their tokenizer doesn't mark as special: `<｜User｜>`, `[INST]`."""
 
 
 def control_tokens(tokenizer: Any, template: str) -> tuple[str, ...]:
     """The tokens that no user's text may produce.
 
-    Special ones, and bracketed added ones that the template writes. Not those that look like XML tags (`<think>`
-    or `<tool_call>`) and are not special: people put them in prompts on purpose, where models learned to read them.
+    Special ones, and bracketed added ones that the template writes. But not those that look like XML tags (`<think>`
+    or `<tool_call>`) and aren't special: people put them in prompts on purpose, and models learned to read them.
     """
     chosen = []
     for token in tokenizer.added_tokens_decoder.values():
@@ -57,9 +57,10 @@ class TextEncoder:
         self._in_pieces = all(self._encode_pieces(text) == self._plain(text) for text in samples)
 
     def shared(self, ids: Sequence[int]) -> list[int]:
-        """The same ids, each number held once in memory: prompts are copied at every call, which counts references.
+        """The same ids, with each number held once in memory.
 
-        Numbers that lie all over the memory make that several times slower, and each takes 28 bytes.
+        Prompts are copied at every call, which touches every number's reference count: with numbers scattered over the
+        memory that is several times slower, and each takes 28 bytes.
         """
         return list(map(self._numbers.setdefault, ids, ids))
 
@@ -106,12 +107,12 @@ class TextEncoder:
         return ids
 
     def first_control(self, text: str) -> str:
-        """The first control token in a text, or ""."""
+        """The first control token in a text, or an empty string."""
         found = self._control.search(text)
         return found[0] if found else ""
 
     def control_at_end(self, text: str) -> str:
-        """The control token that a text ends with, or ""."""
+        """The control token that a text ends with, or an empty string."""
         return next((token for token in self.controls if text.endswith(token)), "")
 
     def _encode_pieces(self, text: str) -> list[int]:
@@ -143,7 +144,7 @@ class TextEncoder:
         return ids
 
     def _continue(self, text: str) -> list[int]:
-        """Encode a text without what some tokenizers put before the start of a text."""
+        """Encode a text without the prefix that some tokenizers add at the start."""
         if not text:
             return []
         if not self._guard:
@@ -153,7 +154,7 @@ class TextEncoder:
         return list(ids[count:]) if list(ids[:count]) == self._guard_ids else list(self._plain(text))
 
     def _find_guard(self, tokenizer: Any) -> tuple[str, list[int]]:
-        """SentencePiece tokenizers add a space before a text; behind a newline they don't."""
+        """SentencePiece tokenizers add a space before a text, but not after a newline."""
         word = list(self._plain("word"))
         if tokenizer.decode(word + word) == "wordword":
             return "", []
@@ -161,7 +162,7 @@ class TextEncoder:
 
 
 def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
-    """Encode without special tokens around the text, past the overhead of `tokenizer(text)`."""
+    """A function that encodes without special tokens, avoiding the overhead of `tokenizer(text)`."""
 
     def slow(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
@@ -170,12 +171,12 @@ def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     if backend is None:  # a tokenizer written in Python
         return slow
 
-    # Without offsets it takes half the time. Texts come one by one: threads would only stand in the way of forking.
+    # Without offsets it takes half the time. Texts come one at a time, so threads would only hinder forking.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     encode = backend.encode_batch_fast
 
     def fast(text: str) -> list[int]:
-        # Another user of the tokenizer may have left padding or truncation on; the slow way sets them right.
+        # Another user of the tokenizer may have left padding or truncation on; the slow way resets them.
         if backend.padding is not None or backend.truncation is not None or backend.encode_special_tokens:
             return slow(text)
         ids: list[int] = encode([text], add_special_tokens=False)[0].ids

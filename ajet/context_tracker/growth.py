@@ -1,6 +1,6 @@
-"""`Growth`: the call tree while it grows. Context runs merge by token id, a sampled run belongs to its call.
+"""`Growth`: the call tree while it grows. Context runs merge by token id; a sampled run belongs to its call.
 
-A run ends where prompts part and where a prompt ends, so the shape depends on the set of calls, not on their order.
+A run ends where prompts diverge and where a prompt ends, so the shape depends on the set of calls, not on their order.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ajet.schema.chat import Tool
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A run that may still be split; its end stays its own, so whoever points to a node points to its end."""
+    """A run that may still be split. A split node keeps its end, so a reference to a node is a reference to its end."""
 
     ids: IntArray
     parent: Node | None
     start: int
     call: int = ROOT
     contexts: dict[int, Node] = field(default_factory=dict)
-    """Context runs behind this one, by first token."""
+    """Context runs that follow this one, by first token."""
     sampled: list[Node] = field(default_factory=list)
 
     @property
@@ -38,7 +38,7 @@ class Growth:
         self.root = Node(np.zeros(0, np.int32), None, 0)
 
     def add_context(self, parent: Node, ids: Sequence[int]) -> tuple[Node, int]:
-        """Insert context behind a run; return the run where it ends, and how many of its tokens were there before."""
+        """Insert context after a run. Return the run where it ends, and how many of its tokens were already there."""
         rest = np.asarray(ids, np.int32)
         node, shared = parent, 0
         while len(rest):
@@ -71,7 +71,7 @@ class Growth:
         return ids
 
     def export(self, calls: Sequence[tuple[Call, Node, Node | None]], toolsets: list[list[Tool]]) -> CallTree:
-        """The pure data, runs in the order of a walk from the root. `calls`: with their prompts' and replies' runs."""
+        """The tree as plain data, with runs in depth-first order. `calls`: with the runs of prompt and reply."""
         runs: list[Run] = []
         index: dict[int, int] = {}
         stack = [child for child in self._children(self.root)[::-1]]
@@ -100,7 +100,7 @@ def _common_prefix(first: IntArray, second: IntArray) -> int:
 
 
 def _split(node: Node, at: int) -> Node:
-    """Cut a context run in two; the node keeps its end."""
+    """Cut a context run in two; the node keeps the second part."""
     assert node.parent is not None and 0 < at < len(node.ids)
     upper = Node(node.ids[:at], node.parent, node.start)
     node.parent.contexts[int(upper.ids[0])] = upper

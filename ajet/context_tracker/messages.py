@@ -1,8 +1,8 @@
-"""Messages in one plain form, and the key under which two messages count as the same.
+"""Messages in one plain form, and the key by which two messages count as the same.
 
 `plain_message` checks a message of a request and brings it into the form that templates are given: content is text,
-tool calls hold their arguments by value. `message_key` is what *extending* compares: tool calls by value, null like "",
-parts of type text joined, ids ignored where they are consistent, surrounding white space of a reply ignored.
+tool calls hold their arguments by value. `message_key` is what *extending* compares: tool calls by value, null equal to
+"", text parts joined, consistent ids and a reply's surrounding white space ignored.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def content_text(content: Any, where: str) -> str:
         field = TEXT_PARTS.get(str(kind))
         if field is None or not isinstance(part.get(field), str):
             raise UnsupportedContentError(
-                f"{where}.content[{index}] is of type {kind!r}: this model takes text only, in parts of type 'text'"
+                f"{where}.content[{index}] is of type {kind!r}: this model takes only text, in parts of type 'text'"
             )
         texts.append(part[field])
     return "\n".join(texts)
 
 
 def plain_message(raw: Any, where: str) -> Message:
-    """The message as templates are given it; raises InvalidRequestError that names the place."""
+    """The message in the form that templates are given. Raises InvalidRequestError that names the place."""
     if not isinstance(raw, Mapping):
         raise InvalidRequestError(f"{where} must be an object with role and content, not {_kind(raw)}")
     role = raw.get("role")
@@ -84,7 +84,7 @@ def _plain_call(call: Any, where: str) -> dict[str, Any]:
         raise InvalidRequestError(f"{where} must be {{id, type: 'function', function: {{name, arguments}}}}")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        # Not JSON: some agents send back what the model wrote; templates get it as the text that it is.
+        # Not JSON: some agents send back what the model wrote; templates get it as text.
         with contextlib.suppress(ValueError):
             arguments = json.loads(arguments) if arguments.strip() else {}
     elif arguments is None:
@@ -97,7 +97,7 @@ def _plain_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def message_key(message: Message, call_order: Mapping[str, int]) -> MessageKey:
-    """What a plain message is compared by. `call_order` numbers the ids of the last assistant message's tool calls."""
+    """What a plain message is compared by. `call_order`: the positions of the last assistant message's tool calls."""
     role = message["role"]
     if role == "assistant":
         calls = message.get("tool_calls", ())
@@ -110,7 +110,7 @@ def message_key(message: Message, call_order: Mapping[str, int]) -> MessageKey:
 
 
 def split_reasoning(message: Message) -> tuple[str, str]:
-    """(reasoning, answer) of an assistant message, whether the reasoning has its own field or stands in `<think>`."""
+    """(reasoning, answer) of an assistant message, whether the reasoning has its own field or is inside `<think>`."""
     content: str = message["content"]
     if "reasoning_content" not in message and "</think>" in content and (found := INLINE_REASONING.match(content)):
         return found[1], found[2]
@@ -118,17 +118,17 @@ def split_reasoning(message: Message) -> tuple[str, str]:
 
 
 def call_ids(message: Message) -> dict[str, int]:
-    """The ids of a message's tool calls, numbered."""
+    """The ids of a message's tool calls, mapped to their positions."""
     return {call["id"]: index for index, call in enumerate(message.get("tool_calls", ())) if call["id"]}
 
 
 def stable_json(value: Any) -> str:
-    """JSON that is equal exactly if the values are."""
+    """JSON that is equal if and only if the values are."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
 def tools_key(tools: Sequence[Tool]) -> bytes:
-    """What two tool lists are compared by: their JSON. Order matters to a template, that of keys too."""
+    """What two tool lists are compared by: their JSON. Order matters to a template, even that of keys."""
     try:
         return msgspec.json.encode(tools) if tools else b""
     except (TypeError, ValueError) as error:
@@ -136,9 +136,9 @@ def tools_key(tools: Sequence[Tool]) -> bytes:
 
 
 def snapshot(raw: Any) -> Any:
-    """A copy that later changes to the original can't reach, or None if `==` could not tell it from another message.
+    """A copy that later changes to the original can't reach. None if `==` can't tell it from a different message.
 
-    Python holds `1 == True == 1.0`, JSON does not: a message with such scalars is compared by its key alone.
+    In Python `1 == True == 1.0`, in JSON not: a message with such scalars is compared by its key alone.
     """
     try:
         return _copy(raw)

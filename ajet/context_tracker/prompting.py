@@ -21,18 +21,19 @@ from ajet.schema.call_tree import CallTree, Fork
 from ajet.schema.chat import Message, Tool
 
 CANDIDATES = 3
-"""How many recorded calls, latest first, are tried before a request is rendered whole."""
+"""How many recorded replies, latest first, are tried before a request is rendered whole."""
 FIRST_AUDIT = 8
-"""Messages at which appended text is first compared with the whole conversation's, and then at each multiple of it."""
+"""The number of messages from which on appended text is compared with the whole rendering, after each growth by
+`AUDIT_FACTOR`."""
 AUDIT_FACTOR = 4
 EXCERPT = 60
-"""Characters of a changed text shown to each side."""
+"""Characters of a changed text that are shown."""
 LOOK_BACK = 16
-"""How many of an agent's latest calls are compared with one that extends none."""
+"""How many of an agent's latest calls are compared with a call that extends none."""
 
 
 class Request(NamedTuple):
-    """A request, as far as its prompt depends on it."""
+    """The part of a request that its prompt depends on."""
 
     agent: str
     turn: Turn
@@ -44,13 +45,13 @@ class Request(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """What the engine is to be given, and where it comes from."""
+    """What the engine will be given, and where it comes from."""
 
     ids: list[int]
     parent: CallRecord | None
     """The call that the request extends."""
     origin: Node
-    """The run behind which `added` comes."""
+    """The run that `added` follows."""
     added: list[int]
     fork: Fork | None
     audit: Audit
@@ -65,7 +66,7 @@ class Prompting:
         self._records = records
 
     def prompt(self, request: Request) -> Prompt:
-        """The prompt of a request; raises TemplateRefusal."""
+        """The prompt of a request. Raises TemplateRefusal."""
         if (twin := _twin(request)) is not None:
             parent = None if twin.call.extends < 0 else self._records[twin.call.extends]
             return Prompt(twin.held_prompt(), parent, twin.prompt, [], None, twin.audit)
@@ -85,7 +86,7 @@ class Prompting:
         return Prompt(ids, parent, parent.reply, added, fork, audit)
 
     def _find_parent(self, request: Request) -> tuple[CallRecord | None, str | None, Fork | None]:
-        """(the call that the request extends, the text to append, why it does not extend a nearer one)."""
+        """(the call that the request extends, the text to append, why it doesn't extend a nearer call)."""
         fork: Fork | None = None
         for spoken in islice(_with_replies(request.turn), CANDIDATES):
             record, why = self._usable(request, spoken)
@@ -99,7 +100,7 @@ class Prompting:
         return None, None, fork
 
     def _usable(self, request: Request, spoken: Turn) -> tuple[CallRecord | None, str]:
-        """The recorded call whose reply this message is and which may be gone on from, or why there is none."""
+        """The recorded call whose reply this message is, if it may be extended; otherwise why not."""
         why = ""
         usable = []
         for record in spoken.replies:
@@ -134,7 +135,7 @@ class Prompting:
 
 
 def _twin(request: Request) -> CallRecord | None:
-    """An earlier call of the same request (a retry, a further choice) whose prompt is at hand."""
+    """An earlier call of the same request (a retry or a further choice) whose prompt is still held."""
     for record in request.turn.prompts:
         same = record.call.agent == request.agent and record.call.tools == request.toolset
         if same and record.kwargs_key == request.kwargs_key and record.held_prompt():
@@ -155,9 +156,9 @@ def _with_replies(turn: Turn) -> Iterator[Turn]:
 
 
 def changed_message(agent_calls: Sequence[CallRecord], turn: Turn, known: int) -> tuple[str, CallRecord, str] | None:
-    """(reason, nearest call, detail) of a request that goes on from no recorded reply although it looks like one.
+    """(reason, nearest call, detail) for a request that extends no recorded reply although it resembles one.
 
-    `known` messages are those of earlier calls; the nearest call is the agent's latest that shares the most of them.
+    The first `known` messages are those of earlier calls. The nearest call is the agent's latest that shares the most.
     """
     path = turn.path()
     if known >= len(path):
@@ -224,12 +225,12 @@ class ForkReason:
     reason: str
     count: int
     tokens: int
-    """Tokens that were rendered and prefilled again for it."""
+    """Tokens rendered and prefilled again because of it."""
     example: str
 
 
 def top_reasons(trees: Iterable[CallTree], limit: int = 5) -> list[ForkReason]:
-    """The most expensive fork reasons of many episodes, for the end of a run."""
+    """The most expensive fork reasons of many episodes."""
     counts: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     examples: dict[str, Fork] = {}

@@ -1,7 +1,7 @@
 """`Renderer`: messages and tools → the token ids that the engine sees. One per tokenizer, shared by all episodes.
 
-`whole` renders a conversation through the model's chat template; `appended` gives only the ids that new messages add
-behind a recorded reply, or says why the template does not allow that. Neither decodes anything that was sampled.
+`render` renders a conversation through the model's chat template; `appended` gives only the text that new messages add
+after a recorded reply, or says why the template doesn't allow that. Neither decodes anything that was sampled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Renderer:
     def __init__(
         self, tokenizer: Any, *, reasoning_history: ReasoningHistory = "template", end_tokens: Iterable[str] = ()
     ) -> None:
-        """`end_tokens`: further tokens that end a reply, beyond the tokenizer's own and those of its template."""
+        """`end_tokens`: tokens that end a reply, besides the tokenizer's own and those of its template."""
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
         self.encoder = self.template.encoder
@@ -34,7 +34,7 @@ class Renderer:
         self.end_ids: frozenset[int] = frozenset(
             i for i in (*ids, tokenizer.eos_token_id) if i is not None and i != tokenizer.unk_token_id
         )
-        """Ids that close a reply."""
+        """Ids that end a reply."""
 
     @property
     def supports_tools(self) -> bool:
@@ -49,37 +49,32 @@ class Renderer:
         *,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The ids of any messages in OpenAI's form."""
-        return self.whole(plain_messages(messages), tools, template_kwargs or {}, generate=add_generation_prompt)
-
-    def whole(
-        self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, Any], *, generate: bool = True
-    ) -> list[int]:
-        """The ids of a whole conversation of plain messages."""
-        return self.encoder.whole(self.text(messages, tools, kwargs, generate=generate))
+        """The ids of a whole conversation, given in OpenAI's form."""
+        plain = plain_messages(messages)
+        return self.encoder.whole(self.text(plain, tools, template_kwargs or {}, generate=add_generation_prompt))
 
     def text(
         self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, Any], *, generate: bool = True
     ) -> str:
-        """The rendered text of plain messages, a marker where a user's text imitates a control token."""
+        """The rendered text of plain messages, with a marker wherever a user's text imitates a control token."""
         fitted = self.template.fit(messages, first=True)
         return self.template.text(fitted, self.encoder.mark(list(tools)) or None, kwargs, generate=generate)
 
     def appended(
         self, skeleton: Skeleton, reply: Message, new: Sequence[Message], has_tools: bool, kwargs: Mapping[str, Any]
     ) -> str | NotStable:
-        """The text that new messages add behind a reply to a history of this shape."""
+        """The text that new messages add after a reply to a history of this shape."""
         return self.probe.appended(skeleton, reply, new, has_tools, kwargs)
 
     def closing_ids(self, text: str, sampled: Sequence[int]) -> list[int]:
-        """The ids of appended text, without the end token that the model sampled itself."""
+        """The ids of appended text, without the end token if the model sampled it itself."""
         ids = self.encoder.continuation(text)
         if ids and sampled and sampled[-1] == ids[0] and ids[0] in self.end_ids:
             return ids[1:]
         return ids
 
     def decode(self, token_ids: Sequence[int], *, stopped_by: str | int | None = None) -> str:
-        """The raw text of a reply: its end token removed, cut at the stop string."""
+        """The raw text of a reply, without its end token and cut at the stop string."""
         ids = list(token_ids)
         if ids and (ids[-1] in self.end_ids or ids[-1] == stopped_by):
             ids.pop()

@@ -1,4 +1,4 @@
-"""`TrackerSettings`: what a context tracker must know of the configuration, and nothing else."""
+"""`TrackerSettings`: what a context tracker needs to know of the configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SharedTokenLoss = Literal["once", "multiplicity"]
 
 @dataclass(frozen=True, slots=True)
 class TrackerSettings:
-    """Limits and rules of one run; the same for all its episodes."""
+    """Limits and rules of a run, the same for all its episodes."""
 
     max_model_len: int = 18000
     """Prompt + reply of one call."""
@@ -22,9 +22,9 @@ class TrackerSettings:
     """Of a linear sample."""
     max_response_length_in_one_turn: int = 4096
     max_steps: int = 30
-    """Model calls of one agent in one episode."""
+    """Model calls per agent and episode."""
     max_sample_per_task: int = 30
-    """Linear samples of one episode."""
+    """Linear samples per episode."""
     reasoning_history: ReasoningHistory = "template"
     abandoned_calls: AbandonedCalls = "mask"
     shared_token_loss: SharedTokenLoss = "once"
@@ -32,7 +32,7 @@ class TrackerSettings:
     """`compute_madness_checklist`."""
     terminate_on_abnormal: bool = True
     detect_forks: bool = True
-    """Whether to explain each fork (`detect_timeline_snap`); the tree is the same without."""
+    """Whether to explain each fork (`detect_timeline_snap`); this doesn't change the tree."""
 
     @classmethod
     def from_config(cls, config: Any) -> TrackerSettings:

@@ -1,7 +1,7 @@
 """`ChatTemplate`: a tokenizer's chat template, and the form of messages that it understands.
 
-Templates differ in what they accept: some raise on a system message, on two user messages in a row or on a tool call's
-arguments as text; others leave such things out without a word. What this one does is found by rendering small
+Templates differ in what they accept: some raise on a system message, on two user messages in a row or on tool-call
+arguments given as text; others silently leave such things out. What this one does is learned by rendering small
 conversations of sentinel words and looking for them. `fit` then brings messages into a form that it renders in full.
 """
 
@@ -26,17 +26,17 @@ STUB_TOOL: Tool = {
     },
 }
 STUB_TOOL_WORDS = ("ajetprobedescription",)
-"""What shows that the tool's definition was written, not only its name in a call or a result."""
+"""Shows that the tool's definition was written, not just its name in a call or a result."""
 SHORT_ID_LENGTH = 9
-"""Mistral's templates raise on tool-call ids of any other length."""
+"""Mistral's templates reject tool-call ids of any other length."""
 
 
 class TemplateRefusal(InvalidRequestError):
-    """The chat template raised on these messages."""
+    """The chat template rejected these messages."""
 
 
 def stub_word(kind: str, index: int) -> str:
-    """A word that no template writes, and that trimming and JSON leave as it is."""
+    """A word that no template writes, and that trimming and JSON leave unchanged."""
     return f"ajet{kind}{index}x"
 
 
@@ -53,7 +53,7 @@ def stub_call(index: int, count: int = 1) -> list[dict[str, Any]]:
 
 
 class ChatTemplate:
-    """Renders messages as text, and knows which messages the template can take."""
+    """Renders messages as text, and knows which messages the template accepts."""
 
     def __init__(self, tokenizer: Any) -> None:
         source = getattr(tokenizer, "chat_template", None)
@@ -76,7 +76,7 @@ class ChatTemplate:
     def text(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, kwargs: Mapping[str, Any], *, generate: bool
     ) -> str:
-        """The text of messages that `fit` returned; raises TemplateRefusal."""
+        """The text of messages that `fit` returned. Raises TemplateRefusal."""
         return self._render(messages, tools, kwargs, generate)
 
     def _render(
@@ -89,8 +89,8 @@ class ChatTemplate:
                 list(messages), tools=tools or None, tokenize=False, add_generation_prompt=generate, **kwargs
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-            # What a template may raise by itself, or run into with messages that it does not expect.
-            raise TemplateRefusal(f"the model's chat template does not take these messages: {error}") from error
+            # What a template raises itself, or runs into with messages it doesn't expect.
+            raise TemplateRefusal(f"the model's chat template does not accept these messages: {error}") from error
         return text
 
     def _try(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> str | None:
@@ -126,7 +126,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_reasoning(self) -> bool:
-        """Whether the template reads reasoning from its own field; else it stands in the text, in `<think>`."""
+        """Whether the template reads reasoning from its own field; otherwise it goes into the text, in `<think>`."""
         reply = {**_stub("assistant", 0), "reasoning_content": stub_word("reason", 0)}
         return self._shows([_stub("user", 0), reply], stub_word("reason", 0))
 
@@ -138,7 +138,7 @@ class ChatTemplate:
 
     @cached_property
     def _tool_form(self) -> tuple[bool, bool, bool, bool]:
-        """(tool calls shown, tool results shown, arguments as text, ids cut short)."""
+        """(shows tool calls, shows tool results, wants arguments as text, wants short ids)."""
         for as_text in (False, True):
             for short in (False, True):
                 calls = _shape_calls(stub_call(0), as_text, short)
@@ -147,7 +147,7 @@ class ChatTemplate:
                 result = {**_stub("tool", 0), "tool_call_id": call_id, "name": "ajetprobetool"}
                 talk = [_stub("user", 0), reply, result]
                 text = self._try([*talk, _stub("assistant", 1)], [STUB_TOOL]) or self._try(talk, [STUB_TOOL])
-                if text is None or "'ajetkey'" in text:  # refused, or a Python dict printed as it is
+                if text is None or "'ajetkey'" in text:  # rejected, or printed as a Python dict
                     continue
                 called = stub_word("call", 0) in text and "ajetprobetool" in text
                 return called, stub_word("tool", 0) in text, as_text, short
@@ -167,7 +167,7 @@ class ChatTemplate:
         """Plain messages in a form that the template renders in full. `first`: they begin the conversation.
 
         What the template has no place for is kept as text: a system message goes into the next user message, a late one
-        becomes a user message, a tool result too; a tool call is written into the reply.
+        becomes a user message, as does a tool result; a tool call is written into the reply.
         """
         fitted: list[Message] = []
         held: list[str] = []  # system texts on their way into the next user message

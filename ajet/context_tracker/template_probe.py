@@ -1,10 +1,10 @@
-"""`TemplateProbe`: learns, by rendering, whether messages can follow a reply without touching what came before.
+"""`TemplateProbe`: learns, by rendering, whether messages can follow a reply without changing what came before.
 
 For each *shape* (the roles in the history's last turns, what the reply holds, the roles of the new messages, whether
 there are tools, the template's arguments) it renders a short conversation of sentinel words, once up to the generation
-prompt and once with the reply and new messages behind it. If the second text begins with the first, holds every word of
-the reply, and goes on with the new messages, then appending is what the template does; what stands between the reply's
-last word and the new messages closes a turn. Otherwise the rule says what the template does instead.
+prompt and once with the reply and new messages added. If the second text begins with the first, holds every word of the
+reply, and continues with the new messages, then the template only appends; what lies between the reply's last word and
+the new messages closes a turn. Otherwise the rule says what the template does instead.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from ajet.context_tracker.template import (
 from ajet.schema.chat import Message
 
 Skeleton = tuple[str, ...]
-"""The shape of a history: its head (`s`, `d` or `-`) and its last two turns, a letter for each message."""
+"""The shape of a history: its head (`s`, `d` or `-`) and its last two turns, with one letter per message."""
 
 MAX_PERIOD = 6
 TURN_LETTERS = 12
-"""How much of a turn's shape is told apart. A loop of calls and results repeats: twice stands for a hundred times."""
+"""How much of a turn's shape matters. A loop of calls and results repeats: twice stands for a hundred times."""
 MAX_RULES = 4096
-"""Rules kept at once: shapes are few, but template arguments could be anything."""
+"""Rules kept at a time: shapes are few, but template arguments can be anything."""
 EXCERPT = 40
-"""Characters of rendered text shown where a template changes its mind."""
+"""Characters shown of a text that a template rewrites."""
 
 LETTERS = {"system": "s", "developer": "d", "user": "u", "tool": "t"}
-REPLIES = {  # (reasoning, content, tool calls): upper case with content
+REPLIES = {  # (reasoning, has content, tool calls) → letter; upper case: with content
     ("", False, 0): "e",
     ("", True, 0): "a",
     ("field", False, 0): "q",
@@ -61,7 +61,7 @@ WITHOUT_REASONING = {name: REPLIES[("", content, calls)] for name, (_, content, 
 
 
 def letter(message: Message) -> str:
-    """What of a plain message can matter to a template's structure."""
+    """What in a plain message can matter to a template's structure."""
     role = message["role"]
     if role != "assistant":
         return LETTERS[role]
@@ -118,7 +118,7 @@ def _stub_reply(kind: str, index: int) -> Message:
 
 
 def _words(kind: str, index: int) -> list[str]:
-    """The sentinel words of a stub reply, in the order in which they are said."""
+    """The sentinel words of a stub reply, in order."""
     reasoning, content, calls = HOLDS[kind]
     words = [stub_word("reason", index)] if reasoning else []
     words += [stub_word("reply", index)] if content else []
@@ -127,18 +127,18 @@ def _words(kind: str, index: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AppendRule:
-    """Appending is right for this shape: `stubs` + new messages render as `anchor` + what to append."""
+    """The template appends for this shape: `stubs` + new messages render as `anchor` + what to append."""
 
     stubs: list[Message]
-    """The shortest conversation behind which new messages render as behind the whole shape."""
+    """The shortest conversation after which new messages render as they do after the whole shape."""
     with_tools: bool
     anchor: str
-    """The rendered text up to the end of the reply's own words; what closes the turn comes behind."""
+    """The rendered text up to the end of the reply's own words; what closes the turn follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotStable:
-    """Appending is not what the template does; `why` in plain words."""
+    """The template doesn't just append; `why` says what it does instead."""
 
     why: str
 
@@ -159,7 +159,7 @@ class TemplateProbe:
     def appended(
         self, skeleton: Skeleton, reply: Message, new: Sequence[Message], has_tools: bool, kwargs: Mapping[str, Any]
     ) -> str | NotStable:
-        """The text that the template adds behind a reply for new messages and the next generation prompt."""
+        """The text that the template adds after a reply for new messages and the next generation prompt."""
         has_tools = has_tools and self._template.takes_tools
         shape = (skeleton, letter(reply), _new_letters(new), has_tools)
         key = (*shape, _stable(kwargs))
@@ -172,19 +172,19 @@ class TemplateProbe:
         fitted = self._template.fit(new, first=False)
         text = self._render([*rule.stubs, *fitted], rule.with_tools, kwargs)
         if not text.startswith(rule.anchor) and not fresh:
-            # A template that writes the date changes its mind at midnight: learn it again.
+            # A template that writes the date changes at midnight: learn it again.
             rule = self._remember(key, *shape, kwargs)
             if isinstance(rule, NotStable):
                 return rule
             text = self._render([*rule.stubs, *fitted], rule.with_tools, kwargs)
         if not text.startswith(rule.anchor):
-            return NotStable("what these messages hold changes how the template writes those before them")
+            return NotStable("the content of these messages changes how the template writes those before them")
         return text[len(rule.anchor) :]
 
     def forbid(
         self, skeleton: Skeleton, reply: Message, new: Sequence[Message], has_tools: bool, kwargs: Mapping[str, Any]
     ) -> NotStable:
-        """No more appending for this shape: a whole conversation did not render as its rule said."""
+        """Stop appending for this shape: a whole conversation did not render as its rule predicted."""
         rule = NotStable("the template depends on more of the history than its last turns")
         has_tools = has_tools and self._template.takes_tools
         self._rules[(skeleton, letter(reply), _new_letters(new), has_tools, _stable(kwargs))] = rule
@@ -198,7 +198,7 @@ class TemplateProbe:
         except _Unstable as reason:
             rule = NotStable(str(reason))
         except TemplateRefusal as refusal:
-            rule = NotStable(f"the template refuses a conversation of this shape ({refusal})")
+            rule = NotStable(f"the template rejects a conversation of this shape ({refusal})")
         self._rules[key] = rule
         return rule
 
@@ -215,7 +215,7 @@ class TemplateProbe:
         talk = stub_conversation(letters + reply + new)
         stubs = self._template.fit(talk[: index + 1], first=True)
         before = self._render(self._template.fit(head, first=True), has_tools, kwargs, generate=not self._keep)
-        if self._keep:  # only what was said must stay: how a reply is opened (`<think>`) or a text is ended may differ
+        if self._keep:  # only the words must stay: how a reply opens (`<think>`) or a text ends may differ
             before = before[: max((at + len(w) for w in _all_words(head) if (at := before.rfind(w)) >= 0), default=0)]
         ended = self._render(stubs, has_tools, kwargs, generate=False)
         after = self._render([*stubs, *self._template.fit(talk[index + 1 :], first=False)], has_tools, kwargs)
@@ -231,20 +231,20 @@ class TemplateProbe:
             end = found + len(word)
         for message in talk[index + 1 :]:
             if any(word not in after[end:] for word in _all_words([message])):
-                raise _Unstable(f"the template leaves out a {message['role']} message at this place")
+                raise _Unstable(f"the template leaves out a {message['role']} message in this position")
         tail = self._reply_tail(ended[ended.rindex(words[-1]) + len(words[-1]) :])
         if not after.startswith(tail, end):
             raise _Unstable("the template writes the end of a reply differently once other messages follow")
         anchor = after[: end + len(tail)]
         if any(word in after[len(anchor) :] for word in [*_all_words(talk[: index + 1]), *STUB_TOOL_WORDS]):
-            raise _Unstable("the template writes the tools or earlier messages again behind a reply")
+            raise _Unstable("the template repeats the tools or earlier messages after a reply")
         rule = AppendRule(stubs, has_tools, anchor)
         return self._shorter(rule, after[len(anchor) :], reply, talk[index + 1 :], kwargs) or rule
 
     def _shorter(
         self, rule: AppendRule, appended: str, reply: str, new: Sequence[Message], kwargs: Mapping[str, Any]
     ) -> AppendRule | None:
-        """The same rule with a history of one message: what follows must not depend on more, and it renders faster."""
+        """The same rule with a history of one message, if what follows doesn't depend on more: it renders faster."""
         fitted = self._template.fit(new, first=False)
         stubs = self._template.fit(stub_conversation("u" + reply), first=True)
         for with_tools in (False, True)[: 1 + rule.with_tools]:
@@ -257,27 +257,27 @@ class TemplateProbe:
         return None
 
     def _reply_tail(self, tail: str) -> str:
-        """Of what a closed reply shows behind its last word: the part that the model says itself."""
+        """Of what follows a closed reply's last word: the part that the model says itself."""
         ends = [at for token in self.end_tokens if (at := tail.find(token)) >= 0]
         return tail[: min(ends)] if ends else tail.removesuffix(self._closing)
 
     def _learn_end_tokens(self) -> frozenset[str]:
-        """The control tokens with which this template ends a reply; those that open the next turn, if it has none."""
+        """The control tokens that end a reply in this template; if there are none, those that open the next turn."""
         encoder, tokens = self._template.encoder, set()
-        self._closing = self._tail_behind("ua", generate=False)
+        self._closing = self._tail_after("ua", generate=False)
         first = encoder.first_control(self._closing)
         if first:
             tokens.add(first)
-            behind = self._closing.partition(first)[2]
-            called = encoder.control_at_end(self._tail_behind("uc", generate=False).removesuffix(behind).rstrip())
+            rest = self._closing.partition(first)[2]
+            called = encoder.control_at_end(self._tail_after("uc", generate=False).removesuffix(rest).rstrip())
             if called and not XML_TAG.fullmatch(called):
                 tokens.add(called)
         else:
-            tokens |= {encoder.first_control(self._tail_behind(letters, generate=False)) for letters in ("uau", "uct")}
+            tokens |= {encoder.first_control(self._tail_after(letters, generate=False)) for letters in ("uau", "uct")}
         return frozenset(tokens - {""})
 
-    def _tail_behind(self, letters: str, *, generate: bool) -> str:
-        """What stands behind the last word of a conversation's first reply."""
+    def _tail_after(self, letters: str, *, generate: bool) -> str:
+        """What follows the last word of a conversation's first reply."""
         talk = self._template.fit(stub_conversation(letters), first=True)
         word = _words(letters[1], 1)[-1]
         try:
@@ -293,7 +293,7 @@ class TemplateProbe:
 
 
 def _all_words(messages: Sequence[Message]) -> list[str]:
-    """The sentinel words of contents: what a template may never leave out."""
+    """The sentinel words of contents, which a template may never leave out."""
     words = [word for message in messages for word in message["content"].split()]
     return [word for word in words if word.startswith("ajet") and "reason" not in word]
 

@@ -63,11 +63,8 @@ class PreparedCall:
     prompt_ids: list[int]
     sampling: Sampling
     """As requested, with `max_tokens` clipped to the room left, and with the ids that end a reply."""
-    agent: str
-    turn: int
     extends: str | None
     """The call it continues."""
-    new_messages: list[Message]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +202,7 @@ class ContextTracker:
         request.turn.prompts.append(record)
         self._records.append(record)
         self._by_id[call.name] = record
-        extends = None if parent is None else parent.call.name
-        return PreparedCall(call.name, prompt.ids, call.sampling, call.agent, call.turn, extends, new_messages)
+        return PreparedCall(call.name, prompt.ids, call.sampling, None if parent is None else parent.call.name)
 
     def _begins(self, ids: IntArray, reply: Node) -> bool:
         """Whether these tokens begin with everything up to the end of a reply."""

@@ -78,7 +78,7 @@ def test_nonsense_is_found_in_content_and_in_thinking(name: str) -> None:
 def test_nonsense_is_found_in_the_midst_of_a_long_reply(name: str) -> None:
     sentences = [f"Step {index} reads file {index} and notes what it says." for index in range(60)]
     middle = "\n".join(sentences[:30]) + "\n" + NONSENSE[name] + "\n" + "\n".join(sentences[30:])
-    if name not in ("salad",):  # a little of it drowns in ordinary text
+    if name not in ("salad",):  # a little of it isn't noticed among ordinary text
         assert check(middle) is not None
 
 

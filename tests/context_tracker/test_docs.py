@@ -1,4 +1,4 @@
-"""The program in the documentation runs, and prints what stands there."""
+"""The program in the documentation runs, and prints what the page shows."""
 
 from __future__ import annotations
 

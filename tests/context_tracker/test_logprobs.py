@@ -21,7 +21,7 @@ TEMPERATURES = (0.0, 0.6, 1.0, 1.4)
 
 
 async def episode(engine: TorchEngine, renderer: Renderer) -> CallTree:
-    """Two agents, a tool, a retry, a rewritten memory; each call at another temperature."""
+    """Two agents, a tool, a retry, a rewritten memory; each call at a different temperature."""
     tracker = ContextTracker(renderer, replace(WIDE, checks=()))
     count = 0
 
@@ -33,7 +33,7 @@ async def episode(engine: TorchEngine, renderer: Renderer) -> CallTree:
         call = tracker.begin(agent, "target", messages, tools, sampling)
         completion = await engine.generate(GenerateRequest(call.prompt_ids, call.sampling, "episode"))
         text = renderer.decode(completion.token_ids, stopped_by=completion.stopped_by)
-        completion.finish_reason = "stop"  # twelve tokens of an untrained model never end; here they have
+        completion.finish_reason = "stop"  # an untrained model doesn't end within twelve tokens: pretend it did
         reply = said(text)
         tracker.commit(call.call_id, completion, reply, text=text)
         messages.append(reply)

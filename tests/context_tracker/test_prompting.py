@@ -1,4 +1,4 @@
-"""Why conversations part: one line a fork, and the most expensive reasons of a run."""
+"""Why conversations fork: one line per fork, and the most expensive reasons of a run."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ FAMILIES = ("qwen2_5", "qwen3", "mistral", "deepseek_r1", "glm", "chatml")
 
 @dataclass
 class Asked:
-    """A call that an episode makes, whatever the order."""
+    """A call that an episode makes, in whatever order."""
 
     agent: str
     messages: list[dict[str, Any]]
@@ -34,7 +34,7 @@ class Asked:
 
 
 def waves(seed: int, count: int) -> list[list[Asked]]:
-    """Calls in waves: those of one wave run side by side, the next wave knows their replies."""
+    """Calls in waves: those of one wave run concurrently, and the next wave knows their replies."""
     rng = random.Random(seed)
     talks = [(f"agent{n % 2}", [system(f"You are {n % 3}."), user(f"Task {n % 2}")]) for n in range(rng.randint(1, 4))]
     asked: list[list[Asked]] = []
@@ -80,7 +80,7 @@ def play(
             begun[place] = drive.begin(call.messages, agent=call.agent, tools=call.tools, trainable=call.trainable)
         for place in ends:
             call = wave[place]
-            drive.rng = random.Random(call.text)  # what is sampled depends on the call, not on the order
+            drive.rng = random.Random(call.text)  # the sample depends on the call, not on the order
             drive.commit(begun[place], call.reply, call.text, finish=call.finish)
     return drive, drive.tracker.finish(1.0)
 
@@ -147,7 +147,7 @@ def test_a_round_trip_through_storage_is_identical(seed: int, count: int, status
 
 
 def check_shape(tree: CallTree) -> None:
-    """What every part may rely on."""
+    """What all other code may rely on."""
     for index, run in enumerate(tree.runs):
         assert run.parent < index and len(run.ids)
         parent = tree.runs[run.parent] if run.parent >= 0 else None

@@ -65,7 +65,7 @@ def test_once_trains_a_shared_reply_in_the_first_row_only() -> None:
     assert ledger.trained == ledger.captured
     multiple, ledger = rows(tree, loss="multiplicity")
     assert all(trained_ids(sample, 0) == drive.seen["call-0"][1] for sample in multiple)
-    assert ledger.trained == ledger.captured  # a token counts once, in however many rows it stands
+    assert ledger.trained == ledger.captured  # a token counts once, however many rows hold it
     assert [s.prompt_ids.tolist() for s in multiple] == [drive.seen["call-0"][0]] * 3
 
 
@@ -98,7 +98,7 @@ def test_a_response_is_cut_and_the_rest_goes_to_the_ledger() -> None:
         assert len(samples[0].response_ids) <= limit
         assert ledger.trained == samples[0].response_mask.sum()
         assert ledger.dropped.get("response_too_long", 0) == ledger.captured - ledger.trained
-        assert samples[0].response_mask[-1]  # no context behind the last trained token
+        assert samples[0].response_mask[-1]  # no context after the last trained token
 
 
 def test_a_long_prompt_moves_into_the_response() -> None:

@@ -29,7 +29,7 @@ WITH_TOOLS = ("qwen2_5", "qwen3", "llama3", "mistral", "glm")
 def oracle(
     family: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **kwargs: Any
 ) -> Any:
-    """What transformers gives for the same conversation."""
+    """What transformers renders for the same conversation."""
     talk = copy.deepcopy(messages)
     for message in talk:
         for call in message.get("tool_calls") or []:
@@ -40,7 +40,7 @@ def oracle(
 
 
 def reply_text(family: str, messages: list[dict[str, Any]], reply: dict[str, Any], tools: Any) -> str:
-    """What a model trained on this template would say for a reply."""
+    """What a model trained on this template would say to give this reply."""
     tok = tokenizer(family)
     talk = copy.deepcopy([*messages, reply])
     for message in talk:
@@ -377,7 +377,7 @@ def test_the_date_may_change_between_two_calls() -> None:
 
 
 def test_tools_that_a_template_writes_again_make_a_branch() -> None:
-    """Phi's tools stand in every system message: a late one brings them once more, and they must be the real ones."""
+    """Phi writes the tools into every system message: a late one repeats them, and they must be the real ones."""
     drive = Drive("phi")
     messages = [system(), user("Hello")]
     drive.ask(messages, said("Hi."), tools=[SEARCH])
@@ -389,7 +389,7 @@ def test_tools_that_a_template_writes_again_make_a_branch() -> None:
 
 
 def replied(drive: Drive, messages: list[dict[str, Any]], reply: dict[str, Any], tools: Any) -> str | None:
-    """The text of a reply as this template writes it, where it writes it behind the generation prompt."""
+    """The text of a reply as this template writes it after the generation prompt."""
     plain = drive.renderer.text
     before = plain(plain_messages(messages), tools, {})
     after = plain(plain_messages([*messages, reply]), tools, {}, generate=False)
@@ -419,7 +419,7 @@ def test_whatever_is_appended_is_what_the_whole_conversation_renders_as(seed: in
         if rng.random() < 0.3:
             reply["reasoning_content"] = f"Think {index}."
         text = replied(drive, messages, reply, tools)
-        if text is None:  # said otherwise than the template would write it: what follows is not the same any more
+        if text is None:  # not what the template would write: what follows isn't the same any more
             break
         drive.commit(call, reply, text, end=rng.random() < 0.8)
         messages.append(reply)

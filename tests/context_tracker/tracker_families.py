@@ -17,7 +17,7 @@ CORPUS = Path(__file__).parent / "corpus.txt"
 
 @dataclass(frozen=True)
 class Family:
-    """A model family: what its tokenizer knows beyond plain text."""
+    """A model family: what its tokenizer has beyond plain text."""
 
     name: str
     eos: str
@@ -77,7 +77,7 @@ FAMILIES = {
 
 @cache
 def tokenizer(name: str) -> Any:
-    """The tokenizer of a family; a few thousand merges, learned here."""
+    """The tokenizer of a family, with a few thousand merges learned here."""
     family = FAMILIES[name]
     backend = _backend(family.sentencepiece)
     specials = dict.fromkeys((family.eos, *((family.bos,) if family.bos else ()), *family.special))

@@ -1,4 +1,4 @@
-"""A model that says what it is told to, and shorthands for driving a tracker as a session does."""
+"""A model that says what it is told, and helpers that drive a tracker as a session does."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def result(call_id: str, text: str) -> dict[str, Any]:
 
 
 def end_id(rend: Renderer, calls_tools: bool = False) -> int:
-    """The token that ends a reply of this family; two of them tell apart who speaks next."""
+    """The token that ends a reply in this family; some families use another one after tool calls."""
     tokens = sorted(rend.probe.end_tokens, reverse=True)
     return int(rend.tokenizer.convert_tokens_to_ids(tokens[-1 if calls_tools else 0]))
 
@@ -98,7 +98,7 @@ class Drive:
     seed: int = 0
     drift: float = 0.0
     seen: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
-    """Prompt and sampled ids of each call, as the engine had them."""
+    """Prompt and sampled ids of each call, as the engine saw them."""
 
     def __post_init__(self) -> None:
         self.renderer = renderer(self.family, self.reasoning_history)
@@ -133,7 +133,7 @@ class Drive:
         stopped_by: str | int | None = None,
         logprobs: list[float] | None = None,
     ) -> dict[str, Any]:
-        """Have the model sample `text` (default: the reply's content), an end token behind it."""
+        """Have the model sample `text` (default: the reply's content) and an end token."""
         ids = self.sample(reply["content"] or "" if text is None else text)
         if end and finish == "stop":
             ids.append(end_id(self.renderer, bool(reply.get("tool_calls"))))
@@ -156,7 +156,7 @@ class Drive:
         return drifted if self.tokenizer.decode(drifted) == self.tokenizer.decode(ids) else list(ids)
 
     def ask(self, messages: list[dict[str, Any]], reply: dict[str, Any], **options: Any) -> PreparedCall:
-        """begin and commit; `messages` goes on with the reply."""
+        """Begin and commit; append the reply to `messages`."""
         commits = {k: options.pop(k) for k in ("text", "finish", "end", "stopped_by") if k in options}
         call = self.begin(messages, **options)
         self.commit(call, reply, **commits)
@@ -165,7 +165,7 @@ class Drive:
 
 
 def assert_faithful(drive: Drive, tree: CallTree, expected_samples: int | None = None) -> None:
-    """Every call stands in a sample exactly as the engine saw it, trained once, in as few samples as can be."""
+    """Every call is in a sample exactly as the engine saw it, trained once, in as few samples as possible."""
     samples, ledger = linear_samples(tree, max_prompt_length=10**6, max_response_length=10**6, max_samples=10**6)
     rows = [(sample.prompt_ids.tolist() + sample.response_ids.tolist(), sample) for sample in samples]
     trained_total = 0

@@ -32,7 +32,7 @@ def renderer() -> Renderer:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until it holds."""
+    """Wait until the condition holds."""
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.001)

@@ -33,7 +33,7 @@ def dumped(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-# How a model of each family writes its calls: what its own chat template writes for a recorded one.
+# How a model of each family writes its calls: as its own chat template writes recorded ones.
 
 
 def write_hermes(calls: list[Call]) -> str:
