@@ -11,7 +11,7 @@ from ajet.gateway.caller import Caller
 from ajet.gateway.fields import BadField, kind
 from ajet.gateway.openai_chat import MAX_STOPS, read_model
 from ajet.gateway.reply_stream import Event, ReplyStream
-from ajet.http.answer import Answer, encode, event_stream, json_answer
+from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError
 from ajet.schema.generation import Sampling
@@ -275,11 +275,11 @@ async def message_events(model: str, stream: ReplyStream, event: Event) -> Async
     blocks = _OpenBlocks()
     try:
         if isinstance(event, ModelCallError):
-            yield _sse("error", anthropic_error_body(event))
+            yield _event(anthropic_error_body(event))
             return
         call_id = event.call_id if isinstance(event, ReplyDelta) else event[0].call_id
         start = {**_head(call_id, model), "content": [], "stop_reason": None, "stop_sequence": None, "usage": _NO_USAGE}
-        yield _sse("message_start", {"type": "message_start", "message": start})
+        yield _event({"type": "message_start", "message": start})
         while isinstance(event, ReplyDelta):
             delta = event.delta
             if delta.reasoning:
@@ -291,11 +291,11 @@ async def message_events(model: str, stream: ReplyStream, event: Event) -> Async
             event = await stream.next()
         yield blocks.close()
         if isinstance(event, ModelCallError):
-            yield _sse("error", anthropic_error_body(event))
+            yield _event(anthropic_error_body(event))
             return
         (reply,) = event
-        yield _sse("message_delta", {"type": "message_delta", "delta": _ending(reply), "usage": _usage(reply)})
-        yield _sse("message_stop", {"type": "message_stop"})
+        yield _event({"type": "message_delta", "delta": _ending(reply), "usage": _usage(reply)})
+        yield _event({"type": "message_stop"})
     finally:
         stream.close()
 
@@ -310,9 +310,7 @@ class _OpenBlocks:
     def add(self, kind: str, delta: dict[str, Any]) -> bytes:
         """The events that add to a block of this kind; they open one if needed."""
         events = b"" if kind == self._kind else self._open(kind, {"type": kind, kind: ""})
-        return events + _sse(
-            "content_block_delta", {"type": "content_block_delta", "index": self._index, "delta": delta}
-        )
+        return events + _event({"type": "content_block_delta", "index": self._index, "delta": delta})
 
     def tool_use(self, call: dict[str, Any]) -> bytes:
         """The events of a complete tool call."""
@@ -326,7 +324,7 @@ class _OpenBlocks:
         if not self._kind:
             return b""
         self._kind = ""
-        return _sse("content_block_stop", {"type": "content_block_stop", "index": self._index})
+        return _event({"type": "content_block_stop", "index": self._index})
 
     def _open(self, kind: str, block: dict[str, Any]) -> bytes:
         closed = self.close()
@@ -334,8 +332,8 @@ class _OpenBlocks:
         if kind == "thinking":
             block["signature"] = ""
         start = {"type": "content_block_start", "index": self._index, "content_block": block}
-        return closed + _sse("content_block_start", start)
+        return closed + _event(start)
 
 
-def _sse(event: str, value: Any) -> bytes:
-    return b"event: " + event.encode() + b"\ndata: " + encode(value) + b"\n\n"
+def _event(value: dict[str, Any]) -> bytes:
+    return server_sent_event(value, value["type"])

@@ -11,7 +11,7 @@ from ajet.gateway import fields
 from ajet.gateway.caller import MODEL_PREFIX, Caller, KeyScopeError
 from ajet.gateway.fields import BadField, kind
 from ajet.gateway.reply_stream import Event, ReplyStream
-from ajet.http.answer import Answer, encode, event_stream, json_answer
+from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import ModelCallError
 from ajet.schema.generation import Completion, Sampling
@@ -268,7 +268,8 @@ async def chat_chunks(
     """How many tool calls each choice has sent; a choice that has begun is in here."""
 
     def chunk(choice: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
-        return _sse({**head, "choices": [{"index": choice, "delta": delta, "finish_reason": finish, **more}]})
+        choices = [{"index": choice, "delta": delta, "finish_reason": finish, **more}]
+        return server_sent_event({**head, "choices": choices})
 
     try:
         while isinstance(event, ReplyDelta):
@@ -287,7 +288,7 @@ async def chat_chunks(
             yield chunk(event.choice, delta)
             event = await stream.next()
         if isinstance(event, ModelCallError):
-            yield _sse({"error": openai_error_body(event)})
+            yield server_sent_event({"error": openai_error_body(event)})
             return
         head["id"] = head["id"] or completion_id(event[0].call_id)
         for index, reply in enumerate(event):
@@ -296,11 +297,7 @@ async def chat_chunks(
             opening = {} if index in tool_calls else {"role": "assistant", "content": ""}
             yield chunk(index, opening, choice.pop("finish_reason"), **choice)
         if call.include_usage:
-            yield _sse({**head, "choices": [], "usage": usage(event)})
+            yield server_sent_event({**head, "choices": [], "usage": usage(event)})
         yield b"data: [DONE]\n\n"
     finally:
         stream.close()
-
-
-def _sse(value: Any) -> bytes:
-    return b"data: " + encode(value) + b"\n\n"

@@ -16,7 +16,7 @@ from ajet.gateway.caller import Caller
 from ajet.gateway.fields import BadField
 from ajet.gateway.openai_chat import MAX_CHOICES, NO_EFFECT, openai_error_body, read_model, read_sampling
 from ajet.gateway.reply_stream import Event, ReplyStream
-from ajet.http.answer import Answer, encode, event_stream, json_answer
+from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest
 from ajet.schema.errors import ModelCallError
 from ajet.session import EpisodeSession, ReplyDelta
@@ -137,21 +137,17 @@ async def _chunks(model: str, include_usage: bool, stream: ReplyStream, event: E
         while isinstance(event, ReplyDelta):
             head = head or _head(event.call_id, model)
             choice = {"index": event.choice, "text": event.delta.content, "logprobs": None, "finish_reason": None}
-            yield _sse({**head, "choices": [choice]})
+            yield server_sent_event({**head, "choices": [choice]})
             event = await stream.next()
         if isinstance(event, ModelCallError):
-            yield _sse({"error": openai_error_body(event)})
+            yield server_sent_event({"error": openai_error_body(event)})
             return
         head = head or _head(event[0].call_id, model)
         for index, reply in enumerate(event):
             choice = {"index": index, "text": "", "logprobs": None, "finish_reason": reply.finish_reason}
-            yield _sse({**head, "choices": [choice]})
+            yield server_sent_event({**head, "choices": [choice]})
         if include_usage:
-            yield _sse({**head, "choices": [], "usage": _usage(event, len(event))})
+            yield server_sent_event({**head, "choices": [], "usage": _usage(event, len(event))})
         yield b"data: [DONE]\n\n"
     finally:
         stream.close()
-
-
-def _sse(value: Any) -> bytes:
-    return b"data: " + encode(value) + b"\n\n"

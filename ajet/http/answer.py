@@ -27,7 +27,12 @@ def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = 
     return Answer(status, encode(value), {"content-type": "application/json", **(headers or {})})
 
 
+def server_sent_event(value: Any, name: str = "") -> bytes:
+    event = b"data: " + encode(value) + b"\n\n"
+    return b"event: " + name.encode() + b"\n" + event if name else event
+
+
 def event_stream(chunks: AsyncIterator[bytes], close: Callable[[], None]) -> Answer:
-    """Server-sent events."""
+    """Server-sent events; `close` ends them."""
     headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
     return Answer(200, chunks, headers, close)

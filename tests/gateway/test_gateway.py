@@ -85,6 +85,17 @@ def test_anthropic_streams_tool_calls() -> None:
     in_workflow(LineEngine(f"<think>\nhm\n</think>\n\nok\n{CALL}"), workflow)
 
 
+def test_anthropic_streams_an_empty_reply_to_its_end() -> None:
+    async def workflow(near: AjetTuner, far: AjetTuner) -> None:
+        for tuner in (near, far):
+            client: anthropic.AsyncAnthropic = tuner.as_anthropic_client()
+            async with client.messages.stream(model="m", max_tokens=9, messages=USER) as stream:
+                message = await stream.get_final_message()
+            assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "end_turn", count(""))
+
+    in_workflow(LineEngine(""), workflow)
+
+
 def test_anthropic_counts_a_prompt_without_recording_it() -> None:
     async def workflow(near: AjetTuner, far: AjetTuner) -> None:
         client: anthropic.AsyncAnthropic = far.as_anthropic_client()

@@ -116,6 +116,8 @@ def test_errors_have_the_shape_of_the_protocol() -> None:
             assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
             reply = await post(here, "/v1/messages", {}, "wrong")
             assert (reply.status, reply.json()["error"]["type"]) == (401, "authentication_error")
+            reply = await post(here, "/v1/messages/count_tokens", {"messages": []})
+            assert (reply.status, reply.json()["type"]) == (400, "error")
             reply = await post(here, CHAT, {"messages": []})
             assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
             assert reply.json()["error"]["param"] == "messages"

@@ -27,14 +27,14 @@ class GatedAgent(Workflow):
         critic = tuner.as_raw_openai_sdk_client(agent_name="critic")
         messages: list[dict[str, Any]] = [{"role": "user", "content": workflow_task.task.main_query}]
         text = await reply(writer, messages)
-        verdict = await reply(critic, [{"role": "user", "content": f"Judge this: {text} {HOSTILE}"}])
+        opinion = await reply(critic, [{"role": "user", "content": f"Judge this: {text} {HOSTILE}"}])
         text += await reply(writer, [*messages, {"role": "assistant", "content": text}, user("Go on.")])
         if workflow_task.task_thread_index == 0:
             text += await reply(
-                writer, [user("A summary instead of what was said."), assistant(verdict), user("More.")]
+                writer, [user("A summary instead of what was said."), assistant(opinion), user("More.")]
             )
         letters = sum(character.isascii() and character.isalpha() for character in text)
-        return WorkflowOutput(reward=letters / max(1, len(text)), metadata={"verdict": HOSTILE})
+        return WorkflowOutput(reward=letters / max(1, len(text)), metadata={"opinion": HOSTILE})
 
 
 async def gate(metrics: Path, go: Path) -> None:
