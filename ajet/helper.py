@@ -114,7 +114,7 @@ class HelperModel:
 
     @classmethod
     def from_config(cls, config: Any) -> HelperModel:
-        """The model of `ajet.helper`. One object, and so one budget, for everybody in this process."""
+        """The model of `ajet.helper`. All callers in this process share one object, and so one budget."""
         section = config.ajet.helper
         if section.model is None:
             raise ConfigError("ajet.helper.model: a helper model is needed and none is named. Set its name and address")

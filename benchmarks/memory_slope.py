@@ -29,7 +29,7 @@ from common import write_result
 
 import ajet.backbone.local.loop as loop
 import ajet.runtime.runtime as services
-from ajet.backbone.options import LaunchOptions
+from ajet.backbone import LaunchOptions
 from ajet.config.loader import load_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine

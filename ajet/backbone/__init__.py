@@ -1,1 +1,44 @@
-"""Who owns the loop. `ajet.backbone.<name>.run(config, experiment) -> int` is one run; the int is the exit code."""
+"""Who owns the loop: `ajet.backbone.<name>.run(config, experiment, options) -> int` is one run.
+
+`options` is what the command line asks for besides the config; the result is the exit code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ajet.observe.progress import ProgressMode
+
+
+class RayStart(StrEnum):
+    """Where Ray comes from."""
+
+    NONE = "none"
+    PRIVATE = "private"
+    """`--with-ray`: a private Ray on this machine, stopped with the run."""
+    CLUSTER = "cluster"
+    """`--with-ray-cluster`: join or start a cluster as the environment variables say."""
+    ADDRESS = "address"
+    """`--ray-address`: a Ray that is already running."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """Flags of `ajet --conf …` that concern a backbone."""
+
+    ray: RayStart = RayStart.NONE
+    ray_address: str | None = None
+    skip_check_avail_gpu: bool = False
+    quiet: bool = False
+    json: bool = False
+
+    def progress_mode(self) -> ProgressMode:
+        """How progress is shown."""
+        from ajet.observe.progress import ProgressMode
+
+        if self.json:
+            return ProgressMode.JSON
+        return ProgressMode.QUIET if self.quiet else ProgressMode.AUTO

@@ -1,7 +1,7 @@
-"""`--backbone=debug`: the first few tasks, one episode each, in this one process, without Ray or GPU. Trains nothing.
+"""`--backbone=debug`: one episode for each of the first tasks, in this process, without Ray or GPU. Trains nothing.
 
 Shows each episode turn by turn and ends with a table. A breakpoint in an IDE, or `bp("TAG")` with `--debug TAG`, stops
-in the workflow: then nothing times out and one episode runs at a time.
+in the workflow; meanwhile nothing times out and episodes run one at a time.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
+from ajet.backbone import LaunchOptions
 from ajet.backbone.debug_view import EpisodeView, JsonView, QuietView, View
-from ajet.backbone.options import LaunchOptions
 from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.runtime.runtime import STOP_S, Runtime, outcome
@@ -27,14 +27,14 @@ EXIT_INTERRUPTED = 130
 DEBUGGER_QUIT = "BdbQuit"
 
 
-def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | None = None) -> int:
-    """0: at least one episode has a reward; 1: none has; 130: interrupted, or the debugger was left."""
+def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
+    """0: at least one episode has a reward; 1: none has; 130: interrupted, or the user quit the debugger."""
     config = debug_config(config)
     tasks = _first_tasks(config)
-    view = _view(config, options or LaunchOptions())
+    view = _view(config, options)
     recorder = EpisodeRecorder(experiment.episodes, RecorderSettings.from_config(config), masker=experiment.masker)
     try:
-        code = _Session(config, tasks, view, recorder).run()
+        code = _DebugRun(config, tasks, view, recorder).run()
     finally:
         recorder.close()
     threshold = config.ajet.task_judge.success_threshold
@@ -55,8 +55,8 @@ def debug_config(config: Config) -> Config:
     return config.model_copy(update={"ajet": ajet})
 
 
-class _Session:
-    """The episodes of one debug run."""
+class _DebugRun:
+    """Runs the episodes of one debug run."""
 
     def __init__(self, config: Config, tasks: list[Task], view: View, recorder: EpisodeRecorder) -> None:
         self._tasks = tasks
@@ -64,29 +64,29 @@ class _Session:
         self._recorder = recorder
         self._queries = {task.task_id: task.main_query for task in tasks}
         self._quit = False
-        self._services = Runtime(
+        self._runtime = Runtime(
             config, parallel=min(config.ajet.debug.debug_max_parallel, len(tasks)), on_episode=self._ended
         )
 
     def run(self) -> int:
         try:
-            with self._services as services:
-                self._view.started(len(self._tasks), services.pool.parallel)
-                self._run_episodes(services)
-                self._recorder.use_tokenizer(services.model().tokenizer)
+            with self._runtime as runtime:
+                self._view.started(len(self._tasks), runtime.pool.parallel)
+                self._run_episodes(runtime)
+                self._recorder.use_tokenizer(runtime.model().tokenizer)
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
         if self._quit:
             return EXIT_INTERRUPTED
         return 0 if any(episode.usable for episode in self._view.episodes) else EXIT_ALL_FAILED
 
-    def _run_episodes(self, services: Runtime) -> None:
-        """Ctrl-C ends the episodes as `cancelled`: they are shown and recorded like any other."""
-        running = services.submit(services.pool.run_episodes(self._tasks))
+    def _run_episodes(self, runtime: Runtime) -> None:
+        """Ctrl-C ends the episodes as `cancelled`; they are shown and recorded like any other."""
+        running = runtime.submit(runtime.pool.run_episodes(self._tasks))
         try:
             outcome(running)
         except KeyboardInterrupt:
-            services.loop.call_soon_threadsafe(services.pool.stop_all)
+            runtime.loop.call_soon_threadsafe(runtime.pool.stop_all)
             wait([running], STOP_S)
             raise
 
@@ -95,7 +95,7 @@ class _Session:
         self._view.episode(episode, self._queries.get(episode.task_id, ""))
         if episode.failure is not None and episode.failure.kind == DEBUGGER_QUIT:
             self._quit = True
-            self._services.pool.stop_all()
+            self._runtime.pool.stop_all()
 
 
 def _first_tasks(config: Config) -> list[Task]:

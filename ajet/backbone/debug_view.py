@@ -1,4 +1,4 @@
-"""What a debug run shows: each episode turn by turn when it ends, and a table of all."""
+"""What a debug run shows: each episode turn by turn when it ends, and finally a table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ajet.schema.chat import Message
 from ajet.schema.episode import Episode
 
 TEXT_CHARS = 600
-"""How much of one message is shown: enough to see what happened. All of it is in `episodes.sqlite`."""
+"""How much of a message is shown: enough to see what happened. `episodes.sqlite` has all of it."""
 TRACEBACK_LINES = 12
 
 
@@ -28,7 +28,7 @@ class View:
         self._lock = threading.Lock()
 
     def started(self, tasks: int, parallel: int) -> None:
-        """The workflow is imported and its episodes begin."""
+        """The workflow is imported and episodes begin."""
 
     def episode(self, episode: Episode, query: str) -> None:
         """An episode ended."""
@@ -40,11 +40,11 @@ class View:
         """Show one episode."""
 
     def close(self, folder: Path) -> None:
-        """All episodes ended, or the run was interrupted."""
+        """All episodes have ended, or the run was interrupted."""
 
 
 class QuietView(View):
-    """Only what failed, on standard error."""
+    """Failures only, on standard error."""
 
     def show(self, episode: Episode, query: str) -> None:
         if episode.failure is not None:
@@ -53,7 +53,7 @@ class QuietView(View):
 
 
 class JsonView(View):
-    """One JSON object an episode, on standard output."""
+    """One JSON object per episode, on standard output."""
 
     def show(self, episode: Episode, query: str) -> None:
         print(json.dumps({"event": "episode", "query": query, **facts(episode), "calls": calls(episode)}))
@@ -75,8 +75,8 @@ class EpisodeView(View):
 
     def started(self, tasks: int, parallel: int) -> None:
         self._total = tasks
-        at_once = "one at a time" if parallel == 1 else f"{parallel} at once"
-        self._line(f"{tasks} task{'s' * (tasks != 1)}, one episode each, {at_once}", "dim")
+        pace = "one at a time" if parallel == 1 else f"at most {parallel} at a time"
+        self._line(f"{tasks} task{'s' * (tasks != 1)}, one episode each, {pace}", "dim")
 
     def show(self, episode: Episode, query: str) -> None:
         number = f"{len(self.episodes)}/{self._total}"
@@ -86,7 +86,7 @@ class EpisodeView(View):
         told: list[Message] = []
         for call in episode.tree.calls:
             self._call(call, told)
-            told = [*_upto(call, episode.tree.calls), call.reply]
+            told = [*_history(call, episode.tree.calls), call.reply]
         style = "green" if is_success(episode, self._threshold) else "yellow" if episode.usable else "red"
         self._line(f"   {in_short(episode)}", style)
         if episode.failure is not None:
@@ -95,7 +95,7 @@ class EpisodeView(View):
                 self._line(f"   │ {line}", "dim")
 
     def _call(self, call: Call, told: list[Message]) -> None:
-        """`told`: the conversation that was shown last. A branch that begins like it is shown from where it parts."""
+        """`told`: the conversation shown last. A branch that begins like it is shown from where they differ."""
         same = 0
         if call.extends == ROOT:
             same = next(
@@ -157,16 +157,16 @@ class EpisodeView(View):
         return table
 
     def _line(self, text: str, style: str = "") -> None:
-        """One line as it is: what a model wrote is neither markup nor a command to the terminal."""
+        """Print text as it is: a model's output is neither markup nor terminal control codes."""
         self._console.print(printable(text), style=style or None, markup=False)
 
 
-def _upto(call: Call, calls: list[Call]) -> list[Message]:
-    """The whole conversation of a call, without its reply."""
+def _history(call: Call, calls: list[Call]) -> list[Message]:
+    """The whole conversation before a call's reply."""
     if call.extends == ROOT:
         return call.new_messages
     before = calls[call.extends]
-    return [*_upto(before, calls), before.reply, *call.new_messages]
+    return [*_history(before, calls), before.reply, *call.new_messages]
 
 
 def _alike(one: Message, other: Message) -> bool:
@@ -194,7 +194,7 @@ def _counted(count: int, word: str) -> str:
 
 
 def facts(episode: Episode) -> dict[str, Any]:
-    """An episode in a row."""
+    """An episode as a row of a table."""
     calls = [call for call in episode.tree.calls if call.run != ROOT]
     return {
         "task": episode.task_id,
@@ -211,7 +211,7 @@ def facts(episode: Episode) -> dict[str, Any]:
 
 
 def calls(episode: Episode) -> list[dict[str, Any]]:
-    """Each model call: who asked, what was new in its messages, what came back."""
+    """Each model call: who asked, which messages were new, what came back."""
     return [
         {"agent": call.agent, "turn": call.turn + 1, "new_messages": call.new_messages, "reply": call.reply}
         for call in episode.tree.calls
@@ -219,7 +219,7 @@ def calls(episode: Episode) -> list[dict[str, Any]]:
 
 
 def tool_calls(message: Message) -> Iterator[tuple[str, str]]:
-    """Name and arguments of each tool call."""
+    """The name and arguments of each tool call."""
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
         arguments = function.get("arguments")
@@ -227,19 +227,19 @@ def tool_calls(message: Message) -> Iterator[tuple[str, str]]:
 
 
 def message_text(content: Any) -> str:
-    """A message's text, whichever form it has."""
+    """A message's text, in whichever form it is given."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return "" if content is None else str(content)
 
 
 def shortened(text: str, limit: int = TEXT_CHARS) -> str:
-    """The text on few lines, cut at `limit`."""
+    """The text, cut at `limit` and indented."""
     if len(text) > limit:
         text = f"{text[:limit]}… ({len(text) - limit} more characters)"
     return text.replace("\n", "\n       ")
 
 
 def printable(text: str) -> str:
-    """Without what a terminal would obey: control characters, and marks that turn the reading direction."""
-    return "".join(char if char in "\n\t" or (char.isprintable()) else f"\\x{ord(char):02x}" for char in text)
+    """The text with control characters and marks of reading direction escaped."""
+    return "".join(char if char in "\n\t" or char.isprintable() else f"\\x{ord(char):02x}" for char in text)

@@ -1,20 +1,46 @@
-"""What a run shows at its end: a table of rewards, a sparkline, a plot as PNG, and how to look at the episodes."""
+"""The end of a run, from its metrics: exit code, table of rewards, sparkline, plot as PNG, and where to look next."""
 
 from __future__ import annotations
 
+import logging
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ajet.observe.metrics import read_metrics
 
+log = logging.getLogger(__name__)
+
+EXIT_NOTHING_TRAINED = 1
+NOTHING_TRAINED = (
+    "nothing was trained: no step had a group whose episodes earned different rewards. Look at the episodes and at how "
+    "the reward is computed."
+)
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 ROWS = 12
 
 
+def exit_code(folder: Path, after: int) -> int:
+    """The exit code of a run whose steps follow step `after`: an error if it trained nothing."""
+    if trained_nothing(folder, after):
+        log.error(NOTHING_TRAINED)
+        return EXIT_NOTHING_TRAINED
+    return 0
+
+
+def trained_nothing(folder: Path, after: int) -> bool:
+    """Whether there are steps after `after`, and none had an episode to learn from."""
+    counts = [
+        step["credit/episodes_trained"]
+        for step in read_metrics(folder / "metrics.jsonl")
+        if step["step"] > after and "credit/episodes_trained" in step
+    ]
+    return bool(counts) and not any(counts)
+
+
 def show_report(folder: Path, *, quiet: bool = False) -> None:
-    """Print the report of a finished run and write `reward.png` into its folder."""
+    """Print the report of a finished run and write `reward.png` to its folder."""
     steps = read_metrics(folder / "metrics.jsonl")
     plot = write_plot(steps, folder / "reward.png", folder.name)
     if not quiet:
@@ -44,7 +70,7 @@ def report_text(steps: list[dict[str, Any]], folder: Path, plot: Path | None) ->
 
 
 def sparkline(values: list[float], width: int = WIDTH) -> str:
-    """The values as a row of bars, averaged to at most `width`."""
+    """The values as a row of bars, averaged down to at most `width`."""
     count = min(width, len(values))
     bounds = [round(index * len(values) / count) for index in range(count + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
@@ -54,7 +80,7 @@ def sparkline(values: list[float], width: int = WIDTH) -> str:
 
 
 def write_plot(steps: list[dict[str, Any]], path: Path, title: str) -> Path | None:
-    """Rewards over steps as a PNG; None without matplotlib or anything to show."""
+    """Rewards over steps as a PNG. None without matplotlib, or if there is nothing to plot."""
     trained = [(step["step"], step["train/reward/mean"]) for step in steps if "train/reward/mean" in step]
     validated = [(step["step"], step["val/reward/mean"]) for step in steps if "val/reward/mean" in step]
     if not trained and not validated:
@@ -78,7 +104,7 @@ def write_plot(steps: list[dict[str, Any]], path: Path, title: str) -> Path | No
 
 
 def _thinned(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most `ROWS`, the first and the last among them."""
+    """At most `ROWS` of the steps, including the first and the last."""
     if len(steps) <= ROWS:
         return steps
     return [steps[round(index * (len(steps) - 1) / (ROWS - 1))] for index in range(ROWS)]

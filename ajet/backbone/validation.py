@@ -1,4 +1,4 @@
-"""Validation: episodes of the validation tasks, drawn as `rollout.val_kwargs` says, and what they say of the model."""
+"""Validation: how many episodes of the validation tasks run, and the metrics they give."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def validation_repeats(config: Config) -> int:
-    """Episodes a task. Greedy replies are all alike: more than `val_kwargs.num_repeat` would show nothing."""
+    """Episodes per task. `val_pass_n` counts only if replies are sampled: greedy ones are all alike."""
     kwargs = config.ajet.rollout.val_kwargs
     sampled = kwargs.do_sample and kwargs.temperature > 0
     return max(kwargs.num_repeat, config.ajet.trainer_common.val_pass_n) if sampled else kwargs.num_repeat
 
 
 def validation_metrics(groups: Sequence[EpisodeGroup], threshold: float) -> dict[str, float]:
-    """Under `val/`: mean reward, success, pass@k, all-pass@k, by tag. A failed episode counts as no success."""
+    """Under `val/`: mean reward, success, pass@k, all-pass@k, by tag. A failed episode counts as unsuccessful."""
     episodes = [episode for group in groups for episode in (*group.episodes, *group.failed)]
     metrics = episode_metrics(episodes, prefix="val/", success_threshold=threshold)
     tried = [_tries(group, threshold) for group in groups]
@@ -38,20 +38,20 @@ def validation_metrics(groups: Sequence[EpisodeGroup], threshold: float) -> dict
 
 
 def evaluate(config: Config) -> dict[str, float]:
-    """Validation alone: the tasks, workflow, judge and engine of this config, and no training."""
+    """Run validation only, with the tasks, workflow, judge and engine of this config."""
     from ajet.runtime.runtime import Runtime
     from ajet.task_reader import build_reader, read_validation_tasks
 
     tasks = read_validation_tasks(build_reader(config.ajet.task_reader, config.base_dirs))
     if not tasks:
-        raise ConfigError("this config has no validation tasks: see ajet.task_reader")
-    with Runtime(config) as services:
+        raise ConfigError("ajet.task_reader: this config has no validation tasks")
+    with Runtime(config) as runtime:
         repeats = validation_repeats(config)
-        groups = services.run(services.pool.run_groups(tasks, num_repeat=repeats, validation=True))
+        groups = runtime.run(runtime.pool.run_groups(tasks, num_repeat=repeats, validation=True))
     return validation_metrics(groups, config.ajet.task_judge.success_threshold)
 
 
 def _tries(group: EpisodeGroup, threshold: float) -> tuple[int, int]:
-    """How many episodes succeeded, of how many."""
+    """How many episodes succeeded, and how many there are."""
     everyone: list[Episode] = [*group.episodes, *group.failed]
     return sum(is_success(episode, threshold) for episode in everyone), len(everyone)

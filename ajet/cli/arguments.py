@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NoReturn
 
-from ajet.backbone.options import LaunchOptions, RayStart
+from ajet.backbone import LaunchOptions, RayStart
 from ajet.schema.errors import UserError
 
 
 class ArgumentError(UserError):
-    """A command line that can't be understood."""
+    """A command line that makes no sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Parser(ArgumentParser):
 
 
 def build_parser() -> ArgumentParser:
-    """The flags. Their help is `RUN_HELP` in `main.py`."""
+    """The flags. `RUN_HELP` in `main.py` describes them."""
     parser = _Parser(prog="ajet", add_help=False, allow_abbrev=False)
     parser.add_argument("--conf")
     parser.add_argument("--backbone")
@@ -63,19 +63,19 @@ def build_parser() -> ArgumentParser:
 
 
 def parse_arguments(argv: Sequence[str]) -> LaunchArguments:
-    """Read the command line. What is neither flag nor override is an error that names the nearest flag."""
+    """Parse the command line. An argument that is neither flag nor override raises an error with the nearest flag."""
     parser = build_parser()
     flags, rest = parser.parse_known_args(argv)
     services = [_service(argument) for argument in rest if argument.startswith("--with-")]
     overrides = [argument for argument in rest if "=" in argument and not argument.startswith("-")]
-    if flags.debug is not None and "=" in flags.debug:  # `--debug key=value`: the tags were left out
+    if flags.debug is not None and "=" in flags.debug:  # `--debug key=value`: no tags were given
         overrides.append(flags.debug)
         flags.debug = "all"
     unknown = [argument for argument in rest if argument not in overrides and not argument.startswith("--with-")]
     if unknown:
         raise ArgumentError(_unknown(unknown[0], parser))
     if flags.conf is None and not flags.kill:
-        raise ArgumentError("--conf FILE.yaml is needed\n    see: ajet --help")
+        raise ArgumentError("--conf FILE.yaml is required\n    see: ajet --help")
     ray = RayStart.NONE
     if flags.with_ray:
         ray = RayStart.PRIVATE

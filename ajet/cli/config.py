@@ -61,11 +61,10 @@ def _resolved(conf: str, overrides: Sequence[str], backbone: str | None) -> str:
     resolved = config.model_dump(mode="json")
     masker = Masker(resolved)
     if backbone is not None:
-        from ajet.cli.launch import BACKBONES, backbone_entry
+        from ajet.cli.launch import BACKBONES
 
         if backbone not in BACKBONES:
-            raise FeatureUnavailableError(f"no backbone {backbone!r}\n    allowed: {', '.join(BACKBONES)}")
-        backbone_entry(backbone)
+            raise FeatureUnavailableError(f"unknown backbone {backbone!r}\n    allowed: {', '.join(BACKBONES)}")
         show = getattr(import_module(BACKBONES[backbone]), "show_config", None)
         if show is not None:
             return masker.text(show(config).rstrip())

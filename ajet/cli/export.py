@@ -1,49 +1,60 @@
-"""`ajet export`: weights or episodes of a run for other programs.
+"""`ajet export`: a run's weights or episodes, for other programs.
 
-ajet export weights EXPERIMENT FOLDER [--best]       a Hugging Face folder (LoRA merged), with a model card
-ajet export episodes EXPERIMENT FILE [--format …]    jsonl, parquet, or conversations to fine-tune on (sft)
+ajet export weights EXPERIMENT FOLDER [--best]        a Hugging Face folder (LoRA merged) with a model card
+ajet export episodes EXPERIMENT [FILE] [--format …]   JSONL, Parquet, or conversations to fine-tune on (sft)
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ajet.schema.errors import ConfigError
 
+EPISODES_EPILOG = """\
+formats:
+  jsonl    one episode per line, with everything: tree, ids, logprobs, masks, credit
+  parquet  one model call per row: ids, logprobs, mask, advantage as typed columns
+  sft      one conversation per line (messages, tools), to fine-tune on
+
+ajet export episodes math_agent good.jsonl --format sft --reward-min 1
+"""
+RECORDS = {"jsonl": "episodes", "parquet": "model calls", "sft": "conversations"}
+"""What one record of each format is."""
+
 
 def run(argv: Sequence[str]) -> int:
-    """Export, and say where it is."""
-    if argv and argv[0] == "episodes":
-        from ajet.cli import export_episodes
-
-        return export_episodes.run(argv[1:])
+    """Export, and say where to."""
     parser = ArgumentParser("ajet export", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(required=True, metavar="weights|episodes")
-    weights = kinds.add_parser("weights", help="a Hugging Face folder")
-    weights.add_argument("experiment", type=Path)
-    weights.add_argument("target", type=Path)
-    weights.add_argument("--best", action="store_true", help="the checkpoint with the best validation, not the newest")
-    weights.add_argument("--force", action="store_true", help="replace what is there")
-    weights.set_defaults(export=_weights)
-    kinds.add_parser("episodes", help="recorded episodes, with filters: `ajet export episodes --help`")
+    _weights_arguments(kinds)
+    _episodes_arguments(kinds)
     arguments = parser.parse_args(argv)
     print(arguments.export(arguments))
     return 0
 
 
-def _weights(arguments: Namespace) -> str:
+def _weights_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:
+    parser = kinds.add_parser("weights", help="a Hugging Face folder")
+    parser.add_argument("experiment", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--best", action="store_true", help="the checkpoint with the best validation, not the newest")
+    parser.add_argument("--force", action="store_true", help="replace what is there")
+    parser.set_defaults(export=_export_weights)
+
+
+def _export_weights(arguments: Namespace) -> str:
     from ajet.cli.eval import weights_folder
 
     source = weights_folder(arguments.experiment, best=arguments.best)
     target: Path = arguments.target
     if target.exists() and any(target.iterdir()):
         if not arguments.force:
-            raise ConfigError(f"{target} is not empty: choose another folder, or --force")
+            raise ConfigError(f"{target} is not empty: choose another folder, or use --force")
         shutil.rmtree(target)
     shutil.copytree(source.resolve(), target, dirs_exist_ok=True)
     (target / "README.md").write_text(model_card(arguments.experiment, source), encoding="utf-8")
@@ -68,7 +79,7 @@ def model_card(experiment: Path, weights: Path) -> str:
         "Validation reward": state.get("score", "not validated at this step"),
         "Loss": f"{algorithm.get('policy_loss')}, {algorithm.get('adv_estimator')}, {algorithm.get('loss_norm')}",
         "Learning rate": common.get("optim", {}).get("lr", "unknown"),
-        "Tasks a step × repeats": f"{ajet.get('data', {}).get('train_batch_size')} × "
+        "Tasks per step × repeats": f"{ajet.get('data', {}).get('train_batch_size')} × "
         f"{ajet.get('rollout', {}).get('num_repeat')}",
         "Workflow": ajet.get("rollout", {}).get("user_workflow", "unknown"),
     }
@@ -78,3 +89,44 @@ def model_card(experiment: Path, weights: Path) -> str:
     lines += ["---", "", f"# {experiment.name}", "", "Trained with AgentJet.", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in rows.items()]
     return "\n".join(lines) + "\n"
+
+
+def _episodes_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:
+    parser = kinds.add_parser(
+        "episodes", help="recorded episodes", epilog=EPISODES_EPILOG, formatter_class=RawDescriptionHelpFormatter
+    )
+    parser.add_argument("experiment", type=Path, help="an experiment's folder, or its name in saved_experiments")
+    parser.add_argument("target", nargs="?", type=Path, help="the file to write (default: episodes.<format> here)")
+    parser.add_argument("--format", choices=tuple(RECORDS), default="jsonl")
+    for name, kind in (("step", int), ("reward", float)):
+        parser.add_argument(f"--{name}-min", type=kind)
+        parser.add_argument(f"--{name}-max", type=kind)
+    for name in ("task", "group", "status", "agent", "tag", "text"):
+        parser.add_argument(f"--{name}", default="")
+    parser.add_argument("--validation", choices=("yes", "no"), help="only validation episodes, or none of them")
+    parser.set_defaults(export=_export_episodes)
+
+
+def _export_episodes(arguments: Namespace) -> str:
+    from ajet.cli.view import find_experiment
+    from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
+    from ajet.observe.export import ExportFormat, export_episodes
+
+    form = ExportFormat(arguments.format)
+    target = arguments.target or Path(f"episodes.{'jsonl' if form is ExportFormat.SFT else form.value}")
+    where = EpisodeFilter(
+        step_min=arguments.step_min,
+        step_max=arguments.step_max,
+        reward_min=arguments.reward_min,
+        reward_max=arguments.reward_max,
+        task=arguments.task,
+        group=arguments.group,
+        status=arguments.status,
+        agent=arguments.agent,
+        tag=arguments.tag,
+        text=arguments.text,
+        validation=None if arguments.validation is None else arguments.validation == "yes",
+    )
+    store = EpisodeStore(find_experiment(arguments.experiment) / "episodes.sqlite")
+    count = export_episodes(store, where, form, target)
+    return f"{count} {RECORDS[arguments.format]} in {target}"

@@ -1,4 +1,4 @@
-"""`ajet init NAME`: a new project folder (workflow, YAML, data, README, test) that runs as it is."""
+"""`ajet init NAME`: create a project folder (workflow, YAML, data, README, test) that runs as it is."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ TRAINING_TASKS, VALIDATION_TASKS = 64, 16
 
 
 def run(argv: Sequence[str]) -> int:
-    """Make the folder and say what to do next."""
+    """Create the folder and print the next steps."""
     parser = ArgumentParser("ajet init", description=__doc__)
-    parser.add_argument("name", metavar="NAME", help="the new folder; its last part names the project")
+    parser.add_argument("name", metavar="NAME", help="the new folder; its last part is the project's name")
     folder = Path(parser.parse_args(argv).name)
     project = folder.name
     if not re.fullmatch(r"[A-Za-z][\w-]*", project):
-        raise UserError(f"{project!r} can't name a project\n    use letters, digits, - and _, beginning with a letter")
+        raise UserError(f"{project!r} can't be a project's name\n    use a letter, then letters, digits, - and _")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists already\n    choose another name, or an empty folder")
+        raise UserError(f"{folder} already exists\n    choose another name, or an empty folder")
     written = make_project(folder, project)
     for file in written:
         print(f"  {folder / file}")
     print(
         f"\nNext:\n"
         f"  cd {folder}\n"
-        f"  ajet --conf {project}.yaml --backbone=debug    # run two tasks and look at the episodes\n"
+        f"  ajet --conf {project}.yaml --backbone=debug    # run two tasks and show the episodes\n"
         f"  ajet --conf {project}.yaml                     # train\n"
-        f"Then write your agent into workflow.py and your tasks into data/."
+        f"Then put your agent in workflow.py and your tasks in data/."
     )
     return 0
 
 
 def make_project(folder: Path, project: str) -> list[Path]:
-    """Write the files; returns their names within the folder."""
+    """Write the files. Returns their paths within the folder."""
     written = []
     for source in sorted(TEMPLATE.rglob("*")):
         if not source.is_file() or source.suffix not in (".py", ".md", ".yaml"):

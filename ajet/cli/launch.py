@@ -1,12 +1,10 @@
 """`ajet --conf …`: load the config, choose the backbone, open the experiment folder, run, and clean up.
 
-Contract with the backbones: `ajet.backbone.<name>` has `run(config, experiment) -> int` (or takes a third argument
-`options: LaunchOptions`); the result is the exit code.
+Each backbone in `BACKBONES` is a module with `run(config, experiment, options) -> int`; the result is the exit code.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 import signal
@@ -16,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from ajet.backbone import LaunchOptions
 from ajet.cli.arguments import LaunchArguments, parse_arguments
-from ajet.cli.main import COMMANDS, EXIT_FAILED, EXIT_INTERRUPTED, fail
-from ajet.schema.errors import AjetError, ConfigError, FeatureUnavailableError, UserError
+from ajet.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, fail
+from ajet.schema.errors import AjetError, ConfigError, UserError
 
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config
@@ -37,12 +35,13 @@ BACKBONES = {
     "trinity": "ajet.backbone.ray.trinity",
 }
 DEFAULT_BACKBONE: BackboneName = "local"
+RunBackbone = Callable[["Config", "ExperimentFolder", LaunchOptions], int]
 VIEWER_START_S = 10.0
-"""How long a run waits for the viewer's address before it goes on without."""
+"""How long a run waits for the viewer's address before it goes on without it."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run a job, or end those still running (`--kill`)."""
+    """Run a job, or end the ones still running (`--kill`)."""
     arguments = parse_arguments(argv)
     from ajet.observe.logs import log_to_terminal
 
@@ -63,16 +62,16 @@ def run(argv: Sequence[str]) -> int:
     if not (arguments.options.quiet or arguments.options.json):
         print(f"backbone: {name} ({why})", flush=True)
     config.ajet.backbone = name
-    start = backbone_entry(name)
+    backbone = import_module(BACKBONES[name])
     if arguments.debug_tags is not None:
         from ajet.task_runner.breakpoints import set_tags
 
         set_tags(arguments.debug_tags)
-    return _conduct(arguments, config, start)
+    return _run_in_folder(arguments, config, backbone.run)
 
 
 def known_backbone(flag: str | None) -> BackboneName | None:
-    """The flag's value, if it names a backbone."""
+    """The flag's value, checked to name a backbone. None if the flag wasn't given."""
     from ajet.config.root import BackboneName
 
     known: tuple[BackboneName, ...] = get_args(BackboneName)
@@ -83,13 +82,13 @@ def known_backbone(flag: str | None) -> BackboneName | None:
         return None
     near = get_close_matches(flag, known, n=1)
     raise ConfigError(
-        f"--backbone={flag}: no such backbone\n    " + (f"did you mean {near[0]}? " if near else "") + "allowed: "
+        f"--backbone={flag}: unknown backbone\n    " + (f"did you mean {near[0]}? " if near else "") + "allowed: "
         f"{', '.join(BACKBONES)}"
     )
 
 
 def choose_backbone(flag: BackboneName | None, config: Config) -> tuple[BackboneName, str]:
-    """The backbone and why: the flag, else the YAML, else `local`."""
+    """The backbone, from the flag, the YAML or by default (`local`), and where it came from."""
     if flag is not None:
         return flag, "from --backbone"
     if config.ajet.backbone is not None:
@@ -97,30 +96,8 @@ def choose_backbone(flag: BackboneName | None, config: Config) -> tuple[Backbone
     return DEFAULT_BACKBONE, f"the default; --backbone takes {', '.join(BACKBONES)}"
 
 
-def backbone_entry(name: str) -> Callable[..., int]:
-    """A backbone's `run`."""
-    module = BACKBONES[name]
-    entry: Callable[..., int] | None = getattr(import_module(module), "run", None) if _has_code(module) else None
-    if entry is None:
-        raise FeatureUnavailableError(
-            f"the {name} backbone is not part of this version\n    available: {', '.join(available_backbones())}"
-        )
-    return entry
-
-
-def available_backbones() -> list[str]:
-    """The backbones that this version has."""
-    return [name for name, module in BACKBONES.items() if _has_code(module)]
-
-
-def _has_code(module: str) -> bool:
-    """Whether a module is more than an empty folder (Python calls that a namespace package)."""
-    spec = find_spec(module)
-    return spec is not None and spec.origin is not None
-
-
-def _conduct(arguments: LaunchArguments, config: Config, start: Callable[..., int]) -> int:
-    """From the experiment folder's opening to its close. Nothing that was started outlives it."""
+def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: RunBackbone) -> int:
+    """Open the experiment folder, run, and close it. Nothing that was started outlives this."""
     from ajet.observe.experiment import ExperimentFolder
     from ajet.runtime.companions import start_service
     from ajet.runtime.processes import recorded_run
@@ -143,11 +120,10 @@ def _conduct(arguments: LaunchArguments, config: Config, start: Callable[..., in
                 stack.enter_context(start_service(service, arguments.prefix))
             if arguments.with_logview:
                 stack.enter_context(_viewer(experiment))
-            takes_options = "options" in inspect.signature(start).parameters
-            code = start(config, experiment, arguments.options) if takes_options else start(config, experiment)
+            code = run_backbone(config, experiment, arguments.options)
         except KeyboardInterrupt:
             status[0] = "interrupted"
-            print(f"\ninterrupted; what was done is in {experiment.path}", file=sys.stderr)
+            print(f"\ninterrupted; results so far are in {experiment.path}", file=sys.stderr)
             return EXIT_INTERRUPTED
         except AjetError as error:
             status[1] = {"error": f"{type(error).__name__}: {error}"}
@@ -155,7 +131,7 @@ def _conduct(arguments: LaunchArguments, config: Config, start: Callable[..., in
                 raise
             return fail(str(error), EXIT_FAILED)
         except Exception as error:
-            # nobody foresaw this one: its traceback belongs into run.log and onto the terminal
+            # an unexpected error: its traceback belongs in run.log and on the terminal
             status[1] = {"error": f"{type(error).__name__}: {error}"}
             log.exception("the run failed with %s", type(error).__name__)
             return EXIT_FAILED
@@ -164,7 +140,7 @@ def _conduct(arguments: LaunchArguments, config: Config, start: Callable[..., in
 
 
 def _terminate_like_interrupt() -> None:
-    """SIGTERM ends a run as cleanly as Ctrl-C does."""
+    """SIGTERM ends a run as cleanly as Ctrl-C."""
 
     def interrupt(_signal: int, _frame: Any) -> None:
         raise KeyboardInterrupt
@@ -173,7 +149,7 @@ def _terminate_like_interrupt() -> None:
 
 
 def _user_files(config: Config) -> list[Path]:
-    """The user's own source files that the config names."""
+    """The user's source files named in the config."""
     named = (config.ajet.rollout.user_workflow, config.ajet.task_judge.judge_protocol, config.ajet.task_reader.type)
     places = [Path(text.partition("->")[0]) for text in named if text and "->" in text]
     return [place for place in places if place.suffix == ".py" and place.is_file()]
@@ -181,11 +157,9 @@ def _user_files(config: Config) -> list[Path]:
 
 @contextmanager
 def _viewer(experiment: ExperimentFolder) -> Iterator[None]:
-    """The viewer in a process of its own; its address is printed as soon as it has one."""
+    """The viewer in its own process; its address is printed as soon as it has one."""
     from ajet.runtime.companions import start_command
 
-    if not COMMANDS["view"].exists:
-        raise FeatureUnavailableError("--with-logview: the viewer is not part of this version")
     command = [sys.executable, "-m", "ajet", "view", str(experiment.path), "--no-browser"]
     with start_command("logview", command) as log:
         until = time.monotonic() + VIEWER_START_S

@@ -1,4 +1,4 @@
-"""`ajet report EXPERIMENT`: one HTML file (and PNG plots) to send to a colleague."""
+"""`ajet report EXPERIMENT`: one HTML file (and PNG plots) about a run, to send to a colleague."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(argv: Sequence[str]) -> int:
 
     path = find_experiment(arguments.experiment)
     if not is_experiment(path):
-        raise ExperimentNotFoundError(f"{path}: no experiment there (a folder with metrics.jsonl or episodes.sqlite)")
+        raise ExperimentNotFoundError(f"{path}: not an experiment (a folder with metrics.jsonl or episodes.sqlite)")
     written = write_report(Experiment(path), arguments.output or path / "report.html")
     print(f"{written[0]}\n{len(written) - 1} plots in {written[0].with_name(written[0].stem + '_plots')}")
     return 0

@@ -35,7 +35,7 @@ async def _serve(arguments: Namespace) -> int:
     try:
         await gateway.start()
         await model.engine.ready()
-        print(f"{model.name} at {gateway.base_url} (Ctrl-C ends it)", flush=True)
+        print(f"{model.name} at {gateway.base_url} (Ctrl-C to stop)", flush=True)
         await _interrupted()
     finally:
         await gateway.aclose()

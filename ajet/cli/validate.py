@@ -95,7 +95,7 @@ def _parser() -> ArgumentParser:
 
 def _load_code(config: Config) -> tuple[type[Workflow], BaseJudge | None]:
     """The user's classes, imported as a run would."""
-    from ajet.task_judge.load import load_judge
+    from ajet.task_judge.base_judge import load_judge
     from ajet.user_code import import_class
     from ajet.workflow import Workflow
 

@@ -1,4 +1,4 @@
-"""`ajet view [EXPERIMENT]`: look at runs and episodes in the browser, while they go and after."""
+"""`ajet view [EXPERIMENT]`: runs and episodes in the browser, while they run and after."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 def run(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C."""
-    parser = ArgumentParser("ajet view", description="Look at runs and episodes in the browser.")
+    parser = ArgumentParser("ajet view", description="Show runs and episodes in the browser.")
     parser.add_argument(
         "experiment",
         nargs="?",
@@ -21,9 +21,11 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
     parser.add_argument("--port", type=int, help="port (default: 8642, or a free one)")
     parser.add_argument(
-        "--password", default=os.environ.get("AJET_VIEW_PASSWORD"), help="needed if --host is reachable"
+        "--password",
+        default=os.environ.get("AJET_VIEW_PASSWORD"),
+        help="required if --host is reachable by others",
     )
-    parser.add_argument("--no-browser", action="store_true", help="only print the link")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
     arguments = parser.parse_args(argv)
 
     from ajet.viewer.serve import Viewer, ViewerSettings
@@ -35,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
         password=arguments.password,
     )
     viewer = Viewer(settings)
-    print(f"{viewer.url}\n(Ctrl-C ends it)", flush=True)
+    print(f"{viewer.url}\n(Ctrl-C to stop)", flush=True)
     if not arguments.no_browser and os.environ.get("DISPLAY"):
         import webbrowser
 
@@ -45,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def find_experiment(given: Path | None) -> Path:
-    """The folder that is meant: given as a path, or as a name within `saved_experiments`."""
+    """The folder given as a path, or as a name within `saved_experiments`."""
     root = Path("saved_experiments")
     if given is None:
         return root

@@ -1,7 +1,7 @@
 """`ajet vllm serve MODEL`: start a vLLM server as ajet needs it: token ids, logprobs at the temperature, new weights.
 
-`rollout.engine: vllm` does this by itself. By hand it is for a server that several runs or machines share
-(`rollout.engine: remote`), and for looking at what goes wrong.
+`rollout.engine: vllm` does this by itself. Use the command for a server that several runs or machines share
+(`rollout.engine: remote`), or to find out what goes wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 
 def run(argv: Sequence[str]) -> int:
-    """Become vLLM's server."""
+    """Replace this process by vLLM's server."""
     parser = ArgumentParser("ajet vllm", description=__doc__)
     parser.add_argument("action", choices=["serve"])
     parser.add_argument("model", metavar="MODEL", help="model folder, hub id, experiment, checkpoint, tiny:NAME")
@@ -50,12 +50,12 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _check_python(python: str) -> None:
-    """Whether this Python can be started and has vLLM, without importing it (which takes many seconds)."""
+    """Raise if this Python can't be started or has no vLLM. Doesn't import vLLM, which takes many seconds."""
     from ajet.schema.errors import MissingDependencyError
 
-    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    check = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     try:
-        absent = subprocess.run([python, "-c", look], check=False).returncode
+        absent = subprocess.run([python, "-c", check], check=False).returncode
     except OSError as error:
         raise MissingDependencyError(f"{python} can't be started: {error} (--python)") from error
     if absent:

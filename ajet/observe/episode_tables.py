@@ -115,8 +115,8 @@ def insert_episode(
     validation: bool,
     query: str,
     recorded: float,
-) -> None:
-    """Add an episode, replacing one with the same id."""
+) -> int:
+    """Add an episode, replacing one with the same id. Returns its row."""
     tree = episode.tree
     found = connection.execute("SELECT id FROM episode WHERE episode_id = ?", (episode.episode_id,)).fetchone()
     if found:
@@ -154,19 +154,15 @@ def insert_episode(
     connection.executemany("INSERT INTO agent (name, episode) VALUES (?, ?)", [(agent, row) for agent in agents])
     if query:
         connection.execute("INSERT OR IGNORE INTO task (task_id, query) VALUES (?, ?)", (episode.task_id, query))
+    return row
 
 
-def insert_annotation(connection: sqlite3.Connection, episode_id: str, annotation: Annotation, data: bytes) -> bool:
-    """Add credit or trainer logprobs to a recorded episode. False if there is no such episode."""
-    found = connection.execute("SELECT id FROM episode WHERE episode_id = ?", (episode_id,)).fetchone()
-    if not found:
-        return False
-    connection.execute("INSERT OR REPLACE INTO annotation (id, data) VALUES (?, ?)", (found[0], data))
+def insert_annotation(connection: sqlite3.Connection, row: int, annotation: Annotation, data: bytes) -> None:
+    """Add credit and trainer logprobs to the episode in this row."""
+    connection.execute("INSERT INTO annotation (id, data) VALUES (?, ?)", (row, data))
     trained = [call.advantage for call in annotation.credit or [] if call.entries]
     if trained:
-        mean = sum(trained) / len(trained)
-        connection.execute("UPDATE episode SET advantage = ? WHERE id = ?", (mean, found[0]))
-    return True
+        connection.execute("UPDATE episode SET advantage = ? WHERE id = ?", (sum(trained) / len(trained), row))
 
 
 def delete_oldest(connection: sqlite3.Connection, count: int) -> int:

@@ -23,7 +23,6 @@ from ajet.observe.metrics import MetricsSink, make_sinks, rewind_metrics
 from ajet.observe.secrets import Masker
 from ajet.schema.errors import UserError
 
-DEFAULT_ROOT = Path("saved_experiments")
 _LOCK = ".running"
 _CODE_SUFFIXES = {".py", ".j2", ".jinja", ".txt", ".md", ".yaml", ".yml", ".toml"}
 _CODE_FILES = 200

@@ -82,7 +82,6 @@ class Display(Protocol):
 
     def started(self, state: ProgressState) -> None: ...
     def phase(self, state: ProgressState) -> None: ...
-    def advanced(self, state: ProgressState) -> None: ...
     def episode(self, state: ProgressState, episode: Episode) -> None: ...
     def step(self, state: ProgressState) -> None: ...
     def message(self, text: str, level: str) -> None: ...
@@ -128,12 +127,6 @@ class Progress:
             self.state.phase, self.state.phase_total, self.state.phase_done = name, total, 0
             self.state.phase_began = time.monotonic()
             self._display.phase(self.state)
-
-    def advance(self, count: int = 1) -> None:
-        """`count` units of the phase are done. (`episode` counts as one by itself.)"""
-        with self._lock:
-            self.state.phase_done += count
-            self._display.advanced(self.state)
 
     def episode(self, episode: Episode) -> None:
         """An episode ended."""
@@ -196,14 +189,12 @@ class PlainDisplay:
     def phase(self, state: ProgressState) -> None:
         self._last_line = time.monotonic()
 
-    def advanced(self, state: ProgressState) -> None:
-        if time.monotonic() - self._last_line >= _LINE_EVERY_S:
-            self._line(f"  {state.phase} {_share(state)}")
-
     def episode(self, state: ProgressState, episode: Episode) -> None:
         if episode.failure is not None:
             self._line(f"  {episode.status}: episode {episode.episode_id}: {episode.failure.message.splitlines()[0]}")
-        self.advanced(state)
+        if time.monotonic() - self._last_line >= _LINE_EVERY_S:
+            total = f"/{state.phase_total}" if state.phase_total else ""
+            self._line(f"  {state.phase} {state.phase_done}{total}")
 
     def step(self, state: ProgressState) -> None:
         shown = [f"{label} {number(state.metrics[name])}" for label, name in HEADLINES if name in state.metrics]
@@ -241,9 +232,6 @@ class JsonDisplay:
     def phase(self, state: ProgressState) -> None:
         self._write(event="phase", phase=state.phase, total=state.phase_total, step=state.step)
 
-    def advanced(self, state: ProgressState) -> None:
-        pass
-
     def episode(self, state: ProgressState, episode: Episode) -> None:
         failure = {"kind": episode.failure.kind, "message": episode.failure.message} if episode.failure else None
         self._write(
@@ -275,9 +263,6 @@ class QuietDisplay(PlainDisplay):
     def started(self, state: ProgressState) -> None:
         pass
 
-    def advanced(self, state: ProgressState) -> None:
-        pass
-
     def episode(self, state: ProgressState, episode: Episode) -> None:
         pass
 
@@ -287,10 +272,6 @@ class QuietDisplay(PlainDisplay):
     def message(self, text: str, level: str) -> None:
         if level == "error":
             super().message(text, level)
-
-
-def _share(state: ProgressState) -> str:
-    return f"{state.phase_done}/{state.phase_total}" if state.phase_total else str(state.phase_done)
 
 
 def duration(seconds: float) -> str:

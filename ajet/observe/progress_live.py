@@ -66,9 +66,6 @@ class LiveDisplay:
     def phase(self, state: ProgressState) -> None:
         self._state = state
 
-    def advanced(self, state: ProgressState) -> None:
-        pass
-
     def episode(self, state: ProgressState, episode: Episode) -> None:
         pass
 

@@ -116,7 +116,7 @@ class EpisodeRecorder:
         self._thread.start()
 
     def use_tokenizer(self, tokenizer: Any) -> None:
-        """Store the bytes of each token id beside the episodes, including ids seen before."""
+        """Store the bytes of each token id with the episodes, including ids seen before."""
         self._token_bytes = token_bytes_of(tokenizer)
 
     def keeps(self, episode: Episode, step: int) -> bool:
@@ -148,26 +148,15 @@ class EpisodeRecorder:
 
         def write(connection: sqlite3.Connection) -> bool:
             self._mask(episode)
-            insert_episode(connection, episode, encode_episode(episode), step, validation, query, time.time())
+            row = insert_episode(connection, episode, encode_episode(episode), step, validation, query, time.time())
             if annotation is not None:
-                insert_annotation(connection, episode.episode_id, annotation, encode_annotation(annotation))
+                insert_annotation(connection, row, annotation, encode_annotation(annotation))
             if self.settings.json_files:
                 write_trajectory(self.path.parent / "trajectories", episode, step, annotation)
             self._write_token_bytes(connection, episode)
             return True
 
         return self._submit(write, done)
-
-    def annotate(
-        self,
-        episode_id: str,
-        credit: EpisodeCreditLike | None = None,
-        trainer_logprobs: Sequence[FloatArray] | None = None,
-    ) -> Future[bool]:
-        """Add what became known after recording. The future is false if the episode wasn't kept."""
-        annotation = _annotation(credit, trainer_logprobs) or Annotation()
-        data = encode_annotation(annotation)
-        return self._submit(lambda connection: insert_annotation(connection, episode_id, annotation, data))
 
     def rewind(self, step: int) -> Future[bool]:
         """The run resumes after `step`: delete the episodes of later steps."""

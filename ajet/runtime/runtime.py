@@ -24,7 +24,7 @@ from ajet.schema.errors import ConfigError, UserError
 from ajet.session import EpisodeSession, SessionSettings
 from ajet.session.reply_parser import ReplyParser
 from ajet.session.tool_call_parsers import pick_parser
-from ajet.task_judge.load import load_judge
+from ajet.task_judge.base_judge import load_judge
 from ajet.task_rollout.pool import OnEpisode, RolloutPool
 from ajet.task_runner.attempt import Attempt, AttemptRunner
 from ajet.task_runner.breakpoints import debugging

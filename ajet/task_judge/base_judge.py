@@ -1,30 +1,35 @@
-"""`BaseJudge`: the class a user derives from to say what an output is worth; and the checks on what it says."""
+"""`BaseJudge`: derive from it to turn an output into a reward. Also loads a config's judge and checks its answers."""
 
 from __future__ import annotations
 
 import inspect
 import numbers
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ajet.schema.errors import JudgeFault, RewardError
+from ajet.schema.errors import FeatureUnavailableError, JudgeFault, RewardError
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
+from ajet.user_code import import_class
 
 if TYPE_CHECKING:
     from ajet.config import Config
 
+JUDGE_KEY = "ajet.task_judge.judge_protocol"
+
 
 class Judgement(NamedTuple):
-    """What a judge said, checked."""
+    """What a judge returned, checked."""
 
     reward: float
     is_success: bool | None
-    """None: it gave a bare number; whether that is a success follows from `success_threshold`."""
+    """None: it returned a bare number; `success_threshold` decides whether that is a success."""
 
 
 class BaseJudge:
     """Gives the reward of an episode whose workflow left `reward=None`.
 
-    Built once as `Judge(config)`; `compute_reward` may be called from several threads at once, and may be `async`.
+    Built once as `Judge(config)`; `compute_reward` may be called from several threads concurrently, and may be `async`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -35,8 +40,21 @@ class BaseJudge:
         raise NotImplementedError(f"{type(self).__name__} must define `compute_reward(workflow_task, workflow_output)`")
 
 
+def load_judge(config: Config, base_dirs: Sequence[Path] = ()) -> BaseJudge | None:
+    """Import and build `task_judge.judge_protocol`. None if that is null: workflows then return their own reward."""
+    section = config.ajet.task_judge
+    if section.judge_type == "rubrics_auto_grader":
+        raise FeatureUnavailableError(
+            "ajet.task_judge.judge_type: 'rubrics_auto_grader' is not available in this version. "
+            "Use 'customized_protocol' with your own judge in ajet.task_judge.judge_protocol"
+        )
+    if section.judge_protocol is None:
+        return None
+    return import_class(section.judge_protocol, BaseJudge, key=JUDGE_KEY, base_dirs=base_dirs)(config)
+
+
 async def judge(judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Judgement:
-    """Ask a judge, sync or async. What it raises passes through; what it returns is checked."""
+    """Ask a judge, sync or async. Its exceptions pass through; what it returns is checked."""
     value = judge.compute_reward(workflow_task, workflow_output)
     if inspect.isawaitable(value):
         value = await value
@@ -44,9 +62,9 @@ async def judge(judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: 
 
 
 def validate_reward(value: Any, judge_name: str = "the judge") -> Judgement:
-    """`(finite number, bool)` or a bare finite number, numpy's scalars included; all else is a `JudgeFault`.
+    """`(finite number, bool)` or a bare finite number, including numpy's scalars; anything else is a `JudgeFault`.
 
-    Nothing is ever read as 0.0: a judge that forgot its `return` must not look like an agent that failed.
+    Nothing else counts as 0.0: a judge that forgot its `return` must not look like an agent that failed.
     """
     if isinstance(value, tuple):
         if len(value) != 2:
@@ -58,7 +76,7 @@ def validate_reward(value: Any, judge_name: str = "the judge") -> Judgement:
 
 
 def _plain(value: Any) -> Any:
-    """A scalar of numpy or torch as Python's own."""
+    """A scalar of numpy or torch as Python's own type."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return value.item()
     return value

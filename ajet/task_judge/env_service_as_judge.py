@@ -1,4 +1,4 @@
-"""`EnvServiceJudge`: the reward that an environment service gives. The name is kept; the service is not built yet."""
+"""`EnvServiceJudge`: asks an environment service for the reward. The name is reserved; there is no such service yet."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class EnvServiceJudge(BaseJudge):
-    """Loads by its path, and says what is missing when a run is to use it."""
+    """Can be named in a config; using it raises an error that says what is missing."""
 
     def __init__(self, config: Config) -> None:
         raise FeatureUnavailableError(
             "ajet.task_judge.judge_protocol: environment services are not available in this version, so "
-            "EnvServiceJudge has nobody to ask. Return the reward from the workflow, or name a judge of your own"
+            "EnvServiceJudge can't be used. Return the reward from the workflow, or use a judge of your own"
         )

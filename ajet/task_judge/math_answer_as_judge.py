@@ -1,20 +1,52 @@
-"""`MathAnswerAsJudge`: right or wrong, by the reference answer that the task carries."""
+"""`MathAnswerAsJudge`, and `same_answer`: when two written answers are the same mathematical answer.
+
+Answers are compared exactly: 0.333 is not 1/3, and nothing is evaluated. Numbers are compared as fractions, however
+they are written: `1,234`, `\\frac{1}{2}`, `1 1/2`, `.5`, `50\\%`, `1.2e3`, `3\\times10^{4}`, `$12`, `90^\\circ`. Other
+text is compared without its LaTeX markup; lists, tuples and intervals are compared part by part.
+"""
 
 from __future__ import annotations
 
+import re
+from fractions import Fraction
 from typing import Any
 
 from ajet.schema.errors import JudgeFault
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_judge.math_answers import same_answer
+
+MAX_LENGTH = 2000
+"""Longer answers are compared as text only: whatever a model writes must not keep the judge busy."""
+
+MAX_EXPONENT = 400
+"""Larger powers of ten are beyond float's range and count as text: `1e999999999` would fill the memory."""
+
+MAX_BOXES = 20
+"""How many boxes are tried, from the last: each one without an end costs a pass over the rest of the text."""
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|[^\s{}\\])")
+_ANSWER_IS = re.compile(r"(?:answer|result)\s*(?:is|=|:)\s*:?\s*([^\n]+)", re.IGNORECASE)
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?![\d,])")
+_TWO_NUMBERS = re.compile(r"[\d.] [\d.]")
+_UNSIGNED = r"(?:\d+(?:\.\d*)?|\.\d+)"
+_NUMBER = re.compile(rf"([+-]?)({_UNSIGNED})(?:e([+-]?\d+))?")
+_FRACTION = re.compile(rf"([+-]?)\(?([+-]?{_UNSIGNED})\)?/\(?([+-]?{_UNSIGNED})\)?")
+_MIXED = re.compile(r"([+-]?)(\d+)[ +](\d+)/(\d+)")
+_POWER = re.compile(rf"([+-]?)(?:({_UNSIGNED})\*)?10\^\(?([+-]?\d+)\)?")
+_UNIT = (
+    r"(?:degrees?|dollars?|cents?|euros?|pounds?|units?|hours?|minutes?|seconds?|days?|weeks?|months?|years?"
+    r"|inch(?:es)?|feet|foot|miles?|(?:kilo|centi|milli)?meters?|km|cm|mm|m|(?:kilo)?grams?|kg|g|lit(?:er|re)s?"
+    r"|square|cubic|per|people|points?|ways?|times)(?![a-z])"
+)
+_UNITS = re.compile(rf"(?<=[\d.)}}%])\s*{_UNIT}(?:\s+{_UNIT}){{0,3}}(?:\^\(?[23]\)?)?$")
+_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 class MathAnswerAsJudge(BaseJudge):
     """1.0 if `workflow_output.metadata["final_answer"]` is the answer in `task.metadata["answer"]`, else 0.0.
 
-    An agent that gave no answer (`None` or empty) is wrong. A workflow that does not report one at all, or a task
-    without a reference, is a mistake in the set-up and fails the episode by name.
+    No answer (`None` or empty) is wrong. A workflow without the key, or a task without a reference answer, is a mistake
+    in the setup: it raises JudgeFault.
     """
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
@@ -32,3 +64,169 @@ class MathAnswerAsJudge(BaseJudge):
             present = ", ".join(map(repr, metadata)) or "nothing"
             raise JudgeFault(f"MathAnswerAsJudge needs {key!r} in {owner}; it holds {present}")
         return metadata[key]
+
+
+def same_answer(given: str, expected: str) -> bool:
+    """Whether `given` (a reply or a bare answer) has the same answer as `expected`."""
+    return _same(_clean(final_answer(given)), _clean(final_answer(expected)))
+
+
+def final_answer(text: str) -> str:
+    """The answer in a reply: the last `\\boxed{…}`, else what follows `####`, else `the answer is …`, else all."""
+    for match in list(_BOX.finditer(text))[: -MAX_BOXES - 1 : -1]:
+        content = _box_content(text, match)
+        if content is not None:
+            return content
+    if "####" in text:
+        return text.rsplit("####", 1)[1].strip()
+    said = _ANSWER_IS.findall(text)
+    return str(said[-1]).strip() if said else text.strip()
+
+
+def _box_content(text: str, match: re.Match[str]) -> str | None:
+    if match[1] != "{":
+        return match[1]
+    end = _closing(text, match.end() - 1)
+    return None if end is None else text[match.end() : end].strip()
+
+
+def _closing(text: str, start: int) -> int | None:
+    """The position of the brace that closes the one at `start`."""
+    depth = 0
+    for index in range(start, len(text)):
+        if text[index] == "{" and text[index - 1 : index] != "\\":
+            depth += 1
+        elif text[index] == "}" and text[index - 1 : index] != "\\":
+            depth -= 1
+            if depth == 0:
+                return index
+    return None
+
+
+def _clean(answer: str) -> str:
+    """The answer without LaTeX markup, in one spelling. Keeps single spaces: `1 1/2` is a mixed number."""
+    text = answer.strip().rstrip(".。").strip()
+    if len(text) > MAX_LENGTH:
+        return text
+    for old, new in (
+        ("−", "-"),
+        ("–", "-"),
+        ("×", r"\times"),
+        ("°", ""),
+        ("％", "%"),
+        ("\u00a0", " "),
+        ("\u202f", " "),
+    ):
+        text = text.replace(old, new)
+    text = re.sub(r"\\(?:text|mathrm|textbf|mathbf|operatorname|mbox)\s*\{([^{}]*)\}", r" \1", text)
+    text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\displaystyle|\\limits", "", text)
+    text = re.sub(r"\\[!,;: ]|~", " ", text)
+    text = text.replace("{,}", ",")
+    text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree", "", text)
+    text = re.sub(r"\\(?:times|cdot)\s*", "*", text)
+    text = re.sub(r"\\\(|\\\)|\\\[|\\\]|\\\$|\$|£|€|\*\*", "", text).replace(r"\%", "%")
+    text = re.sub(r"\bpercent\b", "%", text, flags=re.IGNORECASE)
+    text = _plain_fractions(text)
+    text = re.sub(r"\^\{([^{}]*)\}", r"^(\1)", text)
+    text = re.sub(r"\s+", " ", text).strip().lower()
+    text = re.sub(r"\s*([=,*/^%()\[\]{}<>])\s*", r"\1", text)
+    text = re.sub(r"^[a-z]=(?=.)", "", text)
+    return _UNITS.sub("", text).strip().rstrip(".")
+
+
+def _plain_fractions(text: str) -> str:
+    """`\\frac{a}{b}`, `\\dfrac12`, `3\\frac{1}{2}` → `(a)/(b)`, `(1)/(2)`, `3 1/2`."""
+    for _ in range(20):  # nested ones from the inside out
+        replaced = re.sub(
+            r"(\d?)\s*\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))",
+            lambda match: _one_fraction(match[1], match[2] or match[3] or "", match[4] or match[5] or ""),
+            text,
+        )
+        if replaced == text:
+            return text
+        text = replaced
+    return text
+
+
+def _one_fraction(before: str, top: str, bottom: str) -> str:
+    whole = f"{before} " if before else ""
+    plain = top.strip().isdigit() and bottom.strip().isdigit()
+    return f"{whole}{top.strip()}/{bottom.strip()}" if plain else f"{whole}({top.strip()})/({bottom.strip()})"
+
+
+def _same(given: str, expected: str) -> bool:
+    if not given or not expected:
+        return False
+    if given == expected:
+        return True
+    mine, theirs = _number(given), _number(expected)
+    if mine is not None and theirs is not None:
+        if given.endswith("%") != expected.endswith("%"):
+            # 50 % is 0.5; but asked "what percentage", the reference is 50
+            return mine == theirs or mine == theirs * 100 or theirs == mine * 100
+        return mine == theirs
+    parts, other_parts = _parts(given), _parts(expected)
+    if parts is not None and other_parts is not None:
+        return len(parts) == len(other_parts) and all(map(_same, parts, other_parts))
+    return mine is None and theirs is None and _no_spaces(given) == _no_spaces(expected)
+
+
+def _no_spaces(text: str) -> str:
+    return text.replace(" ", "")
+
+
+def _number(text: str) -> Fraction | None:
+    """The number that this text stands for; a percentage is the number before its sign."""
+    if len(text) > MAX_LENGTH:
+        return None
+    text = text.removesuffix("%").strip()
+    text = _GROUPED.sub(lambda match: re.sub("[, ]", "", match[0]), text)
+    while len(text) > 2 and text[0] == "{" and text[-1] == "}":
+        text = text[1:-1]
+    if match := _MIXED.fullmatch(text):
+        sign, whole, top, bottom = match.groups()
+        if int(bottom) == 0:
+            return None
+        value = int(whole) + Fraction(int(top), int(bottom))
+        return -value if sign == "-" else value
+    if _TWO_NUMBERS.search(text):
+        return None
+    text = _no_spaces(text)
+    if match := _NUMBER.fullmatch(text):
+        return _scaled(match[1], match[2], match[3])
+    if match := _POWER.fullmatch(text):
+        return _scaled(match[1], match[2] or "1", match[3])
+    if match := _FRACTION.fullmatch(text):
+        bottom = Fraction(match[3])
+        if not bottom:
+            return None
+        value = Fraction(match[2]) / bottom
+        return -value if match[1] == "-" else value
+    return None
+
+
+def _scaled(sign: str, digits: str, exponent: str | None) -> Fraction | None:
+    power = int(exponent) if exponent else 0
+    if abs(power) > MAX_EXPONENT:
+        return None
+    value = Fraction(digits) * Fraction(10) ** power
+    return -value if sign == "-" else value
+
+
+def _parts(text: str) -> list[str] | None:
+    """The elements of `(a,b)`, `[a,b)`, `{a,b}` or `a,b`, preceded by the brackets."""
+    inner, brackets = text, ""
+    if text[0] in _BRACKETS and text[-1] in _BRACKETS.values() and len(text) > 2:
+        inner, brackets = text[1:-1], text[0] + text[-1]
+    elif _GROUPED.fullmatch(text):
+        return None
+    if "," not in inner:
+        return None
+    parts, depth, start = [], 0, 0
+    for index, char in enumerate(inner):
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth == 0:
+            parts.append(inner[start:index].strip())
+            start = index + 1
+    parts.append(inner[start:].strip())
+    return [brackets, *parts] if brackets else parts

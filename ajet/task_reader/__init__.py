@@ -1,4 +1,4 @@
-"""Where tasks come from. One file a source; `registry.py` knows them all."""
+"""Where tasks come from. One module per source; `registry.py` lists them."""
 
 from __future__ import annotations
 

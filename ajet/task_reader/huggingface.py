@@ -1,4 +1,4 @@
-"""`huggingface_dat_repo`: tasks through the `datasets` library: a hub name, a local folder, or a data file."""
+"""`huggingface_dat_repo`: tasks read with the `datasets` library from the hub, a local folder or a data file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HuggingFaceReader(BaseTaskReader):
     def get_training_tasks(self) -> list[Task]:
         split = self.reader_config.huggingface_dat_repo.training_split
         if split is None:
-            raise TaskDataError(f"{SECTION}.training_split is not given")
+            raise TaskDataError(f"{SECTION}.training_split is missing: name the split to train on")
         return self._tasks("training_split", split)
 
     def get_validation_tasks(self) -> list[Task]:
@@ -55,13 +55,13 @@ class HuggingFaceReader(BaseTaskReader):
                 skipped += 1
                 log.warning("skipped %s", place)
         if not tasks:
-            raise TaskDataError(f"{path} [{split}] holds no task")
+            raise TaskDataError(f"{path} [{split}] contains no tasks")
         return tasks
 
     def _load(self) -> dict[str, Iterable[dict[str, Any]]]:
         settings = self.reader_config.huggingface_dat_repo
         if settings.dataset_path is None:
-            raise TaskDataError(f"{SECTION}.dataset_path is not given")
+            raise TaskDataError(f"{SECTION}.dataset_path is missing: give a hub name, a folder or a file")
         import datasets
 
         path, name = settings.dataset_path, settings.dataset_name
@@ -70,15 +70,15 @@ class HuggingFaceReader(BaseTaskReader):
         try:
             if local.is_file():
                 if local.suffix not in FILE_FORMATS:
-                    raise TaskDataError(f"{path}: expected a file that ends in {', '.join(FILE_FORMATS)}")
+                    raise TaskDataError(f"{path}: unknown file type; expected one of {', '.join(FILE_FORMATS)}")
                 loaded = datasets.load_dataset(FILE_FORMATS[local.suffix], data_files=str(local))
             elif (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
                 loaded = datasets.load_from_disk(str(local))
             else:
                 loaded = datasets.load_dataset(str(local) if local.is_dir() else path, name)
-        # `datasets` raises a wide family here (network, hub, arrow, its own): each means that the source can't be read
+        # `datasets` raises many kinds of errors (network, hub, arrow, its own); all mean the source can't be read
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
-            hint = "" if local.exists() else " (no such local file or folder, so it was looked for on the hub)"
+            hint = "" if local.exists() else " (there is no such file or folder, so it was looked up on the hub)"
             raise TaskDataError(f"{SECTION}.dataset_path: can't read {path!r}{hint}: {error}") from error
         if isinstance(loaded, dict):
             return dict(loaded)

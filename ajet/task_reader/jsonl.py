@@ -1,4 +1,4 @@
-"""`jsonl_dataset_file`: tasks from JSON Lines files, one object a line."""
+"""`jsonl_dataset_file`: tasks from JSON Lines files, one object per line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class JsonlReader(BaseTaskReader):
     def get_training_tasks(self) -> list[Task]:
         path = self.reader_config.jsonl_dataset_file.training.file_path
         if path is None:
-            raise TaskDataError("ajet.task_reader.jsonl_dataset_file.training.file_path is not given")
+            raise TaskDataError("ajet.task_reader.jsonl_dataset_file.training.file_path is missing: name a file")
         return self.read(Path(path))
 
     def get_validation_tasks(self) -> list[Task]:
@@ -28,7 +28,7 @@ class JsonlReader(BaseTaskReader):
         return [] if path is None else self.read(Path(path))
 
     def read(self, path: Path) -> list[Task]:
-        """All tasks of one file. A bad line is an error, or skipped as far as `skip_bad_lines` allows."""
+        """All tasks in a file. `skip_bad_lines` bad lines are skipped; one more is an error."""
         try:
             content = path.expanduser().read_bytes()
         except OSError as error:
@@ -36,7 +36,7 @@ class JsonlReader(BaseTaskReader):
         content = content.removeprefix(b"\xef\xbb\xbf")
         tasks: list[Task] = []
         skipped: list[str] = []
-        # split by \n alone: JSON text may hold U+2028 and other separators
+        # split at \n only: JSON text may contain U+2028 and other separators
         for number, line in enumerate(content.split(b"\n"), start=1):
             if not line.strip():
                 continue
@@ -50,16 +50,16 @@ class JsonlReader(BaseTaskReader):
         for place in skipped:
             log.warning("skipped %s", place)
         if not tasks:
-            raise TaskDataError(f"{path} holds no task: one JSON object a line is expected")
+            raise TaskDataError(f"{path} contains no tasks: expected one JSON object per line")
         return tasks
 
     def _refuse(self, place: str, content: bytes, skipped: list[str]) -> NoReturn:
         if content.lstrip().startswith(b"["):
-            hint = "The file is one JSON list: write one object a line, or use `type: huggingface_dat_repo`."
+            hint = "The file is one JSON list: write one object per line, or use `type: huggingface_dat_repo`."
         elif skipped:
-            hint = f"{len(skipped)} bad lines before it were skipped; skip_bad_lines allows no more."
+            hint = f"{len(skipped)} bad lines before it were skipped, as many as skip_bad_lines allows."
         else:
-            hint = "`task_reader.skip_bad_lines: N` tolerates up to N such lines."
+            hint = "`task_reader.skip_bad_lines: N` skips up to N such lines."
         raise TaskDataError(f"{place}\n{hint}")
 
 
@@ -72,9 +72,9 @@ def _parse(line: bytes) -> Any:
         raise BadRecord(f"not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
         raise BadRecord("not usable JSON: nested too deeply") from None
-    except ValueError as error:  # a number with more digits than Python converts
+    except ValueError as error:  # a number with more digits than Python can convert
         raise BadRecord(f"not usable JSON: {error}") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise BadRecord(f"not JSON: {name} is no JSON number")
+    raise BadRecord(f"not JSON: {name} isn't a JSON number")

@@ -1,4 +1,4 @@
-"""`random_dummy`: made-up sums, to try a workflow without data."""
+"""`random_dummy`: random sums, to try a workflow without data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ajet.schema.task import Task
 from ajet.task_reader.task_reader_base import BaseTaskReader
 
 VALIDATION_OFFSET = 1_000_000
-"""Keeps the validation tasks' random numbers apart from the training tasks', however many of them there are."""
+"""Makes validation tasks differ from training tasks, however many there are."""
 
 
 class RandomDummyReader(BaseTaskReader):

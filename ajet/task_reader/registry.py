@@ -1,4 +1,4 @@
-"""The one place where readers are registered, and the functions that read a run's tasks through them."""
+"""The one place where readers are registered, and the functions that read a run's tasks."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ READERS = {
     "huggingface_dat_repo": "ajet.task_reader.huggingface:HuggingFaceReader",
     "random_dummy": "ajet.task_reader.random_dummy:RandomDummyReader",
 }
-"""`task_reader.type` → module and class, imported when used."""
+"""`task_reader.type` → module and class, imported on use."""
 
 NOT_YET = {
     "env_service": "tasks from an environment service",
     "data_generation": "tasks generated from documents",
     "tracing": "tasks from production traces",
 }
-"""Types whose keys load, but which this version can't use."""
+"""Types that a config may name, but which this version can't use."""
 
 
 def build_reader(reader_config: TaskReaderConfig, base_dirs: Sequence[str | Path] = ()) -> BaseTaskReader:
-    """The reader that `task_reader.type` names, or the user's own."""
+    """The reader named by `task_reader.type`, possibly the user's own."""
     kind = reader_config.type
     if kind in NOT_YET:
         raise FeatureUnavailableError(
-            f"ajet.task_reader.type: {kind}: {NOT_YET[kind]} are not part of this version; "
+            f"ajet.task_reader.type: {kind}: {NOT_YET[kind]} are not available in this version; "
             f"available: {', '.join(READERS)}, or your own `path/file.py->YourReader`"
         )
     if kind in READERS:
@@ -50,12 +50,12 @@ def build_reader(reader_config: TaskReaderConfig, base_dirs: Sequence[str | Path
 
 
 def read_training_tasks(reader: BaseTaskReader) -> list[Task]:
-    """The training tasks, each with a unique id, in the source's order."""
+    """The training tasks in the source's order, each with a unique id."""
     return _checked(reader.get_training_tasks(), f"{type(reader).__name__}.get_training_tasks()", "training")
 
 
 def read_validation_tasks(reader: BaseTaskReader) -> list[Task]:
-    """The validation tasks, each with a unique id, in the source's order."""
+    """The validation tasks in the source's order, each with a unique id."""
     return _checked(reader.get_validation_tasks(), f"{type(reader).__name__}.get_validation_tasks()", "validation")
 
 

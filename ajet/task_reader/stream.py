@@ -1,4 +1,4 @@
-"""`TaskStream`: the training tasks in the order in which they are trained, with a position to resume from."""
+"""`TaskStream`: the training tasks in the order of training, with a position to resume from."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ log = logging.getLogger("ajet.task_reader")
 class TaskStream:
     """Endless batches of `batch_size` tasks. Each epoch has its own order, drawn from (seed, epoch).
 
-    A batch may run over the end of an epoch, so no task is left out. The position counts tasks, so a run may resume
-    with another batch size.
+    A batch may span the end of an epoch, so no task is left out. The position counts tasks, so a run may resume with
+    another batch size.
     """
 
     def __init__(self, tasks: Sequence[Task], *, seed: int, batch_size: int, shuffle: bool = True) -> None:
@@ -28,7 +28,7 @@ class TaskStream:
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.position = 0
-        """Tasks given out so far."""
+        """How many tasks were handed out so far."""
         self._order: tuple[int, list[int]] = (-1, [])
 
     def __iter__(self) -> Iterator[list[Task]]:
@@ -43,11 +43,11 @@ class TaskStream:
 
     @property
     def epoch(self) -> float:
-        """Epochs given out so far, with fraction."""
+        """Epochs handed out so far, including the fraction."""
         return self.position / len(self.tasks)
 
     def steps(self, epochs: int) -> int:
-        """Batches until every task was given out `epochs` times."""
+        """Batches until every task has been handed out `epochs` times."""
         return -(-epochs * len(self.tasks) // self.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
@@ -55,9 +55,11 @@ class TaskStream:
         return {"position": self.position, "seed": self.seed, "tasks": self._fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another stream stopped."""
+        """Continue where another stream stopped."""
         if state["tasks"] != self._fingerprint() or state["seed"] != self.seed:
-            log.warning("the training tasks or task_reader.seed changed since the checkpoint: their order starts anew")
+            log.warning(
+                "the training tasks or ajet.task_reader.seed changed since the checkpoint: the task order is new"
+            )
         self.position = int(state["position"])
 
     def task_at(self, position: int) -> Task:
@@ -66,7 +68,7 @@ class TaskStream:
         if self._order[0] != epoch:
             order = list(range(len(self.tasks)))
             if self.shuffle:
-                # seeded by text: its hash is the same in every Python version and process
+                # seeded with text: the order is then the same in every Python version and process
                 random.Random(f"{self.seed}:{epoch}").shuffle(order)
             self._order = (epoch, order)
         return self.tasks[self._order[1][index]]

@@ -1,4 +1,4 @@
-"""`BaseTaskReader`: where tasks come from. Derive from it for a source of your own (`type: path.py->MyReader`)."""
+"""`BaseTaskReader`: where tasks come from. Derive your own source from it (`type: path.py->MyReader`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ajet.schema.task import Task
 
 
 class BaseTaskReader(ABC):
-    """Built with the YAML's `ajet.task_reader` section, asked once for each of its two lists."""
+    """Built with the YAML's `ajet.task_reader` section; each of its two lists is asked for once."""
 
     def __init__(self, reader_config: TaskReaderConfig) -> None:
         self.reader_config = reader_config
@@ -28,11 +28,11 @@ class BaseTaskReader(ABC):
 
 
 class BadRecord(ValueError):
-    """A record that makes no task. The reader adds the place."""
+    """A record that can't become a task. The reader adds where it is."""
 
 
 def task_from_record(record: Any, fields: FieldsConfig) -> Task:
-    """One record of a data set as a task: known fields by name, whatever remains as metadata."""
+    """A record of a data set as a task: known fields by name, everything else as metadata."""
     if not isinstance(record, dict):
         raise BadRecord(f"expected an object with fields, found {_kind(record)}")
     rest = dict(record)
@@ -42,7 +42,7 @@ def task_from_record(record: Any, fields: FieldsConfig) -> Task:
         return None if present is None else rest.pop(present)
 
     query, messages = take(fields.main_query), take(fields.init_messages)
-    if isinstance(query, list):  # data sets in chat form hold messages where others hold text
+    if isinstance(query, list):  # data sets in chat format have messages where others have text
         query, messages = None, messages or query
     messages = _messages(messages)
     if query is None:
@@ -50,7 +50,7 @@ def task_from_record(record: Any, fields: FieldsConfig) -> Task:
     if query is None:
         raise BadRecord(
             f"no field {' / '.join(fields.main_query)} (fields here: {', '.join(map(str, record)) or 'none'}); "
-            "name yours in task_reader.fields.main_query"
+            "name yours in ajet.task_reader.fields.main_query"
         )
     if not isinstance(query, str):
         raise BadRecord(f"the problem should be text, found {_kind(query)}")
@@ -84,7 +84,7 @@ def _kind(value: Any) -> str:
 
 
 def content_id(task: Task) -> str:
-    """An id made from what a task says, the same in every run and on every machine."""
+    """An id computed from a task's content, the same in every run and on every machine."""
     said = json.dumps(
         [task.main_query, task.init_messages, task.env_type, task.metadata],
         sort_keys=True,
@@ -95,7 +95,7 @@ def content_id(task: Task) -> str:
 
 
 def with_unique_ids(tasks: list[Task]) -> tuple[list[Task], str | None]:
-    """The tasks with an id each that no other has, and what had to be changed, in one sentence."""
+    """The tasks, each with a unique id, and a sentence about what had to be changed."""
     missing = sum(not task.task_id for task in tasks)
     named = [task if task.task_id else task.model_copy(update={"task_id": content_id(task)}) for task in tasks]
     taken = {task.task_id for task in named}
@@ -116,16 +116,16 @@ def with_unique_ids(tasks: list[Task]) -> tuple[list[Task], str | None]:
         unique.append(task)
     notes = []
     if missing:
-        notes.append(f"{missing} of {len(tasks)} tasks have no id and got one made from their content")
+        notes.append(f"{missing} of {len(tasks)} tasks have no id and got one computed from their content")
     if repeated:
-        notes.append(f"{len(repeated)} tasks repeat an id (first: {repeated[0]!r}) and got a number behind it")
+        notes.append(f"{len(repeated)} tasks repeat an id (first: {repeated[0]!r}) and got a number appended")
     return unique, "; ".join(notes) or None
 
 
 def require_tasks(tasks: Any, reader: str) -> list[Task]:
-    """What a reader returned, checked."""
+    """The tasks a reader returned, checked."""
     listed = list(tasks) if not isinstance(tasks, str | bytes | dict) and hasattr(tasks, "__iter__") else None
     if listed is None or not all(isinstance(task, Task) for task in listed):
         wrong = tasks if listed is None else next(task for task in listed if not isinstance(task, Task))
-        raise TaskDataError(f"{reader} should return a list of ajet.Task, but gave {type(wrong).__name__}")
+        raise TaskDataError(f"{reader} should return a list of ajet.Task, but returned {type(wrong).__name__}")
     return listed

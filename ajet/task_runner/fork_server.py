@@ -22,8 +22,7 @@ from typing import Any, NoReturn
 
 from ajet.config import Config
 from ajet.schema.errors import AjetError
-from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_judge.load import KEY as JUDGE_KEY
+from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge
 from ajet.task_runner.worker import run_worker
 from ajet.user_code import import_class
 from ajet.workflow import Workflow

@@ -19,7 +19,7 @@ from typing import Any
 
 from ajet.config import Config
 from ajet.schema.task import WorkflowTask
-from ajet.task_judge.load import load_judge
+from ajet.task_judge.base_judge import load_judge
 from ajet.task_runner.results import WorkflowResult, describe, run_workflow
 from ajet.tuner import AjetTuner
 from ajet.workflow import Workflow

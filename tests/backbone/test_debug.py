@@ -54,7 +54,7 @@ ajet:
 
 
 def project(folder: Path, *acts: str) -> Path:
-    """A project with a task for each act; the YAML's path."""
+    """Writes a project with one task per act. Returns the path of its YAML."""
     (folder / "agent.py").write_text(textwrap.dedent(WORKFLOW))
     lines = [{"main_query": f"Say {act}", "task_id": act, "metadata": {"act": act}} for act in acts]
     (folder / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -81,7 +81,7 @@ def test_episodes_are_shown_recorded_and_counted(tmp_path: Path) -> None:
     assert "task talk" in shown and "Say talk" in shown and "never" not in shown
     assert "default_agent · turn 1 (8 tokens, length)" in shown
     assert shown.count("user: Say talk") == 1, "a branch is shown from where it parts"
-    assert r"[bold]go on[/bold] \x1b[31m" in shown, "a model's text is no markup and no terminal command"
+    assert r"[bold]go on[/bold] \x1b[31m" in shown, "a model's text is neither markup nor terminal control codes"
     assert "workflow_error · no reward · 0 turns" in shown
     assert "KeyError: 'mine'" in shown and "agent.py" in shown
     assert "2 episodes, 1 without a reward" in shown

@@ -1,5 +1,4 @@
-"""One YAML runs unchanged whatever the backbone. verl's and Trinity's turns are in their own tests: each needs an
-environment of its own."""
+"""One YAML runs unchanged on every backbone. verl and Trinity need their own environments and have their own tests."""
 
 from __future__ import annotations
 

@@ -73,14 +73,14 @@ def test_names_that_can_not_be(
     monkeypatch.chdir(tmp_path)
     code, _, error = run(capsys, "init", name)
     assert code == 2
-    assert "can't name a project" in error
+    assert "can't be a project's name" in error
     assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_overwritten(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, error = run(capsys, "init", str(project))
     assert code == 2
-    assert "exists already" in error
+    assert "already exists" in error
 
 
 def test_validate_names_what_is_wrong_beyond_the_config(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,11 +218,7 @@ def test_versions_compare_by_number() -> None:
 
 
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, command in COMMANDS.items():
-        if not command.exists:
-            assert main([name]) == 2
-            assert "not part of this version" in capsys.readouterr().err
-            continue
+    for name in COMMANDS:
         with pytest.raises(SystemExit) as ended:
             main([name, "--help"])
         assert ended.value.code == 0

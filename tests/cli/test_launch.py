@@ -7,14 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from ajet.cli import launch
-from ajet.cli.main import main
+from waiting import wait_until
 
 BACKBONE = """
 import os, subprocess, sys, time
@@ -70,13 +66,6 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", RUN, *arguments], stdout=subprocess.PIPE, text=True)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited too long"
-        time.sleep(0.02)
-
-
 def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -122,7 +111,7 @@ def test_exit_codes(folder: Path) -> None:
 def test_an_interrupt_ends_cleanly(folder: Path, number: signal.Signals) -> None:
     process = start("--conf", "one.yaml", "mine.sleep=60")
     assert process.stdout is not None
-    wait_for(lambda: "RAN" in process.stdout.readline())  # type: ignore[union-attr]
+    wait_until(lambda: "RAN" in process.stdout.readline())  # type: ignore[union-attr]
     process.send_signal(number)
     assert process.wait(10) == 130
     last = (folder / "saved_experiments" / "one" / "events.jsonl").read_text().splitlines()[-1]
@@ -134,13 +123,13 @@ def test_kill_ends_a_run_and_its_children_and_nothing_else(folder: Path) -> None
     child_file = folder / "child"
     process = start("--conf", "one.yaml", "mine.sleep=60", f"mine.child={child_file}")
     try:
-        wait_for(lambda: child_file.exists() and child_file.read_text() != "")
+        wait_until(lambda: child_file.exists() and child_file.read_text() != "")
         child = int(child_file.read_text())
         assert "nothing that ajet started" in ajet("--kill", "--prefix", "other").stderr
         assert is_alive(child)
         assert "ended run" in ajet("--kill").stderr
         assert process.wait(10) == 130
-        wait_for(lambda: not is_alive(child))
+        wait_until(lambda: not is_alive(child))
         assert bystander.poll() is None
         assert "nothing that ajet started" in ajet("--kill").stderr
     finally:
@@ -150,7 +139,7 @@ def test_kill_ends_a_run_and_its_children_and_nothing_else(folder: Path) -> None
 
 def test_a_process_id_that_was_given_away_is_not_touched(folder: Path) -> None:
     process = start("--conf", "one.yaml", "mine.sleep=60")
-    wait_for(lambda: bool(list((folder / "state").glob("*.json"))))
+    wait_until(lambda: bool(list((folder / "state").glob("*.json"))))
     process.kill()
     process.wait()
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -174,7 +163,7 @@ def test_a_service_runs_beside_the_run_and_ends_with_it(folder: Path, monkeypatc
     assert ran.returncode == 0, ran.stderr
     assert "started p-my-world (pid " in ran.stdout
     assert (service / "up").exists()
-    wait_for(lambda: not is_alive(int((service / "pid").read_text())))
+    wait_until(lambda: not is_alive(int((service / "pid").read_text())))
 
 
 def test_the_viewer_beside_the_run(folder: Path) -> None:
@@ -193,8 +182,3 @@ def test_a_service_that_can_not_start_says_why(folder: Path, monkeypatch: pytest
     broken = ajet("--conf", "one.yaml", "--with-bfcl")
     assert broken.returncode == 2
     assert "bfcl ended immediately with exit code 4\n    no such port" in broken.stderr
-
-
-def test_backbones_that_are_not_there(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setitem(launch.BACKBONES, "verl", "ajet.backbone.not_there")
-    assert main(["--conf", "one.yaml", "--backbone=verl"]) == 2

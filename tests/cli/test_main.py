@@ -1,4 +1,4 @@
-"""The `ajet` command line: its surface (frozen), its errors, and that it answers at once."""
+"""The `ajet` command line: its surface (frozen), its errors, and its quick start."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_module_is_the_command() -> None:
         (["x.yaml"], "ajet --conf x.yaml"),
         (["frobnicate"], "commands: "),
         (["--conf"], "expected one argument"),
-        (["--backbone=debug"], "--conf FILE.yaml is needed"),
+        (["--backbone=debug"], "--conf FILE.yaml is required"),
         (["--conf", "x.yaml", "--backbon=debug"], "did you mean --backbone?"),
         (["--conf", "x.yaml", "y.yaml"], "write --conf y.yaml"),
         (["--conf", "x.yaml", "num_repeat"], "key=value"),

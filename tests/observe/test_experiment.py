@@ -1,4 +1,4 @@
-"""The experiment folder: what is in it, who may have it open, and that no secret reaches it."""
+"""The experiment folder: what it holds, who may have it open, and that it holds no secrets."""
 
 from __future__ import annotations
 

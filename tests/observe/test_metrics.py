@@ -1,13 +1,13 @@
-"""Aggregating what workflows log, and sinks that must never disturb a run."""
+"""Aggregated log metrics, secrets, and trackers that must never disturb a run."""
 
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 from ajet.config import Config
 from ajet.observe.metrics import aggregate_log_metrics
@@ -74,9 +74,7 @@ def test_a_failing_tracker_is_retried_and_loses_nothing() -> None:
     sink = BackgroundSink("t", lambda: inner, retry_seconds=0.01)
     for step in range(5):
         sink.log(step, {"a": 1.0})
-    deadline = time.monotonic() + 10
-    while len(inner.steps) < 5 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(inner.steps) == 5)
     sink.close()
     assert inner.steps == [0, 1, 2, 3, 4] and inner.closed
 

@@ -33,7 +33,6 @@ def run(mode: ProgressMode) -> str:
         progress.episode(episode(1.0))
         progress.episode(episode(None))
         progress.phase("train")
-        progress.advance()
         progress.step(1, {"reward/mean": 0.25, "train/loss": 0.00001234, "other": 1.0})
         progress.message("saved [checkpoint] step_1", "warning")
     return stream.getvalue()

@@ -12,8 +12,7 @@ import pytest
 from ajet.config import make_config
 from ajet.schema.errors import FeatureUnavailableError, ImportPathError, JudgeFault
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.base_judge import BaseJudge, judge, validate_reward
-from ajet.task_judge.load import load_judge
+from ajet.task_judge.base_judge import BaseJudge, judge, load_judge, validate_reward
 from ajet.task_judge.math_answer_as_judge import MathAnswerAsJudge
 
 TASK = WorkflowTask(task=Task(task_id="t1", metadata={"answer": "1/2"}))

@@ -74,13 +74,13 @@ def test_errors_name_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "rows.txt").write_text("x")
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "wrong.jsonl").write_text('{"question": "a"}\n{"question": null}\n')
-    with pytest.raises(TaskDataError, match="dataset_path is not given"):
+    with pytest.raises(TaskDataError, match="dataset_path is missing"):
         read_training_tasks(reader())
-    with pytest.raises(TaskDataError, match="expected a file that ends in"):
+    with pytest.raises(TaskDataError, match="unknown file type; expected one of"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "rows.txt")))
     with pytest.raises(TaskDataError, match="can't read"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "bad.json")))
     with pytest.raises(TaskDataError, match=r"wrong\.jsonl \[train\], row 2: no field"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "wrong.jsonl")))
-    with pytest.raises(TaskDataError, match=r"can't read.*no such local file or folder"):
+    with pytest.raises(TaskDataError, match=r"can't read.*no such file or folder"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "nowhere")))

@@ -1,4 +1,4 @@
-"""The readers: what makes a task, which ids it gets, and what a bad line says."""
+"""The readers: how records become tasks, which ids they get, and how a bad line is reported."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_ids_are_unique_stable_and_said_once(tmp_path: Path, caplog: pytest.LogC
         ({"query": 5}, "should be text, found a number"),
         ({"query": "a", "metadata": [1]}, "metadata should be an object, found a list"),
         ({"messages": ["hi"]}, "messages should be a list of objects"),
-        (b'{"query": "a", "x": NaN}', "NaN is no JSON number"),
+        (b'{"query": "a", "x": NaN}', "NaN isn't a JSON number"),
         (b'{"query": ' + b"[" * 200_000, "nested too deeply|not JSON"),
         (b'{"query": "a", "x": ' + b"9" * 5000 + b"}", "not usable JSON"),
     ],
@@ -99,7 +99,7 @@ def test_bad_lines_can_be_tolerated_up_to_a_number(tmp_path: Path, caplog: pytes
 
 
 def test_empty_missing_and_not_given(tmp_path: Path) -> None:
-    with pytest.raises(TaskDataError, match="holds no task"):
+    with pytest.raises(TaskDataError, match="contains no tasks"):
         jsonl(tmp_path, b"")
     with pytest.raises(TaskDataError, match="one JSON list"):
         jsonl(tmp_path, b"[", b'{"query": "a"}]')
@@ -107,7 +107,7 @@ def test_empty_missing_and_not_given(tmp_path: Path) -> None:
         read_training_tasks(
             build_reader(reader_config(jsonl_dataset_file__training__file_path=str(tmp_path / "nowhere.jsonl")))
         )
-    with pytest.raises(TaskDataError, match="file_path is not given"):
+    with pytest.raises(TaskDataError, match="file_path is missing"):
         read_training_tasks(build_reader(reader_config()))
     assert read_validation_tasks(build_reader(reader_config())) == []
 
@@ -120,7 +120,7 @@ def test_the_former_name_of_the_jsonl_reader(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["env_service", "data_generation", "tracing"])
 def test_features_to_come_are_refused_when_used(kind: str) -> None:
-    with pytest.raises(FeatureUnavailableError, match=rf"{kind}.*not part of this version"):
+    with pytest.raises(FeatureUnavailableError, match=rf"{kind}.*not available in this version"):
         build_reader(reader_config(type=kind))
 
 
@@ -151,7 +151,7 @@ def test_a_reader_of_the_users_own(tmp_path: Path) -> None:
         return read_training_tasks(build_reader(config, [tmp_path]))
 
     assert len({task.task_id for task in own("MyReader")}) == 3
-    with pytest.raises(TaskDataError, match=r"should return a list of ajet\.Task, but gave str"):
+    with pytest.raises(TaskDataError, match=r"should return a list of ajet\.Task, but returned str"):
         own("Wrong")
     with pytest.raises(ImportPathError, match="no class derived from BaseTaskReader; there is: MyReader, Wrong"):
         own("Unrelated")

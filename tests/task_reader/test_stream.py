@@ -33,7 +33,7 @@ def test_a_resumed_stream_goes_on_exactly(count: int, batch: int, seed: int, bef
     assert len(first + rest) < count or set(epoch.values()) == {1}
 
 
-def test_epochs_are_shuffled_anew_and_repeatably() -> None:
+def test_each_epoch_is_shuffled_differently_and_repeatably() -> None:
     stream = TaskStream(tasks(50), seed=3, batch_size=50)
     first, second = ids(stream, 1), ids(stream, 1)
     assert first != second != sorted(second)

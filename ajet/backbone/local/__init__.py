@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ajet.backbone.options import LaunchOptions
+from ajet.backbone import LaunchOptions
 
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.observe.experiment import ExperimentFolder
 
 
-def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | None = None) -> int:
-    """0: trained; 1: nothing could be trained."""
+def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
+    """0: trained; 1: there was nothing to train on."""
     from ajet.backbone.local.loop import LocalRun
     from ajet.backbone.report import show_report
 
-    options = options or LaunchOptions()
     code = LocalRun(config, experiment, options).run()
     if code == 0 and not options.json:
         show_report(experiment.path, quiet=options.quiet)

@@ -1,27 +1,34 @@
-"""Recorded conversations as episodes to imitate: each assistant message is replayed through a `ContextTracker`.
+"""Recorded conversations as episodes to imitate: assistant messages are replayed through a `ContextTracker`.
 
-In: lists of messages in OpenAI's form (a JSONL file, or code). Out: `Episode`s with reward 1.0 whose trees hold exactly
-the tokens that the model would have had to sample. Their logprobs are 0: nobody sampled them.
+In: messages in OpenAI's format (a JSONL file, or code), or a run's `episodes.sqlite`. Out: episodes whose trees hold
+exactly the tokens the model would have had to sample. Replayed ones have reward 1.0, and logprobs of 0: nobody sampled
+them. `demonstration_batches` makes a stream of them for `policy_loss: sft`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
+from ajet.observe.episode_store import EpisodeStore
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message, Tool
 from ajet.schema.episode import Episode, EpisodeStatus
-from ajet.schema.errors import TaskDataError
+from ajet.schema.errors import ConfigError, TaskDataError
 from ajet.schema.generation import Completion, Sampling
+from ajet.schema.task import Task
+from ajet.task_reader.stream import TaskStream
+
+if TYPE_CHECKING:
+    from ajet.config import Config
 
 _NO_LIMIT = 1 << 30
 
 
 def read_demonstrations(path: Path, renderer: Renderer) -> list[Episode]:
-    """One conversation a line: `{"messages": […], "tools": […]}`. Messages with `"train": false` are context only."""
+    """One conversation per line: `{"messages": […], "tools": […]}`. Messages with `"train": false` are context only."""
     episodes = []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -38,7 +45,7 @@ def read_demonstrations(path: Path, renderer: Renderer) -> list[Episode]:
         except (ValueError, KeyError, TypeError) as error:
             raise TaskDataError(f"{path}:{number}: {error}") from error
     if not episodes:
-        raise TaskDataError(f"{path} holds no conversation: one JSON object with `messages` a line is expected")
+        raise TaskDataError(f"{path} holds no conversation: expected one JSON object with `messages` per line")
     return episodes
 
 
@@ -64,13 +71,49 @@ def replay(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Tool
 
 
 def reply_ids(renderer: Renderer, history: Sequence[Message], reply: Message, tools: Sequence[Tool]) -> list[int]:
-    """What a model samples to write this reply, its end token included."""
+    """What a model samples to write this reply, including the end token."""
     prompt = renderer.render(history, tools)
     whole = renderer.render([*history, reply], tools, add_generation_prompt=False)
     if whole[: len(prompt)] != prompt:
-        raise ValueError("the chat template writes something else before this reply than it prompts the model with")
+        raise ValueError("the chat template puts other text before this reply than it prompts the model with")
     ids: list[Any] = whole[len(prompt) :]
     for length, token in enumerate(ids, start=1):
         if token in renderer.end_ids:
             return ids[:length]
     raise ValueError("the chat template ends this reply without an end token")
+
+
+def demonstration_batches(config: Config, renderer: Renderer) -> TaskStream:
+    """Batches of `sft.demonstrations`; each task holds its episode in `metadata["episode"]`."""
+    sft = config.ajet.trainer_common.algorithm.sft
+    assert sft.demonstrations is not None
+    path = _find(sft.demonstrations, config)
+    recorded = path.suffix == ".sqlite"
+    episodes = list(_recorded(path, sft.min_reward)) if recorded else read_demonstrations(path, renderer)
+    if not episodes:
+        raise TaskDataError(f"{path} holds no trained episode with a reward of at least {sft.min_reward:g}")
+    tasks = [
+        Task(task_id=f"{index}-{episode.episode_id}", metadata={"episode": episode})
+        for index, episode in enumerate(episodes)
+    ]
+    reader = config.ajet.task_reader
+    return TaskStream(tasks, seed=reader.seed, batch_size=config.ajet.data.train_batch_size, shuffle=reader.shuffle)
+
+
+def _recorded(path: Path, least: float) -> Iterator[Episode]:
+    """A run's training episodes with a reward of at least `least`."""
+    store = EpisodeStore(path)
+    try:
+        for record in store.all():
+            episode = record.episode
+            if episode.reward is not None and episode.reward >= least and episode.tree.trained_tokens:
+                yield episode
+    finally:
+        store.close()
+
+
+def _find(name: str, config: Config) -> Path:
+    for base in (Path(), *map(Path, config.base_dirs)):
+        if (base / name).is_file():
+            return base / name
+    raise ConfigError(f"ajet.trainer_common.algorithm.sft.demonstrations: no such file: {name}")

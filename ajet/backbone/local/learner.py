@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ajet.backbone.settings import train_settings
+from ajet.backbone.training_settings import train_settings
 from ajet.credit import Credit, EpisodeSummary
 from ajet.engine.model_source import ModelSource
 from ajet.schema.call_tree import CallTree, FloatArray
@@ -33,19 +33,19 @@ log = logging.getLogger("ajet.backbone.local")
 class Learner:
     """Updates the model that the engine serves."""
 
-    def __init__(self, config: Config, services: Runtime, total_steps: int) -> None:
+    def __init__(self, config: Config, runtime: Runtime, total_steps: int) -> None:
         self._config = config
-        self._services = services
-        self._engine = services.engine_ready()
+        self._runtime = runtime
+        self._engine = runtime.engine_ready()
         model = getattr(self._engine, "model", None)
         if model is None:
             raise ConfigError(
-                f"ajet.rollout.engine: {config.ajet.rollout.engine} does not share its weights with this process: the "
-                "local backbone trains with `engine: torch`; use --backbone=verl or trinity for other engines"
+                f"ajet.rollout.engine: {config.ajet.rollout.engine} doesn't share its weights with this process; the "
+                "local backbone trains with `engine: torch`. For other engines use --backbone=verl or trinity"
             )
         embedded: Any = self._engine
         self._cpu_threads: int = embedded.cpu_threads
-        self.tokenizer = services.model().tokenizer
+        self.tokenizer = runtime.model().tokenizer
         if config.ajet.model.lora.enabled:
             model = _with_adapters(model, config)
         _mention_gpus()
@@ -56,7 +56,7 @@ class Learner:
         )
 
     def _reference(self, kl_coef: float) -> Any:
-        """The starting weights, frozen. With LoRA the base weights are the reference already."""
+        """The starting weights, frozen. With LoRA, the base weights serve as reference."""
         in_reward = self._config.ajet.trainer_common.algorithm.use_kl_in_reward
         if self._config.ajet.model.lora.enabled or not (kl_coef or in_reward):
             return None
@@ -65,20 +65,20 @@ class Learner:
         return reference.requires_grad_(False)
 
     def update(self, episodes: Sequence[Episode], credit: Credit, version: int) -> dict[str, float]:
-        """Train on these episodes, and let the engine serve the result as this version."""
+        """Train on these episodes; the engine then serves the result as this version."""
         batch = [(episode.tree, given) for episode, given in zip(episodes, credit.episodes, strict=True)]
-        self._services.run(self._engine.pause())
+        self._runtime.run(self._engine.pause())
         torch.set_num_threads(self._cpu_threads)
         try:
             metrics = self.trainer.update(batch)
-            self._services.run(self._engine.load_weights(None, version))
+            self._runtime.run(self._engine.load_weights(None, version))
         finally:
-            self._services.run(self._engine.resume())
+            self._runtime.run(self._engine.resume())
         return metrics
 
     def logprobs_before(self, episodes: Sequence[Episode]) -> dict[str, list[FloatArray]]:
-        """By episode, for each call: what the weights before the last update gave each sampled token; NaN where no
-        token is trained, nothing for calls that are not."""
+        """By episode and call: each sampled token's logprob under the weights before the last update. NaN for tokens
+        that aren't trained, empty for calls that aren't."""
         known = self.trainer.before
         found: dict[str, list[FloatArray]] = {}
         for index, episode in enumerate(episodes):
@@ -92,14 +92,14 @@ class Learner:
         return found
 
     def penalise_drift(self, episodes: Sequence[Episode], summaries: Sequence[EpisodeSummary], credit: Credit) -> float:
-        """`use_kl_in_reward`: take the divergence from the starting model off each reward. Returns its mean."""
+        """`use_kl_in_reward`: subtract the divergence from the starting model from each reward. Returns its mean."""
         batch: list[tuple[CallTree, Any]] = [(e.tree, c) for e, c in zip(episodes, credit.episodes, strict=True)]
-        self._services.run(self._engine.pause())
+        self._runtime.run(self._engine.pause())
         try:
             policy = self.trainer.logprobs(batch)
             reference = self.trainer.reference_logprobs(batch)
         finally:
-            self._services.run(self._engine.resume())
+            self._runtime.run(self._engine.resume())
         totals = [0.0] * len(episodes)
         for key, values in policy.items():
             totals[key[0]] += float((values - reference[key]).sum())
@@ -110,23 +110,23 @@ class Learner:
         return sum(totals) / max(len(totals), 1)
 
     def write(self, folder: Path) -> None:
-        """Fill a checkpoint."""
+        """Write a checkpoint's files."""
         write_trainer(self.trainer, self.tokenizer, folder)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint."""
-        self._services.run(self._engine.pause())
+        """Continue from a checkpoint."""
+        self._runtime.run(self._engine.pause())
         read_trainer(self.trainer, checkpoint)
-        self._services.run(self._engine.load_weights(None, checkpoint.step))
-        self._services.run(self._engine.resume())
+        self._runtime.run(self._engine.load_weights(None, checkpoint.step))
+        self._runtime.run(self._engine.resume())
 
 
 def _with_adapters(model: Any, config: Config) -> Any:
-    """Adapters put into the engine's own model: it serves them as they are trained."""
+    """The engine's own model with adapters, which it serves while they are trained."""
     try:
         import peft
     except ImportError as error:
-        raise MissingDependencyError("ajet.model.lora needs the package peft: pip install agentjet[lora]") from error
+        raise MissingDependencyError("ajet.model.lora needs the package peft: pip install 'agentjet[lora]'") from error
     lora = config.ajet.model.lora
     settings = peft.LoraConfig(
         r=lora.rank,
@@ -139,10 +139,8 @@ def _with_adapters(model: Any, config: Config) -> Any:
 
 
 def _mention_gpus() -> None:
-    import torch
-
     if torch.cuda.device_count() > 1:
         log.warning(
-            "this machine has %d GPUs; the local backbone uses one. For all of them: --backbone=verl",
+            "this machine has %d GPUs, of which the local backbone uses one. --backbone=verl uses all",
             torch.cuda.device_count(),
         )

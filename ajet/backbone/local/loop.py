@@ -1,7 +1,7 @@
 """The loop: groups of episodes → credit → update → the engine serves the new weights → metrics, validation, checkpoint.
 
-Rollout and update strictly alternate. A step is complete when its metrics are written; a checkpoint holds complete
-steps only, so a resumed run repeats nothing and skips nothing.
+Rollout and update strictly alternate. A step is complete when its metrics are written. Checkpoints hold complete steps
+only, so a resumed run neither repeats nor skips any.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.exit_code import EXIT_NOTHING_TRAINED, NOTHING_TRAINED
-from ajet.backbone.local.hints import Hints
+from ajet.backbone import LaunchOptions
+from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
-from ajet.backbone.local.teaching import demonstration_batches
-from ajet.backbone.options import LaunchOptions
-from ajet.backbone.settings import credit_settings
+from ajet.backbone.report import EXIT_NOTHING_TRAINED, NOTHING_TRAINED
+from ajet.backbone.training_settings import credit_settings
 from ajet.backbone.validation import validation_metrics, validation_repeats
+from ajet.context_tracker import describe_reasons, top_reasons
 from ajet.credit import Credit, ZeroVariance, compute_credit, imitation_credit, summarise
 from ajet.observe.episode_metrics import episode_metrics, staleness
 from ajet.observe.metric_names import step_names
@@ -40,9 +40,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet.backbone.local")
 
 RESAMPLE_ROUNDS = 3
-"""`zero_variance_groups: resample`: how often further tasks are tried before a step goes on with what it has."""
+"""`zero_variance_groups: resample`: how many batches of tasks are tried before a step goes on with what it has."""
+MANY_ABANDONED = 0.5
+"""Share of a step's sampled tokens above which the log mentions that they are masked."""
 BARREN_STEPS = 5
-"""Steps in a row without one usable episode after which a run ends: something is wrong that training won't cure."""
+"""A run ends after this many steps in a row without a usable episode: something is wrong that training won't fix."""
 
 
 class LocalRun:
@@ -69,7 +71,7 @@ class LocalRun:
             keep=self.common.keep_checkpoints,
             keep_best=self.common.keep_best,
         )
-        self.services = Runtime(config, on_episode=self.progress.episode)
+        self.runtime = Runtime(config, on_episode=self.progress.episode)
         self.credit_settings = credit_settings(config)
         self.threshold = config.ajet.task_judge.success_threshold
         self.stream: TaskStream
@@ -80,24 +82,24 @@ class LocalRun:
         self.barren = 0
         self.hints = Hints()
         self.score: tuple[int, float] | None = None
-        """Step and mean reward of the last validation."""
+        """Step and mean reward of the latest validation."""
         self.reader_state: dict[str, Any] = {}
 
     # ------------------------------------------------------------------------------------------------ the run
 
     def run(self) -> int:
-        """Train to the last step. 0 only if something was trained (or `val_only` asked for validation alone)."""
+        """Train to the last step. 0 only if something was trained, or with `val_only`."""
         try:
-            with self.progress, self.services:
+            with self.progress, self.runtime:
                 self._set_up()
                 if self.common.val_only:
-                    self._note({**self._validate()})
+                    self._note(self._validate())
                     return 0
                 before = self.learner.trainer.updates
                 try:
                     self._train()
                 except KeyboardInterrupt:
-                    self._save()  # the last complete step; an update that was cut short is not one
+                    self._save()  # the last complete step, without an update that was cut short
                     raise
                 trained = self.learner.trainer.updates - before
         finally:
@@ -110,14 +112,14 @@ class LocalRun:
     def _set_up(self) -> None:
         _seed_everything(self.common.seed, deterministic=self.config.ajet.rollout.deterministic)
         if self.from_file:
-            self.stream = demonstration_batches(self.config, self.services.model().renderer)
+            self.stream = demonstration_batches(self.config, self.runtime.model().renderer)
         else:
             reader = self.config.ajet.task_reader
             self.stream = TaskStream(
                 self.tasks, seed=reader.seed, batch_size=self.config.ajet.data.train_batch_size, shuffle=reader.shuffle
             )
         self.total = self.common.total_training_steps or self.stream.steps(self.common.total_epochs)
-        self.learner = Learner(self.config, self.services, self.total)
+        self.learner = Learner(self.config, self.runtime, self.total)
         self.recorder.use_tokenizer(self.learner.tokenizer)
         self.reader_state = self.stream.state_dict()
         checkpoint = self._checkpoint_to_resume()
@@ -125,7 +127,7 @@ class LocalRun:
             self._resume(checkpoint)
         self.progress.start(self.experiment.name, "local", self.total, self.step)
         if self.common.mini_batch_num == 1 and not self.imitates:
-            log.info("one update a step: the old policy is the current one, so clipping never acts")
+            log.info("one update per step: the old policy is the current one, so clipping has no effect")
 
     def _train(self) -> None:
         if self.step == 0 and self.common.val_before_train and self.validation_tasks:
@@ -173,7 +175,7 @@ class LocalRun:
         return metrics
 
     def _rollout(self, step: int) -> list[EpisodeGroup]:
-        """A batch of groups; with `resample`, groups that teach nothing are replaced by further tasks."""
+        """A batch of groups. With `resample`, further tasks replace groups whose rewards are all equal."""
         wanted = self.config.ajet.data.train_batch_size
         resample = self.credit_settings.zero_variance is ZeroVariance.RESAMPLE
         groups: list[EpisodeGroup] = []
@@ -181,7 +183,7 @@ class LocalRun:
         for _ in range(RESAMPLE_ROUNDS if resample else 1):
             tasks: list[Task] = self.stream.next_batch()
             self.progress.phase("rollout", len(tasks) * self.config.ajet.rollout.num_repeat)
-            fresh = self.services.run(self.services.pool.run_groups(tasks, step=step))
+            fresh = self.runtime.run(self.runtime.pool.run_groups(tasks, step=step))
             groups += fresh
             teaching += sum(len({episode.reward for episode in group.episodes}) > 1 for group in fresh)
             if teaching >= wanted:
@@ -225,12 +227,12 @@ class LocalRun:
     def _notice_barren(self, episodes: Sequence[Episode]) -> None:
         self.barren = 0 if any(episode.usable for episode in episodes) else self.barren + 1
         if self.barren >= BARREN_STEPS:
-            # the rest of a group that can't become whole is stopped: that is no reason, but has one
+            # cancelled episodes are a consequence: the rest of a group that can't become complete is stopped
             told = [episode for episode in episodes if episode.status is not EpisodeStatus.CANCELLED]
             failures = [episode.failure.message for episode in told or episodes if episode.failure is not None]
             raise ConfigError(
-                f"{self.barren} steps in a row had no usable episode; the last failed with: "
-                f"{failures[-1] if failures else 'no reason given'}"
+                f"{self.barren} steps in a row had no usable episode. The latest failure: "
+                f"{failures[-1] if failures else 'none given'}"
             )
 
     # ------------------------------------------------------------------------------------------------ around it
@@ -239,8 +241,8 @@ class LocalRun:
         began = time.perf_counter()
         repeats = validation_repeats(self.config)
         self.progress.phase("validate", len(self.validation_tasks) * repeats)
-        groups = self.services.run(
-            self.services.pool.run_groups(self.validation_tasks, step=self.step, num_repeat=repeats, validation=True)
+        groups = self.runtime.run(
+            self.runtime.pool.run_groups(self.validation_tasks, step=self.step, num_repeat=repeats, validation=True)
         )
         for group in groups:
             for episode in (*group.episodes, *group.failed):
@@ -305,8 +307,8 @@ class LocalRun:
     def _resume(self, checkpoint: Checkpoint) -> None:
         if checkpoint.step >= self.total and not self.common.val_only:
             raise ConfigError(
-                f"{self.experiment.path} is complete: its newest checkpoint is of step {checkpoint.step} of "
-                f"{self.total}. To go on, raise ajet.trainer_common.total_training_steps; to start anew, use --fresh"
+                f"{self.experiment.path} is complete: its newest checkpoint is step {checkpoint.step} of "
+                f"{self.total}. To continue, raise ajet.trainer_common.total_training_steps; to start over, use --fresh"
             )
         self.learner.restore(checkpoint)
         self.stream.load_state_dict(checkpoint.state["reader"])
@@ -314,6 +316,35 @@ class LocalRun:
         self.step = self.saved = checkpoint.step
         self.experiment.rewind(checkpoint.step)
         self.recorder.rewind(checkpoint.step)
+
+
+class Hints:
+    """What the log says about the run's episodes, once each: why calls branch, and that many tokens aren't trained."""
+
+    def __init__(self) -> None:
+        self._reasons: set[str] = set()
+        self._abandoned = False
+
+    def look_at(self, step: int, episodes: Sequence[Episode]) -> None:
+        """Log what is new in this step's episodes."""
+        trees = [episode.tree for episode in episodes]
+        found = {reason.reason for reason in top_reasons(trees)}
+        if not found <= self._reasons:
+            self._reasons |= found
+            for line in describe_reasons(trees):
+                log.info("step %d, calls that continue no earlier call: %s", step, line)
+        captured = sum(episode.ledger.captured for episode in episodes)
+        abandoned = sum(episode.ledger.masked.get("abandoned", 0) for episode in episodes)
+        if not self._abandoned and abandoned > MANY_ABANDONED * captured:
+            self._abandoned = True
+            log.warning(
+                "step %d: %d of %d sampled tokens are not trained, because a later reply to the same prompt replaced "
+                "them (masked/abandoned). If your agent repeats prompts on purpose, not to retry, set "
+                "ajet.rollout.abandoned_calls: train",
+                step,
+                abandoned,
+                captured,
+            )
 
 
 def _due(step: int, every: int) -> bool:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import psutil
 
-from ajet.backbone.exit_code import exit_code
-from ajet.backbone.options import LaunchOptions, RayStart
+from ajet.backbone import LaunchOptions, RayStart
 from ajet.backbone.ray.driver import DriverInput
 from ajet.backbone.ray.failure import BackboneFailedError, last_error
 from ajet.backbone.ray.mapping import Machine, Note, RunFacts, Settings
@@ -33,7 +32,7 @@ from ajet.backbone.ray.start import (
     serve_as_worker,
 )
 from ajet.backbone.ray.watcher import SILENCE_S, MetricsTail, Source, started_child, watch
-from ajet.backbone.report import show_report
+from ajet.backbone.report import exit_code, show_report
 from ajet.observe.progress import Progress
 from ajet.runtime.processes import RAY_RUN, end_all
 from ajet.schema.errors import ConfigError
@@ -91,11 +90,8 @@ class BackboneAdapter(Protocol):
         """The newest checkpoint's weights in Hugging Face form."""
 
 
-def run(
-    adapter: BackboneAdapter, config: Config, experiment: ExperimentFolder, options: LaunchOptions | None = None
-) -> int:
+def run(adapter: BackboneAdapter, config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
     """Train, and return the exit code."""
-    options = options or LaunchOptions()
     adapter.require()
     machine = adapter.detect_machine()
     place = ClusterPlace.from_environment(os.environ) if options.ray is RayStart.CLUSTER else None

@@ -24,7 +24,7 @@ from ajet.runtime.processes import RAY_RUN, end_all
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
-    from ajet.backbone.options import LaunchOptions
+    from ajet.backbone import LaunchOptions
     from ajet.config import Config
 
 CPU_LOGICAL_CORES = 8
@@ -66,7 +66,7 @@ def asks_for_cpu(variable: str) -> bool:
 
 def check_user_classes(config: Config) -> None:
     """Import the workflow and the judge: what is wrong with them is said now, not by a worker in a minute."""
-    from ajet.task_judge.load import load_judge
+    from ajet.task_judge.base_judge import load_judge
     from ajet.user_code import import_class
     from ajet.workflow import Workflow
 
@@ -171,7 +171,7 @@ class ClusterPlace:
 
 @contextmanager
 def ray_settings(
-    options: LaunchOptions | None,
+    options: LaunchOptions,
     place: ClusterPlace | None,
     scratch: Path,
     machine: Machine,
@@ -181,7 +181,7 @@ def ray_settings(
     if place is not None:
         with cluster_head(place, scratch, machine, environment) as address:
             yield {"address": address}
-    elif options is not None and options.ray_address:
+    elif options.ray_address:
         yield {"address": options.ray_address}
     else:
         yield private(scratch, machine)

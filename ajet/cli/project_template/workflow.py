@@ -10,7 +10,7 @@ SYSTEM_PROMPT = "Answer with the number alone."
 class MyWorkflow(Workflow):
     """Asks the model once and compares its answer with the task's.
 
-    `client` is an OpenAI client: call it as often as you like, with tools, from several agents, or hand
+    `client` is an OpenAI client: call it as often as you like, with tools, from several agents, or give
     `tuner.as_oai_baseurl_apikey()` to any framework. Every call is recorded and trained.
     """
 
@@ -34,5 +34,5 @@ class MyWorkflow(Workflow):
 
 
 def share_of_digits(text: str) -> float:
-    """Half a reward for the right form: without it, a model that is always wrong has nothing to learn from."""
+    """Partial reward for writing digits: without it, a model that is always wrong has nothing to learn from."""
     return sum(character.isdigit() for character in text) / max(len(text), 1)

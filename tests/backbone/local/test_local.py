@@ -8,15 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from waiting import wait_until
 
+from ajet.backbone import LaunchOptions
 from ajet.backbone.local import run
-from ajet.backbone.options import LaunchOptions
 from ajet.cli.main import main
 from ajet.config.loader import load_config
 from ajet.observe.experiment import ExperimentFolder
@@ -61,8 +61,8 @@ ajet:
     return yaml, [f"{key}={value}" for key, value in overrides.items()]
 
 
-def conduct(folder: Path, workflow: str = "Babbler", *, fresh: bool = False, **overrides: Any) -> tuple[int, Path]:
-    """Run in this process; the exit code and the experiment's folder."""
+def train(folder: Path, workflow: str = "Babbler", *, fresh: bool = False, **overrides: Any) -> tuple[int, Path]:
+    """Train in this process. Returns the exit code and the experiment's folder."""
     yaml, dotted = config_file(folder, workflow, **overrides)
     config = load_config(yaml, dotted, backbone="local")
     with ExperimentFolder.open(config, exp_dir=folder / "runs", source_yaml=yaml, fresh=fresh) as experiment:
@@ -78,7 +78,7 @@ STABLE = ("train/reward/mean", "train/grad_norm", "loss/total", "tokens/trained"
 
 
 def stable(experiment: Path) -> list[dict[str, Any]]:
-    """What must repeat exactly: metrics without times."""
+    """The metrics that must repeat exactly."""
     return [
         {"step": step["step"], **{name: step[name] for name in STABLE if name in step}}
         for step in read_metrics(experiment / "metrics.jsonl")
@@ -86,7 +86,7 @@ def stable(experiment: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_trains_validates_and_saves(tmp_path: Path) -> None:
-    code, experiment = conduct(tmp_path, **{"trainer_common.val_before_train": "true"})
+    code, experiment = train(tmp_path, **{"trainer_common.val_before_train": "true"})
     assert code == 0
     steps = read_metrics(experiment / "metrics.jsonl")
     assert [step["step"] for step in steps] == [0, 1, 2]
@@ -101,12 +101,12 @@ def test_a_run_trains_validates_and_saves(tmp_path: Path) -> None:
     assert (experiment / "hf").resolve().parent.name == "step_2"
     assert load_file(experiment / "hf" / "model.safetensors")
     _exports(tmp_path, experiment)
-    with pytest.raises(UserError, match="is complete"):  # nothing is left to train: never exit 0 for that
-        conduct(tmp_path)
+    with pytest.raises(UserError, match="is complete"):  # with nothing left to train, the exit code must not be 0
+        train(tmp_path)
 
 
 def _exports(folder: Path, experiment: Path) -> None:
-    """The finished run's weights and episodes leave the house, and are validated by `ajet eval`."""
+    """The finished run's weights and episodes can be exported, and `ajet eval` validates the weights."""
     assert main(["export", "weights", str(experiment), str(folder / "weights")]) == 0
     assert "| Steps | 2 |" in (folder / "weights" / "README.md").read_text()
     assert load_file(folder / "weights" / "model.safetensors").keys()
@@ -121,15 +121,15 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path) -> None:
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     straight.mkdir(), stopped.mkdir()
     # three tasks in batches of two: step 3 ends an epoch exactly
-    _, one = conduct(straight, **{"trainer_common.total_training_steps": 5})
-    conduct(stopped, **{"trainer_common.total_training_steps": 3})
-    _, other = conduct(stopped, **{"trainer_common.total_training_steps": 5})
+    _, one = train(straight, **{"trainer_common.total_training_steps": 5})
+    train(stopped, **{"trainer_common.total_training_steps": 3})
+    _, other = train(stopped, **{"trainer_common.total_training_steps": 5})
     assert stable(one) == stable(other)
     assert weights_hash(one) == weights_hash(other)
 
 
 def test_the_log_says_why_calls_branch_and_that_most_tokens_are_not_trained(tmp_path: Path) -> None:
-    code, experiment = conduct(tmp_path, "Forgetful")
+    code, experiment = train(tmp_path, "Forgetful")
     assert code == 0
     log = (experiment / "run.log").read_text()
     assert log.count("calls that continue no earlier call") == 1 and "reply_changed" in log
@@ -137,20 +137,20 @@ def test_the_log_says_why_calls_branch_and_that_most_tokens_are_not_trained(tmp_
 
 
 def test_equal_rewards_train_nothing_and_say_so(tmp_path: Path) -> None:
-    code, experiment = conduct(tmp_path, "Indifferent")
+    code, experiment = train(tmp_path, "Indifferent")
     assert code == 1
     assert read_metrics(experiment / "metrics.jsonl")[-1]["credit/zero_variance_groups"] == 2
 
 
 def test_a_workflow_that_always_fails_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tool server is down"):
-        conduct(tmp_path, "Broken", **{"trainer_common.total_training_steps": 50})
+        train(tmp_path, "Broken", **{"trainer_common.total_training_steps": 50})
 
 
 def test_lora_with_kl_to_its_base(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     overrides = {"model.lora.enabled": "true", "model.lora.rank": 4, "trainer_common.use_kl_loss": "true"}
-    code, experiment = conduct(tmp_path, **overrides)
+    code, experiment = train(tmp_path, **overrides)
     assert code == 0
     steps = read_metrics(experiment / "metrics.jsonl")
     assert steps[0]["loss/kl"] == pytest.approx(0.0, abs=1e-6) and steps[1]["loss/kl"] > 0
@@ -170,7 +170,7 @@ def test_imitation_of_conversations(tmp_path: Path) -> None:
         "trainer_common.total_training_steps": 6,
         "trainer_common.test_freq": 0,
     }
-    code, experiment = conduct(tmp_path, **overrides)
+    code, experiment = train(tmp_path, **overrides)
     assert code == 0
     losses = [step["train/loss"] for step in read_metrics(experiment / "metrics.jsonl")]
     assert losses[-1] < losses[0] - 0.5
@@ -182,20 +182,20 @@ def test_imitation_of_the_best_of_its_own_episodes(tmp_path: Path) -> None:
         "trainer_common.algorithm.sft.min_reward": 0.5,
         "trainer_common.test_freq": 0,
     }
-    code, experiment = conduct(tmp_path, **overrides)
+    code, experiment = train(tmp_path, **overrides)
     assert code == 0
     steps = read_metrics(experiment / "metrics.jsonl")
     assert all(0 < step["train/imitated_episodes"] < 6 for step in steps)
-    # and of what this run recorded
+    # then of what this run recorded
     again = tmp_path / "again"
     again.mkdir()
     overrides["trainer_common.algorithm.sft.demonstrations"] = experiment / "episodes.sqlite"
-    assert conduct(again, **overrides)[0] == 0
+    assert train(again, **overrides)[0] == 0
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    """SIGKILL in the middle, then the same command again: the same metrics and weights as a run that was left alone."""
+def test_a_killed_run_continues_bit_for_bit(tmp_path: Path) -> None:
+    """SIGKILL in the middle, then the same command again: metrics and weights equal those of an undisturbed run."""
     results = []
     for name, kill in (("straight", False), ("killed", True)):
         folder = tmp_path / name
@@ -207,9 +207,8 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         if kill:
             process = subprocess.Popen(command, env=environment)
-            while len(stable(experiment)) < 4:
-                assert process.poll() is None
-                time.sleep(0.02)
+            wait_until(lambda: len(stable(experiment)) >= 4 or process.poll() is not None, seconds=120)  # noqa: B023
+            assert process.poll() is None
             process.send_signal(signal.SIGKILL)
             process.wait()
         assert subprocess.run(command, env=environment, check=False).returncode == 0

@@ -21,7 +21,7 @@ from trinity.trainer.trainer import TrainEngineWrapper
 from ajet.backbone.ray.credit import SEGMENTS
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.trinity.rows import AGENT, CREDIT, ROW
-from ajet.backbone.settings import train_settings
+from ajet.backbone.training_settings import train_settings
 from ajet.credit.weights import CallCredit, EpisodeCredit
 from ajet.engine.model_source import ModelSource
 from ajet.schema.call_tree import ROOT, Call, CallTree, IntArray, Run

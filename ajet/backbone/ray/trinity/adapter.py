@@ -17,12 +17,12 @@ from ajet.observe.metric_names import from_trinity
 from ajet.schema.errors import MissingDependencyError
 
 if TYPE_CHECKING:
-    from ajet.backbone.options import LaunchOptions
+    from ajet.backbone import LaunchOptions
     from ajet.config import Config
     from ajet.observe.experiment import ExperimentFolder
 
 
-def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | None = None) -> int:
+def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
     """One run on Trinity. Returns the exit code."""
     return launcher.run(TrinityAdapter(), config, experiment, options)
 

@@ -21,7 +21,7 @@ from ajet.backbone.ray.credit import GROUP, SEGMENTS, SUMMARY, BatchCredit, cred
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.trinity.rows import BATCH, CREDIT, ROW, SPAN, tag_of
 from ajet.backbone.ray.trinity.workflow import step_of
-from ajet.backbone.settings import credit_settings
+from ajet.backbone.training_settings import credit_settings
 from ajet.config import Config
 from ajet.schema.errors import AjetError
 

@@ -15,7 +15,7 @@ from ajet.observe.metric_names import from_verl
 from ajet.schema.errors import MissingDependencyError, UserError
 
 if TYPE_CHECKING:
-    from ajet.backbone.options import LaunchOptions
+    from ajet.backbone import LaunchOptions
     from ajet.config import Config
     from ajet.observe.experiment import ExperimentFolder
 
@@ -23,7 +23,7 @@ METRICS_PATH = "VERL_FILE_LOGGER_PATH"
 """Where verl's file logger writes."""
 
 
-def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions | None = None) -> int:
+def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
     """One run on verl. Returns the exit code."""
     return launcher.run(VerlAdapter(), config, experiment, options)
 

@@ -17,7 +17,7 @@ from ajet.backbone.ray.failure import first_line
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.verl import plugin
 from ajet.backbone.ray.verl.worker import EpisodeWorker
-from ajet.backbone.settings import credit_settings
+from ajet.backbone.training_settings import credit_settings
 from ajet.credit import EpisodeCredit
 
 HEAD = {"node:__internal_head__": 0.001}

@@ -1,4 +1,4 @@
-"""The workflow without a model: right answers are rewarded, numbers a little."""
+"""The workflow without a model: right answers get the full reward, other numbers part of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workflow import MyWorkflow
 
 
 class AnswersWith:
-    """Stands for the tuner: its model always says the same."""
+    """Takes the tuner's place: its model always says the same."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -50,7 +50,7 @@ def experiences(groups: list[list[Any]]) -> list[Any]:
 
 
 def local_credit(groups: list[list[Any]], loaded: Any) -> dict[str, Any]:
-    from ajet.backbone.settings import credit_settings
+    from ajet.backbone.training_settings import credit_settings
     from ajet.credit import compute_credit, summarise
 
     credit = compute_credit([[summarise(episode) for episode in group] for group in groups], credit_settings(loaded))

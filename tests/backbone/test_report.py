@@ -1,4 +1,4 @@
-"""A run that trained nothing says so, whatever the backbone."""
+"""A run that trained nothing fails, whatever the backbone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.exit_code import trained_nothing
+from ajet.backbone.report import trained_nothing
 
 
 @pytest.mark.parametrize(

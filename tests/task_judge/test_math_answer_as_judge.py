@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ajet.task_judge.math_answers import final_answer, same_answer
+from ajet.task_judge.math_answer_as_judge import final_answer, same_answer
 
 SAME = [
     ("42", "42"),

@@ -1,4 +1,4 @@
-"""From the loaded configuration to the settings of credit, loss and trainer. Names only, no torch."""
+"""The settings of credit, loss and trainer, from the loaded configuration. Imports no torch by itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ajet.trainer.trainer import TrainSettings
 
 KL_TYPES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl"}
-"""Names that existing files use, and ours."""
+"""Names in `kl_loss_type`, those of existing files and ours."""
 
 
 def credit_settings(config: Config) -> CreditSettings:
@@ -45,7 +45,7 @@ def train_settings(config: Config, total_steps: int) -> TrainSettings:
     kind = KL_TYPES.get(common.kl_loss_type)
     if kind is None:
         raise FeatureUnavailableError(
-            f"ajet.trainer_common.kl_loss_type: {common.kl_loss_type} is not part of the local backbone; "
+            f"ajet.trainer_common.kl_loss_type: the local backbone has no {common.kl_loss_type!r}; "
             f"available: {', '.join(KL_TYPES)}"
         )
     correction = algorithm.rollout_correction
