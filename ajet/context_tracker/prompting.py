@@ -22,10 +22,11 @@ from ajet.schema.chat import Message, Tool
 
 CANDIDATES = 3
 """How many recorded replies, latest first, are tried before a request is rendered whole."""
-FIRST_AUDIT = 8
-"""The number of messages from which on appended text is compared with the whole rendering, after each growth by
-`AUDIT_FACTOR`."""
 AUDIT_FACTOR = 4
+"""A conversation that grew by appending is rendered whole and compared whenever it has this many times the messages of
+its last whole rendering."""
+FIRST_AUDIT = 8
+"""A shorter first prompt counts as this many messages, so that short conversations are never compared."""
 EXCERPT = 60
 """Characters of a changed text that are shown."""
 LOOK_BACK = 16
