@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class GroupRunner:
-    """One per process. The runtime opens with the first group.
+    """One per process.
 
     `workers`: processes that share `rollout.max_env_worker`.
     """
@@ -43,7 +43,7 @@ class GroupRunner:
 
     async def run_group(self, task: Task, **options: Any) -> EpisodeGroup:
         """Run a group, and hand it to the collector. `options` are those of `RolloutPool.run_group`."""
-        runtime = await self._runtime()
+        runtime = await self.runtime()
         group = await asyncio.wrap_future(runtime.submit(runtime.pool.run_group(task, **options)))
         await self.collector.add.remote(group.group_id, group, task.main_query or "")
         return group
@@ -52,7 +52,8 @@ class GroupRunner:
         """The episode's linear samples."""
         return episode_samples(episode, self._tracker_settings)[0]
 
-    async def _runtime(self) -> Runtime:
+    async def runtime(self) -> Runtime:
+        """Opened by the first caller."""
         if self._opening is None:
             self._opening = asyncio.create_task(asyncio.to_thread(self._open))
         return await asyncio.shield(self._opening)

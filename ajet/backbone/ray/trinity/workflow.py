@@ -73,6 +73,7 @@ class GroupWorkflow(Workflow):  # type: ignore[misc]
         task = AjetTask.model_validate_json(self.task.raw_task["task"])
         validation = bool(self.task.is_eval)
         uid = group_name(self.task.batch_id, self.task.task_id)
+        await self._runner.runtime()  # opening it is not part of the rollout's time
         begin = time.time()
         group = await self._runner.run_group(
             task,

@@ -1,0 +1,44 @@
+"""What is checked before a run on verl, and where it goes on. Needs no verl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ajet.backbone.options import LaunchOptions
+from ajet.backbone.ray.mapping import Machine
+from ajet.backbone.ray.verl.adapter import VerlAdapter
+from ajet.config import make_config
+from ajet.schema.errors import UserError
+
+ADAPTER = VerlAdapter()
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("trainer_common.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size: 3 does not divide the 8"),
+        ("rollout.tensor_model_parallel_size", "tensor_model_parallel_size: 3 does not divide the 8"),
+    ],
+)
+def test_sizes_that_do_not_divide_the_gpus_are_named(key: str, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        ADAPTER.check(make_config({key: 3}), Machine("cuda"), LaunchOptions())
+
+
+def test_the_cpu_counts_as_one_gpu() -> None:
+    ADAPTER.check(make_config({"rollout.tensor_model_parallel_size": 3}), Machine("cpu"), LaunchOptions())
+    with pytest.raises(UserError, match="does not divide the 1 GPUs"):
+        ADAPTER.check(
+            make_config({"trainer_common.ulysses_sequence_parallel_size": 2}), Machine("cpu"), LaunchOptions()
+        )
+
+
+def test_the_newest_checkpoint_is_the_one_that_verl_names(tmp_path: Path) -> None:
+    config = make_config({})
+    assert ADAPTER.newest_step(config, tmp_path) is None
+    assert ADAPTER.newest_weights(config, tmp_path) is None
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
+    assert ADAPTER.newest_step(config, tmp_path) == 3
+    assert ADAPTER.newest_weights(config, tmp_path) == tmp_path / "global_step_3" / "actor" / "huggingface"
