@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ajet.backbone.options import LaunchOptions
 
+from ajet.backbone import LaunchOptions
 from ajet.backbone.ray.mapping import Machine
 from ajet.backbone.ray.verl.adapter import VerlAdapter
 from ajet.config import make_config
