@@ -6,19 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ajet.backbone.plan import validation_repeats
 from ajet.observe.episode_metrics import episode_metrics, is_success
 from ajet.schema.episode import Episode, EpisodeGroup
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.config import Config
-
-
-def validation_repeats(config: Config) -> int:
-    """Episodes per task. `val_pass_n` counts only if replies are sampled: greedy ones are all alike."""
-    kwargs = config.ajet.rollout.val_kwargs
-    sampled = kwargs.do_sample and kwargs.temperature > 0
-    return max(kwargs.num_repeat, config.ajet.trainer_common.val_pass_n) if sampled else kwargs.num_repeat
 
 
 def validation_metrics(groups: Sequence[EpisodeGroup], threshold: float) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""`ajet doctor`: this machine and its packages: what is there, what conflicts, and the command that fixes it."""
+"""`ajet doctor`: what this machine and its packages offer, what conflicts, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.specifiers import SpecifierSet
+
+from ajet.backbone.plan import TRACKERS, installed, requirement, version_range
+
 GIB = 1024**3
 MEMORY_GIB, DISK_GIB, SHARED_MEMORY_GIB = 4.0, 5.0, 1.0
-"""Below these the tiny models still run; a real model, its checkpoints, or Ray won't."""
+"""Below these, the tiny models still run; a real model, its checkpoints, or Ray won't."""
 USES_WIDTH = 40
-"""Columns for what an absent package would be for."""
+"""Width of the column that says what an absent package is for."""
 OPEN_FILES = 4096
 """Each concurrent episode may hold a few sockets."""
 
 
 class Level(StrEnum):
-    """How a finding is meant."""
+    """How serious a finding is."""
 
     OK = "ok"
     ABSENT = "absent"
@@ -50,23 +54,21 @@ class Optional(NamedTuple):
     package: str
     extra: str
     lets: str
-    lowest: str = ""
-    below: str = ""
 
 
 OPTIONAL = (
-    Optional("agentscope", "agentscope", "agents written with AgentScope", "1.0.8", "2.0.11"),
+    Optional("agentscope", "agentscope", "agents written with AgentScope"),
     Optional("langchain-openai", "langchain", "agents written with LangChain"),
     Optional("anthropic", "anthropic", "agents written with Anthropic's client"),
-    Optional("vllm", "vllm", "rollout.engine: vllm", "0.22"),
+    Optional("vllm", "vllm", "rollout.engine: vllm"),
     Optional("flash-attn", "flash-attn", "model.attn: flash_attention_2"),
-    Optional("verl", "verl", "--backbone=verl", "0.8", "0.10"),
-    Optional("trinity-rft", "trinity", "--backbone=trinity", "0.6.0", "0.7"),
-    Optional("tensorboard", "trackers", "trainer_common.logger: tensorboard"),
-    Optional("wandb", "trackers", "trainer_common.logger: wandb"),
-    Optional("swanlab", "trackers", "trainer_common.logger: swanlab"),
-    Optional("mlflow-skinny", "trackers", "trainer_common.logger: mlflow"),
+    Optional("verl", "verl", "--backbone=verl"),
+    Optional("trinity-rft", "trinity", "--backbone=trinity"),
+    *(Optional(package, "trackers", f"trainer_common.logger: {name}") for name, package in TRACKERS.items()),
 )
+CORE = ("transformers", "datasets", "openai", "pydantic", "omegaconf")
+NEEDS_TRANSFORMERS = {"verl": ">=5.5,<5.11", "trinity-rft": ">=5.12.1,<5.24"}
+"""Where the ranges of transformers that verl and Trinity work with differ from ours."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -98,33 +100,13 @@ def render(finding: Finding, colour: bool) -> str:
     return f"{line}\n      fix: {finding.fix}" if finding.fix else line
 
 
-def installed(package: str) -> str | None:
-    """The version of a package, without importing it."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def as_numbers(version: str) -> tuple[int, ...]:
-    """`2.0.10+cpu` → (2, 0, 10), to compare."""
-    numbers = []
-    for part in version.partition("+")[0].split("."):
-        digits = "".join(character for character in part if character.isdigit())
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
-
-
 def pip(what: str) -> str:
     """The command that installs into this environment."""
     return f"pip install '{what}'"
 
 
 def pip_with(extra: str) -> str:
-    """The command that adds an extra of this program, from where it was installed; with the versions it was tested with
-    where a clone has them."""
+    """The command that adds an extra, from where this program was installed; in a clone, with the tested versions."""
     clone = _clone()
     if clone is None:
         return pip(f"agentjet[{extra}]")
@@ -135,10 +117,10 @@ def pip_with(extra: str) -> str:
 
 
 def _clone() -> Path | None:
-    """The checkout that this program runs from, if it is installed from one."""
+    """The clone that this program is installed from, if any."""
     try:
         origin = metadata.distribution("agentjet").read_text("direct_url.json")
-    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+    except metadata.PackageNotFoundError:  # run from a clone that isn't installed
         return None
     said = json.loads(origin or "{}")
     return Path(said["url"].removeprefix("file://")) if said.get("dir_info", {}).get("editable") else None
@@ -152,16 +134,17 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_machine() -> Iterator[Finding]:
+    import psutil
+
     cores = len(os.sched_getaffinity(0))
     yield Finding(Level.OK, "CPU", f"{cores} core{'' if cores == 1 else 's'}")
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free, total = (int(fields[name].split()[0]) / 1024**2 for name in ("MemAvailable", "MemTotal"))
-    few = free < MEMORY_GIB
+    memory = psutil.virtual_memory()
+    few = memory.available / GIB < MEMORY_GIB
     yield Finding(
         Level.WARNING if few else Level.OK,
         "memory",
-        f"{free:.1f} GiB free of {total:.1f}",
-        "close other programs, or keep to the tiny: models" if few else "",
+        f"{memory.available / GIB:.1f} GiB free of {memory.total / GIB:.1f}",
+        "close other programs, or stay with the tiny: models" if few else "",
     )
     disk = shutil.disk_usage(Path.cwd()).free / GIB
     full = disk < DISK_GIB
@@ -190,17 +173,15 @@ def check_limits() -> Iterator[Finding]:
 
 
 def check_torch() -> Iterator[Finding]:
+    found = list(_in_range("torch", needed=True))
+    yield from found
     version = installed("torch")
-    if version is None:
-        yield Finding(Level.PROBLEM, "torch", "not installed", pip("torch>=2.8"))
-        return
-    old = as_numbers(version) < (2, 8)
-    yield Finding(Level.PROBLEM if old else Level.OK, "torch", version, pip("torch>=2.8") if old else "")
-    yield from check_gpu(version)
+    if version is not None:
+        yield from check_gpu(version)
 
 
 def check_gpu(version: str) -> Iterator[Finding]:
-    """The GPUs that torch sees, and those it ought to see."""
+    """The GPUs that torch sees, and those it should see."""
     import torch
 
     if torch.cuda.is_available():
@@ -211,7 +192,7 @@ def check_gpu(version: str) -> Iterator[Finding]:
                 Level.WARNING if busy else Level.OK,
                 f"GPU {index}",
                 f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} GiB free of {total / GIB:.0f}",
-                "nvidia-smi shows what uses it; `ajet --kill` ends what ajet left" if busy else "",
+                "nvidia-smi shows what uses it; `ajet --kill` ends what ajet left running" if busy else "",
             )
     elif shutil.which("nvidia-smi") and Path("/proc/driver/nvidia/version").exists():
         cpu_build = version.endswith("+cpu") or torch.version.cuda is None
@@ -228,66 +209,54 @@ def check_gpu(version: str) -> Iterator[Finding]:
 
 
 def check_core() -> Iterator[Finding]:
-    for package, lowest, below in (
-        ("transformers", "5.5", "5.24"),
-        ("datasets", "3.0", ""),
-        ("openai", "1.60", ""),
-        ("pydantic", "2.9", ""),
-        ("omegaconf", "2.3", ""),
-    ):
-        yield from _in_range(package, lowest, below, needed=True)
+    for package in CORE:
+        yield from _in_range(package, needed=True)
 
 
-def _in_range(
-    package: str, lowest: str, below: str, *, needed: bool, lets: str = "", extra: str = ""
-) -> Iterator[Finding]:
-    version = installed(package)
-    bounds = f">={lowest}" if lowest else ""
-    bounds += f"{',' if bounds else ''}<{below}" if below else ""
+def _in_range(package: str, *, needed: bool, lets: str = "", extra: str = "") -> Iterator[Finding]:
+    """Whether a package is installed, in a version that this program's own metadata allows."""
+    wanted, version = requirement(package), installed(package)
+    bounds = version_range(wanted)
     command = pip_with(extra) if extra else pip(f"{package}{bounds}")
     if version is None:
         if needed:
             yield Finding(Level.PROBLEM, package, "not installed", command)
         else:
             yield Finding(Level.ABSENT, package, f"{lets:<{USES_WIDTH}}{command}")
-        return
-    too_old = bool(lowest) and as_numbers(version) < as_numbers(lowest)
-    too_new = bool(below) and as_numbers(version) >= as_numbers(below)
-    if too_old or too_new:
+    elif wanted.specifier.contains(version, prereleases=True):
+        yield Finding(Level.OK, package, version)
+    else:
         level = Level.PROBLEM if needed else Level.WARNING
         yield Finding(level, package, f"{version}, but {bounds} is supported", pip(f"{package}{bounds}"))
-    else:
-        yield Finding(Level.OK, package, version)
 
 
 def check_optional() -> Iterator[Finding]:
     for option in OPTIONAL:
-        yield from _in_range(
-            option.package, option.lowest, option.below, needed=False, lets=option.lets, extra=option.extra
-        )
+        yield from _in_range(option.package, needed=False, lets=option.lets, extra=option.extra)
 
 
 def check_conflicts() -> Iterator[Finding]:
     """Packages that can't share an environment."""
-    verl, trinity, transformers = installed("verl"), installed("trinity-rft"), installed("transformers")
-    found = False
-    if verl and as_numbers(verl) >= (0, 9) and trinity:
-        found = True
-        yield Finding(
-            Level.PROBLEM,
-            "verl, trinity-rft",
-            f"verl {verl} needs transformers <5.11, trinity-rft {trinity} needs >=5.12.1",
-            "keep each in its own environment: pip uninstall verl, or pip uninstall trinity-rft",
+    present = {package: version for package in NEEDS_TRANSFORMERS if (version := installed(package))}
+    transformers = installed("transformers")
+    conflicts = [
+        package
+        for package in present
+        if transformers and not SpecifierSet(NEEDS_TRANSFORMERS[package]).contains(transformers, prereleases=True)
+    ]
+    if len(present) > 1:
+        needs = ", ".join(
+            f"{package} {version} needs transformers {NEEDS_TRANSFORMERS[package]}"
+            for package, version in present.items()
         )
-    elif verl and as_numbers(verl) >= (0, 9) and transformers and as_numbers(transformers) >= (5, 11):
-        found = True
-        detail = f"verl {verl} needs transformers <5.11, here is {transformers}"
-        yield Finding(Level.PROBLEM, "verl", detail, pip("transformers>=5.5,<5.11"))
-    elif trinity and transformers and as_numbers(transformers) < (5, 12, 1):
-        found = True
-        detail = f"trinity-rft {trinity} needs transformers >=5.12.1, here is {transformers}"
-        yield Finding(Level.PROBLEM, "trinity-rft", detail, pip("transformers>=5.12.1,<5.24"))
-    if not found:
+        fix = "keep each in its own environment: pip uninstall verl, or pip uninstall trinity-rft"
+        yield Finding(Level.PROBLEM, ", ".join(present), needs, fix)
+    elif conflicts:
+        (package,) = conflicts
+        needs = NEEDS_TRANSFORMERS[package]
+        detail = f"{package} {present[package]} needs transformers {needs}, but {transformers} is installed"
+        yield Finding(Level.PROBLEM, package, detail, pip(f"transformers{needs}"))
+    else:
         yield Finding(Level.OK, "conflicts", "none among verl, trinity-rft and transformers")
 
 
@@ -296,7 +265,7 @@ def check_state() -> Iterator[Finding]:
     from ajet.runtime.processes import still_running
 
     running = still_running()
-    if running:  # most likely on purpose: no fault, and no fix
+    if running:  # most likely on purpose, so there is nothing to fix
         yield Finding(Level.OK, "running", f"{', '.join(running)} (ajet --kill ends that)")
     else:
         yield Finding(Level.OK, "running", "nothing that ajet started")

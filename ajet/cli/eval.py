@@ -26,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
     from ajet.backbone.validation import evaluate
     from ajet.config.loader import load_config
 
-    config = load_config(arguments.conf, arguments.overrides)
+    config = load_config(arguments.conf, arguments.overrides, backbone="debug")  # which trains nothing, with any engine
     if arguments.checkpoint:
         config.ajet.model.path = str(weights_folder(Path(arguments.checkpoint), best=arguments.best))
     metrics = evaluate(config)

@@ -98,6 +98,7 @@ def choose_backbone(flag: BackboneName | None, config: Config) -> tuple[Backbone
 
 def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: RunBackbone) -> int:
     """Open the experiment folder, run, and close it. Nothing that was started outlives this."""
+    from ajet.config.effects import notes
     from ajet.observe.experiment import ExperimentFolder
     from ajet.runtime.companions import start_service
     from ajet.runtime.processes import recorded_run
@@ -114,6 +115,8 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
         status: list[Any] = ["failed", {}]
         stack.callback(lambda: experiment.close(status[0], **status[1]))
         try:
+            for note in notes(config):
+                log.info("%s", note)
             stack.enter_context(recorded_run(experiment.path, arguments.prefix))
             experiment.save_code(_user_files(config))
             for service in arguments.services:

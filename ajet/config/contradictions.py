@@ -1,28 +1,36 @@
-"""Settings that are fine one by one but can't be meant together."""
+"""Settings that are valid one by one, but contradict each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from ajet.config.root import AjetConfig
+from ajet.config.rollout import EngineName
+from ajet.config.root import AjetConfig, BackboneName
+
+TRAINABLE_ENGINES: Mapping[BackboneName, tuple[EngineName, ...]] = {
+    "local": ("torch",),
+    "verl": ("torch", "vllm", "sglang"),
+    "trinity": ("torch", "vllm", "sglang"),
+}
+"""The engines whose model a backbone can train. On verl and Trinity, `torch` (the default) stands for vLLM."""
 
 
 class Contradiction(NamedTuple):
-    """Which keys, what is wrong, and what to do."""
+    """Which keys contradict each other, what is wrong, and what to do."""
 
     keys: tuple[str, ...]
-    """Under `ajet`, the ones to look at first coming first."""
+    """Below `ajet`, the most likely culprit first."""
     what: str
     fix: str
 
 
-def contradictions(ajet: AjetConfig, backbone: str) -> Iterator[Contradiction]:
-    """Everything that does not fit together."""
+def contradictions(ajet: AjetConfig, backbone: BackboneName) -> Iterator[Contradiction]:
+    """Everything that contradicts itself."""
     for check in CHECKS:
         yield from check(ajet)
     if backbone != "debug":
-        yield from _training(ajet)
+        yield from _training(ajet, backbone)
 
 
 def _lengths(ajet: AjetConfig) -> Iterator[Contradiction]:
@@ -42,20 +50,9 @@ def _groups(ajet: AjetConfig) -> Iterator[Contradiction]:
     if rollout.min_group_size is not None and rollout.min_group_size > rollout.num_repeat:
         yield Contradiction(
             ("rollout.min_group_size", "rollout.num_repeat"),
-            f"a group has num_repeat = {rollout.num_repeat} episodes and never reaches "
+            f"a group has num_repeat = {rollout.num_repeat} episodes and so never reaches "
             f"min_group_size = {rollout.min_group_size}",
             f"lower min_group_size to {rollout.num_repeat} or less, or leave it out",
-        )
-
-
-def _steps(ajet: AjetConfig) -> Iterator[Contradiction]:
-    turns = ajet.rollout.multi_turn
-    if turns.expected_steps > turns.max_steps:
-        yield Contradiction(
-            ("rollout.multi_turn.expected_steps", "rollout.multi_turn.max_steps"),
-            f"an episode may not take the expected_steps = {turns.expected_steps} it is expected to "
-            f"(max_steps = {turns.max_steps})",
-            "raise max_steps, or lower expected_steps",
         )
 
 
@@ -64,7 +61,7 @@ def _batches(ajet: AjetConfig) -> Iterator[Contradiction]:
     if trainer.mini_batch_num > batch:
         yield Contradiction(
             ("trainer_common.mini_batch_num", "data.train_batch_size"),
-            f"{batch} tasks a step (data.train_batch_size) can't be split into mini_batch_num = "
+            f"{batch} tasks per step (data.train_batch_size) can't be split into mini_batch_num = "
             f"{trainer.mini_batch_num} mini-batches",
             f"lower mini_batch_num to {batch} or less",
         )
@@ -95,7 +92,7 @@ def _helper(ajet: AjetConfig) -> Iterator[Contradiction]:
     if helper.model is None and (helper.base_url is not None or helper.api_key is not None):
         yield Contradiction(
             ("helper.base_url", "helper.api_key"),
-            "helper has an endpoint but no model, so nobody would talk to it",
+            "helper has an endpoint but no model, so it would never be used",
             "set helper.model to the model's name at that endpoint",
         )
     if helper.max_cost is not None and helper.price_per_million.input == helper.price_per_million.output == 0:
@@ -106,7 +103,7 @@ def _helper(ajet: AjetConfig) -> Iterator[Contradiction]:
         )
 
 
-def _training(ajet: AjetConfig) -> Iterator[Contradiction]:
+def _training(ajet: AjetConfig, backbone: BackboneName) -> Iterator[Contradiction]:
     rollout, algorithm = ajet.rollout, ajet.trainer_common.algorithm
     if (
         algorithm.adv_estimator in ("grpo", "drgrpo", "rloo")
@@ -119,16 +116,19 @@ def _training(ajet: AjetConfig) -> Iterator[Contradiction]:
             "nothing would be learnt",
             "set rollout.num_repeat to 2 or more, or adv_estimator: reinforce_plus_plus",
         )
-    if rollout.engine == "remote":
+    trainable = TRAINABLE_ENGINES[backbone]
+    if rollout.engine not in trainable:
+        others = [name for name, engines in TRAINABLE_ENGINES.items() if rollout.engine in engines]
+        elsewhere = f"--backbone={' or '.join(others)}" if others else "--backbone=debug, which doesn't train"
         yield Contradiction(
-            ("rollout.engine", "backbone"),
-            "a remote endpoint's model can't be trained",
-            "use --backbone=debug, or another rollout.engine",
+            ("rollout.engine", "rollout.name", "backbone"),
+            f"the {backbone} backbone can't train a model that is served by rollout.engine: {rollout.engine}",
+            f"set rollout.engine: {' or '.join(trainable)}, or use {elsewhere}",
         )
     if rollout.temperature == 0:
         yield Contradiction(
             ("rollout.temperature",),
-            "with rollout.temperature 0 all episodes of a task are the same and nothing is learnt",
+            "at rollout.temperature 0 all episodes of a task are the same, so nothing would be learnt",
             "set a temperature above 0",
         )
 
@@ -136,7 +136,6 @@ def _training(ajet: AjetConfig) -> Iterator[Contradiction]:
 CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _lengths,
     _groups,
-    _steps,
     _batches,
     _rubric_scores,
     _rollout_engine,

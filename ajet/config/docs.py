@@ -1,17 +1,18 @@
-"""What the schema says about itself: the Markdown reference and the JSON schema for editors."""
+"""The schema's own documentation: the Markdown reference, and the JSON schema for editors."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
+from ajet.config.effects import ONLY_ON, entry
 from ajet.config.keys import KnownKey, allowed, fragment_at, json_schema, known_keys
-from ajet.config.root import Config
+from ajet.config.root import BackboneName, Config
 from ajet.config.section import Block, Section
 
 INTERPOLATION = {"type": "string", "pattern": r"\$\{.*\}"}
-"""An interpolation may stand where a number is meant."""
+"""An interpolation may stand in place of a number."""
 
 HEAD = """\
 # Configuration
@@ -25,21 +26,22 @@ ajet --conf my_agent.yaml
 ajet --conf my_agent.yaml rollout.num_repeat=8 trainer_common.optim.lr=2e-6
 ```
 
-- Everything AgentJet reads stands under `ajet:`. A key it does not know is an error that names the line and the key
-  that was probably meant.
+- Everything AgentJet reads is below `ajet:`. An unknown key is an error that names the line and the key that was
+  probably meant.
 - On the command line, a key may be written in full (`ajet.rollout.num_repeat=8`) or without `ajet.`
   (`rollout.num_repeat=8`). Values are read as YAML: `[a, b]`, `null`, `true`, `1e-6`.
 - Other top-level blocks are yours. `frozen_lake: {size: 4}` is `tuner.config.frozen_lake.size` in the workflow, and
-  `ajet.user` is `tuner.config.ajet.user`. A block that the file does not have can be added with `+frozen_lake.size=4`.
-- Top-level `verl:`, `trinity:` and `trainer:` blocks go to that backbone as they are; `hydra:` and `defaults:` are
-  ignored.
+  `ajet.user` is `tuner.config.ajet.user`. To add a block that isn't in the file: `+frozen_lake.size=4`.
+- Top-level `verl:`, `trinity:` and `trainer:` blocks are passed on to that backbone unchanged; `hydra:` and `defaults:`
+  are ignored.
+- A key that has no effect on the chosen backbone or engine is named by `ajet validate` and in the run's log.
 - Values may refer to others (`${ajet.rollout.num_repeat}`, `${.neighbour}`) and to the environment
   (`${oc.env:NAME}`, `${oc.env:NAME,default}`).
-- File names are looked for in the working directory, then beside the YAML.
+- File names are looked up in the working directory, then in the YAML's folder.
 
 `ajet validate FILE` checks a file and says what would run, `ajet config show FILE` prints it with all defaults filled
-in and secrets masked, and `ajet config schema` prints the JSON schema. To get completion and checks in an editor that
-speaks YAML's language server:
+in and secrets masked, and `ajet config schema` prints the JSON schema. For completion and checks in an editor with a
+YAML language server:
 
 ```bash
 ajet config schema > ajet.schema.json
@@ -80,7 +82,7 @@ def _table(path: tuple[str, ...]) -> str:
     rows = ["| key | takes | default | |", "|---|---|---|---|"]
     for key in _leaves(path):
         fragment = fragment_at(key.path) or {}
-        cells = (f"`{key.path[-1]}`", _takes(key, fragment), _default(key), _oneline(key.field.description or ""))
+        cells = (f"`{key.path[-1]}`", _takes(key, fragment), _default(key), _description(key))
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(rows) + "\n"
 
@@ -104,8 +106,12 @@ def _default(key: KnownKey) -> str:
     return f"`{value}`" if str(value) else "`''`"
 
 
-def _oneline(text: str) -> str:
-    return " ".join(text.split())
+def _description(key: KnownKey) -> str:
+    text = " ".join((key.field.description or "").split())
+    backbones = entry(ONLY_ON, ".".join(key.path[1:]))
+    if backbones and set(backbones) != set(get_args(BackboneName)):
+        text += f" ({', '.join(backbones)} only)"
+    return text
 
 
 def editor_schema() -> dict[str, Any]:

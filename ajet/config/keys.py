@@ -11,9 +11,18 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from ajet.config.root import Config
-from ajet.config.section import Block, Section
+from ajet.config.section import Section
 
 Path = tuple[str, ...]
+
+PASS_THROUGH = {
+    "ajet.rollout.vllm": "\nvLLM's other options go into `rollout.vllm.extra_args`",
+    "ajet.trainer_common.fsdp_config": "\nverl's other keys go below `verl.actor_rollout_ref.actor.fsdp_config`, "
+    "Trinity's below `trinity.trainer`",
+    "ajet.trainer_common.optim": "\nverl's other keys go below `verl.actor_rollout_ref.actor.optim`, "
+    "Trinity's below `trinity.algorithm.optimizer`",
+}
+"""Groups whose further keys belong to another program, and where those go."""
 
 
 def nearest(name: str, present: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -29,7 +38,7 @@ class KnownKey(NamedTuple):
     path: Path
     field: FieldInfo
     section: type[Section] | None
-    """The class of the keys under it, if it is a group."""
+    """The class of its keys, if it is a group."""
 
     @property
     def dotted(self) -> str:
@@ -66,25 +75,14 @@ def known_keys() -> dict[Path, KnownKey]:
     return {key.path: key for key in walk()}
 
 
-def is_free(path: tuple[Any, ...]) -> bool:
-    """Whether `path` lies in a block whose keys are the user's own or another program's."""
-    for end in range(1, len(path) + 1):
-        key = known_keys().get(tuple(path[:end]))
-        if key is None:
-            return path[0] not in Config.model_fields
-        if key.field.annotation is Block or (key.section and key.section.model_config.get("extra") == "allow"):
-            return True
-    return False
-
-
 def where_it_belongs(path: tuple[Any, ...]) -> str:
-    """For a path that leads nowhere: which key was probably meant, or what there is instead."""
+    """For an unknown path: which key was probably meant, or which ones there are."""
     names = tuple(str(part) for part in path)
     parent, last = names[:-1], names[-1]
     siblings = {key.path[-1]: key for key in known_keys().values() if key.path[:-1] == parent}
     ours = [key for key in known_keys().values() if key.path[0] == "ajet" and len(key.path) > 1]
     near = nearest(last, siblings, cutoff=0.75)
-    # the same name elsewhere says more than a similar name here, unless that is a matter of one letter or so
+    # the same name elsewhere is a better guess than a similar name here, unless they differ by a letter or so
     elsewhere = [key for key in ours if key.path[-1] == last]
     if near is None and elsewhere:
         best = min(elsewhere, key=lambda key: len(key.path))
@@ -96,8 +94,10 @@ def where_it_belongs(path: tuple[Any, ...]) -> str:
     by_name = {key.path[-1]: key for key in reversed(ours)}
     if (far := nearest(last, by_name, cutoff=0.7)) is not None:
         return _did_you_mean(by_name[far])
-    place = ".".join(parent) or "the top"
-    return f"`{place}` knows: {', '.join(siblings)}" if siblings else f"there is no `{place}`"
+    place = ".".join(parent) or "the top level"
+    if not siblings:
+        return f"there is no `{place}`"
+    return f"the keys of `{place}`: {', '.join(siblings)}" + PASS_THROUGH.get(place, "")
 
 
 def _did_you_mean(key: KnownKey) -> str:
@@ -164,7 +164,7 @@ def _kinds(fragment: dict[str, Any]) -> list[str]:
 
 
 def choices(fragment: dict[str, Any]) -> list[str]:
-    """The words among what a key takes."""
+    """The fixed words that a key takes."""
     fragment = _dereferenced(fragment)
     inner = [choice for option in fragment.get("anyOf", []) for choice in choices(option)]
     items = choices(fragment["items"]) if isinstance(fragment.get("items"), dict) else []

@@ -9,7 +9,6 @@ Overrides have the form `rollout.num_repeat=8`: keys in full or short form, valu
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,17 +17,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from ajet.config.contradictions import contradictions
+from ajet.config.effects import IGNORED_BLOCKS
 from ajet.config.files import locate_files
 from ajet.config.interpolation import InterpolationProblem, is_interpolated, resolve
 from ajet.config.keys import known_keys, nearest, section_of, where_it_belongs
-from ajet.config.legacy import IGNORED_BLOCKS, notes
 from ajet.config.problems import Override, Problem, Sources, config_error, from_validation
 from ajet.config.root import READ_YAML_NAME, AjetConfig, BackboneName, Config
 from ajet.config.section import Section
 from ajet.config.yaml_source import parse_value, read_yaml_file
 from ajet.schema.errors import ConfigError
-
-log = logging.getLogger("ajet.config")
 
 OVERRIDE = re.compile(r"^(?P<new>\+{0,2})(?P<key>[^=\s]+)=(?P<value>.*)$", re.DOTALL)
 
@@ -42,7 +39,9 @@ def load_config(
     tree: dict[str, Any] = root.plain()
     sources = Sources(str(path), root, [parse_override(text, tree) for text in overrides])
     apply_overrides(tree, sources.overrides)
-    ignored = {name: tree.pop(name) for name in IGNORED_BLOCKS if name in tree}
+    ignored = [name for name in IGNORED_BLOCKS if name in tree]
+    for name in ignored:
+        del tree[name]
     _check_top(tree, sources)
     tree = _without_empty_groups(tree, Config)
     if is_interpolated(tree):
@@ -58,9 +57,7 @@ def load_config(
     problems = list(_problems(config.ajet, file.resolve().parent, sources, complete))
     if problems:
         raise config_error(sources, problems)
-    for note in notes(config.ajet, ignored):
-        log.info("%s", note)
-    config.remember_source(file.resolve())
+    config.remember_source(file.resolve(), ignored)
     return config
 
 

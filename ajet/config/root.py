@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,14 +115,22 @@ class Config(Section):
 
     _yaml_path: Path | None = PrivateAttr(default=None)
 
-    def remember_source(self, path: Path) -> None:
-        """Record the file that this config was loaded from."""
+    _ignored_blocks: tuple[str, ...] = PrivateAttr(default=())
+
+    def remember_source(self, path: Path, ignored_blocks: Iterable[str] = ()) -> None:
+        """Record the file that this config was loaded from, and its blocks that were left out."""
         self._yaml_path = path
+        self._ignored_blocks = tuple(ignored_blocks)
 
     @property
     def yaml_path(self) -> Path | None:
         """The file that this config was loaded from."""
         return self._yaml_path
+
+    @property
+    def ignored_blocks(self) -> tuple[str, ...]:
+        """Top-level blocks of that file that have no meaning here (`hydra`, `defaults`)."""
+        return self._ignored_blocks
 
     @property
     def base_dirs(self) -> list[Path]:

@@ -166,6 +166,7 @@ class EpisodeSession:
             self._abort(prepared.call_id, _why(error))
             raise
         self._begun.discard(prepared.call_id)
+        self.settings.log_tool_format(self.episode_id, request.agent, reply.malformed)
         self.tracker.commit(prepared.call_id, completion, reply.message, text=reply.text, malformed=reply.malformed)
         return reply
 

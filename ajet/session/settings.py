@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -52,6 +53,10 @@ class SessionSettings:
     trainable_targets: tuple[str, ...] = ()
     """Targets that are trained; empty: all."""
     force_disable_toolcalls: bool = False
+    log_tool_format_check: bool = False
+    """Log each reply with a malformed tool call."""
+    log_tool_format_error_detail: bool = False
+    """Also log what was wrong with it."""
     seed_key: SeedKey = field(default_factory=SeedKey)
 
     @classmethod
@@ -78,8 +83,17 @@ class SessionSettings:
             top_k=top_k,
             trainable_targets=tuple(trainable_targets or ()),
             force_disable_toolcalls=rollout.force_disable_toolcalls,
+            log_tool_format_check=config.ajet.context_tracker.log_tool_format_check,
+            log_tool_format_error_detail=config.ajet.context_tracker.log_tool_format_error_detail,
             seed_key=SeedKey(rollout.seed, step, task, repeat),
         )
+
+    def log_tool_format(self, episode_id: str, agent: str, malformed: Sequence[str]) -> None:
+        """Log the malformed tool calls of a reply, if the configuration asks for it."""
+        bad = [why for why in malformed if why.startswith("tool call")]
+        if bad and (self.log_tool_format_check or self.log_tool_format_error_detail):
+            detail = f": {'; '.join(bad)}" if self.log_tool_format_error_detail else ""
+            log.warning("episode %s: malformed tool call by %s%s", episode_id, agent, detail)
 
     def trains(self, target: str) -> bool:
         """Whether calls of this target are trained."""

@@ -46,10 +46,6 @@ class TaskStream:
         """Epochs handed out so far, including the fraction."""
         return self.position / len(self.tasks)
 
-    def steps(self, epochs: int) -> int:
-        """Batches until every task has been handed out `epochs` times."""
-        return -(-epochs * len(self.tasks) // self.batch_size)
-
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {"position": self.position, "seed": self.seed, "tasks": self._fingerprint()}

@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from ajet.backbone.plan import installed, requirement, version_range
 from ajet.cli import doctor
 from ajet.cli.main import COMMANDS, main
 
@@ -111,7 +114,7 @@ def test_validate_counts_as_the_config_says(project: Path, capsys: pytest.Captur
     )
     assert "10 tasks × 4 = 40 episodes in 10 groups" in out
     assert "20 steps (3.12 epochs), 800 episodes" in out
-    assert "3 × 32 episodes" in out
+    assert "3 × 16 episodes" in out
     _, out, _ = run(capsys, "validate", "my-agent.yaml", "--backbone=debug", "debug.debug_first_n_tasks=100")
     assert "64 episodes, one for each of the first tasks" in out
 
@@ -211,10 +214,23 @@ def test_doctor_names_conflicts_and_their_fix(monkeypatch: pytest.MonkeyPatch) -
     assert findings["vllm"].level is doctor.Level.ABSENT
 
 
-def test_versions_compare_by_number() -> None:
-    assert doctor.as_numbers("2.0.10+cpu") == (2, 0, 10) < doctor.as_numbers("2.0.11rc1")
-    assert doctor.installed("surely-not-installed") is None
-    assert doctor.installed("pytest") == metadata.version("pytest")
+def test_doctor_takes_versions_from_the_package_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = [text for texts in project["optional-dependencies"].values() for text in texts]
+    declared = {one.name.lower(): one for one in map(Requirement, [*project["dependencies"], *optional])}
+    for package in [*doctor.CORE, *(option.package for option in doctor.OPTIONAL)]:
+        assert requirement(package).specifier == declared[package].specifier, package
+    monkeypatch.setattr(doctor, "installed", {"verl": "0.8.0"}.get)
+    (finding,) = [finding for finding in doctor.check_optional() if finding.what == "verl"]
+    assert finding.level is doctor.Level.WARNING and finding.fix == "pip install 'verl>=0.9.1,<0.10'"
+    assert doctor.pip("x>=1") == "pip install 'x>=1'"
+
+
+def test_local_versions_of_torch_are_in_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert version_range(requirement("torch")) == ">=2.8"
+    assert requirement("torch").specifier.contains("2.10.0+cpu")
+    assert installed("surely-not-installed") is None
+    assert installed("pytest") == metadata.version("pytest")
 
 
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,3 +208,27 @@ def test_an_engine_without_token_ids_is_talked_to_and_nothing_is_recorded() -> N
         assert not replied(session)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("check", "detail", "said"),
+    [
+        (False, False, None),
+        (True, False, "episode e: malformed tool call by default_agent"),
+        (True, True, "episode e: malformed tool call by default_agent: tool call: "),
+    ],
+)
+def test_malformed_tool_calls_are_logged_if_wanted(
+    check: bool, detail: bool, said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = SessionSettings(log_tool_format_check=check, log_tool_format_error_detail=detail)
+
+    async def run() -> None:
+        session = new_session(LineEngine('<tool_call>{"name": "f"</tool_call>', CALL), settings)
+        for _ in range(2):
+            await session.complete(ChatRequest(USER, tools=TOOLS))
+
+    asyncio.run(run())
+    messages = [record.getMessage() for record in caplog.records if "malformed" in record.getMessage()]
+    assert len(messages) == (said is not None)
+    assert said is None or messages[0].startswith(said)

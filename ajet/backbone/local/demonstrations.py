@@ -100,6 +100,16 @@ def demonstration_batches(config: Config, renderer: Renderer) -> TaskStream:
     return TaskStream(tasks, seed=reader.seed, batch_size=config.ajet.data.train_batch_size, shuffle=reader.shuffle)
 
 
+def count_demonstrations(config: Config) -> int:
+    """How many conversations or episodes there are to imitate, without a tokenizer."""
+    sft = config.ajet.trainer_common.algorithm.sft
+    assert sft.demonstrations is not None
+    path = _find(sft.demonstrations, config)
+    if path.suffix == ".sqlite":
+        return sum(1 for _ in _recorded(path, sft.min_reward))
+    return sum(1 for line in path.read_text(encoding="utf-8").split("\n") if line.strip())
+
+
 def _recorded(path: Path, least: float) -> Iterator[Episode]:
     """A run's training episodes with a reward of at least `least`."""
     store = EpisodeStore(path)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from ajet.backbone import LaunchOptions
 from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
+from ajet.backbone.plan import imitates_a_file, training_steps, validates_after, validation_repeats
 from ajet.backbone.report import EXIT_NOTHING_TRAINED, NOTHING_TRAINED
 from ajet.backbone.training_settings import credit_settings
-from ajet.backbone.validation import validation_metrics, validation_repeats
+from ajet.backbone.validation import validation_metrics
 from ajet.context_tracker import describe_reasons, top_reasons
 from ajet.credit import Credit, ZeroVariance, compute_credit, imitation_credit, summarise
 from ajet.observe.episode_metrics import episode_metrics, staleness
@@ -56,7 +57,7 @@ class LocalRun:
         self.common = config.ajet.trainer_common
         reader = build_reader(config.ajet.task_reader, config.base_dirs)
         self.imitates = self.common.algorithm.policy_loss == "sft"
-        self.from_file = self.imitates and self.common.algorithm.sft.demonstrations is not None
+        self.from_file = imitates_a_file(config)
         self.validation_tasks = read_validation_tasks(reader)
         tasks = [] if self.from_file else read_training_tasks(reader)
         self.queries = {task.task_id: task.main_query for task in [*tasks, *self.validation_tasks]}
@@ -118,7 +119,7 @@ class LocalRun:
             self.stream = TaskStream(
                 self.tasks, seed=reader.seed, batch_size=self.config.ajet.data.train_batch_size, shuffle=reader.shuffle
             )
-        self.total = self.common.total_training_steps or self.stream.steps(self.common.total_epochs)
+        self.total = training_steps(self.config, len(self.stream.tasks))
         self.learner = Learner(self.config, self.runtime, self.total)
         self.recorder.use_tokenizer(self.learner.tokenizer)
         self.reader_state = self.stream.state_dict()
@@ -137,7 +138,7 @@ class LocalRun:
             self.step = step
             self.reader_state = self.stream.state_dict()
             last = step == self.total
-            if self.validation_tasks and (last or _due(step, self.common.test_freq)) and self.common.test_freq > 0:
+            if self.validation_tasks and validates_after(self.config, step, self.total):
                 metrics |= self._validate()
             self._note(metrics)
             if last or _due(step, self.common.save_freq):

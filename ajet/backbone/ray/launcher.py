@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Protocol
 import psutil
 
 from ajet.backbone import LaunchOptions, RayStart
+from ajet.backbone.plan import training_steps
 from ajet.backbone.ray.driver import DriverInput
 from ajet.backbone.ray.failure import BackboneFailedError, last_error
 from ajet.backbone.ray.mapping import Machine, Note, RunFacts, Settings
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.settings import training_steps
 from ajet.backbone.ray.start import (
     ClusterPlace,
     check_user_classes,

@@ -83,10 +83,6 @@ def shared_notes(config: Config, title: str) -> Iterator[Note]:
         )
     if algorithm.zero_variance_groups == "resample":
         yield Note(f"{place}.algorithm.zero_variance_groups", f"with {title} this is `skip`: no other tasks instead")
-    if ajet.trainer_common.keep_best and "keep_best" in ajet.trainer_common.model_fields_set:
-        yield Note(f"{place}.keep_best", f"{title} keeps only the newest checkpoints")
-    if ajet.rollout.deterministic:
-        yield Note("ajet.rollout.deterministic", f"ignored: requests reach {title}'s engines in no fixed order")
 
 
 def kl_and_entropy_note(config: Config, title: str) -> Iterator[Note]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.plan import serving_engine, training_steps, validation_repeats
 from ajet.backbone.ray.mapping import (
     Machine,
     Note,
@@ -23,8 +24,6 @@ from ajet.backbone.ray.mapping import (
     micro_tokens,
     shared_notes,
 )
-from ajet.backbone.ray.settings import training_steps
-from ajet.backbone.validation import validation_repeats
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -178,11 +177,6 @@ def _refusals(config: Config, machine: Machine) -> Iterator[Note]:
 def _approximations(config: Config, machine: Machine) -> Iterator[Note]:
     ajet = config.ajet
     common = ajet.trainer_common
-    if common.algorithm.rollout_correction.mode != "none" and not machine.cpu:
-        yield Note(
-            "ajet.trainer_common.algorithm.rollout_correction",
-            "ignored: Trinity's ratio is to the sampling policy itself, which corrects for it",
-        )
     if sync_style(config) == "fully_async" and common.test_freq > 0 and "test_freq" in common.model_fields_set:
         yield Note("ajet.trainer_common.test_freq", "Trinity does not validate in its fully asynchronous style")
     if machine.cpu:
@@ -337,7 +331,7 @@ def _explorer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "explorer.max_retry_times": 0,  # our pool retries episodes and refills groups
         "explorer.eval_interval": common.test_freq if common.test_freq > 0 else run.total_steps + 1,
         "explorer.eval_on_startup": common.val_before_train,
-        f"{model}.engine_type": "sglang" if rollout.engine == "sglang" else "vllm",
+        f"{model}.engine_type": serving_engine(config, "trinity"),
         f"{model}.engine_num": 1 if machine.cpu else rollout.n_vllm_engine,
         f"{model}.tensor_parallel_size": 1 if machine.cpu else rollout.tensor_model_parallel_size,
         f"{model}.enable_openai_api": not machine.cpu,

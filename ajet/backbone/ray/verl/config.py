@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from ajet.backbone.plan import serving_engine, training_steps, validation_repeats
 from ajet.backbone.ray.mapping import (
     Machine,
     Note,
@@ -23,9 +24,7 @@ from ajet.backbone.ray.mapping import (
     shared_notes,
 )
 from ajet.backbone.ray.payload import KEY
-from ajet.backbone.ray.settings import training_steps
 from ajet.backbone.ray.start import NoGpuError
-from ajet.backbone.validation import validation_repeats
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -150,17 +149,10 @@ def _notes(config: Config, machine: Machine) -> Iterator[Note]:
         yield Note("ajet.trainer_common.optim.lr_scheduler_type", "verl knows `constant` and `cosine`", refused=True)
     if ajet.model.lora.enabled and ajet.model.lora.dropout:
         yield Note("ajet.model.lora.dropout", "verl's adapters have no dropout: set it to 0", refused=True)
-    if common.max_tokens_per_step != "auto":
-        yield Note("ajet.trainer_common.max_tokens_per_step", "ignored: verl trains the whole batch")
     if machine.cpu and ajet.rollout.engine != "torch":
         yield Note("ajet.rollout.engine", f"on the CPU the embedded engine serves verl, not {ajet.rollout.engine}")
     if not machine.cpu and ajet.rollout.engine == "torch":
         yield Note("ajet.rollout.engine", "on GPUs vllm (or sglang) serves verl, not the embedded engine")
-    gpus = common.nnodes * common.n_gpus_per_node
-    engines = gpus // ajet.rollout.tensor_model_parallel_size
-    given = "n_vllm_engine" in ajet.rollout.model_fields_set
-    if given and not machine.cpu and ajet.rollout.n_vllm_engine != engines:
-        yield Note("ajet.rollout.n_vllm_engine", f"verl starts GPUs / tensor_model_parallel_size = {engines} engines")
 
 
 def _data(config: Config, run: RunFacts, machine: Machine) -> Settings:
@@ -268,7 +260,7 @@ def _reference(config: Config, run: RunFacts, machine: Machine) -> Settings:
 def _rollout(config: Config, run: RunFacts, machine: Machine) -> Settings:
     rollout, data = config.ajet.rollout, config.ajet.data
     place = "actor_rollout_ref.rollout"
-    name = CPU_ROLLOUT if machine.cpu else ("vllm" if rollout.engine == "torch" else rollout.engine)
+    name = CPU_ROLLOUT if machine.cpu else serving_engine(config, "verl")
     return {
         f"{place}.name": name,
         f"{place}.mode": "async",

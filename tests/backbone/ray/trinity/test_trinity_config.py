@@ -137,8 +137,8 @@ def test_what_trinity_can_not_honour_is_refused_by_name(key: str, value: Any) ->
 
 
 def test_what_is_honoured_in_part_is_named() -> None:
-    notes = {note.key for note in check_honoured(make_config({"rollout.deterministic": True}), CPU)}
-    assert notes >= {"ajet.rollout.deterministic", "ajet.rollout.engine"}
+    notes = {note.key for note in check_honoured(make_config(), CPU)}
+    assert "ajet.rollout.engine" in notes
 
 
 def test_engines_leave_gpus_to_the_trainer() -> None:

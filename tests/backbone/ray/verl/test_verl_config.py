@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ajet.backbone.plan import training_steps
 from ajet.backbone.ray.mapping import Machine, RunFacts
-from ajet.backbone.ray.settings import training_steps
 from ajet.backbone.ray.verl.config import check_honoured, pass_through, verl_settings
 from ajet.config import make_config
 from ajet.schema.errors import ConfigError
@@ -179,9 +179,6 @@ def test_what_verl_cannot_honour_is_refused_by_name(overrides: dict[str, Any], n
     [
         ({f"{COMMON}.algorithm.policy_loss": "gspo"}, "policy_loss"),
         ({f"{COMMON}.algorithm.zero_variance_groups": "resample"}, "zero_variance_groups"),
-        ({f"{COMMON}.max_tokens_per_step": 1000}, "max_tokens_per_step"),
-        ({"rollout.deterministic": True}, "deterministic"),
-        ({"rollout.n_vllm_engine": 3}, "n_vllm_engine"),
     ],
 )
 def test_what_verl_honours_in_part_is_named(overrides: dict[str, Any], named: str) -> None:

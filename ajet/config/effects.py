@@ -1,0 +1,178 @@
+"""Which keys have an effect, and where: the one list of those that don't.
+
+A key of the schema is read on every backbone and with every engine unless it is listed here. `notes` names the keys
+that a YAML sets in vain; `ajet validate` prints them and a run logs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ajet.config.rollout import EngineName
+from ajet.config.root import AjetConfig, BackboneName, Config
+from ajet.config.section import Section
+
+IGNORED_BLOCKS = ("hydra", "defaults")
+"""Top-level blocks that old files carry; a config is complete without them."""
+
+FOR_OLD_FILES: Mapping[str, str] = {
+    "context_tracker.fix_retokenization_drift": "sampled token ids are kept as sampled",
+    "context_tracker.timeline_merging_policy": "conversations are always merged exactly, token by token",
+    "debug.debug_vllm_port": "vLLM gets a free port",
+    "enable_experimental_interchange_server": "the gateway is always available",
+    "interchange": "the gateway is always available",
+    "interchange_server": "the gateway is always available",
+    "judge": "the judge is set in task_judge",
+    "rollout.mode": "model calls are always asynchronous",
+    "rollout.multi_turn.expected_steps": "nothing depends on it",
+    "task_judge.alien_llm_model": "ajet.helper names the helper model",
+    "task_judge.alien_llm_response_length": "ajet.helper names the helper model",
+    "task_runner.llm_infer_submit_method": "model calls are always asynchronous",
+}
+"""Keys (or groups, below `ajet`) that are accepted for old files, without effect, and why."""
+
+FORMER_NAMES: Mapping[str, str] = {
+    "rollout.agent_madness_reward": "failure_reward.abnormal",
+    "rollout.name": "rollout.engine",
+    "task_reader.dataset_file": "task_reader.jsonl_dataset_file",
+}
+"""Keys that the schema itself copies to their present names."""
+
+FOR_USER_CODE = ("task_reader.options", "user")
+"""Keys for the user's own classes to read."""
+
+NOT_BUILT_YET = (
+    "task_judge.rubrics_auto_grader",
+    "task_reader.data_generation",
+    "task_reader.env_service",
+    "task_reader.feedback_tracing",
+    "task_reader.tracing",
+)
+"""Groups that load, for features to come. Choosing one (by `task_reader.type` or `judge_type`) is an error."""
+
+_ALL: tuple[BackboneName, ...] = ("debug", "local", "verl", "trinity")
+_TRAINING: tuple[BackboneName, ...] = ("local", "verl", "trinity")
+_RAY: tuple[BackboneName, ...] = ("verl", "trinity")
+_OWN: tuple[BackboneName, ...] = ("debug", "local")
+
+ONLY_ON: Mapping[str, tuple[BackboneName, ...]] = {
+    "data.train_batch_size": _TRAINING,
+    "debug": ("debug",),
+    "model.attn": ("debug", "local", "verl"),
+    "model.lora": _TRAINING,
+    "rollout.deterministic": _OWN,
+    "rollout.gamma": _TRAINING,
+    "rollout.kv_cache_gb": _OWN,
+    "rollout.max_num_seqs": ("debug", "local", "verl"),
+    "rollout.n_vllm_engine": ("debug", "local", "trinity"),
+    "rollout.remote": _OWN,
+    "rollout.scripted_replies": _OWN,
+    "rollout.vllm": _OWN,
+    "task_reader.shuffle": _TRAINING,
+    "trainer_common": _TRAINING,
+    "trainer_common.algorithm.rollout_correction": ("local", "verl"),
+    "trainer_common.fsdp_config": _RAY,
+    "trainer_common.keep_best": ("local",),
+    "trainer_common.logger": _ALL,
+    "trainer_common.max_tokens_per_step": ("local",),
+    "trainer_common.n_gpus_per_node": _RAY,
+    "trainer_common.nnodes": _RAY,
+    "trainer_common.save_trajectory_as_json_file": _ALL,
+    "trainer_common.seed": ("local", "verl"),
+    "trainer_common.ulysses_sequence_parallel_size": _RAY,
+    "trinity": ("trinity",),
+    "verl": ("verl",),
+}
+"""The backbones on which a key (or every key of a group) has an effect; a key's own entry overrides its group's."""
+
+OF_ONE_BACKBONE = ("debug", "trinity", "verl")
+"""Groups that carry the name of a backbone: a YAML for several backbones has them, and expects nothing elsewhere."""
+
+ONLY_WITH_ENGINE: Mapping[str, tuple[EngineName, ...]] = {
+    "rollout.kv_cache_gb": ("torch",),
+    "rollout.n_vllm_engine": ("vllm",),
+    "rollout.remote": ("remote", "sglang"),
+    "rollout.scripted_replies": ("scripted",),
+    "rollout.tensor_model_parallel_size": ("vllm",),
+    "rollout.vllm": ("vllm",),
+}
+"""On `debug` and `local`, which run the engine themselves: the engines with which a key has an effect."""
+
+
+def entry(table: Mapping[str, Any], key: str) -> Any:
+    """What `table` says about a key: its own entry, else that of the nearest group above it; None if it has neither."""
+    parts = key.split(".")
+    prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((table[prefix] for prefix in prefixes if prefix in table), None)
+
+
+def has_effect(key: str, backbone: BackboneName, engine: EngineName) -> bool:
+    """Whether a key (below `ajet`) has an effect on this backbone with this engine."""
+    backbones = entry(ONLY_ON, key) or _ALL
+    engines = entry(ONLY_WITH_ENGINE, key)
+    return backbone in backbones and (engines is None or backbone not in _OWN or engine in engines)
+
+
+def given_keys(section: Section, prefix: str = "") -> Iterator[str]:
+    """The keys that the user set, in the file or on the command line."""
+    for name in type(section).model_fields:
+        if name not in section.model_fields_set:
+            continue
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from given_keys(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def without_effect(ajet: AjetConfig) -> tuple[list[str], list[str]]:
+    """Of the keys that the user set: those accepted for old files, and those without effect on this backbone."""
+    backbone: BackboneName = ajet.backbone or "local"
+    old, elsewhere = [], []
+    for key in given_keys(ajet):
+        if entry(FOR_OLD_FILES, key):
+            old.append(key)
+        elif key.partition(".")[0] in OF_ONE_BACKBONE:
+            continue
+        elif not has_effect(entry(FORMER_NAMES, key) or key, backbone, ajet.rollout.engine):
+            elsewhere.append(key)
+    return old, elsewhere
+
+
+def notes(config: Config) -> Iterator[str]:
+    """What the user wrote in vain: at most one line of each kind."""
+    ajet = config.ajet
+    if config.ignored_blocks:
+        yield f"ignored: {', '.join(f'{name}:' for name in config.ignored_blocks)} (a config is complete without)"
+    old, elsewhere = without_effect(ajet)
+    if old:
+        reasons = "; ".join(dict.fromkeys(entry(FOR_OLD_FILES, key) for key in old))
+        yield f"accepted for old files, without effect: {grouped(old)} ({reasons})"
+    if elsewhere:
+        backbone = ajet.backbone or "local"
+        where = f"{backbone} and the {ajet.rollout.engine} engine" if backbone in _OWN else backbone
+        yield f"without effect on {where}: {grouped(elsewhere)}"
+    val = ajet.rollout.val_kwargs
+    if not val.do_sample and val.temperature > 0:
+        yield (
+            f"rollout.val_kwargs.temperature {val.temperature:g} has no effect: validation is greedy unless "
+            "val_kwargs.do_sample is true"
+        )
+
+
+def grouped(keys: list[str]) -> str:
+    """Keys in short: those of one group together, as in `trainer_common.{nnodes, optim.lr}`."""
+    groups: dict[str, list[str]] = {}
+    for key in keys:
+        group, _, rest = key.partition(".")
+        groups.setdefault(group, []).append(rest)
+    parts = []
+    for group, members in groups.items():
+        if members == [""]:
+            parts.append(group)
+        elif len(members) == 1:
+            parts.append(f"{group}.{members[0]}")
+        else:
+            parts.append(f"{group}.{{{', '.join(members)}}}")
+    return ", ".join(parts)

@@ -1,0 +1,138 @@
+"""Every key of the schema has an effect, or is listed as having none: no key is documented as working that isn't."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from ajet.cli.launch import BACKBONES
+from ajet.config import BackboneName, Config
+from ajet.config.contradictions import TRAINABLE_ENGINES
+from ajet.config.effects import (
+    FOR_OLD_FILES,
+    FOR_USER_CODE,
+    FORMER_NAMES,
+    NOT_BUILT_YET,
+    ONLY_ON,
+    ONLY_WITH_ENGINE,
+    entry,
+    given_keys,
+)
+from ajet.config.keys import known_keys
+from ajet.config.rollout import EngineName
+
+sys.path.insert(0, str(Path(__file__).parent))
+from config_reads import EDGES, READS, SOURCES, Node, leaves_read_by, reachable
+
+ENGINES = get_args(EngineName)
+KEYS = {".".join(path[1:]): key for path, key in known_keys().items() if path[0] == "ajet" and len(path) > 1}
+LEAVES = {name for name, key in KEYS.items() if key.section is None}
+PACKAGES = {**BACKBONES, "debug view": "ajet.backbone.debug_view"}
+ENTRY_COMMANDS = ("launch", "arguments", "main")
+STAND_INS = ("ajet.backbone.ray.cpu",)
+"""What replaces GPUs in tests is not what users run."""
+OWN_ENGINE = [f"{node.module}.{node.name}" for node in EDGES if node.name == "build_engine"]
+
+
+def below(key: str, groups: object) -> bool:
+    return entry(dict.fromkeys(groups, True), key) is not None  # type: ignore[call-overload]
+
+
+def names(leaves: set[tuple[str, ...]]) -> set[str]:
+    return {".".join(path[1:]) for path in leaves if path[0] == "ajet"}
+
+
+def engine_modules(engine: str) -> list[str]:
+    return [module for module in SOURCES if f"{module}.".startswith(f"ajet.engine.{engine}.")]
+
+
+def read_on(backbone: str) -> set[str]:
+    """The keys that a run on this backbone can come to read."""
+    without = [module for name, module in PACKAGES.items() if name.split()[0] != backbone]
+    without += [
+        module for module in SOURCES if module.startswith("ajet.cli.") and module.split(".")[-1] not in ENTRY_COMMANDS
+    ]
+    without += STAND_INS
+    if backbone in ("verl", "trinity"):
+        without += OWN_ENGINE  # their engines are made elsewhere
+    if backbone == "local":
+        unused = set(ENGINES) - set(TRAINABLE_ENGINES["local"])
+        without += [module for engine in unused for module in engine_modules(engine)]
+    nodes = reachable([("ajet.cli.launch", "run"), (BACKBONES[backbone], "run")], without)
+    return names(leaves_read_by(nodes))
+
+
+def readers(key: str) -> list[Node]:
+    return [node for node, paths in READS.items() if key in names(paths)]
+
+
+READ_SOMEWHERE = names(leaves_read_by(READS))
+READ_BY_NAME = READ_SOMEWHERE | {
+    key
+    for key in LEAVES
+    if (present := entry(FORMER_NAMES, key)) and any(below(read, [present]) for read in READ_SOMEWHERE)
+}
+
+
+def test_the_analysis_sees_the_program() -> None:
+    """Should it find nothing, the other tests would mean nothing."""
+    assert len(READ_SOMEWHERE) > 150
+    for key in ("rollout.num_repeat", "rollout.min_group_size", "trainer_common.optim.lr", "failure_reward.timeout"):
+        assert key in READ_SOMEWHERE
+
+
+def test_every_key_is_read_or_listed() -> None:
+    without_reader = sorted(
+        key for key in LEAVES - READ_BY_NAME if not below(key, [*FOR_OLD_FILES, *FOR_USER_CODE, *NOT_BUILT_YET])
+    )
+    assert not without_reader, (
+        "read nowhere: remove these keys, or, if old files carry them, list them in "
+        f"ajet/config/effects.py: {without_reader}"
+    )
+
+
+def test_no_key_without_effect_is_read() -> None:
+    assert not sorted(key for key in READ_SOMEWHERE if below(key, FOR_OLD_FILES))
+    assert not sorted(key for key in READ_SOMEWHERE if below(key, FORMER_NAMES))
+
+
+def test_lists_name_keys_that_exist() -> None:
+    for listed in (FOR_OLD_FILES, FORMER_NAMES, FOR_USER_CODE, NOT_BUILT_YET, ONLY_ON, ONLY_WITH_ENGINE):
+        assert not [key for key in listed if key not in KEYS]
+    assert not [key for key in FORMER_NAMES.values() if key not in KEYS]
+
+
+def test_documentation_says_which_keys_have_no_effect() -> None:
+    for key in FOR_OLD_FILES:
+        assert "ccepted for old files, without effect." in (KEYS[key].field.description or ""), key
+    for key in LEAVES:
+        said = "ccepted for old files" in (KEYS[key].field.description or "")
+        assert said == below(key, FOR_OLD_FILES), key
+
+
+@pytest.mark.parametrize("backbone", get_args(BackboneName))
+def test_each_backbone_reads_the_keys_that_are_said_to_work_there(backbone: BackboneName) -> None:
+    read = read_on(backbone)
+    wrong = []
+    for key in sorted(READ_SOMEWHERE):
+        if backbone in ("debug", "local") and below(key, ONLY_WITH_ENGINE):
+            continue  # what engines read is the next test's question
+        works = backbone in (entry(ONLY_ON, key) or get_args(BackboneName))
+        if works != (key in read):
+            wrong.append(f"{key}: {'not read' if works else 'read'}")
+    assert not wrong, f"ajet/config/effects.py (ONLY_ON) says otherwise on {backbone}: {wrong}"
+
+
+def test_each_engine_reads_the_keys_that_are_said_to_work_with_it() -> None:
+    for key in sorted(key for key in READ_SOMEWHERE if below(key, ONLY_WITH_ENGINE)):
+        rooms = {node.module.split(".")[2] for node in readers(key) if node.module.startswith("ajet.engine.")}
+        assert rooms, f"{key} is read by no engine"
+        assert rooms <= {*entry(ONLY_WITH_ENGINE, key), "base"}, f"{key} is read by {rooms}"
+
+
+def test_only_what_the_user_set_is_given() -> None:
+    config = Config.model_validate({"ajet": {"rollout": {"seed": 1, "multi_turn": {}}, "user": {"mine": 1}}})
+    assert list(given_keys(config.ajet)) == ["rollout.seed", "user"]
