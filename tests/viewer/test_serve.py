@@ -54,8 +54,8 @@ def test_pages_are_compressed_and_large_requests_refused(tmp_path: Path) -> None
         opener.open(f"http://127.0.0.1:{viewer.port}/login", data=b"x" * 100_000)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_signal_ends_it(tmp_path: Path, number: signal.Signals, code: int) -> None:
     command = [sys.executable, "-m", "ajet", "view", str(tmp_path), "--port", "0", "--no-browser"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -64,5 +64,5 @@ def test_a_signal_ends_it(tmp_path: Path, number: signal.Signals) -> None:
         url = process.stdout.readline().strip()
         assert urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(url).status == 200
         process.send_signal(number)
-        assert process.wait(timeout=30) != 0
+        assert process.wait(timeout=30) == code
         assert "Traceback" not in process.stderr.read()
