@@ -64,4 +64,5 @@ def _open_gateway(model: ServedModel, arguments: Namespace) -> Gateway:
             raise InvalidKeyError("wrong API key")
         return Caller(model.new_session(), DEFAULT_AGENT, DEFAULT_TARGET)
 
-    return Gateway(GatewaySettings(host=arguments.host, port=arguments.port), authorize)
+    settings = GatewaySettings(arguments.host, arguments.port, "--host or --port")
+    return Gateway(settings, authorize)

@@ -27,6 +27,8 @@ class GatewaySettings:
 
     host: str = "127.0.0.1"
     port: int = 0
+    address_settings: str = "gateway.host or gateway.port"
+    """What the user can change if the address can't be had, for the message."""
     key_ttl_s: float = 3600.0
     max_concurrent_per_episode: int = 64
     limits: HttpLimits = field(default_factory=HttpLimits)
@@ -76,7 +78,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Listen. Raises AddressError."""
-        await self._server.start(self.settings.host, self.settings.port)
+        settings = self.settings
+        await self._server.start(settings.host, settings.port, settings.address_settings)
 
     @property
     def base_url(self) -> str:

@@ -1,9 +1,6 @@
 """`HttpServer`: listens on an address and hands every request to a handler, within limits.
 
-server = HttpServer(handler, HttpLimits(max_body_bytes=1_000_000))
-await server.start("127.0.0.1", 8000)  # port 0: any free one
-server.url                             # http://127.0.0.1:8000
-await server.aclose()
+`await start(host, port, …)`, then `address.url` is where it is; `await aclose()` at the end.
 """
 
 from __future__ import annotations
@@ -48,9 +45,9 @@ class HttpServer:
         self._sweeper: asyncio.Task[None] | None = None
         self._address: Address | None = None
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen. Raises AddressError."""
-        await self.start_on(listen(host, port))
+    async def start(self, host: str, port: int, settings: str) -> None:
+        """Listen. Raises AddressError, as `listen` does."""
+        await self.start_on(listen(host, port, settings))
 
     async def start_on(self, listener: socket.socket) -> None:
         """Serve a socket that `listen` made."""
@@ -87,10 +84,13 @@ async def _sweep(connections: Connections) -> None:
         connections.sweep()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket: clients can connect at once, and wait until a server starts on it. Raises AddressError."""
+def listen(host: str, port: int, settings: str) -> socket.socket:
+    """A listening socket: clients can connect at once, and wait until a server starts on it. Port 0: any free one.
+
+    Raises AddressError, whose message tells the user to change `settings` ("--host or --port", say).
+    """
     if not 0 <= port <= 65535:  # getaddrinfo would wrap it around
-        raise AddressError(f"can't listen on {host}:{port}: a port is a number from 0 to 65535 (0: any free one)")
+        raise _address_error(host, port, "a port is a number from 0 to 65535", settings)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -98,17 +98,18 @@ def listen(host: str, port: int) -> socket.socket:
         # with the protocol named, asyncio turns Nagle's algorithm off; otherwise small answers wait up to 40 ms
         listener = socket.socket(family, kind, protocol or socket.IPPROTO_TCP)
     except (OSError, UnicodeError) as error:
-        raise _address_error(host, port, error) from error
+        raise _address_error(host, port, error, settings) from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise _address_error(host, port, error) from error
+        raise _address_error(host, port, error, settings) from error
     return listener
 
 
-def _address_error(host: str, port: int, error: Exception) -> AddressError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-    return AddressError(f"can't listen on {host}:{port}: {reason}. Choose another host or port (port 0: any free one)")
+def _address_error(host: str, port: int, reason: object, settings: str) -> AddressError:
+    if isinstance(reason, OSError) and reason.strerror:
+        reason = reason.strerror
+    return AddressError(f"can't listen on {host}:{port}: {reason}. Change {settings} (port 0: any free one)")

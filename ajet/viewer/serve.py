@@ -18,6 +18,7 @@ from ajet.viewer.library import Library, NoExperimentsError
 
 DEFAULT_PORT = 8642
 _SHORTEST_PASSWORD = 8
+_SETTINGS = "--host or --port"
 _LIMITS = HttpLimits(max_body_bytes=64 * 1024)
 """The only body that a page sends is the sign-in form."""
 
@@ -90,8 +91,8 @@ def is_loopback(host: str) -> bool:
 
 def _listen(host: str, port: int | None) -> socket.socket:
     if port is not None:
-        return listen(host, port)
+        return listen(host, port, _SETTINGS)
     try:
-        return listen(host, DEFAULT_PORT)
+        return listen(host, DEFAULT_PORT, _SETTINGS)
     except AddressError:  # most likely another viewer has it
-        return listen(host, 0)
+        return listen(host, 0, _SETTINGS)

@@ -93,7 +93,7 @@ class Application:
 async def serving(limits: HttpLimits | None = None) -> AsyncIterator[tuple[Application, int]]:
     application = Application()
     server = HttpServer(AsgiHandler(application), limits)
-    await server.start("127.0.0.1", 0)
+    await server.start("127.0.0.1", 0, "--port")
     try:
         yield application, server.address.port
     finally:

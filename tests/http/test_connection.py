@@ -73,7 +73,7 @@ class Echo:
 async def serving(limits: HttpLimits | None = None) -> AsyncIterator[tuple[Echo, int]]:
     echo = Echo()
     server = HttpServer(echo, limits)
-    await server.start("127.0.0.1", 0)
+    await server.start("127.0.0.1", 0, "--port")
     try:
         yield echo, server.address.port
     finally:
@@ -254,14 +254,14 @@ def test_closing_the_server_cuts_all_connections() -> None:
 
 
 def test_an_address_that_cannot_be_served_says_why() -> None:
-    with listen("127.0.0.1", 0) as taken:
+    with listen("127.0.0.1", 0, "--port") as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(AddressError, match=f"can't listen on 127.0.0.1:{port}: Address already in use"):
-            listen("127.0.0.1", port)
+        with pytest.raises(AddressError, match=f"on 127.0.0.1:{port}: Address already in use. Change --port"):
+            listen("127.0.0.1", port, "--port")
     with pytest.raises(AddressError, match="a number from 0 to 65535"):
-        listen("127.0.0.1", 65_536)
+        listen("127.0.0.1", 65_536, "--port")
     with pytest.raises(AddressError, match=r"can't listen on no\.such\.host\.invalid:0"):
-        listen("no.such.host.invalid", 0)
+        listen("no.such.host.invalid", 0, "--port")
 
 
 # ---------------------------------------------------------------- fuzzing

@@ -28,7 +28,7 @@ def test_an_outward_address_needs_a_password(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_is_an_error_unless_it_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with listen("127.0.0.1", 0) as taken:
+    with listen("127.0.0.1", 0, "--port") as taken:
         port = taken.getsockname()[1]
         with pytest.raises(AddressError, match="in use"):
             Viewer(ViewerSettings(root=tmp_path, port=port))
