@@ -1,8 +1,8 @@
 """From the rewards of a batch to an advantage and a weight for every call.
 
-All statistics are taken over episodes: an episode with many calls, or one that was split into many samples, weighs no
-more than an episode with one. Where an episode's calls differ in value (rewards of their own, discounting, rewards of
-single agents), the episode stands in the statistics with its calls' values in equal shares.
+All statistics are over episodes: an episode with many calls, or split into many samples, counts no more than one with a
+single call. If an episode's calls differ in value (own rewards, discounting, rewards per agent), each of them counts
+with an equal share of the episode.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ajet.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm, tok
 from ajet.schema.call_tree import ROOT
 
 EPSILON = 1e-6
-"""Added to a standard deviation before dividing by it."""
+"""Added to standard deviations before dividing by them."""
 
 SAME = 1e-9
-"""Values closer than this, relative to their size, are the same reward."""
+"""Values that differ by less than this, relative to their size, count as the same reward."""
 
 
 class AdvantageEstimator(StrEnum):
@@ -40,18 +40,18 @@ class ZeroVariance(StrEnum):
     """What happens to a group whose episodes all have the same value."""
 
     SKIP = "skip"
-    """Its tokens are not trained and not counted."""
+    """Its tokens are neither trained nor counted."""
     KEEP = "keep"
-    """Its tokens are trained with advantage 0: only the KL and entropy terms act, and they count in the mean."""
+    """Its tokens are trained with advantage 0, so only the KL and entropy terms act; they count in the mean."""
     RESAMPLE = "resample"
-    """Skipped, and the loop asks for other groups in its place."""
+    """It is skipped, and the loop asks for other groups in its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overlong:
-    """Soft punishment of long episodes: from `limit - buffer` trained tokens on, the reward falls linearly.
+    """A soft penalty for long episodes: from `limit - buffer` trained tokens on, the reward falls linearly.
 
-    At `limit` it has fallen by `penalty`.
+    From `limit` on, the penalty is `penalty`.
     """
 
     limit: int
@@ -66,7 +66,7 @@ class Overlong:
 
 @dataclass(frozen=True, slots=True)
 class CreditSettings:
-    """Which estimator, and how tokens are weighed."""
+    """The estimator, and how tokens are weighted."""
 
     estimator: AdvantageEstimator = AdvantageEstimator.GRPO
     loss_norm: LossNorm = LossNorm.TOKEN_MEAN
@@ -74,11 +74,11 @@ class CreditSettings:
     gamma: float = 1.0
     """Discount from one call of an agent to its next."""
     per_agent_groups: bool = False
-    """Compare each agent only with the same agent in the other episodes of the group."""
+    """Compare each agent only with the same agent in the group's other episodes."""
     multiplicity: bool = False
-    """One entry for each leaf under a token, with that leaf's advantage, instead of one with its own call's."""
+    """One entry per leaf under a token, with that leaf's advantage, instead of one entry with its own call's."""
     dr_grpo_length: float = 1.0
-    """The constant that Dr.GRPO divides by: the longest possible response."""
+    """The constant that Dr. GRPO divides by: the longest possible response."""
     overlong: Overlong | None = None
 
 
@@ -114,7 +114,7 @@ def compute_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditS
 
 
 def imitation_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditSettings) -> Credit:
-    """Advantage 1 for every call, weighted as ever: supervised fine-tuning."""
+    """Advantage 1 for every call, with the usual weights: supervised fine-tuning."""
     everyone = [episode for group in groups for episode in group]
     weights = iter(token_weights(everyone, settings.loss_norm, settings.dr_grpo_length, settings.multiplicity))
     credited = []
@@ -128,9 +128,9 @@ def imitation_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: Credi
 
 
 def call_values(episode: EpisodeSummary, settings: CreditSettings) -> list[float]:
-    """What each call led to: its own reward and, discounted by gamma, what its agent's next calls brought.
+    """The value of each call: its own reward plus, discounted by gamma, the value of its agent's next call.
 
-    The episode's (or agent's) reward arrives at an agent's last call, unless that call has a reward of its own.
+    An agent's last call gets the episode's (or the agent's) reward, unless it has one of its own.
     """
     shaping = 0.0
     if settings.overlong is not None:
@@ -161,7 +161,7 @@ def _entries(episode: EpisodeSummary, advantages: list[float], weight: float, mu
 def _advantages(
     episodes: Sequence[EpisodeSummary], values: Sequence[list[float]], settings: CreditSettings
 ) -> list[list[float]]:
-    """Per episode and call. With `per_agent_groups` each agent has statistics of its own."""
+    """Per episode and call. With `per_agent_groups`, statistics are separate for each agent."""
     advantages = [[0.0] * len(episode.calls) for episode in episodes]
     if not settings.per_agent_groups:
         _fill(advantages, episodes, values, None, settings.estimator)
@@ -178,12 +178,12 @@ def _fill(
     agent: str | None,
     estimator: AdvantageEstimator,
 ) -> None:
-    """Write the advantages of one agent's calls (of all calls for None)."""
+    """Write the advantages of one agent's calls, or of all calls if `agent` is None."""
     samples = []
     for episode, by_call in zip(episodes, values, strict=True):
         sample = [by_call[i] for i, call in enumerate(episode.calls) if call.tokens and agent in (None, call.agent)]
         if not sample and agent is None:
-            sample = [episode.reward]  # nothing of it is trained, but it was played: it counts in the statistics
+            sample = [episode.reward]  # no token is trained, but the episode counts in the statistics
         samples.append(sample)
     present = [sample for sample in samples if sample]
     if not present:

@@ -1,6 +1,6 @@
-"""What credit needs to know of an episode, and nothing of its tokens: small, serialisable, the same for every backbone.
+"""What credit needs to know about an episode: small, without tokens, the same for every backbone.
 
-In: an `Episode`. Out: an `EpisodeSummary` of plain numbers and strings, which can cross processes as JSON.
+In: an `Episode`. Out: an `EpisodeSummary` of plain numbers and strings, which can go to another process as JSON.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class CallSummary:
     reward: float | None = None
     """A reward of its own."""
     next: int = ROOT
-    """The next call of the same agent that this one leads to (never an alternative to this reply). ROOT: the last."""
+    """The same agent's next call that follows from this one, never an alternative to it. ROOT: there is none."""
     leaves: list[int] = field(default_factory=list)
-    """The trained calls under (or equal to) this one that no trained call continues: the rows it appears in."""
+    """The trained calls at or under this one that no trained call continues: one per row that contains this call."""
 
 
 @dataclass(slots=True)
@@ -39,20 +39,20 @@ class EpisodeSummary:
 
     @property
     def tokens(self) -> int:
-        """Trained tokens, each once."""
+        """Trained tokens, each counted once."""
         return sum(call.tokens for call in self.calls)
 
     @property
     def row_tokens(self) -> int:
-        """Trained tokens, each as often as independent root-to-leaf rows would train it."""
+        """Trained tokens, each counted as often as separate root-to-leaf rows would train it."""
         return sum(call.tokens * len(call.leaves) for call in self.calls)
 
     def agent_reward(self, agent: str) -> float:
-        """The agent's own reward, or else the episode's."""
+        """The agent's own reward if it has one, or the episode's."""
         return self.agent_rewards.get(agent, self.reward)
 
     def to_json(self) -> dict[str, Any]:
-        """A form that `json.dumps` takes and `from_json` reads back."""
+        """A dictionary for `json.dumps`, which `from_json` reads back."""
         return asdict(self)
 
     @classmethod
@@ -64,7 +64,7 @@ class EpisodeSummary:
 def summarise(episode: Episode) -> EpisodeSummary:
     """The summary of a usable episode."""
     if episode.reward is None:
-        raise ValueError(f"episode {episode.episode_id!r} ({episode.status}) has no reward: it can't be given credit")
+        raise ValueError(f"episode {episode.episode_id!r} ({episode.status}) has no reward, so it can't get credit")
     tree = episode.tree
     ancestors = _ancestor_calls(tree)
     leaves = _leaves(tree, ancestors)
@@ -97,7 +97,7 @@ def _ancestor_calls(tree: CallTree) -> list[list[int]]:
 
 
 def _leaves(tree: CallTree, ancestors: list[list[int]]) -> list[list[int]]:
-    """For each call with trained tokens, the trained calls under it that no trained call continues."""
+    """For each call with trained tokens, the trained calls at or under it that no trained call continues."""
     trained = [index for index, call in enumerate(tree.calls) if call.mask.any()]
     continued = {above for index in trained for above in ancestors[index]}
     leaves: list[list[int]] = [[] for _ in tree.calls]
@@ -110,7 +110,7 @@ def _leaves(tree: CallTree, ancestors: list[list[int]]) -> list[list[int]]:
 
 
 def _next_call(tree: CallTree, index: int, ancestors: list[list[int]]) -> int:
-    """The first later call of the same agent that is no alternative to this one, nor built upon an alternative."""
+    """The first later call of the same agent that neither is nor continues an alternative to this one."""
     call = tree.calls[index]
     for later in range(index + 1, len(tree.calls)):
         other = tree.calls[later]

@@ -1,6 +1,6 @@
 """How much each trained token counts: the loss is the sum over tokens of weight x token loss.
 
-The weights of a batch depend on its episodes alone, never on how an episode was split into calls, rows or packs.
+Weights depend only on the batch's episodes, never on how an episode was split into calls, rows or packs.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from ajet.credit.summary import EpisodeSummary
 
 
 class LossNorm(StrEnum):
-    """What one episode's tokens are divided by."""
+    """What an episode's token losses are divided by."""
 
     TOKEN_MEAN = "token_mean"
     """1 / all trained tokens of the batch: every token counts the same."""
     SEQUENCE_MEAN = "sequence_mean"
     """1 / (episodes x the episode's tokens): every episode counts the same."""
     DR_GRPO = "dr_grpo"
-    """1 / (episodes x a constant length): no bias towards short or long episodes."""
+    """1 / (episodes x a constant length): no bias by length."""
 
 
 @dataclass(slots=True)
 class CallCredit:
-    """The credit of one call. All its trained tokens share it."""
+    """The credit of one call, shared by all its trained tokens."""
 
     entries: list[tuple[float, float]] = field(default_factory=list)
-    """(advantage, weight) pairs. One, or with `multiplicity` one a leaf; none if the call is not trained.
-    A token's loss is the sum over them of weight x loss(advantage): clipping is not linear, so never add them up."""
+    """(advantage, weight) pairs: one, or with `multiplicity` one per leaf; none if the call isn't trained.
+    A token's loss is the sum over them of weight x loss(advantage). Never add them up: clipping isn't linear."""
 
     @property
     def advantage(self) -> float:
-        """For tables and logs: the mean advantage; 0 without entries."""
+        """The mean advantage, for tables and logs; 0 without entries."""
         return sum(advantage for advantage, _ in self.entries) / len(self.entries) if self.entries else 0.0
 
     @property
     def weight(self) -> float:
-        """For tables and logs: the total weight of each token."""
+        """The total weight of each token, for tables and logs."""
         return sum(weight for _, weight in self.entries)
 
 
@@ -48,12 +48,12 @@ class EpisodeCredit:
     episode_id: str
     calls: list[CallCredit]
     skipped: bool = False
-    """Its group taught nothing (zero variance): none of its calls has an entry."""
+    """Left out because its group has zero variance: none of its calls has an entry."""
 
 
 @dataclass(slots=True)
 class Credit:
-    """The credit of a batch: one list an input group, in the same order."""
+    """The credit of a batch: one list per group, in the order of the groups."""
 
     groups: list[list[EpisodeCredit]]
     zero_variance_groups: int = 0
@@ -66,7 +66,7 @@ class Credit:
 
 
 def token_weights(episodes: list[EpisodeSummary], norm: LossNorm, length: float, multiplicity: bool) -> list[float]:
-    """The weight of a token (of one entry of it) in each episode; `length` is Dr.GRPO's constant."""
+    """The weight of a token (or of each of its entries) in each episode; `length` is Dr. GRPO's constant."""
     counts = [episode.row_tokens if multiplicity else episode.tokens for episode in episodes]
     trained = sum(1 for count in counts if count)
     if norm is LossNorm.TOKEN_MEAN:

@@ -1,1 +1,1 @@
-"""The embedded trainer: packs a batch's call trees, computes their loss, updates the weights. Knows no backbone."""
+"""The embedded trainer: packs a batch's call trees, computes their loss, updates the weights."""

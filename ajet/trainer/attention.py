@@ -1,13 +1,13 @@
 """Attention over a packed forest, through transformers' public attention interface: no code per model.
 
-`tree_attention(model)` makes a Hugging Face causal model take packs: inside it, `model(..., **pack_arguments)` runs
-with an attention function in which a token sees its ancestors and nothing else. Executors:
+`tree_attention(model)` makes a Hugging Face causal model accept packs: inside it, `model(..., **pack_arguments)` runs
+with an attention function in which a token sees its ancestors and nothing else. There are three implementations:
 
-- CPU: the blocks of the pack one by one with PyTorch's flash kernel (rows causal, branches' view of the row they left
+- CPU: PyTorch's flash kernel on the pack's blocks one by one (rows are causal; a branch sees the row that it left
   unmasked), joined by their log-sum-exp. The backward pass goes over the same blocks with the joined log-sum-exp, which
-  gives each block's exact share. A chain is one causal call.
-- GPU: FlexAttention with a block mask. *Unverified*: it has no CPU backward, and was not yet measured on a GPU.
-- Anything else (odd devices, kernels missing): PyTorch SDPA with a dense mask, correct and slow.
+  gives each block's exact share. A chain is a single causal call.
+- GPU: FlexAttention with a block mask. *Unverified*: it has no backward pass on CPUs and has not been run on a GPU yet.
+- Anything else (other devices, missing kernels): PyTorch SDPA with a dense mask, correct but slow.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ NAME = "ajet_tree"
 """The attention implementation's name in transformers' registry."""
 
 SMALL_ROW = 256
-"""Causal rows up to this length are padded to a common length and run as one batch: beyond it, padding costs more than
-the calls it saves."""
+"""Causal rows up to this length are padded to a common length and run as one batch. For longer rows, the padding would
+cost more than the saved calls."""
 
 ROW_STEP = 32
 """Small rows are padded to multiples of this."""
 
 
 class UnsupportedAttentionError(Exception):
-    """The model asks its attention for something that a forest can't be given: soft capping, sinks, a short window."""
+    """The model's attention needs something that doesn't work on a forest: soft capping, sinks, a short window."""
 
 
 @dataclass(slots=True)
@@ -53,22 +53,22 @@ class AttentionPlan:
 
 @dataclass(slots=True)
 class _RowBatch:
-    """Small causal rows of about the same length, to run as one: B rows, padded to L columns."""
+    """Small causal rows of similar length, to run as one batch: B rows, padded to L columns."""
 
     shape: tuple[int, int]
     """B, L."""
     gather: Tensor
-    """[B * L] place in the pack of each (row, column); padding repeats the row's last place."""
+    """[B * L] position in the pack of each (row, column); padding repeats the row's last position."""
     kept: Tensor
-    """Where in `gather` no padding is."""
+    """Indices in `gather` that aren't padding."""
     padding: Tensor
-    """Where in `gather` padding is."""
+    """Indices in `gather` that are padding."""
     places: Tensor
     """`gather[kept]`."""
 
     @classmethod
     def of(cls, rows: list[tuple[int, int]], device: torch.device) -> _RowBatch:
-        """The stretches `rows` of a pack."""
+        """The ranges `rows` of a pack."""
         starts = torch.tensor([start for start, _ in rows])[:, None]
         lengths = torch.tensor([end - start for start, end in rows])[:, None]
         longest = int(lengths.max())
@@ -85,18 +85,18 @@ class _RowBatch:
         return rows.view(*self.shape, *tensor_NHD.shape[1:]).transpose(1, 2)
 
     def put(self, whole_NHD: Tensor, rows_BHLD: Tensor) -> None:
-        """The inverse of `take`: every row into its place of the pack, without its padding."""
+        """The inverse of `take`: write every row back into the pack, without its padding."""
         rows = rows_BHLD.transpose(1, 2).reshape(len(self.gather), -1)
         whole_NHD.flatten(1).index_copy_(0, self.places, rows.index_select(0, self.kept))
 
     def take_gradient(self, grad_NHD: Tensor) -> Tensor:
-        """`take`, with nothing where there is padding."""
+        """`take`, with zeros for padding."""
         rows = grad_NHD.flatten(1).index_select(0, self.gather).index_fill_(0, self.padding, 0)
         return rows.view(*self.shape, *grad_NHD.shape[1:]).transpose(1, 2)
 
 
 def plan_attention(pack: Pack, device: torch.device) -> AttentionPlan:
-    """Prepare what the attention function needs, once a pack (all layers share it)."""
+    """Prepare what the attention function needs, once per pack (all layers share it)."""
     large = [row for row in pack.blocks.causal if row[1] - row[0] > SMALL_ROW]
     small: dict[int, list[tuple[int, int]]] = {}
     for start, end in pack.blocks.causal:
@@ -129,7 +129,7 @@ def pack_arguments(pack: Pack, plan: AttentionPlan) -> dict[str, Any]:
 
 @contextmanager
 def tree_attention(model: Any) -> Iterator[None]:
-    """Within it (forward *and* backward), the model's attention is ours; afterwards what it was."""
+    """Inside it (forward *and* backward), the model's attention is ours; afterwards it is what it was."""
     _register()
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     before = base.config._attn_implementation
@@ -147,7 +147,7 @@ def _register() -> None:
 
 
 def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    """The pack says who sees whom; transformers need not build a mask."""
+    """The pack defines which token sees which, so transformers needs no mask."""
 
 
 def _attention(
@@ -204,9 +204,9 @@ def _has_cpu_kernel() -> bool:
 
 
 class _BlockAttention(torch.autograd.Function):
-    """Attention of a forest from its blocks. Saves what a single flash call over all tokens would save.
+    """Attention over a forest, block by block. It saves what a single flash call over all tokens would save.
 
-    Works on [tokens, heads, size]: what is gathered or put back is then one contiguous stretch a token.
+    Tensors are [tokens, heads, size], so what is gathered or written back is contiguous per token.
     """
 
     @staticmethod
@@ -261,7 +261,7 @@ class _BlockAttention(torch.autograd.Function):
 
 
 def _block(tensor_NHD: Tensor) -> Tensor:
-    """[1, heads, tokens, ...], as the kernels take it."""
+    """[1, heads, tokens, ...], as the kernels expect it."""
     return tensor_NHD[None].transpose(1, 2)
 
 
@@ -271,13 +271,13 @@ def _tokens(block_1HND: Tensor) -> Tensor:
 
 
 def _join(output: Tensor, lse: Tensor, block: Tensor, block_lse: Tensor) -> None:
-    """Add a block's keys to attention that was computed over other keys, in place."""
+    """Add a block's keys to attention computed over other keys, in place."""
     share = torch.sigmoid(block_lse - lse)
     output.lerp_(block, share.unsqueeze(-1).to(output.dtype))
     torch.logaddexp(lse, block_lse, out=lse)
 
 
-# ---------------------------------------------------------------- other executors
+# ---------------------------------------------------------------- other implementations
 
 
 def _dense(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:

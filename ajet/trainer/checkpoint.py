@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or absent, and hold no pickle: safetensors and JSON.
+"""Checkpoints: weights, optimiser and random states, as safetensors and JSON (no pickle), complete or absent.
 
     step_20/
       hf/              what `transformers.from_pretrained` and vLLM load
@@ -6,8 +6,8 @@
       optimizer.safetensors  rng.safetensors  state.json
       COMPLETE         written last: every file with its size and SHA-256
 
-A checkpoint is written aside, synced, and renamed. One that is incomplete, or whose files don't match the marker, is
-never used: the one before it is.
+A checkpoint is written under another name, synced, and renamed. If it is incomplete, or its files don't match the
+marker, the previous one is used instead. Importing this module doesn't load torch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CHUNK = 1 << 20
 
 
 class CheckpointError(UserError):
-    """A checkpoint that was asked for by name and can't be used."""
+    """A checkpoint can't be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class CheckpointFolder:
         self.keep_best = keep_best
 
     def save(self, step: int, state: dict[str, Any], write: Callable[[Path], None]) -> Checkpoint | None:
-        """Let `write(folder)` fill a new checkpoint, and make it durable. None (and a warning) if the disk refuses.
+        """Let `write(folder)` fill a new checkpoint, and make it durable. If the disk fails: a warning, and None.
 
-        `state` must be JSON; its `score`, if it has one, decides which checkpoint is the best.
+        `state` must be JSON; its `score`, if any, decides which checkpoint is the best.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         self._sweep()
@@ -76,39 +76,39 @@ class CheckpointFolder:
             (draft / "state.json").write_text(json.dumps({"step": step, **state}, indent=1))
             seal(draft)
             if final.exists():
-                shutil.rmtree(final)  # of the same step, from before a resume
+                shutil.rmtree(final)  # the same step from before a resume
             draft.rename(final)
             _sync(self.root)
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
-            log.warning("checkpoint of step %d could not be written (%s); the one before it stays in use", step, error)
+            log.warning("the checkpoint of step %d could not be written (%s); keeping the previous one", step, error)
             return None
         self._prune()
         return Checkpoint(final, step, {"step": step, **state})
 
     def newest(self) -> Checkpoint | None:
-        """The newest complete checkpoint. Damaged ones are named and passed over."""
+        """The newest complete checkpoint. Damaged ones are skipped with a warning."""
         for path in self._folders():
             try:
                 return load(path)
             except CheckpointError as error:
-                log.warning("%s; the one before it is used", error)
+                log.warning("%s; using the previous one", error)
         return None
 
     def best(self) -> Path | None:
-        """The checkpoint with the highest score; of equals the newest."""
+        """The checkpoint with the highest score; the newest of several."""
         scored = [(score, path) for path in self._folders() if (score := _score(path)) is not None]
         return max(scored, key=lambda pair: (pair[0], step_of(pair[1])))[1] if scored else None
 
     def point(self, link: Path, checkpoint: Checkpoint) -> None:
-        """Make `link` (a symbolic link) lead to the checkpoint's Hugging Face folder, in one move."""
+        """Atomically make the symbolic link `link` point to the checkpoint's Hugging Face folder."""
         draft = link.with_name(f".{link.name}.{os.getpid()}")
         draft.unlink(missing_ok=True)
         draft.symlink_to(os.path.relpath(checkpoint.path / "hf", link.parent), target_is_directory=True)
         draft.replace(link)
 
     def _folders(self) -> list[Path]:
-        """Newest first. A folder without a marker is no checkpoint."""
+        """Newest first. A folder without a marker isn't a checkpoint."""
         if not self.root.is_dir():
             return []
         found = [path for path in self.root.iterdir() if step_of(path) >= 0 and (path / MARKER).is_file()]
@@ -123,7 +123,7 @@ class CheckpointFolder:
                 shutil.rmtree(path)
 
     def _sweep(self) -> None:
-        """Remove what processes that are gone left half-written."""
+        """Remove what earlier processes left half-written."""
         for path in self.root.iterdir():
             unsealed = step_of(path) >= 0 and not (path / MARKER).is_file()
             if path.is_dir() and (path.name.startswith(f".{PREFIX}") or unsealed):
@@ -143,7 +143,7 @@ def load(path: Path) -> Checkpoint:
         for name, (size, digest) in listed.items():
             file = path / name
             if file.stat().st_size != size or _digest(file) != digest:
-                raise CheckpointError(f"checkpoint {path} is damaged: {name} is not what was written")
+                raise CheckpointError(f"checkpoint {path} is damaged: {name} has changed since it was written")
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
         return Checkpoint(path, int(state["step"]), state)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -193,7 +193,7 @@ def _score(path: Path) -> float | None:
 
 
 def write_trainer(trainer: Trainer, tokenizer: Any, folder: Path) -> None:
-    """Fill a checkpoint folder (all but `state.json` and the marker)."""
+    """Fill a checkpoint folder with everything but `state.json` and the marker."""
     from safetensors.torch import save_file
 
     write_model(trainer.model, tokenizer, folder)
@@ -203,10 +203,10 @@ def write_trainer(trainer: Trainer, tokenizer: Any, folder: Path) -> None:
 
 
 def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """`hf/` with whole weights (LoRA merged in), and the adapter alone if there is one."""
+    """Write `hf/` with the whole weights (LoRA merged in), and the adapter alone if there is one."""
     from transformers.utils import logging
 
-    # a bar for every checkpoint would break up the lines of the run
+    # a progress bar per checkpoint would break up the run's output
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if hasattr(model, "disable_adapter"):
         import copy
@@ -220,7 +220,7 @@ def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def read_trainer(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Bring a freshly built trainer to the checkpoint's state."""
+    """Restore the checkpoint's state into a newly built trainer."""
     from safetensors.torch import load_file
 
     path = checkpoint.path
@@ -230,14 +230,14 @@ def read_trainer(trainer: Trainer, checkpoint: Checkpoint) -> None:
         _restore_random_states(path / "rng.safetensors")
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(
-            f"checkpoint {path} does not fit this model ({error}): start anew with --fresh, or set "
+            f"checkpoint {path} does not fit this model ({error}): start over with --fresh, or set "
             "trainer_common.resume to another checkpoint"
         ) from error
     trainer.updates = int(checkpoint.state["updates"])
 
 
 def _read_weights(model: Any, path: Path) -> None:
-    """In place: an engine that shares the parameters keeps sharing them."""
+    """In place, so that an engine that shares the parameters keeps sharing them."""
     from safetensors.torch import load_file
 
     if (path / "adapter").is_dir():

@@ -1,7 +1,15 @@
-"""Ordinary padded rows out of a pack without sharing: which rows go together into one batch."""
+"""From a pack to the logprobs of its edges: the one module that runs the model.
+
+Two executors give the same result: `PackForward` computes the pack as one sequence (see `attention`), `RowForward` cuts
+a pack without sharing into ordinary padded rows. `BestForward` takes the one that fits the pack's layout. Logits are
+computed only where an edge needs them.
+
+Shapes: E edges, P positions with logits, V vocabulary, B rows of a batch.
+"""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -13,46 +21,16 @@ from torch import Tensor
 from ajet.trainer.attention import pack_arguments, plan_attention, tree_attention
 from ajet.trainer.pack import Edges, Layout, Pack
 
-SPREAD = 1.2
-"""A batch's longest row is at most this much longer than its shortest: the rest would be padding."""
-
-SHORT = 32
-"""Rows up to this length go together whatever their lengths: a batch of its own costs more than the padding."""
-
-
-def row_batches(pack: Pack, budget: int) -> list[list[int]]:
-    """Indices in `pack.rows`, by length, each batch within the budget of padded tokens (a longer row alone)."""
-    lengths = [end - start for start, end in pack.rows]
-    batches: list[list[int]] = []
-    for row in sorted(range(len(lengths)), key=lambda index: lengths[index]):
-        length = lengths[row]
-        fits = (
-            batches
-            and (len(batches[-1]) + 1) * length <= budget
-            and length <= max(SPREAD * lengths[batches[-1][0]], SHORT)
-        )
-        if fits:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
-    return batches
-
-
-def padded_tokens(pack: Pack, budget: int) -> int:
-    """Tokens that are computed, padding included."""
-    lengths = [end - start for start, end in pack.rows]
-    return sum(len(batch) * max(lengths[row] for row in batch) for batch in row_batches(pack, budget))
-
 
 class EdgeLogprobs(NamedTuple):
-    """Of every edge of a pack, in the order of `pack.edges`."""
+    """Logprob and entropy of every edge of a pack, in the order of `pack.edges`."""
 
     logprob_E: Tensor
     entropy_E: Tensor | None
 
 
 class Entropy(Enum):
-    """Whether the entropy at each edge is wanted; its gradient takes as much memory as the logits."""
+    """Whether to compute the entropy at each edge; its gradient takes as much memory as the logits."""
 
     NO = 0
     VALUE = 1
@@ -70,7 +48,7 @@ class Forward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PackForward:
-    """One sequence a pack."""
+    """Each pack as one sequence."""
 
     def session(self, model: Any) -> Any:
         return tree_attention(model)
@@ -86,7 +64,7 @@ class PackForward:
 
 @dataclass(frozen=True, slots=True)
 class BestForward:
-    """Trees as packs, packs without sharing as rows."""
+    """Trees as one sequence, packs without sharing as rows."""
 
     budget: int = 16384
 
@@ -100,14 +78,12 @@ class BestForward:
 
 @dataclass(frozen=True, slots=True)
 class RowForward:
-    """Padded batches of ordinary rows, with the model's own attention. For packs without sharing."""
+    """Padded batches of ordinary rows with the model's own attention, for packs without sharing."""
 
     budget: int = 16384
     """Tokens of a padded batch."""
 
     def session(self, model: Any) -> Any:
-        from contextlib import nullcontext
-
         return nullcontext()
 
     def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
@@ -132,10 +108,41 @@ class RowForward:
         return EdgeLogprobs(logprob_E, torch.cat(entropies)[back] if entropies else None)
 
 
+SPREAD = 1.2
+"""A batch's longest row is at most this many times as long as its shortest, to limit padding."""
+
+SHORT = 32
+"""Rows up to this length share batches whatever their lengths: another batch would cost more than the padding."""
+
+
+def row_batches(pack: Pack, budget: int) -> list[list[int]]:
+    """Indices in `pack.rows`, batched by length: each batch is within the budget of padded tokens, or a single row."""
+    lengths = [end - start for start, end in pack.rows]
+    batches: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        length = lengths[row]
+        fits = (
+            batches
+            and (len(batches[-1]) + 1) * length <= budget
+            and length <= max(SPREAD * lengths[batches[-1][0]], SHORT)
+        )
+        if fits:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
+
+
+def padded_tokens(pack: Pack, budget: int) -> int:
+    """Tokens to compute, padding included."""
+    lengths = [end - start for start, end in pack.rows]
+    return sum(len(batch) * max(lengths[row] for row in batch) for batch in row_batches(pack, budget))
+
+
 def _padded(
     model: Any, pack: Pack, rows: list[tuple[int, int]], columns: np.ndarray, device: torch.device
 ) -> tuple[Tensor, np.ndarray]:
-    """Logits of a right-padded batch at the columns that any of its rows needs. No causal model looks at its right."""
+    """Logits of a right-padded batch at the columns that any row needs. Causal models never see the padding."""
     longest = max(end - start for start, end in rows)
     ids = np.zeros((len(rows), longest), np.int64)
     for line, (start, end) in enumerate(rows):

@@ -1,7 +1,9 @@
-"""The loss of trained tokens, given their logprobs. One formula for every layout: it sees edges, never rows or trees.
+"""The loss of trained tokens, given their logprobs: one formula for every layout, over edges rather than rows or trees.
 
 The loss is the sum over entries of weight x token loss (weights: `ajet.credit`), so the losses of several packs add up,
-and so do their gradients. Legend: E edges, M entries, T trajectories.
+and so do their gradients.
+
+Shapes: E edges, M entries, T trajectories.
 """
 
 from __future__ import annotations
@@ -14,16 +16,16 @@ from torch import Tensor
 
 
 class PolicyLoss(StrEnum):
-    """What is minimised."""
+    """The token loss."""
 
     PPO = "ppo"
     """Clipped ratio of each token, with a higher upper bound (clip-higher)."""
     GSPO = "gspo"
     """The same with the ratio of the whole trajectory: exp of the mean log ratio of its tokens."""
     CISPO = "cispo"
-    """Log-likelihood, weighted with the clipped, detached ratio: no token's gradient is cut to zero."""
+    """Log-likelihood, weighted with the clipped, detached ratio: clipping never zeroes a token's gradient."""
     SFT = "sft"
-    """Log-likelihood alone; advantages play no part."""
+    """Log-likelihood only; advantages are ignored."""
 
 
 class KLType(StrEnum):
@@ -39,7 +41,7 @@ class KLType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """Which loss, and its terms."""
+    """The loss and its terms."""
 
     policy_loss: PolicyLoss = PolicyLoss.PPO
     clip_low: float = 0.2
@@ -48,12 +50,12 @@ class LossSettings:
     kl_type: KLType = KLType.LOW_VAR_KL
     entropy_coef: float = 0.0
     correction_cap: float | None = 2.0
-    """Truncated importance sampling of sampler against trainer: tokens weigh min(π_old / π_sampler, cap). None: off."""
+    """Truncated importance sampling: tokens are weighted with min(π_old / π_sampler, cap). None: off."""
 
 
 @dataclass(slots=True)
 class EdgeTensors:
-    """What is known about the edges of a pack besides the current policy's logprobs."""
+    """A pack's edges as tensors, apart from the current policy's logprobs."""
 
     sampler_E: Tensor
     trajectory_E: Tensor
@@ -61,7 +63,7 @@ class EdgeTensors:
     advantage_M: Tensor
     weight_M: Tensor
     old_E: Tensor | None = None
-    """π_old by the trainer's own forward. None: the current policy, detached (one update a batch)."""
+    """π_old from the trainer's own forward pass. None: the current policy, detached (one update per batch)."""
     reference_E: Tensor | None = None
     log_ratio_T: Tensor | None = None
     """GSPO: mean log ratio of each trajectory of the batch. None: every trajectory is whole within the pack."""
@@ -73,7 +75,7 @@ class LossResult:
 
     loss: Tensor
     sums: dict[str, Tensor] = field(default_factory=dict)
-    """Keys ending in `/sum` are weight x value and add up over packs; those in `/max` are maxima."""
+    """Keys ending in `/sum` are sums of weight x value, which add up over packs; those in `/max` are maxima."""
 
 
 def policy_loss(
@@ -84,7 +86,7 @@ def policy_loss(
     old_E = edges.old_E if edges.old_E is not None else new_E.detach()
     weight_M = edges.weight_M
     result = LossResult(new_E.sum() * 0.0)
-    note = _Notes(result.sums, weight_M)
+    note = _WeightedSums(result.sums, weight_M)
     if settings.policy_loss is PolicyLoss.SFT:
         token_M = -new_E[at]
     else:
@@ -118,7 +120,7 @@ def policy_loss(
 
 
 def divergence(new_E: Tensor, reference_E: Tensor, kind: KLType) -> Tensor:
-    """Estimate of KL(policy, reference) at each sampled token."""
+    """An estimate of KL(policy, reference) at each sampled token."""
     d_E = reference_E - new_E
     if kind is KLType.K1:
         return -d_E
@@ -129,14 +131,14 @@ def divergence(new_E: Tensor, reference_E: Tensor, kind: KLType) -> Tensor:
 
 
 def trajectory_means(value_E: Tensor, trajectory_E: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Sum and number of edges of each trajectory."""
+    """The sum and the number of edges of each trajectory."""
     sums = value_E.new_zeros(count).index_add_(0, trajectory_E, value_E)
     numbers = value_E.new_zeros(count).index_add_(0, trajectory_E, torch.ones_like(value_E))
     return sums, numbers
 
 
 def _trajectory_log_ratio(log_ratio_E: Tensor, edges: EdgeTensors) -> Tensor:
-    """Each edge's trajectory's mean log ratio, detached."""
+    """The mean log ratio of each edge's trajectory, detached."""
     mean_T = edges.log_ratio_T
     if mean_T is None:
         count = int(edges.trajectory_E.max()) + 1
@@ -146,7 +148,7 @@ def _trajectory_log_ratio(log_ratio_E: Tensor, edges: EdgeTensors) -> Tensor:
 
 
 def _clipped(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    """Token losses, and where clipping acts."""
+    """Token losses, and 1 where clipping acts."""
     if settings.policy_loss is PolicyLoss.CISPO:
         bound = 1.0 + settings.clip_high
         fixed_M = ratio_M.detach().clamp(max=bound)
@@ -156,8 +158,8 @@ def _clipped(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: Loss
     return -torch.minimum(plain_M, clipped_M), (clipped_M < plain_M).detach().to(new_M.dtype)
 
 
-class _Notes:
-    """Collects weighted sums."""
+class _WeightedSums:
+    """Writes weighted sums into `sums`."""
 
     def __init__(self, sums: dict[str, Tensor], weight_M: Tensor) -> None:
         self._sums = sums

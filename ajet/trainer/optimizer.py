@@ -1,4 +1,4 @@
-"""AdamW with float32 states whatever the model's number format, and the learning rate as a function of the step."""
+"""AdamW with float32 states whatever the model's dtype, and the learning rate as a function of the step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch.nn import Parameter
 
 @dataclass(frozen=True, slots=True)
 class OptimSettings:
-    """How weights follow the gradient."""
+    """How the weights are updated."""
 
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.01
     clip_grad: float = 1.0
-    """Norm at which the gradient is clipped."""
+    """Maximum gradient norm."""
     warmup_steps: int = 0
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     total_steps: int = 0
-    """Where cosine and linear reach 0."""
+    """Where `cosine` and `linear` reach 0."""
 
     def lr_at(self, step: int) -> float:
         """The learning rate of an update; the first has step 0."""
@@ -38,15 +38,15 @@ class OptimSettings:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one optimiser step did."""
+    """The result of one optimiser step."""
 
     grad_norm: float
     applied: bool
-    """False: the gradient was not finite, and the weights are unchanged."""
+    """False if the gradient was not finite: the weights are unchanged."""
 
 
 class MasterAdamW:
-    """AdamW over named parameters. Parameters in half precision get a float32 master copy that holds the true value."""
+    """AdamW over named parameters. Half-precision parameters have a float32 master copy with the exact values."""
 
     def __init__(self, named: Iterable[tuple[str, Parameter]], settings: OptimSettings) -> None:
         self.settings = settings
@@ -63,7 +63,7 @@ class MasterAdamW:
         self._adam = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas)
 
     def step(self, number: int) -> StepResult:
-        """Apply the gradients, clipped, and clear them."""
+        """Clip the gradients, apply and clear them."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip_grad))
         applied = math.isfinite(norm)
         if applied:
@@ -87,7 +87,7 @@ class MasterAdamW:
             self._masters[name].grad = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state as named tensors: `<parameter>|exp_avg` …; a master copy as `<parameter>|master`."""
+        """The state as named tensors: `<parameter>|exp_avg`, …, and master copies as `<parameter>|master`."""
         found: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             for key, value in self._adam.state.get(master, {}).items():
@@ -107,6 +107,6 @@ class MasterAdamW:
                 with torch.no_grad():
                     master.copy_(value)
             else:
-                # the step counter stays where AdamW keeps it: on the CPU
+                # AdamW keeps the step counter on the CPU
                 device = value.device if field == "step" else master.device
                 self._adam.state[master][field] = value.to(device).clone()

@@ -1,16 +1,16 @@
 """Packs the call trees of a batch into sequences in which every token is computed once.
 
-In: call trees with their credit. Out: `Pack`s. A pack is a forest laid out depth-first: context that several calls or
-several episodes share is one run of tokens, sampled runs stay apart, position = depth. What is trained are the pack's
-*edges*: (predicting position → target token), an explicit list, since one hidden state may predict several children.
+In: call trees with their credit. Out: `Pack`s. A pack is a forest laid out depth-first: context shared by several calls
+or episodes is one run of tokens, sampled runs stay apart, position = depth. A pack trains its *edges*, an explicit list
+of (predicting position → target token), because one hidden state may predict several children.
 
-In the layout every node's subtree is contiguous and its longest child follows it directly, so that
+In the layout, every node's subtree is contiguous and its longest child follows it directly, so that
 
 - token i sees token j exactly if `j <= i < ends[j]`, where `ends[j]` is the end of the subtree of j's node;
 - a chain is a plain causal row; a forest is causal rows plus, where rows branch off, unmasked rectangles (`Blocks`).
 
-The same builder makes the layouts without sharing (`Layout.MERGED`, `Layout.FLAT`): rows that share nothing are trees
-of their own. Pure numpy: no model, no torch.
+The same builder makes the layouts without sharing (`Layout.MERGED`, `Layout.FLAT`): their rows are separate trees.
+Only numpy: no model, no torch.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ class Layout(StrEnum):
     """How much is shared."""
 
     TREE = "tree"
-    """Every shared run once, also across episodes."""
+    """Every shared run once, even across episodes."""
     MERGED = "merged"
-    """One row for each root-to-leaf path; each token is trained in the first row it appears in."""
+    """One row per root-to-leaf path; each token is trained in one of the rows that contain it."""
     FLAT = "flat"
-    """One row for each call: its prompt and its reply."""
+    """One row per call: its prompt and its reply."""
 
 
 @dataclass(slots=True)
 class Blocks:
-    """Which stretches of a pack attend to which: disjoint causal rows, unmasked rectangles where rows branch off."""
+    """Which ranges of a pack attend to which: disjoint causal rows, and unmasked rectangles where rows branch off."""
 
     causal: list[tuple[int, int]] = field(default_factory=list)
-    """(start, end): every token is in exactly one."""
+    """(start, end). Every token is in exactly one row."""
     full: list[tuple[int, int, int, int]] = field(default_factory=list)
     """(query start, query end, key start, key end)."""
 
 
 @dataclass(slots=True)
 class Edges:
-    """What is trained. The first arrays have one element an edge, the `entry_*` ones one an entry of an edge."""
+    """What is trained. Arrays have one element per edge, `entry_*` arrays one per entry of an edge."""
 
     position: Indices
     """Where in the pack the target is predicted."""
@@ -64,7 +64,7 @@ class Edges:
     token: Indices
     """Index of the target in its call's reply."""
     trajectory: Indices
-    """The (episode, agent) that a sequence-level ratio is taken over; numbered over the whole batch."""
+    """Number, within the batch, of the (episode, agent) that a sequence-level ratio is taken over."""
     entry_edge: Indices
     entry_advantage: Floats
     entry_weight: Floats
@@ -73,7 +73,7 @@ class Edges:
         return len(self.position)
 
     def by_call(self) -> list[tuple[tuple[int, int], slice]]:
-        """((episode, call), its edges) in order: a call's edges stand together, in the order of its reply."""
+        """((episode, call), its edges) in order: a call's edges are contiguous, in the order of its reply."""
         starts = np.flatnonzero(np.diff(self.episode, prepend=-1) | np.diff(self.call, prepend=-1))
         keys = zip(self.episode[starts].tolist(), self.call[starts].tolist(), strict=True)
         bounds = [*starts.tolist(), len(self)]
@@ -91,14 +91,14 @@ class Pack:
     blocks: Blocks
     edges: Edges
     unshared_tokens: int
-    """What the same edges would cost as flat per-call rows."""
+    """Tokens that the same edges would take as one flat row per call."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def rows(self) -> list[tuple[int, int]]:
-        """The stretches that share nothing with each other: the roots' subtrees. Plain causal rows unless TREE."""
+        """The ranges that share nothing with each other: the roots' subtrees. Plain causal rows unless TREE."""
         rows = []
         start = 0
         while start < len(self.ids):
@@ -125,7 +125,7 @@ class Item:
 
     @property
     def row_tokens(self) -> int:
-        """Tokens to compute if this call were a row of its own."""
+        """Tokens to compute if this call is a separate row."""
         return self.tree.calls[self.call].prompt_tokens + self.last_trained
 
 
@@ -142,11 +142,11 @@ def items_of(episodes: Iterable[tuple[CallTree, EpisodeCredit]]) -> list[Item]:
 
 
 def make_packs(items: Sequence[Item], layout: Layout = Layout.TREE, budget: int | None = None) -> list[Pack]:
-    """Pack the calls, in order, into as few sequences of at most `budget` tokens as that order gives.
+    """Pack the calls, in order, into as few sequences of at most `budget` tokens as that order allows.
 
-    A pack that would grow too long ends and the next begins with the ancestors it needs, as context: each edge is in
-    exactly one pack, so the gradients of the packs add up to that of the whole. One call that alone exceeds the budget
-    gets a pack of its own.
+    When a pack would grow too long, the next one starts with the ancestors that it needs, as context. Each edge is in
+    exactly one pack, so the packs' gradients add up to that of the whole. A call that exceeds the budget by itself gets
+    its own pack.
     """
     packs = []
     forest = _Forest(layout)
@@ -194,12 +194,12 @@ class _Node:
         self.context: dict[int, _Node] = {}  # by first token: context children, which merge
         self.needed = 0  # leading tokens that some edge of this node's own needs
         self.size = 0  # tokens of the subtree in the layout
-        self.where = 0  # place of the first token in the layout
+        self.where = 0  # index of the first token in the layout
         self.end = 0  # end of the subtree in the layout
 
     @property
     def length(self) -> int:
-        """Tokens laid out: a leaf's tail that predicts nothing is left away."""
+        """Tokens in the layout: a leaf's tail that predicts nothing is left out."""
         return len(self.ids) if any(child.size for child in self.children) else self.needed
 
 
@@ -217,7 +217,7 @@ class _Forest:
         self.unshared = 0
         self.roots: dict[int, _Node] = {}
         self.known: dict[_RunKey, _Node] = {}
-        """(root key, episode, run) → the node that ends where the run ends. A split keeps the lower part's identity."""
+        """(root key, episode, run) → the node that ends where the run ends. A split keeps the lower part's object."""
 
     def missing(self, item: Item, root: int) -> int:
         """How many tokens `add` would add."""
@@ -243,7 +243,7 @@ class _Forest:
         return count - matched
 
     def add(self, item: Item, root: int) -> None:
-        """Insert the call's prompt (as far as it is not there) and its reply."""
+        """Insert the call's reply, and whatever is missing of its prompt."""
         node, path, index = self._deepest_known(item, root)
         if node is None:
             node = self.roots.setdefault(root, _Node(np.zeros(0, np.int32), None, 0))
@@ -263,7 +263,7 @@ class _Forest:
         self.unshared += item.row_tokens
 
     def _deepest_known(self, item: Item, root: int) -> tuple[_Node | None, list[int], int]:
-        """The node of the prompt's deepest run that is already there, the prompt's path, and where to go on in it."""
+        """The node of the prompt's deepest run that is already here, the prompt's path, and where to continue in it."""
         path = item.tree.path(item.tree.calls[item.call].prompt_run)
         for index in range(len(path) - 1, -1, -1):
             whole = len(_prompt_part(item, path[index])) == len(item.tree.runs[path[index]].ids)
@@ -339,7 +339,7 @@ class _Forest:
 
 
 def _prompt_part(item: Item, run: int) -> IntArray:
-    """The tokens of a run of the prompt's path that belong to the prompt: the last run may reach beyond it."""
+    """The tokens of a run on the prompt's path that belong to the prompt: the last run may extend beyond it."""
     piece = item.tree.runs[run]
     return piece.ids[: max(0, item.tree.calls[item.call].prompt_tokens - piece.start)]
 
@@ -352,7 +352,7 @@ def _common(one: IntArray, other: IntArray) -> int:
 
 
 def _follow(node: _Node, ids: IntArray) -> tuple[_Node | None, int]:
-    """Walk down as far as the context is there: the node reached (None if it ends before `ids` do), and how far."""
+    """Walk down the context: the node reached (None if the context ends before `ids`), and how many tokens matched."""
     matched = 0
     while len(ids):
         child = node.context.get(int(ids[0]))
@@ -367,7 +367,7 @@ def _follow(node: _Node, ids: IntArray) -> tuple[_Node | None, int]:
 
 
 def _split(node: _Node, at: int) -> _Node:
-    """Cut a context node in two; the lower part stays the same object. Returns the upper part."""
+    """Split a context node in two; the lower part stays the same object. Returns the upper part."""
     parent = node.parent
     assert parent is not None
     upper = _Node(node.ids[:at], parent, node.start)
@@ -392,7 +392,7 @@ def _measure(roots: list[_Node]) -> list[_Node]:
 
 
 def _place(root: _Node, start: int) -> int:
-    """Set `where` and `end` of a tree that is laid out from `start`; returns where it ends."""
+    """Lay out a tree from `start`: set `where` and `end` of its nodes. Returns where the tree ends."""
     root.where = start
     stack = [root]
     while stack:
@@ -407,7 +407,7 @@ def _place(root: _Node, start: int) -> int:
 
 
 def _blocks(roots: list[_Node]) -> Blocks:
-    """Cut the forest into rows: each follows the largest children; other children's subtrees see the row so far."""
+    """Cut the forest into rows. Each follows the largest children; the other children's subtrees see the row so far."""
     blocks = Blocks()
     heads = list(reversed(roots))
     while heads:

@@ -1,7 +1,9 @@
-"""Chooses how a batch is laid out: shared as a tree, as merged rows, or as flat rows, whichever should be fastest.
+"""How a batch is laid out: as trees or as merged rows, whichever should be faster, if the model can do both.
 
-An estimate from three measured costs: tokens through the layers, pairs of attention, and the fixed cost of a block.
-Sharing pays unless it saves so few tokens that the extra blocks cost more (`benchmarks/tree_training.py` measures it).
+`plan(...)` estimates each layout's time from measured costs: tokens through the layers, pairs of attention, the fixed
+cost of a block. Sharing pays unless it saves so few tokens that the extra blocks cost more. `tree_support(model)` and
+`check_trees(...)` find out whether the model computes trees correctly. A model that doesn't is trained in rows: that is
+slower but never wrong.
 """
 
 from __future__ import annotations
@@ -20,31 +22,31 @@ from ajet.trainer.pack import Item, Layout, Pack, make_packs
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds of forward and backward for one pack, up to a common factor."""
+    """The cost of a pack's forward and backward pass: seconds, up to a common factor."""
 
     token: float
     """One token through all layers."""
     pair: float
     """One query-key pair in all layers."""
     block: float
-    """One attention block in all layers, besides its pairs."""
+    """One attention block in all layers, on top of its pairs."""
     batch: float = 0.0
-    """One batch of rows, besides its tokens."""
+    """One batch of rows, on top of its tokens."""
 
     @classmethod
     def of(cls, model: Any) -> CostModel:
-        """Floating point operations of this model; blocks as the operations that fit into their fixed cost."""
+        """The model's costs in floating point operations; fixed costs as the operations that would take as long."""
         config = model.config.get_text_config()
         layers = config.num_hidden_layers
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         embedding = config.vocab_size * config.hidden_size
         weights = max(sum(parameter.numel() for parameter in model.parameters()) - embedding, 1)
-        # forward + backward: 6 per weight, 14 per pair and channel; measured, attention runs at half the layers' speed
+        # forward + backward: 6 per weight, 14 per pair and channel; attention runs at half the layers' speed (measured)
         pair = 2.0 * 14.0 * layers * config.num_attention_heads * head_size
         return cls(token=6.0 * weights, pair=pair, block=BLOCK_OPERATIONS * layers, batch=BATCH_OPERATIONS * layers)
 
     def estimate(self, packs: Sequence[Pack], budget: int = 1 << 30) -> float:
-        """The cost of all packs: a tree's as one sequence, others' as padded rows."""
+        """The cost of all packs: trees as one sequence, others as padded rows."""
         total = 0.0
         for pack in packs:
             if pack.layout is not Layout.TREE:
@@ -62,17 +64,17 @@ class CostModel:
 
 
 BLOCK_OPERATIONS = 2.0e6
-"""Fixed cost of one block in one layer, forward and backward (about 80 µs at 25 GFLOP/s, measured on one CPU core)."""
+"""Fixed cost of a block in one layer, forward and backward (about 80 µs at 25 GFLOP/s, measured on one CPU core)."""
 
 PACK_OVERHEAD = 1.1
-"""A pack's tokens cost a little more than those of padded rows: its rows are gathered and joined (measured)."""
+"""A tree's tokens cost a little more than those of padded rows: its rows are gathered and joined (measured)."""
 
 BATCH_OPERATIONS = 5.0e6
-"""Fixed cost of one batch of rows in one layer: a forward and backward pass of its own."""
+"""Fixed cost of a batch of rows in one layer, forward and backward."""
 
 
 def plan(items: Sequence[Item], costs: CostModel, budget: int | None, *, trees: bool = True) -> list[Pack]:
-    """The packs of the layout that should be fastest. `trees=False`: only layouts that every model can run."""
+    """The packs in the layout that should be fastest. `trees=False`: only layouts that every model can run."""
     layouts = [Layout.TREE, Layout.MERGED] if trees else [Layout.MERGED]
     candidates = [make_packs(items, layout, budget) for layout in layouts]
     return min(candidates, key=lambda packs: costs.estimate(packs, budget or 1 << 30))
@@ -84,17 +86,17 @@ RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "ssm", 
 """Layer types in transformers' `config.layer_types` that carry a state from token to token."""
 
 CHECK_TOKENS = 2048
-"""Size of the comparison, in tokens as flat rows."""
+"""Size of the comparison, in tokens of flat rows."""
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Largest accepted difference of logprobs (absolute) and of the gradient (relative to its norm).
 
-A wrong mask differs by far more, rounding in long rows by far less.
+A wrong mask causes a far larger difference, rounding in long rows a far smaller one.
 """
 
 
 def tree_support(model: Any) -> str | None:
-    """Why this model can't take packed trees; None if nothing speaks against it."""
+    """Why this model can't compute packed trees, judging by its configuration; None if it may be able to."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = base.config.get_text_config()
     layer_types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
@@ -108,8 +110,8 @@ def tree_support(model: Any) -> str | None:
     return None
 
 
-def compare(model: Any, items: Sequence[Item]) -> str | None:
-    """Run some of the calls as a tree and as flat rows: what differs, or None if they agree."""
+def check_trees(model: Any, items: Sequence[Item]) -> str | None:
+    """Run some of the calls as a tree and as flat rows, forward and backward: what differs, or None."""
     chosen: list[Item] = []
     tokens = 0
     for item in items:
@@ -119,7 +121,7 @@ def compare(model: Any, items: Sequence[Item]) -> str | None:
         tokens += item.row_tokens
     try:
         tree, tree_gradient = _run(model, PackForward(), make_packs(chosen, Layout.TREE))
-    except (UnsupportedAttentionError, TypeError) as error:  # TypeError: forward takes no such keyword
+    except (UnsupportedAttentionError, TypeError) as error:  # TypeError: forward doesn't take our keyword
         return str(error)
     flat, flat_gradient = _run(model, RowForward(), make_packs(chosen, Layout.FLAT))
     tolerance = TOLERANCE[next(model.parameters()).dtype]

@@ -1,4 +1,4 @@
-"""One update of the weights from a batch of call trees and their credit. Knows no backbone."""
+"""`Trainer`: updates the weights from a batch of call trees and their credit."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ajet.trainer.forward import BestForward, Entropy, Forward, RowForward
 from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss, trajectory_means
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Item, Pack, items_of
-from ajet.trainer.planner import CostModel, compare, plan, tree_support
+from ajet.trainer.planner import CostModel, check_trees, plan, tree_support
 
 log = logging.getLogger("ajet.trainer")
 
 Batch = Sequence[tuple[CallTree, EpisodeCredit]]
 _CallKey = tuple[int, int]
-_Known = dict[_CallKey, NDArray[np.float64]]
-"""Logprobs of the trained tokens of calls, by (episode of the batch, call)."""
+_Logprobs = dict[_CallKey, NDArray[np.float64]]
+"""Logprobs of calls' trained tokens, by (episode of the batch, call)."""
 
 AUTO_TOKENS_CPU = 16384
-"""Tokens of one pack where memory is plain RAM and a longer pack gains nothing."""
+"""Tokens of a pack on a CPU, where a longer pack gains nothing."""
 
 AUTO_TOKENS_GPU = 65536
 
@@ -42,9 +42,9 @@ class TrainSettings:
     loss: LossSettings = field(default_factory=LossSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     mini_batches: int = 1
-    """Optimiser steps a batch."""
+    """Optimiser steps per batch."""
     max_tokens: int | None = None
-    """Unique tokens of one forward and backward pass. None: by the device."""
+    """Unique tokens per forward and backward pass. None: depends on the device."""
     gradient_checkpointing: bool = False
     seed: int = 0
 
@@ -58,8 +58,8 @@ class Trainer:
         self.reference = reference
         """The frozen reference of the KL term. None with LoRA: the base weights are the reference."""
         self.updates = 0
-        self.before: _Known = {}
-        """Logprobs of the batch trained last under the weights before its update, for whoever looks at tokens."""
+        self.before: _Logprobs = {}
+        """Logprobs of the last batch under the weights before its update: the recorder stores them."""
         self.optimizer = MasterAdamW(model.named_parameters(), settings.optim)
         self._costs = CostModel.of(model)
         self._forward: Forward | None = None
@@ -76,7 +76,7 @@ class Trainer:
     # ------------------------------------------------------------------------------------------------ the update
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """Train on the batch. Returns metrics; `train/updates` is how many optimiser steps were taken."""
+        """Train on the batch. Returns metrics; `train/updates` is the number of optimiser steps taken."""
         began = time.perf_counter()
         self.before = {}
         items = items_of(batch)
@@ -100,12 +100,12 @@ class Trainer:
         meter.values["train/updates"] = float(meter.applied)
         return meter.values
 
-    def logprobs(self, batch: Batch) -> _Known:
+    def logprobs(self, batch: Batch) -> _Logprobs:
         """The current policy's logprobs of all trained tokens, by (episode, call)."""
         return self._measure(batch, self.model)
 
-    def reference_logprobs(self, batch: Batch) -> _Known:
-        """The same of the reference."""
+    def reference_logprobs(self, batch: Batch) -> _Logprobs:
+        """The reference's logprobs of all trained tokens, by (episode, call)."""
         if self.reference is not None:
             return self._measure(batch, self.reference)
         with self.model.disable_adapter():
@@ -114,7 +114,7 @@ class Trainer:
     # ------------------------------------------------------------------------------------------------ its parts
 
     def _step(
-        self, forward: Forward, packs: list[Pack], old: _Known | None, reference: _Known | None, meter: _Meter
+        self, forward: Forward, packs: list[Pack], old: _Logprobs | None, reference: _Logprobs | None, meter: _Meter
     ) -> None:
         """One optimiser step: the packs' gradients add up."""
         settings = self.settings.loss
@@ -126,7 +126,7 @@ class Trainer:
             logprobs = forward(self.model, pack, entropy=entropy)
             edges = self._tensors(pack, old, reference)
             edges.log_ratio_T = log_ratio_T
-            if old is None:  # the only step of this batch: its own pass has them
+            if old is None:  # the only step of this batch: its own forward pass yields them
                 values = logprobs.logprob_E.detach().double().cpu().numpy()
                 self.before.update((key, values[where]) for key, where in pack.edges.by_call())
             result = policy_loss(logprobs.logprob_E, edges, settings, logprobs.entropy_E)
@@ -134,11 +134,11 @@ class Trainer:
             meter.add(result.sums)
         done = self.optimizer.step(self.updates)
         if not done.applied:
-            log.warning("update %d: the gradient is not finite; the weights stay as they are", self.updates)
+            log.warning("update %d: the gradient is not finite; the weights stay unchanged", self.updates)
         meter.step(done.grad_norm, done.applied, self.settings.optim.lr_at(self.updates))
         self.updates += 1
 
-    def _trajectory_ratios(self, forward: Forward, packs: list[Pack], old: _Known) -> Tensor:
+    def _trajectory_ratios(self, forward: Forward, packs: list[Pack], old: _Logprobs) -> Tensor:
         count = 1 + max(int(pack.edges.trajectory.max()) for pack in packs)
         sums = torch.zeros(count, device=self._device)
         numbers = torch.zeros(count, device=self._device)
@@ -151,7 +151,7 @@ class Trainer:
                 numbers += pack_numbers
         return sums / numbers.clamp(min=1)
 
-    def _reference_logprobs(self, forward: Forward, packs_of: list[list[Pack]]) -> _Known | None:
+    def _reference_logprobs(self, forward: Forward, packs_of: list[list[Pack]]) -> _Logprobs | None:
         if not self._wants_reference:
             return None
         if self.reference is None:
@@ -160,9 +160,9 @@ class Trainer:
         with forward.session(self.reference):
             return self._logprobs(forward, packs_of, self.reference)
 
-    def _logprobs(self, forward: Forward, packs_of: list[list[Pack]], model: Any) -> _Known:
-        """Inside a session of this model."""
-        known: _Known = {}
+    def _logprobs(self, forward: Forward, packs_of: list[list[Pack]], model: Any) -> _Logprobs:
+        """To be called inside a session of this model."""
+        known: _Logprobs = {}
         with torch.no_grad():
             for packs in packs_of:
                 for pack in packs:
@@ -171,7 +171,7 @@ class Trainer:
                         known[key] = values[where]
         return known
 
-    def _measure(self, batch: Batch, model: Any) -> _Known:
+    def _measure(self, batch: Batch, model: Any) -> _Logprobs:
         items = items_of(batch)
         if not items:
             return {}
@@ -183,16 +183,16 @@ class Trainer:
         return plan(items, self._costs, self._budget, trees=isinstance(forward, BestForward))
 
     def _executor(self, items: list[Item]) -> Forward:
-        """Chosen once: trees unless the model can't, or its first trees differ from rows."""
+        """Chosen once: trees, unless the model can't compute them or its first trees differ from rows."""
         if self._forward is None:
-            why = tree_support(self.model) or compare(self.model, items)
+            why = tree_support(self.model) or check_trees(self.model, items)
             if why is not None:
                 log.warning("training in rows, without sharing between branches: %s", why)
             self._forward = RowForward(self._budget) if why is not None else BestForward(self._budget)
         return self._forward
 
     def _mini_batches(self, items: list[Item]) -> list[list[Item]]:
-        """Whole episodes, shuffled into parts of about the same number; each part's weights add up to the batch's."""
+        """Shuffle whole episodes into parts of about equal size; scale each part's weights to the batch's total."""
         count = self.settings.mini_batches
         episodes = sorted({item.episode for item in items})
         if count == 1 or len(episodes) < 2:
@@ -206,7 +206,7 @@ class Trainer:
             parts.append([replace(item, entries=[(a, w * scale) for a, w in item.entries]) for item in part])
         return parts
 
-    def _tensors(self, pack: Pack, old: _Known | None, reference: _Known | None) -> EdgeTensors:
+    def _tensors(self, pack: Pack, old: _Logprobs | None, reference: _Logprobs | None) -> EdgeTensors:
         edges = pack.edges
         device = self._device
         return EdgeTensors(
@@ -225,7 +225,10 @@ class Trainer:
 
     @contextmanager
     def _training(self) -> Iterator[None]:
-        """Dropout stays off: the policy that is trained is the one that was sampled. Only what must knows it trains."""
+        """Put modules with gradient checkpointing into training mode, and no others.
+
+        Dropout stays off: the policy that is trained is the one that was sampled.
+        """
         switched = []
         if self.settings.gradient_checkpointing:
             switched = [module for module in self.model.modules() if getattr(module, "gradient_checkpointing", False)]
@@ -242,8 +245,8 @@ def _weight(item: Item) -> float:
     return int(item.tree.calls[item.call].mask.sum()) * sum(weight for _, weight in item.entries)
 
 
-def _at(pack: Pack, known: _Known) -> NDArray[np.float64]:
-    """Known values in the order of the pack's edges."""
+def _at(pack: Pack, known: _Logprobs) -> NDArray[np.float64]:
+    """Logprobs in the order of the pack's edges."""
     return np.concatenate([known[key] for key, _ in pack.edges.by_call()])
 
 
@@ -288,7 +291,7 @@ class _Meter:
         self.values[name] = time.perf_counter() - began
 
     def packs(self, packs: list[Pack]) -> None:
-        """What was computed, and what flat rows would have cost."""
+        """Tokens computed, and what flat rows would have cost."""
         add = {
             "tokens/trained": sum(len(pack.edges) for pack in packs),
             "tokens/computed": sum(len(pack) for pack in packs),

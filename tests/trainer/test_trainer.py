@@ -17,7 +17,7 @@ from ajet.schema.call_tree import CallTree
 from ajet.trainer.loss import LossSettings, PolicyLoss
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Layout, items_of, make_packs
-from ajet.trainer.planner import CostModel, compare, plan, tree_support
+from ajet.trainer.planner import CostModel, check_trees, plan, tree_support
 from ajet.trainer.trainer import Trainer, TrainSettings
 
 Batch = list[tuple[CallTree, EpisodeCredit]]
@@ -160,7 +160,7 @@ def test_ordinary_families_train_trees(family: str) -> None:
     options = {"sliding_window": None} if family == "mistral" else {}
     model = small_model(family, **options)
     assert tree_support(model) is None
-    assert compare(model, items_of(a_batch())) is None
+    assert check_trees(model, items_of(a_batch())) is None
 
 
 def test_a_short_sliding_window_trains_rows_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
