@@ -28,12 +28,12 @@ import numpy as np
 from common import write_result
 
 import ajet.backbone.local.loop as loop
-import ajet.runtime.runtime as services
 from ajet.backbone import LaunchOptions
 from ajet.config.loader import load_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine
 from ajet.observe.experiment import ExperimentFolder
+from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode
 
 GROUPS, REPEAT = 25, 8
@@ -160,7 +160,7 @@ def conduct(folder: Path, steps: int) -> Watch:
 
     tokenizer = ModelSource.resolve(config.ajet.model.path).tokenizer()
     engine = ScriptedEngine(speak, tokenizer)
-    services.Runtime.__init__.__kwdefaults__["make_engine"] = lambda _: engine
+    Runtime.__init__.__kwdefaults__["make_engine"] = lambda _: engine
     loop.Learner = NoLearner  # type: ignore[misc, assignment]
     with ExperimentFolder.open(config, exp_dir=folder / "runs", source_yaml=conf, fresh=True) as experiment:
         Watched(config, experiment, LaunchOptions(quiet=True)).run()

@@ -13,7 +13,8 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.debug_view import EpisodeView, JsonView, QuietView, View
 from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.runtime.runtime import STOP_S, Runtime, outcome
+from ajet.runtime.runtime import STOP_S, Runtime
+from ajet.runtime.service_loop import wait_for
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks
@@ -84,7 +85,7 @@ class _DebugRun:
         """Ctrl-C ends the episodes as `cancelled`; they are shown and recorded like any other."""
         running = runtime.submit(runtime.pool.run_episodes(self._tasks))
         try:
-            outcome(running)
+            wait_for(running)
         except KeyboardInterrupt:
             runtime.loop.call_soon_threadsafe(runtime.pool.stop_all)
             wait([running], STOP_S)

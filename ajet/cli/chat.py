@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ajet.runtime.served_model import ServedModel
+    from ajet.config import Config
+    from ajet.runtime.model import Model
     from ajet.schema.chat import Message
     from ajet.session import EpisodeSession
 
-HELP = "/new starts again, /tokens shows the last reply's tokens, /quit (or Ctrl-D) leaves"
+HELP = "/new starts over, /tokens shows the tokens of the last reply, /quit (or Ctrl-D) quits"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Read lines, print replies as they are drawn."""
+    """Read lines, and print replies as they are generated."""
     parser = ArgumentParser("ajet chat", description=__doc__)
     parser.add_argument(
         "target", metavar="TARGET", help="YAML, experiment, checkpoint, model folder, hub id, tiny:NAME"
@@ -25,27 +26,30 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--system", default="", help="a system message")
     parser.add_argument("--temperature", type=float, help="default: the config's, else 1")
-    parser.add_argument("--max-tokens", type=int, default=512, help="of one reply")
+    parser.add_argument("--max-tokens", type=int, default=512, help="maximum length of a reply")
     return asyncio.run(_chat(parser.parse_intermixed_args(argv)))
 
 
 async def _chat(arguments: Namespace) -> int:
-    from ajet.runtime.served_model import load_served_model
+    from ajet.cli.targets import target_config
+    from ajet.runtime.model import load_model
 
-    model = load_served_model(arguments.target, arguments.overrides)
+    config = target_config(arguments.target, arguments.overrides)
+    model = load_model(config)
     try:
         await model.engine.ready()
-        print(f"{model.name}. {HELP}")
-        await _Conversation(model, arguments).talk()
+        print(f"{arguments.target}. {HELP}")
+        await _Conversation(config, model, arguments).talk()
     finally:
         await model.engine.aclose()
     return 0
 
 
 class _Conversation:
-    """What was said, and how to say more."""
+    """The messages so far, and the session that answers them."""
 
-    def __init__(self, model: ServedModel, arguments: Namespace) -> None:
+    def __init__(self, config: Config, model: Model, arguments: Namespace) -> None:
+        self._rollout = config.ajet.rollout
         self._model = model
         self._arguments = arguments
         self._messages: list[Message] = []
@@ -56,10 +60,10 @@ class _Conversation:
     def _begin(self) -> None:
         system = self._arguments.system
         self._messages = [{"role": "system", "content": system}] if system else []
-        self._session = self._model.new_session()
+        self._session = self._model.open_conversation(self._rollout.max_model_len)
 
     async def talk(self) -> None:
-        """Until the user leaves."""
+        """Answer lines until the user quits."""
         while (line := await asyncio.to_thread(_read_line)) is not None:
             match line.strip():
                 case "":
@@ -80,7 +84,7 @@ class _Conversation:
 
         temperature = self._arguments.temperature
         sampling = Sampling(
-            temperature=self._model.temperature if temperature is None else temperature,
+            temperature=self._rollout.temperature if temperature is None else temperature,
             max_tokens=self._arguments.max_tokens,
         )
         messages = [*self._messages, {"role": "user", "content": text}]

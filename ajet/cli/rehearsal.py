@@ -33,8 +33,8 @@ def rehearse(config: Config, task: Task, replies_file: str | None = None) -> boo
 
     view = EpisodeView(config.ajet.task_judge.success_threshold)
     ended: list[Episode] = []
-    with Runtime(config, make_engine=scripted, parallel=1, on_episode=ended.append) as services:
-        services.run(services.pool.run_episodes([task]))
+    with Runtime(config, make_engine=scripted, parallel=1, on_episode=ended.append) as runtime:
+        runtime.run(runtime.pool.run_episodes([task]))
     view.started(1, 1)
     view.episode(ended[-1], task.main_query)
     return ended[-1].usable

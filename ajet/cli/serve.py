@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ajet.gateway.gateway import Gateway
-    from ajet.runtime.served_model import ServedModel
+    from ajet.runtime.model import Model
 
 
 def run(argv: Sequence[str]) -> int:
@@ -21,21 +21,25 @@ def run(argv: Sequence[str]) -> int:
         "target", metavar="TARGET", help="YAML, experiment, checkpoint, model folder, hub id, tiny:NAME"
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: for every machine (give an --api-key then)")
-    parser.add_argument("--port", type=int, default=8000, help="0: any free one")
-    parser.add_argument("--api-key", default="", help="clients must send this; default: any key will do")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="0.0.0.0: reachable from other machines (set --api-key then)"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="0: any free port")
+    parser.add_argument("--api-key", default="", help="key that clients must send; default: any key is accepted")
     return asyncio.run(_serve(parser.parse_intermixed_args(argv)))
 
 
 async def _serve(arguments: Namespace) -> int:
-    from ajet.runtime.served_model import load_served_model
+    from ajet.cli.targets import target_config
+    from ajet.runtime.model import load_model
 
-    model = load_served_model(arguments.target, arguments.overrides)
-    gateway = _open_gateway(model, arguments)
+    config = target_config(arguments.target, arguments.overrides)
+    model = load_model(config)
+    gateway = _open_gateway(model, config.ajet.rollout.max_model_len, arguments)
     try:
         await gateway.start()
         await model.engine.ready()
-        print(f"{model.name} at {gateway.base_url} (Ctrl-C to stop)", flush=True)
+        print(f"{arguments.target} at {gateway.base_url} (Ctrl-C to stop)", flush=True)
         await _interrupted()
     finally:
         await gateway.aclose()
@@ -44,7 +48,7 @@ async def _serve(arguments: Namespace) -> int:
 
 
 async def _interrupted() -> None:
-    """Return when the user, or whoever started us, has had enough."""
+    """Wait for Ctrl-C or SIGTERM."""
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -52,7 +56,7 @@ async def _interrupted() -> None:
     await done.wait()
 
 
-def _open_gateway(model: ServedModel, arguments: Namespace) -> Gateway:
+def _open_gateway(model: Model, max_model_len: int, arguments: Namespace) -> Gateway:
     """A gateway that answers anyone with the right key and treats each request as a separate conversation."""
     from ajet.gateway.caller import Caller
     from ajet.gateway.gateway import Gateway, GatewaySettings
@@ -62,7 +66,7 @@ def _open_gateway(model: ServedModel, arguments: Namespace) -> Gateway:
     def authorize(key: str) -> Caller:
         if arguments.api_key and not hmac.compare_digest(key.encode(), arguments.api_key.encode()):
             raise InvalidKeyError("wrong API key")
-        return Caller(model.new_session(), DEFAULT_AGENT, DEFAULT_TARGET)
+        return Caller(model.open_conversation(max_model_len), DEFAULT_AGENT, DEFAULT_TARGET)
 
     settings = GatewaySettings(arguments.host, arguments.port, "--host or --port")
     return Gateway(settings, authorize)

@@ -28,9 +28,9 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--show", action="store_true", help="print the command instead of running it")
     arguments, extra = parser.parse_known_args(argv)
 
+    from ajet.cli.targets import weights_of
     from ajet.engine.model_source import ModelSource
     from ajet.engine.vllm.arguments import SERVER_MODULE, VllmSettings, server_arguments, server_environment
-    from ajet.runtime.served_model import weights_of
 
     settings = VllmSettings(
         model=ModelSource.resolve(weights_of(arguments.model)).path,

@@ -1,1 +1,1 @@
-"""The composition root: builds everything that episodes need in one process, from a config."""
+"""The composition root: builds everything that episodes and conversations need in one process, from a config."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ajet.runtime.served_model import weights_of
+from ajet.cli.targets import weights_of
 from ajet.schema.errors import ConfigError
 
 AJET = [sys.executable, "-m", "ajet"]

@@ -29,6 +29,6 @@ def test_a_helper_without_an_endpoint_ends_the_run_at_its_start(
     (tmp_path / "agent.py").write_text("raise AssertionError('not even imported')\n")
     (tmp_path / "tasks.jsonl").write_text("{}\n")
     (tmp_path / "conf.yaml").write_text(YAML)
-    services = Runtime(load_config(tmp_path / "conf.yaml"))
+    runtime = Runtime(load_config(tmp_path / "conf.yaml"))
     with pytest.raises(ConfigError, match=r"some-model.*ajet.helper.base_url"):
-        services.start()
+        runtime.start()

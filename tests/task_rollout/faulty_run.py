@@ -80,11 +80,11 @@ def run(episodes: int, *, isolated: bool, parallel: int) -> dict[str, Any]:
     ended: list[Episode] = []
     config = config_of(isolated=isolated, parallel=parallel)
     cpu = _cpu_s()
-    with Runtime(config, make_engine=scripted, on_episode=ended.append) as services:
-        services.model()
-        services.run(services.attempts.ready())
+    with Runtime(config, make_engine=scripted, on_episode=ended.append) as runtime:
+        runtime.model()
+        runtime.run(runtime.attempts.ready())
         started = time.perf_counter()
-        services.run(services.pool.run_episodes(tasks))
+        runtime.run(runtime.pool.run_episodes(tasks))
         wall_s = time.perf_counter() - started
     cpu_s = _cpu_s() - cpu  # workers count when their server is gone
     time.sleep(2 * GRACE_S)

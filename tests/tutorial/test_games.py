@@ -40,8 +40,8 @@ def play(monkeypatch: pytest.MonkeyPatch, conf: Path, task: Task, *replies: str)
         return replies[min(call.index, len(replies) - 1)]
 
     engine = ScriptedEngine(says, lambda: ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
-    with Runtime(config, make_engine=lambda _: engine) as services:
-        return services.run(services.pool.run_episode(task))
+    with Runtime(config, make_engine=lambda _: engine) as runtime:
+        return runtime.run(runtime.pool.run_episode(task))
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def run_one(monkeypatch: pytest.MonkeyPatch, workflow: str) -> Episode:
 
     task = Task(task_id="t", main_query="What is 6 * 7?", metadata={"answer": "42"})
     engine = ScriptedEngine(solves, lambda: ModelSource.resolve(config.ajet.model.path).tokenizer())
-    with Runtime(config, make_engine=lambda _: engine) as services:
-        return services.run(services.pool.run_episode(task))
+    with Runtime(config, make_engine=lambda _: engine) as runtime:
+        return runtime.run(runtime.pool.run_episode(task))
 
 
 @pytest.mark.parametrize(

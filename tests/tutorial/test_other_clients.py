@@ -31,8 +31,8 @@ def run_one(monkeypatch: pytest.MonkeyPatch, conf: str, replies: object, *overri
     config = load_config(TUTORIAL / conf, overrides)
     task = Task(task_id="t", main_query="What is 40 + 2?", metadata={"answer": "42"})
     engine = ScriptedEngine(replies, lambda: ModelSource.resolve(config.ajet.model.path).tokenizer())  # type: ignore[arg-type]
-    with Runtime(config, make_engine=lambda _: engine) as services:
-        episode = services.run(services.pool.run_episode(task))
+    with Runtime(config, make_engine=lambda _: engine) as runtime:
+        episode = runtime.run(runtime.pool.run_episode(task))
     assert episode.failure is None, episode.failure
     assert episode.reward == 1.0
     return episode

@@ -1,0 +1,123 @@
+"""`Model`: tokenizer, renderer, reply parser and engine of a config, and the sessions over them.
+
+`load_model` builds one. `ModelLoader` does so in a thread, while the user's workflow is imported.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
+from ajet.engine.base import Engine, build_engine
+from ajet.engine.model_source import ModelSource
+from ajet.schema.errors import ConfigError, UserError
+from ajet.session import EpisodeSession, SeedKey, SessionSettings
+from ajet.session.reply_parser import ReplyParser
+from ajet.session.tool_call_parsers import pick_parser
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+
+MakeEngine = Callable[["Config"], Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a session needs of the model. The engine may still be loading its weights."""
+
+    tokenizer: Any
+    renderer: Renderer
+    parser: ReplyParser
+    engine: Engine
+
+    def open_session(
+        self, episode_id: str, settings: SessionSettings, limits: TrackerSettings, deadline_s: float | None = None
+    ) -> EpisodeSession:
+        """A session with a fresh tracker."""
+        return EpisodeSession(
+            episode_id=episode_id,
+            tracker=ContextTracker(self.renderer, limits),
+            renderer=self.renderer,
+            engine=self.engine,
+            parser=self.parser,
+            settings=settings,
+            deadline_s=deadline_s,
+        )
+
+    def open_conversation(self, max_model_len: int) -> EpisodeSession:
+        """A session that isn't trained on: clients choose the sampling, and only the model's length is limited."""
+        limits = TrackerSettings(
+            max_model_len=max_model_len,
+            max_prompt_length=max_model_len,
+            max_response_length=max_model_len,
+            max_response_length_in_one_turn=max_model_len,
+            max_steps=2**31,
+            checks=(),
+            terminate_on_abnormal=False,
+            detect_forks=False,
+        )
+        seed = SeedKey(seed=random.SystemRandom().getrandbits(48))
+        return self.open_session(f"served-{seed.seed:x}", SessionSettings(training=False, seed_key=seed), limits)
+
+
+def load_model(
+    config: Config, make_engine: MakeEngine = build_engine, before_engine: Callable[[], object] = lambda: None
+) -> Model:
+    """Load the tokenizer and start the engine, which loads in the background. Raises a `UserError`."""
+    name = config.ajet.model.path
+    try:
+        tokenizer = ModelSource.resolve(name).tokenizer()
+        renderer = Renderer(tokenizer, reasoning_history=config.ajet.rollout.reasoning_history)
+        parser = pick_parser(getattr(tokenizer, "chat_template", None))
+        before_engine()
+        return Model(tokenizer, renderer, parser, make_engine(config))
+    except UserError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"ajet.model.path: {name!r} can't be loaded: {type(error).__name__}: {error}") from error
+
+
+class ModelLoader:
+    """Loads a model in a thread. Episodes can begin once the tokenizer is there, before the engine is ready."""
+
+    def __init__(self, config: Config, make_engine: MakeEngine) -> None:
+        self.loaded: Future[Model] = Future()
+        self.engine_error: UserError | None = None
+        """Why the engine will never be ready."""
+        self._config = config
+        self._make_engine = make_engine
+        self._code_imported = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._load, name="ajet-load", daemon=True).start()
+
+    def user_code_imported(self) -> None:
+        """Let the engine load. Its libraries wait for the user's code: imports share one interpreter lock, and someone
+        who debugs is waiting for the workflow's first line."""
+        self._code_imported.set()
+
+    async def watch_engine(self) -> None:
+        """Wait for the engine, and note why it can't load: that ends the run, instead of failing every episode."""
+        try:
+            await self.loaded.result().engine.ready()
+        except UserError as error:
+            self.engine_error = error
+        except Exception as error:  # noqa: BLE001 - whatever an engine's library raises
+            ajet = self._config.ajet
+            self.engine_error = ConfigError(
+                f"ajet.rollout.engine: {ajet.rollout.engine} could not load {ajet.model.path!r}: "
+                f"{type(error).__name__}: {error}"
+            )
+
+    def _load(self) -> None:
+        try:
+            model = load_model(self._config, self._make_engine, self._code_imported.wait)
+        except UserError as error:
+            self.loaded.set_exception(error)
+        else:
+            self.loaded.set_result(model)
