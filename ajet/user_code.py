@@ -1,8 +1,8 @@
 """`module.path->Class` and `path/to/file.py->Class`: how a YAML names a user's own class or function.
 
-`load_symbol` imports it. Files are imported under a package name made from their folder, so two files of the same
-name do not collide; their neighbours can be imported both as `from .helper import …` and `from helper import …`.
-Whatever goes wrong is an `ImportPathError` that says what exists instead.
+`load_symbol` imports it. A file is imported under a package name derived from its folder, so that two files of the same
+name don't collide; its neighbours can be imported both as `from .helper import …` and as `from helper import …`. Any
+failure is an `ImportPathError` that says what exists instead.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class ImportPath(NamedTuple):
 
 
 def split_import_path(text: str) -> ImportPath:
-    """Take `place->name` apart."""
+    """Split `place->name`."""
     place, arrow, name = (part.strip() for part in text.partition(ARROW))
     if not (arrow and place and name and all(part.isidentifier() for part in name.split("."))):
         raise ImportPathError(
-            f"{text!r} names no class: write `module.path->Class` or `path/to/file.py->Class`"
+            f"{text!r} doesn't name a class: write `module.path->Class` or `path/to/file.py->Class`"
             + (f", for example `{text.replace(':', ARROW)}`" if ":" in text and not arrow else "")
         )
     return ImportPath(place, name)
 
 
 def find_file(path: str, base_dirs: Sequence[str | Path] = ()) -> Path:
-    """The file that a relative `path` means: from the working directory, else from the first of `base_dirs`."""
+    """The file that a relative `path` refers to, looked up in the working directory, then in each of `base_dirs`."""
     given = Path(path).expanduser()
     candidates = [given] if given.is_absolute() else [Path.cwd() / given, *(Path(base) / given for base in base_dirs)]
     for candidate in candidates:
@@ -77,14 +77,13 @@ def load_symbol(text: str, base_dirs: Sequence[str | Path] = (), *, expects: typ
             raise ImportPathError(f"{place} has no {name!r}" + _instead(part, _names_in(module, expects)))
         symbol = getattr(symbol, part)
     if expects is not None and not (isinstance(symbol, type) and issubclass(symbol, expects)):
-        raise ImportPathError(
-            f"{text} is no class derived from {expects.__name__}" + _instead(name, _names_in(module, expects))
-        )
+        others = [other for other in _names_in(module, expects) if other != name]
+        raise ImportPathError(f"{text} isn't a class derived from {expects.__name__}" + _instead(name, others))
     return symbol
 
 
 def import_class(text: str, base: type[T], *, key: str, base_dirs: Sequence[str | Path] = ()) -> type[T]:
-    """The class that `text` names, written in the YAML under `key`."""
+    """The class that `text` names. Errors name `key`, the YAML key it is from."""
     try:
         found: type[T] = load_symbol(text, base_dirs, expects=base)
     except ImportPathError as error:
@@ -93,7 +92,7 @@ def import_class(text: str, base: type[T], *, key: str, base_dirs: Sequence[str 
 
 
 def source_file(cls: type[Any]) -> Path | None:
-    """The file a class was written in; None for one made at run time."""
+    """The file that defines a class; None for one created at run time."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return Path(file) if file else None
 
@@ -109,7 +108,7 @@ def _instead(wanted: str, present: Sequence[str]) -> str:
 
 
 def _names_in(module: ModuleType, expects: type | None) -> list[str]:
-    """What of a module could have been meant: fitting classes, else its own public names."""
+    """Names in a module that could have been meant: fitting classes, or else its own public names."""
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     if expects is not None:
         fitting = [
@@ -123,7 +122,7 @@ def _names_in(module: ModuleType, expects: type | None) -> list[str]:
 
 
 def _load_file(file: Path) -> ModuleType:
-    """Import a file under a name of its own."""
+    """Import a file under a unique name."""
     package = "ajet_user_" + hashlib.sha256(str(file.parent).encode()).hexdigest()[:12]
     name = f"{package}.{file.stem.replace('.', '_')}"
     if name in sys.modules:
@@ -134,7 +133,7 @@ def _load_file(file: Path) -> ModuleType:
         sys.modules[package] = folder
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportPathError(f"{file} can't be imported: it is no Python file")
+        raise ImportPathError(f"{file} can't be imported: it isn't a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -147,7 +146,7 @@ def _load_file(file: Path) -> ModuleType:
 
 
 def _load_module(name: str, base_dirs: Sequence[str | Path]) -> ModuleType:
-    """Import a module by its dotted name, from the working directory and `base_dirs` too."""
+    """Import a module by its dotted name, also from the working directory and `base_dirs`."""
     folders = [Path.cwd(), *(Path(base).resolve() for base in base_dirs)]
     top = name.partition(".")[0]
     home = next((folder for folder in folders if (folder / top).is_dir() or (folder / f"{top}.py").is_file()), None)
@@ -164,7 +163,7 @@ def _load_module(name: str, base_dirs: Sequence[str | Path]) -> ModuleType:
 
 
 def _neighbours(missing: str, folders: Sequence[Path]) -> str:
-    """What modules exist where `missing` was looked for."""
+    """The modules that exist where `missing` was looked up."""
     parent, _, last = missing.rpartition(".")
     if parent and (package := sys.modules.get(parent)):
         places = [Path(place) for place in getattr(package, "__path__", [])]
@@ -182,14 +181,14 @@ def _neighbours(missing: str, folders: Sequence[Path]) -> str:
 
 @contextmanager
 def _errors_named(place: str, file: Path | None) -> Iterator[None]:
-    """Whatever a user's module raises while it is imported, as an error that names the line."""
+    """Turn whatever a user's module raises during its import into an error that names the line."""
     try:
         yield
     except ImportPathError:
         raise
     except SyntaxError as error:
         raise ImportPathError(f"{error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
-    # a user's module may raise anything while it is imported, `sys.exit()` included
+    # a user's module may raise anything during its import, even call `sys.exit()`
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if file is not None and frame.filename == str(file)]
@@ -197,16 +196,16 @@ def _errors_named(place: str, file: Path | None) -> Iterator[None]:
         at = f"{where[-1].filename}:{where[-1].lineno}: " if where else ""
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name:
-            hint = f"; install it, or put {error.name.partition('.')[0]}.py beside the file"
+            hint = f"; install it, or put {error.name.partition('.')[0]}.py next to the file"
         raise ImportPathError(f"{at}importing {place} failed with {type(error).__name__}: {error}{hint}") from error
 
 
 @contextmanager
 def _first_on_path(folder: Path | None) -> Iterator[None]:
-    """`folder` first on `sys.path` while importing, and last from then on (for imports inside functions).
+    """Put `folder` first on `sys.path` during an import, and last afterwards (for imports inside functions).
 
-    Modules that an earlier call imported from another folder under a name that `folder` has too give way, so that a
-    second project's `helper.py` is not taken for the first one's.
+    Modules that were imported earlier from another user's folder under a name that `folder` has too are forgotten, so
+    that a second project gets its own `helper.py`.
     """
     if folder is None:
         yield
@@ -216,7 +215,7 @@ def _first_on_path(folder: Path | None) -> Iterator[None]:
     giving_way = {top for top in own if (home := _home_of(top)) != folder and home in _FOLDERS}
     for name in [name for name in sys.modules if name.partition(".")[0] in giving_way]:
         del sys.modules[name]
-    # New lists each time: another thread that imports looks through the old one, and must not miss an entry.
+    # A new list each time: another thread may be searching the old one for an import, and must not skip an entry.
     sys.path = [str(folder), *sys.path]
     try:
         yield
@@ -227,7 +226,7 @@ def _first_on_path(folder: Path | None) -> Iterator[None]:
 
 
 _FOLDERS: set[Path] = set()
-"""Folders of users' files imported so far."""
+"""Folders of the users' files imported so far."""
 
 
 def _home_of(top: str) -> Path | None:

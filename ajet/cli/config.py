@@ -7,9 +7,6 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from importlib import import_module
-from typing import get_args
-
-from ajet.schema.errors import FeatureUnavailableError
 
 EPILOG = """\
 ajet config show my.yaml                      all keys, defaults filled in, secrets masked
@@ -20,7 +17,7 @@ ajet config docs > docs/configuration.md
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print one of the three."""
+    """Print the config, the schema or the documentation."""
     parser = _parser()
     arguments = parser.parse_intermixed_args(argv)
     if arguments.what == "schema":
@@ -52,20 +49,16 @@ def _parser() -> ArgumentParser:
 def _resolved(conf: str, overrides: Sequence[str], backbone: str | None) -> str:
     import yaml
 
+    from ajet.cli.launch import BACKBONES, known_backbone
     from ajet.config import load_config
-    from ajet.config.root import BackboneName
     from ajet.observe.secrets import Masker
 
-    chosen: BackboneName | None = next((name for name in get_args(BackboneName) if name == backbone), None)
+    chosen = known_backbone(backbone)
     config = load_config(conf, overrides, backbone=chosen, complete=False)
     resolved = config.model_dump(mode="json")
     masker = Masker(resolved)
-    if backbone is not None:
-        from ajet.cli.launch import BACKBONES
-
-        if backbone not in BACKBONES:
-            raise FeatureUnavailableError(f"unknown backbone {backbone!r}\n    allowed: {', '.join(BACKBONES)}")
-        show = getattr(import_module(BACKBONES[backbone]), "show_config", None)
+    if chosen is not None:
+        show = getattr(import_module(BACKBONES[chosen]), "show_config", None)
         if show is not None:
             return masker.text(show(config).rstrip())
     return yaml.safe_dump(masker.value(resolved), sort_keys=False, allow_unicode=True, width=120).rstrip()

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from ajet.config.effects import ONLY_ON, entry
+from ajet.config.effects import FOR_OLD_FILES, OF_ONE_BACKBONE, ONLY_ON, entry
 from ajet.config.keys import KnownKey, allowed, fragment_at, json_schema, known_keys
 from ajet.config.root import BackboneName, Config
 from ajet.config.section import Block, Section
@@ -108,7 +108,10 @@ def _default(key: KnownKey) -> str:
 
 def _description(key: KnownKey) -> str:
     text = " ".join((key.field.description or "").split())
-    backbones = entry(ONLY_ON, ".".join(key.path[1:]))
+    name = ".".join(key.path[1:])
+    backbones = entry(ONLY_ON, name)
+    if entry(FOR_OLD_FILES, name) or key.path[1] in OF_ONE_BACKBONE:
+        return text
     if backbones and set(backbones) != set(get_args(BackboneName)):
         text += f" ({', '.join(backbones)} only)"
     return text

@@ -1,6 +1,6 @@
-"""The files that a config names: found from the working directory or the YAML's folder, and made absolute.
+"""The files that a config names: looked up in the working directory or the YAML's folder, and made absolute.
 
-Only what a run will use is looked at. A missing file is a problem here, before anything heavy loads.
+Only files that the run will use are looked up. A missing one is reported here, before anything heavy loads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
 
 def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
-    """Replace relative file names by absolute ones, and yield those that lead nowhere."""
+    """Make relative file names absolute, and yield a problem for each file that isn't there."""
     yield from _import_path(ajet.rollout, "user_workflow", ("ajet", "rollout"), folder)
     yield from _import_path(ajet.task_judge, "judge_protocol", ("ajet", "task_judge"), folder)
     reader, place = ajet.task_reader, ("ajet", "task_reader")
@@ -79,7 +79,7 @@ def _existing(
 
 
 def _folder_or_hub(section: Section, key: str, place: tuple[str, ...], folder: Path) -> Iterator[Problem]:
-    """A local path if it exists or looks like one, else a hub's id, which is looked up when it is used."""
+    """A local path, if it exists or looks like one; else a hub's id, which is looked up when it is used."""
     text = section[key]
     if text is None:
         return

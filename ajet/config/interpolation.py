@@ -1,6 +1,6 @@
 """`${a.b}`, `${.c}` and `${oc.env:X,default}` in values, resolved by OmegaConf.
 
-Before it resolves anything, the size of the result is bounded: references that multiply are refused.
+The size of the result is checked first: references that multiply are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class InterpolationProblem(AjetError):
 
 
 def is_interpolated(value: Any) -> bool:
-    """Whether any text in `value` holds an interpolation, or a `???` to be filled in."""
+    """Whether any text in `value` contains an interpolation, or is `???`, to be filled in."""
     if isinstance(value, dict):
         return any(is_interpolated(inner) for inner in value.values())
     if isinstance(value, list):
@@ -45,7 +45,7 @@ def resolve(tree: dict[str, Any]) -> dict[str, Any]:
         message = str(error.msg or error).splitlines()[0]
         message = message.removeprefix("KeyError raised while resolving interpolation: ").strip('"')
         if isinstance(error, MissingMandatoryValue):
-            message = "`???` stands for a value that must be given: set it here or on the command line"
+            message = "`???` marks a value that must be given: set it here or on the command line"
         elif isinstance(error, GrammarParseError):
             message = f"not a valid interpolation: {message}"
         elif "Recursive interpolation" in message or "parent node" in message:
@@ -77,7 +77,7 @@ def _at(tree: Any, path: list[Any]) -> Any:
 
 
 class _Sizes:
-    """How much text and how many values each place holds once its references are replaced."""
+    """How much text and how many values each place holds after its references are replaced."""
 
     def __init__(self, tree: dict[str, Any]) -> None:
         self.tree = tree
@@ -87,7 +87,7 @@ class _Sizes:
         self._of(())
 
     def _of(self, path: tuple[Any, ...]) -> tuple[int, int]:
-        """(characters, values) of the value at `path`; None stands there while it is being counted."""
+        """(characters, values) of the value at `path`; None while it is being counted."""
         if path in self.known:
             known = self.known[path]
             if known is None:
@@ -123,7 +123,7 @@ class _Sizes:
             dots = len(reference) - len(names)
             base = path[: len(path) - dots] if dots else ()
             target = (*base, *_path(_at(self.tree, list(base)), names))
-            # a place above this one contains it; OmegaConf names that cycle
+            # a place above this one contains it; OmegaConf reports that cycle
             if target != path[: len(target)]:
                 targets.append(target)
         return targets

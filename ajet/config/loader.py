@@ -115,7 +115,7 @@ def _check_top(tree: dict[str, Any], sources: Sources) -> None:
         if near:
             problem = Problem((near,), "unknown block", "did you mean `ajet:`?")
         elif groups:
-            problem = Problem((groups[0],), "stands at the top", "indent it, and put `ajet:` above it")
+            problem = Problem((groups[0],), "is at the top level", "indent it, and put `ajet:` above it")
         else:
             problem = Problem((), "there is no `ajet:` block", "begin with `ajet:` and indent its groups below it")
         raise config_error(sources, [problem])
@@ -126,7 +126,7 @@ def _check_top(tree: dict[str, Any], sources: Sources) -> None:
             continue
         if value.keys() <= section.model_fields.keys():
             fix = f"it belongs under `ajet:`: indent it to make it `ajet.{name}`"
-            raise config_error(sources, [Problem((name,), "stands at the top, where it has no effect", fix)])
+            raise config_error(sources, [Problem((name,), "is at the top level, where it has no effect", fix)])
 
 
 def _without_empty_groups(tree: dict[str, Any], section: type[Section]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ajet.config.yaml_source import Node
 from ajet.schema.errors import ConfigError
 
 MOST = 8
-"""Problems shown at once: more don't help."""
+"""Most problems shown at a time: more don't help."""
 
 KeyPath = tuple[Any, ...]
 
@@ -35,7 +35,7 @@ class Override(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """Where values came from: the file and the command line."""
+    """Where values come from: the file and the command line."""
 
     name: str
     root: Node
@@ -79,7 +79,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def from_validation(error: ValidationError, tree: dict[str, Any]) -> list[Problem]:
-    """Pydantic's findings, one problem a key."""
+    """Pydantic's findings, one problem per key."""
     found: dict[KeyPath, Problem] = {}
     for detail in error.errors(include_url=False):
         if detail["type"] == "extra_forbidden":
@@ -92,7 +92,7 @@ def from_validation(error: ValidationError, tree: dict[str, Any]) -> list[Proble
 
 
 def _existing(loc: tuple[int | str, ...], tree: Any) -> KeyPath:
-    """The part of pydantic's location that is a place in the file (it also names alternatives of a type)."""
+    """The part of pydantic's location that is in the file (pydantic also names alternatives of a type)."""
     path: list[Any] = []
     for part in loc:
         inside = isinstance(tree, dict) and part in tree
@@ -124,7 +124,7 @@ def _wrong_value(path: KeyPath, detail: ErrorDetails, tree: Any) -> Problem:
 
 
 def shown(value: Any) -> str:
-    """A value in an error: short, and told apart from a word of ours."""
+    """A value as an error message shows it: short, and quoted if it is text."""
     if isinstance(value, dict):
         return "a group of keys"
     if isinstance(value, list) and len(value) > 6:

@@ -1,4 +1,4 @@
-"""YAML text → a tree of nodes that know their lines. Data only: nothing in a file can make anything run.
+"""YAML text → a tree of nodes that know their lines. Pure data: nothing in a file can cause code to run.
 
 Tags such as `!!python/…`, repeated keys, files that are too large and anchors that multiply ("bombs") are refused.
 Numbers, booleans and null are read as OmegaConf reads them (so `1e-6` is a number); dates stay text.
@@ -27,9 +27,9 @@ from ajet.config.keys import nearest
 from ajet.schema.errors import ConfigError
 
 MAX_BYTES = 512 * 1024
-"""A config is a few KB; beyond this, parsing could take more than the second in which errors are promised."""
+"""A config has a few KB. Beyond this, parsing could take longer than the second within which errors are promised."""
 MAX_VALUES = 20_000
-"""Values after anchors are expanded: about a hundred times the largest config we know."""
+"""Most values after anchors are expanded: about a hundred times as many as in the largest config we know."""
 MAX_DEPTH = 40
 
 NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
@@ -44,9 +44,9 @@ PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "b
 
 HINTS = {
     "mapping values are not allowed": "the indentation is off, or text with `: ` in it needs quotes",
-    "could not find expected ':'": "a key needs `: ` behind it",
-    "did not find expected key": "the indentation does not fit the lines above",
-    "did not find expected '-' indicator": "the indentation does not fit the lines above",
+    "could not find expected ':'": "a key needs `: ` after it",
+    "did not find expected key": "the indentation doesn't match the lines above",
+    "did not find expected '-' indicator": "the indentation doesn't match the lines above",
     "found undefined alias": "no `&name` above defines it",
     "cannot start any token": "quote text that begins with @, ` or %",
     "unexpected end of stream": "a quote or bracket is never closed",
@@ -57,12 +57,12 @@ HINTS = {
 
 @dataclass(slots=True)
 class Node:
-    """A value and the line on which it stands. Mappings and lists hold nodes."""
+    """A value and its line. Mappings and lists hold nodes."""
 
     value: Any
     line: int
     size: int = 1
-    """Values in it, itself included, anchors expanded."""
+    """Number of values in it, itself included, with anchors expanded."""
     depth: int = 1
     key_lines: dict[Any, int] = field(default_factory=dict)
 
@@ -75,7 +75,7 @@ class Node:
         return self.value
 
     def line_of(self, path: tuple[Any, ...]) -> int:
-        """The line of the key at `path`, or of the nearest one above it that exists."""
+        """The line of the key at `path`, or of its nearest ancestor that exists."""
         if not path:
             return self.line
         if isinstance(self.value, dict) and path[0] in self.value:
@@ -87,7 +87,7 @@ class Node:
         return self.line
 
     def reaches(self, key: Any) -> bool:
-        """Whether a value stands under `key`."""
+        """Whether there is a value for `key`."""
         if isinstance(self.value, dict):
             return key in self.value
         return isinstance(self.value, list) and isinstance(key, int) and key < len(self.value)
@@ -102,7 +102,7 @@ def read_yaml_file(path: Path) -> tuple[str, Node]:
 def _read_text(path: Path) -> str:
     if path.is_dir():
         found = ", ".join(sorted(entry.name for entry in path.glob("*.y*ml"))[:5])
-        raise ConfigError(f"{path} is a folder" + (f"; there is: {found}" if found else "; a YAML file is needed"))
+        raise ConfigError(f"{path} is a folder" + (f"; it has: {found}" if found else "; a YAML file is needed"))
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -111,14 +111,12 @@ def _read_text(path: Path) -> str:
         present = [entry.name for entry in folder.glob("*.y*ml")] if folder.is_dir() else []
         near = next((name for name in present if Path(name).stem == nearest(path.stem, map(_stem, present))), None)
         there = f"did you mean {folder / near}?" if near else ", ".join(sorted(present)[:8])
-        where = f"\n    {'' if near else 'there is: '}{there}" if there else ""
+        where = f"\n    {'' if near else 'there are: '}{there}" if there else ""
         raise ConfigError(f"{path}: no such file" + where) from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     if len(content) > MAX_BYTES:
-        raise ConfigError(
-            f"{path}: larger than {MAX_BYTES // 1024} KB\n    a config holds settings; keep data in files that it names"
-        )
+        raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KB\n    keep data in files that the config names")
     try:
         return content.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
     except UnicodeDecodeError as error:
@@ -131,12 +129,12 @@ def _stem(name: str) -> str:
 
 
 def parse_yaml(text: str, name: str) -> Node:
-    """The tree of a YAML text whose top is a mapping."""
+    """The tree of a YAML text whose top level is a mapping."""
     root = _Composer(name, text).compose()
     if root is None or root.value is None:
         raise ConfigError(f"{name}: the file is empty\n    it needs an `ajet:` block")
     if not isinstance(root.value, dict):
-        raise ConfigError(f"{name}:{root.line}: keys are expected at the top\n    begin with an `ajet:` block")
+        raise ConfigError(f"{name}:{root.line}: keys are expected at the top level\n    begin with an `ajet:` block")
     return root
 
 
@@ -171,7 +169,7 @@ class _Composer:
         self.name = name
         self.text = text
         self.anchors: dict[str, Node | None] = {}
-        """None while the anchored value is not finished."""
+        """None until the anchored value is complete."""
         self.values = 0
 
     def fail(self, line: int, message: str, hint: str = "") -> NoReturn:
@@ -185,7 +183,7 @@ class _Composer:
             self._explain(error)
 
     def _explain(self, error: yaml.YAMLError) -> NoReturn:
-        """The parser's complaint, with the line and what usually causes it."""
+        """Raise the parser's error with its line and the usual cause."""
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)
         if mark is None:  # a character that YAML does not allow
@@ -206,14 +204,14 @@ class _Composer:
     def _compose(self, events: Any) -> Node | None:
         root: Node | None = None
         documents = 0
-        # each open collection: its node, its anchor, and for a mapping the key that waits for its value
+        # for each open collection: its node, its anchor and, in a mapping, the key that is waiting for its value
         stack: list[tuple[Node, str | None, list[Any]]] = []
         for event in events:
             line = event.start_mark.line + 1
             if isinstance(event, DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    self.fail(line, "a second document begins (`---`)", "keep one document a file")
+                    self.fail(line, "a second document begins (`---`)", "keep one document per file")
                 continue
             if isinstance(event, MappingEndEvent | SequenceEndEvent):
                 node, anchor, _ = stack.pop()
@@ -247,7 +245,7 @@ class _Composer:
         return root
 
     def _add(self, parent: tuple[Node, str | None, list[Any]], node: Node, event: Event, line: int) -> None:
-        """Put a finished value into the collection it belongs to."""
+        """Add a complete value to the collection it belongs to."""
         collection, _, waiting = parent
         if isinstance(collection.value, list):
             collection.value.append(node)
@@ -257,7 +255,7 @@ class _Composer:
             key, key_line = waiting.pop()
             if key in collection.value:
                 first = collection.key_lines[key]
-                self.fail(key_line, f"the key {key!r} stands twice (first on line {first})", "remove one of them")
+                self.fail(key_line, f"the key {key!r} is there twice (first on line {first})", "remove one of them")
             collection.value[key] = node
             collection.key_lines[key] = key_line
 
@@ -279,24 +277,24 @@ class _Composer:
         if kind == "float" and isinstance(value, int):
             return float(value)
         if kind not in kinds or not isinstance(value, kinds[kind]):
-            self.fail(line, f"{event.value!r} is no {kind}")
+            self.fail(line, f"{event.value!r} isn't a valid {kind}")
         return value
 
     def _check_tag(self, event: Any, line: int) -> None:
         if event.tag not in (None, "!") and event.tag not in PLAIN_TAGS:
             shown = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self.fail(line, f"the tag {shown} is not allowed: a config is data and runs nothing", "remove the tag")
+            self.fail(line, f"the tag {shown} is not allowed: a config is pure data", "remove the tag")
 
     def _alias(self, event: AliasEvent, line: int) -> Node:
         if event.anchor not in self.anchors:
-            self.fail(line, f"not YAML: *{event.anchor} is defined nowhere above", f"define it with &{event.anchor}")
+            self.fail(line, f"not YAML: *{event.anchor} is not defined above", f"define it with &{event.anchor}")
         node = self.anchors[event.anchor]
         if node is None:
             self.fail(line, f"*{event.anchor} contains itself", "remove the alias")
         return node
 
     def _finish(self, node: Node, anchor: str | None) -> None:
-        """Sum up a complete value, and make it known under its anchor."""
+        """Measure a complete value, and register it under its anchor."""
         if isinstance(node.value, dict | list):
             inner = list(node.value.values()) if isinstance(node.value, dict) else node.value
             node.size = 1 + sum(child.size for child in inner)
@@ -307,7 +305,7 @@ class _Composer:
             self.anchors[anchor] = node
 
     def _merge(self, node: Node) -> None:
-        """Expand `<<: *base`: the mapping's own keys win."""
+        """Expand `<<: *base`. The mapping's own keys take precedence."""
         if "<<" not in node.value:
             return
         line = node.key_lines.pop("<<")

@@ -260,7 +260,7 @@ def wrong_types() -> Iterator[Mutation]:
             following += 1
         content = "\n".join([*LINES[: line - 1], f"{' ' * indent}{group}: 5", *LINES[following:]]).encode()
         names = (f"broken.yaml:{line}: {path_of(line)}", "expected a group of keys")
-        yield Mutation(f"{group} is no group", content, names)
+        yield Mutation(f"{group} is not a group", content, names)
 
 
 def ranges() -> Iterator[Mutation]:
@@ -372,7 +372,7 @@ def syntax() -> Iterator[Mutation]:
         indent = len(LINES[at - 1]) - len(LINES[at - 1].lstrip())
         end = len(LINES) - 2 if key == "ajet" else number_of("task_reader") - 1
         content = "\n".join([*LINES[:end], f"{' ' * (4 if key == 'num_repeat' else indent)}{key}: 1", *LINES[end:]])
-        names = (f"broken.yaml:{end + 1}", f"the key {key!r} stands twice (first on line {at})")
+        names = (f"broken.yaml:{end + 1}", f"the key {key!r} is there twice (first on line {at})")
         yield Mutation(f"twice {key}", content.encode(), names)
     yield Mutation("quote", replaced(line, 'num_repeat: "4'), ("broken.yaml:", "not YAML"))
     yield Mutation("bracket", replaced(line, "compute_madness_checklist: [a"), ("broken.yaml:", "not YAML"))

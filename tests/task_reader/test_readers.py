@@ -153,7 +153,7 @@ def test_a_reader_of_the_users_own(tmp_path: Path) -> None:
     assert len({task.task_id for task in own("MyReader")}) == 3
     with pytest.raises(TaskDataError, match=r"should return a list of ajet\.Task, but returned str"):
         own("Wrong")
-    with pytest.raises(ImportPathError, match="no class derived from BaseTaskReader; there is: MyReader, Wrong"):
+    with pytest.raises(ImportPathError, match="isn't a class derived from BaseTaskReader; there is: MyReader, Wrong"):
         own("Unrelated")
 
 
