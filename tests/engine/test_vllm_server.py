@@ -1,6 +1,6 @@
 """The vLLM engine's servers, as real processes: started, spoken to, given weights, watched, started again, stopped.
 
-The processes are stand-ins (`fake_vllm.py`); `test_vllm_real.py` runs the real one where it is installed.
+The processes are stand-ins (`fake_vllm_server.py`); `test_vllm_real.py` runs the real one where it is installed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ajet.schema.errors import (
 )
 from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
 
-FAKE = Path(__file__).parent / "fake_vllm.py"
+FAKE = Path(__file__).parent / "fake_vllm_server.py"
 
 
 def new_engine(folder: Path, **options: Any) -> VllmServerEngine:

@@ -1,4 +1,4 @@
-"""Asking the embedded engine, and what a plain forward pass says to it."""
+"""Requests to the embedded engine, and what a plain forward pass gives."""
 
 from __future__ import annotations
 
@@ -14,15 +14,22 @@ from ajet.schema.generation import Completion, GenerateRequest, Sampling
 
 NEAR_TIE = 1e-4
 LONGEST = 4096
-"""Tokens that a place of `written` may grow to."""
+"""Tokens that a slot of `written` may grow to."""
 
 
 def written(pool: KVPool, tokens: int) -> KV:
-    """A place full of random keys and values."""
+    """A slot full of random keys and values."""
     kv = pool.allocate(tokens, LONGEST)
     assert kv is not None
     kv.keys_LHCD.normal_()
     kv.values_LHCD.normal_()
+    return kv
+
+
+def copied(pool: KVPool, tokens: int, source: KV, length: int) -> KV:
+    """`length` tokens of a source, and its own from there on."""
+    kv = written(pool, tokens)
+    kv.copy_prefix(source, length)
     return kv
 
 

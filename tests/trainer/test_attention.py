@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from random_batches import random_batch
 from torch import Tensor
-from trees import random_batch
 
 from ajet.trainer import attention
 from ajet.trainer.attention import plan_attention

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models import small_model
-from test_trainer import a_batch, gap, weights
+from random_batches import credited_batch
+from small_models import gap, small_model, weights
 
 from ajet.trainer.checkpoint import MARKER, CheckpointError, CheckpointFolder, load, read_trainer, write_trainer
 from ajet.trainer.loss import LossSettings
@@ -94,7 +94,7 @@ def kill_and_resume(root: Path, kills: int, seed: int) -> int:
 
     Returns how many of the kills left a checkpoint behind that was half written.
     """
-    script = Path(__file__).parent / "crashing_run.py"
+    script = Path(__file__).parent / "checkpointing_run.py"
     rng = random.Random(seed)
     announced = unfinished = 0
     for _ in range(kills):
@@ -134,11 +134,11 @@ SETTINGS = TrainSettings(LossSettings(), OptimSettings(lr=1e-2, schedule="cosine
 def test_a_trainer_resumes_bit_for_bit(tmp_path: Path) -> None:
     straight = Trainer(small_model(), SETTINGS)
     for step in range(6):
-        straight.update(a_batch(step))
+        straight.update(credited_batch(step))
 
     first = Trainer(small_model(), SETTINGS)
     for step in range(3):
-        first.update(a_batch(step))
+        first.update(credited_batch(step))
     folder = CheckpointFolder(tmp_path)
     assert folder.save(3, {"updates": first.updates}, lambda path: write_trainer(first, None, path)) is not None
     draws = (random.random(), np.random.random(), float(torch.rand(1)))
@@ -150,7 +150,7 @@ def test_a_trainer_resumes_bit_for_bit(tmp_path: Path) -> None:
     read_trainer(second, found)
     assert (random.random(), np.random.random(), float(torch.rand(1))) == draws
     for step in range(3, 6):
-        second.update(a_batch(step))
+        second.update(credited_batch(step))
     assert gap(weights(straight.model), weights(second.model)) == 0.0
     assert second.updates == straight.updates
 
@@ -159,7 +159,7 @@ def test_the_weights_load_with_transformers(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     trainer = Trainer(small_model(), SETTINGS)
-    trainer.update(a_batch())
+    trainer.update(credited_batch())
     write_trainer(trainer, None, tmp_path)
     assert gap(weights(AutoModelForCausalLM.from_pretrained(tmp_path / "hf")), weights(trainer.model)) == 0.0
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".safetensors", ".json"}
@@ -175,14 +175,14 @@ def test_a_lora_checkpoint_holds_adapter_and_merged_weights(tmp_path: Path) -> N
         return Trainer(peft.get_peft_model(small_model(), config), SETTINGS)
 
     trainer = build()
-    trainer.update(a_batch())
+    trainer.update(credited_batch())
     folder = CheckpointFolder(tmp_path)
     found = folder.save(1, {"updates": trainer.updates}, lambda path: write_trainer(trainer, None, path))
     assert found is not None
     again = build()
     read_trainer(again, found)
-    trainer.update(a_batch(1))
-    again.update(a_batch(1))
+    trainer.update(credited_batch(1))
+    again.update(credited_batch(1))
     assert gap(weights(trainer.model), weights(again.model)) == 0.0
     ids = torch.arange(12)[None]
     merged = AutoModelForCausalLM.from_pretrained(found.path / "hf")

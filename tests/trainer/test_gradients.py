@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from random_batches import random_batch
 from torch import Tensor
-from trees import random_batch
 
 from ajet.credit import AdvantageEstimator, CreditSettings, LossNorm
 from ajet.schema.episode import Episode

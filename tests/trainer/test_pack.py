@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import random_batch
+from random_batches import random_batch
 
 from ajet.credit.weights import CallCredit, EpisodeCredit
 from ajet.schema.call_tree import ROOT, Call, CallTree, Run

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 VOCAB = 32
 
@@ -26,3 +29,11 @@ def small_model(family: str = "qwen2", seed: int = 0, **options: Any) -> Any:
     }
     config = AutoConfig.for_model(family, **{**settings, **options})
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    return max(float((one[name] - other[name]).abs().max()) for name in one)

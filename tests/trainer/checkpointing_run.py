@@ -1,6 +1,6 @@
 """A run with a fast fake model that saves a checkpoint each step and announces it. Killed from outside, at any moment.
 
-python crashing_run.py FOLDER STEPS
+python checkpointing_run.py FOLDER STEPS
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ajet.credit import Credit, CreditSettings, EpisodeSummary, compute_credit, summarise
+from ajet.credit.weights import EpisodeCredit
 from ajet.schema.call_tree import ROOT, Call, CallTree, Run
 from ajet.schema.episode import Episode, EpisodeStatus, Ledger
 from ajet.schema.generation import Sampling
@@ -88,3 +89,9 @@ def random_batch(
     summaries = [summarise(episode) for episode in episodes]
     by_group = [summaries[i : i + repeat] for i in range(0, len(summaries), repeat)]
     return episodes, summaries, compute_credit(by_group, settings or CreditSettings())
+
+
+def credited_batch(seed: int = 0, *, groups: int = 3, repeat: int = 3) -> list[tuple[CallTree, EpisodeCredit]]:
+    """What a trainer gets."""
+    episodes, _, credit = random_batch(seed, groups=groups, repeat=repeat)
+    return [(episode.tree, given) for episode, given in zip(episodes, credit.episodes, strict=True)]

@@ -1,0 +1,143 @@
+"""Parts read the same together and apart, and what they have in common is read once where that pays."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch_helpers import copied, written
+
+from ajet.engine.torch import attention
+from ajet.engine.torch.attention import LayerPlan, Part, StepLayout
+from ajet.engine.torch.kv_cache import KVPool, KVShape
+
+SHAPE = KVShape(layers=2, heads=2, key_size=8, value_size=8)
+
+
+def pool_of(dtype: torch.dtype = torch.float32, heads: int = 2) -> KVPool:
+    return KVPool(SHAPE._replace(heads=heads), dtype, torch.device("cpu"), 400_000)
+
+
+def kinds(plan: LayerPlan) -> list[str]:
+    return sorted(type(reader).__name__ for reader in plan.readers)
+
+
+def step_of(pool: KVPool, prefix: int, rows: int, counts: list[int], seed: int = 0) -> tuple[list[Part], list[Part]]:
+    """Rows and chunks, all with the same first `prefix` tokens, and of different lengths."""
+    rng = random.Random(seed)
+    root = written(pool, prefix + 100)
+    kvs = [root] + [copied(pool, prefix + 100, root, prefix) for _ in range(rows + len(counts) - 1)]
+    rng.shuffle(kvs)
+    contexts = [prefix + rng.randrange(30) for _ in kvs]
+    parts = [Part(kv, context, 1) for kv, context in zip(kvs, contexts, strict=True)]
+    chunks = [replace(part, count=count) for part, count in zip(parts[rows:], counts, strict=True)]
+    return parts[:rows], chunks
+
+
+def read(layout: StepLayout, dtype: torch.dtype, heads: int, groups: int, window: int | None) -> torch.Tensor:
+    """What layer 1 reads, for queries, keys and values that depend on the token's number alone."""
+    tokens = sum(member.part.count for member in layout.members)
+    torch.manual_seed(1)
+    query, key, value = (
+        torch.randn(tokens, number, 8).transpose(0, 1)[None].to(dtype) for number in (heads * groups, heads, heads)
+    )
+    return layout.attend(1, query, key, value, None, window)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "groups"), [(2, 1), (1, 4), (2, 3)])
+@pytest.mark.parametrize("window", [None, 5000, 40])
+def test_a_shared_prefix_is_read_as_by_each_alone(
+    dtype: torch.dtype, heads: int, groups: int, window: int | None
+) -> None:
+    torch.manual_seed(0)
+    rows, chunks = step_of(pool_of(dtype, heads), 300, 20, [2, 3, 12, 15, 9, 40, 64, 65])
+    together, apart = StepLayout(rows, chunks), StepLayout(rows, chunks, apart=True)
+    one, other = (read(layout, dtype, heads, groups, window) for layout in (together, apart))
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(one, other, **tolerance)
+    assert ("sharing" in together.__dict__) == (window != 40)  # one that cuts into the prefix is read the plain way
+    assert [len(together.sharing.prefixes), len(apart.sharing.prefixes)] == [1, 0]
+    assert together.sharing.prefixes[0].keys[0].shape[2] == 288  # whole vectors of 300 tokens
+
+
+@pytest.mark.parametrize("window", [None, 7, 100])
+def test_short_chunks_read_in_one_call_what_each_reads_alone(window: int | None) -> None:
+    torch.manual_seed(0)
+    pool = pool_of()
+    kvs = [written(pool, 150) for _ in range(13)]
+    kvs.pop(6).keys_LHCD.fill_(float("nan"))  # what an idle neighbour holds touches nobody
+    rng = random.Random(2)
+    chunks = [Part(kv, rng.randrange(40, 60), rng.randrange(15, 30)) for kv in kvs]
+    rng.shuffle(chunks)
+    together, apart = StepLayout([], chunks), StepLayout([], chunks, apart=True)
+    assert kinds(together.plain) == ["Batch"]
+    assert kinds(apart.plain) == ["LongChunk"] * 12
+    one, other = (read(layout, torch.float32, 2, 2, window) for layout in (together, apart))
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_prefix_is_shared_only_where_that_pays() -> None:
+    assert StepLayout(*step_of(pool_of(), 170, 64, [])).sharing.prefixes
+    for prefix, rows, counts in [(170, 8, []), (10, 64, []), (1000, 1, []), (1000, 1, [65] * 10)]:
+        layout = StepLayout(*step_of(pool_of(), prefix, rows, counts))
+        assert layout.sharing is layout.plain
+
+
+def test_long_prefixes_of_groups_win_over_a_short_one_of_all() -> None:
+    pool = pool_of()
+    root = written(pool, 1200)
+    parts = []
+    for _ in range(4):
+        first = copied(pool, 1200, root, 64)
+        group = [first, *(copied(pool, 1200, first, 1000) for _ in range(7))]
+        parts += [Part(kv, 1020, 1) for kv in group]
+    layout = StepLayout(parts, [])
+    assert [prefix.keys[0].shape[2] for prefix in layout.sharing.prefixes] == [992] * 4
+    torch.testing.assert_close(
+        read(layout, torch.float32, 2, 2, None),
+        read(StepLayout(parts, [], apart=True), torch.float32, 2, 2, None),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_without_the_operator_all_is_read_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "can_join", lambda query, value: False)
+    torch.manual_seed(0)
+    rows, chunks = step_of(pool_of(), 300, 20, [5, 9])
+    layout = StepLayout(rows, chunks)
+    one = read(layout, torch.float32, 2, 2, None)
+    assert "sharing" not in layout.__dict__
+    torch.testing.assert_close(one, read(StepLayout(rows, chunks, apart=True), torch.float32, 2, 2, None))
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_rows_read_the_same_together_and_one_by_one(window: int | None) -> None:
+    torch.manual_seed(0)
+    pool = pool_of()
+    kvs = [written(pool, 100) for _ in range(12)]
+    idle = kvs.pop(5)
+    idle.keys_LHCD.fill_(float("nan"))  # what an idle neighbour holds touches nobody
+    contexts = [60, 75, 61, 90, 60, 77, 64, 80, 99, 60, 63]
+    parts = [Part(kv, context, 1) for kv, context in zip(kvs, contexts, strict=True)]
+    query, key, value = torch.randn(1, 4, 11, 8), torch.randn(1, 2, 11, 8), torch.randn(1, 2, 11, 8)
+    random.Random(1).shuffle(parts)
+    together, apart = StepLayout(parts, []), StepLayout(parts, [], apart=True)
+    assert kinds(together.plain) == ["Batch"]
+    assert kinds(apart.plain) == kinds(apart.sharing) == ["Singles"]
+    for layer in range(SHAPE.layers):
+        one = together.attend(layer, query, key, value, None, window)
+        other = apart.attend(layer, query, key, value, None, window)
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_that_would_read_much_for_nothing_stay_apart() -> None:
+    pool = pool_of()
+    kvs = [written(pool, 1000) for _ in range(10)]
+    far = StepLayout([Part(kvs[0], 900, 1), Part(kvs[9], 900, 1)], [])
+    assert kinds(far.plain) == ["Singles"]
+    near = StepLayout([Part(kvs[0], 900, 1), Part(kvs[1], 900, 1)], [])
+    assert kinds(near.plain) == ["Batch"]
