@@ -100,11 +100,17 @@ ONLY_WITH_ENGINE: Mapping[str, tuple[EngineName, ...]] = {
 """On `debug` and `local`, which run the engine themselves: the engines with which a key has an effect."""
 
 
-def entry(table: Mapping[str, Any], key: str) -> Any:
-    """What `table` says about a key: its own entry, else that of the nearest group above it; None if it has neither."""
+def listed(table: Mapping[str, Any], key: str) -> str | None:
+    """The key itself, or the nearest group above it, that is in `table`."""
     parts = key.split(".")
     prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-    return next((table[prefix] for prefix in prefixes if prefix in table), None)
+    return next((prefix for prefix in prefixes if prefix in table), None)
+
+
+def entry(table: Mapping[str, Any], key: str) -> Any:
+    """What `table` says about a key, or else about the nearest group above it; None if it says nothing."""
+    found = listed(table, key)
+    return None if found is None else table[found]
 
 
 def has_effect(key: str, backbone: BackboneName, engine: EngineName) -> bool:
@@ -127,17 +133,17 @@ def given_keys(section: Section, prefix: str = "") -> Iterator[str]:
 
 
 def without_effect(ajet: AjetConfig) -> tuple[list[str], list[str]]:
-    """Of the keys that the user set: those accepted for old files, and those without effect on this backbone."""
+    """Of what the user set: keys or groups accepted for old files, and keys without effect on this backbone."""
     backbone: BackboneName = ajet.backbone or "local"
     old, elsewhere = [], []
     for key in given_keys(ajet):
-        if entry(FOR_OLD_FILES, key):
-            old.append(key)
+        if found := listed(FOR_OLD_FILES, key):
+            old.append(found)
         elif key.partition(".")[0] in OF_ONE_BACKBONE:
             continue
         elif not has_effect(entry(FORMER_NAMES, key) or key, backbone, ajet.rollout.engine):
             elsewhere.append(key)
-    return old, elsewhere
+    return list(dict.fromkeys(old)), elsewhere
 
 
 def notes(config: Config) -> Iterator[str]:
@@ -147,7 +153,7 @@ def notes(config: Config) -> Iterator[str]:
         yield f"ignored: {', '.join(f'{name}:' for name in config.ignored_blocks)} (a config is complete without)"
     old, elsewhere = without_effect(ajet)
     if old:
-        reasons = "; ".join(dict.fromkeys(entry(FOR_OLD_FILES, key) for key in old))
+        reasons = "; ".join(dict.fromkeys(FOR_OLD_FILES[key] for key in old))
         yield f"accepted for old files, without effect: {grouped(old)} ({reasons})"
     if elsewhere:
         backbone = ajet.backbone or "local"

@@ -130,9 +130,8 @@ defaults:
     assert ignored == "ignored: hydra:, defaults: (a config is complete without)"
     assert old == (
         "accepted for old files, without effect: "
-        "rollout.mode, context_tracker.{timeline_merging_policy.timeline_compare_level, "
-        "timeline_merging_policy.ignore_tools, fix_retokenization_drift}, enable_experimental_interchange_server, "
-        "interchange_server.{interchange_method, interchange_server_port, num_fastapi_process}, judge "
+        "rollout.mode, context_tracker.{timeline_merging_policy, fix_retokenization_drift}, "
+        "enable_experimental_interchange_server, interchange_server, judge "
         "(model calls are always asynchronous; conversations are always merged exactly, token by token; "
         "sampled token ids are kept as sampled; the gateway is always available; the judge is set in task_judge)"
     )
