@@ -140,7 +140,7 @@ class KV:
                 end = start
 
     def _origins_before(self, length: int) -> list[tuple[int, int]]:
-        return [stretch for stretch in self._origins if stretch[0] < length]
+        return [(start, origin) for start, origin in self._origins if start < length]
 
 
 class KVPool:

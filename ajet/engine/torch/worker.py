@@ -352,7 +352,7 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> froze
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """The GPU's allocator raises a type of its own; the CPU's only words its message so."""
+    """PyTorch's GPU allocator raises its own error type; the CPU's can only be told by the message."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
