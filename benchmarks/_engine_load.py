@@ -1,4 +1,4 @@
-"""The load that engines are compared under: conversations of random messages, the same for every engine."""
+"""The load under which engines are compared: conversations of random messages, the same for every engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent of `grpo_step.py` on our side: a loop over an OpenAI client, as a user would write it."""
+"""AgentJet's side of `grpo_step.py`: a loop over an OpenAI client, as a user would write it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The task of `grpo_step.py`, for both sides: a calculator question, one tool call, one answer. Knows no library.
+"""The task of `grpo_step.py` for both sides: a calculator question, one tool call, one answer. Imports neither library.
 
-The reward is drawn at random: what is measured is time, and no group may be left out for having equal rewards.
+Rewards are random: the benchmark measures time, and no group may be skipped because its rewards are equal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TRL's side of `grpo_step.py`; runs in an environment of its own. Prints one JSON line.
+"""TRL's side of `grpo_step.py`, in its own environment. Prints one JSON line.
 
 python _grpo_trl.py MODEL STEPS THREADS
 """

@@ -1,4 +1,4 @@
-"""The quickstart with one backbone on the CPU, and what came of it: for benchmarks that set two side by side."""
+"""Runs the quickstart with one backbone on the CPU and reads its results, for benchmarks that compare two of them."""
 
 from __future__ import annotations
 

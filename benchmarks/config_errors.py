@@ -1,7 +1,7 @@
-"""How long a user waits for `ajet --help`, a valid config, and the message about each of the broken ones.
+"""How long a user waits for `ajet --help`, for a valid config, and for the message about each of many broken ones.
 
-Every measurement is a process of its own, as a user would start it. CPU seconds: wall time depends on what else the
-machine does. `loader` is the time inside the process from the call to its exit code, imports included.
+Each measurement starts a new process, as a user would. Times are CPU seconds, because wall time depends on what else
+the machine does. `loader` is the time within the process from the call to its exit code, imports included.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TRIES = 7
 
 
 def run(*command: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], float, float]:
-    """The process, its CPU seconds and its wall seconds."""
+    """The finished process, its CPU seconds and its wall seconds."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "AJET_STATE_DIR": str(folder / "state")}
     ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -43,7 +43,7 @@ def run(*command: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], 
 
 
 def best(*command: str, folder: Path) -> dict[str, float]:
-    """The least of several tries."""
+    """The fastest of several tries."""
     tries = [run(*command, folder=folder) for _ in range(TRIES)]
     return {"cpu_s": round(min(cpu for _, cpu, _ in tries), 3), "wall_s": round(min(wall for *_, wall in tries), 3)}
 

@@ -1,13 +1,13 @@
-"""CPU time and fidelity of the context tracker, against one that renders and tokenizes the whole history each call.
+"""CPU time and fidelity of the context tracker, compared with rendering and tokenizing the whole history for each call.
 
-Episodes of T turns with about 100 tokens a message, in five shapes: `linear`, `tools` (10 tools), `agents` (three that
-take turns), `tree` (a planner whose every third step draws two replies and asks a helper), `rewriting` (the memory is
-cut back every eighth turn). A share of the replies is not tokenized as the tokenizer would, as happens when a model
-samples. Requests arrive as fresh JSON; parsing it is not counted.
+Episodes have T turns with about 100 tokens per message, in five shapes: `linear`, `tools` (10 tools), `agents` (three
+that take turns), `tree` (a planner that samples two replies and asks a helper in every third step), and `rewriting`
+(the memory is cut back every eighth turn). Some replies are not tokenized the way the tokenizer would do it,
+as happens when a model samples. Requests arrive as fresh JSON; parsing it is not counted.
 
-The tokenizer is built here, of the size and manner of today's models (30,000 merges learned from Python's own sources,
-Qwen's way of splitting, ChatML with tools); `--model` takes another. Writes `results/context_tracker.json` and, with
-matplotlib, the chart of `docs/context_tracker.md`.
+The tokenizer is built here and resembles those of today's models (30,000 merges learned from Python's own sources,
+Qwen's splitting rule, ChatML with tools); `--model` uses another one. Writes `results/context_tracker.json` and, if
+matplotlib is installed, the chart of `docs/benchmarks/context_tracker.md`.
 
     python benchmarks/context_tracker.py [--model tiny:qwen2] [--turns 5 20 50 100 200] [--repeats 3]
 """

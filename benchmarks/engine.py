@@ -1,9 +1,9 @@
-"""The embedded engine against transformers and vLLM: concurrent multi-turn conversations, one thread, float32.
+"""The embedded engine compared with transformers and vLLM: concurrent multi-turn conversations, one thread, float32.
 
-Every engine runs the same conversations (100-token messages, 50-token replies) with logprobs, on the 30 M model.
-`generate` is called turn by turn with the whole batch, which favours it: real agents don't wait for each other.
-Figures are generated tokens per second of CPU time, so that other programs on the machine disturb little; ratios are of
-runs next to each other. Figures of runs that the arguments leave out are kept.
+Every engine runs the same conversations (100-token messages, 50-token replies) with log-probabilities, on the 30 M
+model. `generate` is called turn by turn with the whole batch, which favours it: real agents don't wait for each other.
+Figures are generated tokens per second of CPU time, so that other programs on the machine matter little, and ratios
+compare runs made next to each other. Figures of runs that the arguments exclude are kept.
 
     python benchmarks/engine.py [--sizes 32] [--turns 1 10] [--engines embedded generate] [--vllm-python PYTHON]
 """

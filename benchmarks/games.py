@@ -1,4 +1,4 @@
-"""Do the tutorial's games teach a model with random weights? Whole runs, as their READMEs say, and their validations.
+"""Do the tutorials' games teach a model with random weights? Runs them as their READMEs say, with validations.
 
     python benchmarks/games.py [--only countdown]
 

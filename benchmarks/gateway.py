@@ -1,11 +1,11 @@
-"""What the gateway adds to a model call: latency and CPU over an engine that costs nothing, and episodes held open.
+"""What the gateway adds to a model call: latency and CPU time over an engine that costs nothing; memory per episode.
 
-The stub engine answers with 50 tokens, so that all that is measured is ours: HTTP, JSON, keys, rendering, tracking,
-parsing. With one call at a time it answers at once; with many it takes as long as the request's `max_tokens` says (in
-milliseconds over 50, random), so that so many are really in flight; its reply begins with the microseconds it really
-took (timers are up to a millisecond late), which are subtracted. A raw asyncio client
-(bytes in, bytes out) plays the agents in another process, so that its own cost isn't counted as ours. Bodies hold 20
-messages and 2 tools; each conversation grows as agents' do, so the tracker extends a recorded call most of the time.
+The stub engine answers with 50 tokens, so everything that is measured belongs to AgentJet: HTTP, JSON, keys, rendering,
+tracking, parsing. With one call at a time it answers immediately. With many it takes as long as the request's
+`max_tokens` says (50 plus random milliseconds), so that the calls really overlap, and its reply begins with the
+microseconds it actually took, which are subtracted (timers are up to a millisecond late). A raw asyncio client (bytes
+in, bytes out) plays the agents in another process, so that its cost is not counted. Bodies have 20 messages and 2
+tools. Each conversation grows as agents' conversations do, so the tracker mostly extends recorded calls.
 """
 
 from __future__ import annotations

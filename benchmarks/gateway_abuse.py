@@ -1,6 +1,6 @@
-"""What hostile clients achieve: 10,000 wrong keys, and 500 slow-header and 500 slow-body clients beside honest ones.
+"""What hostile clients achieve: 10,000 wrong keys, and 500 clients with slow headers and 500 with slow bodies.
 
-The slow clients are in a process of their own; honest latency is compared with what it is without them, in one run.
+The slow clients run in a separate process. The latency of honest clients is measured with and without them, in one run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A whole GRPO step of a multi-turn tool agent on a CPU: the local backbone against TRL's `GRPOTrainer(tools=…)`.
+"""A whole GRPO step of a multi-turn tool agent on a CPU: the local backbone compared with TRL's `GRPOTrainer(tools=…)`.
 
-Same model (0.66 M parameters), questions, tool, batch (8 tasks x 8 episodes of two turns), float32, one update a step,
-and rewards drawn at random on both sides. Ours runs as a user runs it: `ajet --conf …`, an agent written with the
-OpenAI client, episodes and metrics recorded. TRL needs an environment of its own (`pip install trl==1.16.0 jmespath`).
+Both sides have the same model (0.66 M parameters), questions, tool and batch (8 tasks x 8 episodes of two turns), use
+float32, make one update per step, and draw rewards at random. AgentJet runs as a user would run it: `ajet --conf …`, an
+agent written with the OpenAI client, episodes and metrics recorded. TRL needs its own environment
+(`pip install trl==1.16.0 jmespath`).
 
     python benchmarks/grpo_step.py --trl-python /path/to/its/bin/python [--steps 12] [--model FOLDER]
 """

@@ -1,6 +1,6 @@
-"""SIGKILL at random moments, also inside a checkpoint: 200 kills of a run with a fast fake model.
+"""Kills a run with a fast fake model 200 times at random moments, also while it writes a checkpoint.
 
-Every one must resume, and never older than the last announced step.
+It must resume every time, and never from before the last step it announced.
 """
 
 from __future__ import annotations

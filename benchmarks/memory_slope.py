@@ -1,8 +1,8 @@
-"""Does a long run stay small? 100,000 episodes through the local backbone, with scripted replies instead of a model.
+"""Does memory stay flat in a long run? 100,000 episodes on the local backbone, with scripted replies.
 
 Everything but the model and the optimiser is real: pool, threads, sessions, tracker, credit, metrics and the recorder.
-Memory is this process's resident set after every 5,000 episodes; its slope is that of a straight line through the
-second half of the run, when caches are full. Also open file descriptors and threads.
+Memory is the resident set of this process after every 5,000 episodes. Its slope is taken from a straight line through
+the second half of the run, when caches are full. Open file descriptors and threads are counted too.
 
     python benchmarks/memory_slope.py [--episodes 100000]
 """

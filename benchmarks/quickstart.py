@@ -1,6 +1,6 @@
 """Does the quickstart learn, and only from its reward? Three seeds, a learning rate of 0, and a shuffled reward.
 
-Each is a whole run of `configs/quickstart.yaml` in a process of its own.
+Each is a whole run of `configs/quickstart.yaml` in a separate process.
 
     python benchmarks/quickstart.py [--seeds 3] [--only "seed 1"]
 

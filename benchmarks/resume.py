@@ -1,7 +1,7 @@
-"""100 steps straight against 50 steps, kill -9, and the same command again: the same bit for bit?
+"""Are 100 uninterrupted steps bit-for-bit the same as 50 steps, kill -9, and the same command again?
 
-Whole runs of the local backbone on a tiny real model, in `deterministic` mode, with a checkpoint every 10 steps. What
-is compared: rewards, losses, gradient norms and token counts of every step, and the hash of the final weights.
+Both are whole runs of the local backbone on a tiny real model, in `deterministic` mode, with a checkpoint every 10
+steps. Rewards, losses, gradient norms and token counts of every step are compared, and the hash of the final weights.
 
     python benchmarks/resume.py
 """

@@ -1,8 +1,8 @@
-"""Forward + backward of one update: packed trees against merged rows, flat per-call rows, and a plain causal pass.
+"""Forward and backward pass of one update: packed trees, merged rows, flat per-call rows, and a plain causal pass.
 
-Over shapes of trees and packing ratios. On a CPU one thread is measured in CPU time, so that a busy machine disturbs
-little; on a GPU wall time. The ways are timed in turns, so that a slow moment of the machine hits all of them. Also the
-peak memory above the model's, and which layout the planner takes.
+Over shapes of trees and packing ratios. On a CPU, the CPU time of one thread is measured, so that a busy machine
+matters little; on a GPU, wall time. The layouts are timed in turn, so that a slow moment of the machine affects
+all of them. Also measures the peak memory beyond the model's own, and shows which layout the planner chooses.
 
     python benchmarks/tree_training.py [--repeats 3] [--only PART_OF_A_NAME]
     python benchmarks/tree_training.py --charts          # draw docs/assets from the committed figures

@@ -1,5 +1,5 @@
-"""The quickstart on Trinity and on the embedded trainer: does the reward rise alike, and does each update raise what it
-should? Both on the CPU, with the same YAML.
+"""The quickstart on Trinity and on the embedded trainer, on the CPU, with the same YAML: does the reward rise the same
+way, and does each update move the right tokens?
 
 The Trinity run keeps the weights of every step. The tokens of each training episode are read again under the weights
 before and after the update: those of better episodes must become likelier, those of worse ones less likely.

@@ -1,4 +1,4 @@
-"""The quickstart on verl and on the embedded trainer: does the reward rise alike? Both on the CPU, with the same YAML.
+"""The quickstart on verl and on the embedded trainer, on the CPU, with the same YAML: is the curve the same?
 
 `python benchmarks/verl_quickstart.py [FOLDER]`; needs `.venv-verl` (`make test-verl` builds it). FOLDER keeps the runs:
 one that is complete is not run again.

@@ -1,4 +1,4 @@
-"""The viewer at 100,000 episodes, the cost of recording, and what a kill of the recording process loses.
+"""The viewer at 100,000 episodes, the cost of recording, and what is lost when the recording process is killed.
 
 `python benchmarks/viewer.py [FOLDER] [--only recording]`; FOLDER keeps the made-up experiment between calls.
 """

@@ -1,8 +1,8 @@
-"""What training did to the probabilities of the very tokens it was given, whatever backbone trained.
+"""How training changed the probabilities of the tokens it trained, with any backbone.
 
-Of a run that kept the weights of every step, the recorded tokens of each training episode are read again under the
-weights that sampled them and under those of the step after, with plain `transformers` passes: nothing of the trainer's
-or the engine's own arithmetic takes part.
+For a run that kept the weights of every step, the recorded tokens of each training episode are read again, under the
+weights that sampled them and under those of the next step. Plain `transformers` passes are used, so neither the
+trainer's nor the engine's own arithmetic is involved.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ PASS_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One training episode: by how much the update that it was part of changed the logprob of its tokens."""
+    """How much the update that trained an episode changed the log-probability of its tokens."""
 
     step: int
     advantage: float
     change: float
     """Mean over its trained tokens, in nats."""
     sampler_gap: float
-    """Largest difference between a recorded logprob and the one that the weights before give."""
+    """The largest difference between a recorded log-probability and the one that the weights before the step give."""
 
 
 def changes(episodes: Path, weights: Mapping[int, Path]) -> list[Change]:
-    """For each recorded training episode with an advantage, step by step.
+    """The change of each recorded training episode with an advantage, step by step.
 
-    `weights`: Hugging Face folders by step, 0 the weights at the start. A step whose weights before or after are not
-    among them is left out.
+    `weights` maps steps to Hugging Face folders; 0 stands for the initial weights. A step without weights before and
+    after it is skipped.
     """
     store = EpisodeStore(episodes)
     found: list[Change] = []
@@ -55,7 +55,7 @@ def changes(episodes: Path, weights: Mapping[int, Path]) -> list[Change]:
 
 
 def summary(found: Iterable[Change]) -> dict[str, float]:
-    """Better episodes against worse ones."""
+    """Compare better episodes with worse ones."""
     found = list(found)
     better = [one.change for one in found if one.advantage > 0]
     worse = [one.change for one in found if one.advantage < 0]
@@ -95,13 +95,15 @@ def _row(tree: CallTree, index: int) -> tuple[list[int], int]:
 
 @torch.no_grad()
 def logprobs(weights: Path, rows: Sequence[tuple[list[int], int]]) -> list[torch.Tensor]:
-    """Of each row's tokens after its prompt, under these weights."""
+    """The log-probabilities of each row's tokens after its prompt, under these weights."""
     model: Any = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()
     found: list[torch.Tensor] = []
     for begin in range(0, len(rows), PASS_ROWS):
         part = rows[begin : begin + PASS_ROWS]
         longest = max(len(ids) for ids, _ in part)
-        ids_RT = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in part])  # filled up on the right: unseen
+        ids_RT = torch.tensor(
+            [ids + [0] * (longest - len(ids)) for ids, _ in part]
+        )  # padded on the right: never attended to
         scores_RTV = torch.log_softmax(model(input_ids=ids_RT).logits[:, :-1], -1)
         scores_RT = scores_RTV.gather(-1, ids_RT[:, 1:, None]).squeeze(-1)
         found += [row[prompt - 1 : len(ids) - 1] for row, (ids, prompt) in zip(scores_RT, part, strict=True)]

@@ -1,4 +1,4 @@
-"""Made-up episodes and a made-up experiment folder, in the form that a real run leaves: for tests and measurements.
+"""Made-up episodes and experiment folders in the form that a real run writes, for tests and benchmarks.
 
 `python tests/synthetic_run.py FOLDER` writes one to look at with `ajet view`.
 """

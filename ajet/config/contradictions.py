@@ -29,7 +29,7 @@ def contradictions(ajet: AjetConfig, backbone: BackboneName) -> Iterator[Contrad
     """Everything that contradicts itself."""
     for check in CHECKS:
         yield from check(ajet)
-    if backbone != "debug":
+    if backbone in TRAINABLE_ENGINES:
         yield from _training(ajet, backbone)
 
 

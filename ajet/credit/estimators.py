@@ -7,10 +7,11 @@ with an equal share of the episode.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import sqrt
+from typing import NamedTuple
 
 from ajet.credit.summary import EpisodeSummary
 from ajet.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm, token_weights
@@ -33,7 +34,43 @@ class AdvantageEstimator(StrEnum):
     RLOO = "rloo"
     """value - mean of the other episodes of the group."""
     REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
-    """(value - batch mean) / batch standard deviation: no groups."""
+    """(value - batch mean) / batch standard deviation, without groups."""
+
+
+class Comparison(NamedTuple):
+    """A call's value, and the statistics of its group (or batch) that it is compared with."""
+
+    value: float
+    own: float
+    """Mean value of its episode."""
+    mean: float
+    deviation: float
+    episodes: int
+
+
+def _normalised(of: Comparison) -> float:
+    return (of.value - of.mean) / (of.deviation + EPSILON)
+
+
+def _centred(of: Comparison) -> float:
+    return of.value - of.mean
+
+
+def _leave_one_out(of: Comparison) -> float:
+    others = (of.mean * of.episodes - of.own) / (of.episodes - 1) if of.episodes > 1 else of.value
+    return of.value - others
+
+
+ADVANTAGES: dict[AdvantageEstimator, Callable[[Comparison], float]] = {
+    AdvantageEstimator.GRPO: _normalised,
+    AdvantageEstimator.DR_GRPO: _centred,
+    AdvantageEstimator.RLOO: _leave_one_out,
+    AdvantageEstimator.REINFORCE_PLUS_PLUS: _normalised,
+}
+"""The formula of each estimator."""
+
+BATCH_WIDE = (AdvantageEstimator.REINFORCE_PLUS_PLUS,)
+"""Estimators that compare a value with the whole batch instead of its group."""
 
 
 class ZeroVariance(StrEnum):
@@ -85,7 +122,7 @@ class CreditSettings:
 def compute_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditSettings) -> Credit:
     """An advantage and a weight for every call of every episode of the batch."""
     values = [[call_values(episode, settings) for episode in group] for group in groups]
-    batch_wide = settings.estimator is AdvantageEstimator.REINFORCE_PLUS_PLUS
+    batch_wide = settings.estimator in BATCH_WIDE
     flat = [_no_variance(group, group_values) for group, group_values in zip(groups, values, strict=True)]
     drop = [same and not batch_wide and settings.zero_variance is not ZeroVariance.KEEP for same in flat]
 
@@ -193,18 +230,12 @@ def _fill(
     for index, sample in enumerate(samples):
         if not sample:
             continue
+        own = sum(sample) / len(sample)
         for call_index, call in enumerate(episodes[index].calls):
             if agent not in (None, call.agent):
                 continue
-            value = values[index][call_index]
-            if estimator in (AdvantageEstimator.GRPO, AdvantageEstimator.REINFORCE_PLUS_PLUS):
-                advantage = (value - mean) / (deviation + EPSILON)
-            elif estimator is AdvantageEstimator.RLOO:
-                others = (mean * count - sum(sample) / len(sample)) / (count - 1) if count > 1 else value
-                advantage = value - others
-            else:
-                advantage = value - mean
-            advantages[index][call_index] = advantage
+            of = Comparison(values[index][call_index], own, mean, deviation, count)
+            advantages[index][call_index] = ADVANTAGES[estimator](of)
 
 
 def _statistics(samples: list[list[float]]) -> tuple[float, float]:

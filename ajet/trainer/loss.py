@@ -8,6 +8,7 @@ Shapes: E edges, M entries, T trajectories.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -101,7 +102,7 @@ def policy_loss(
         if settings.policy_loss is PolicyLoss.GSPO:
             log_ratio_E = _trajectory_log_ratio(log_ratio_E, edges) + new_E - new_E.detach()
         ratio_M = log_ratio_E.exp()[at]
-        token_M, clipped_M = _clipped(ratio_M, new_E[at], edges.advantage_M, settings)
+        token_M, clipped_M = TOKEN_LOSSES[settings.policy_loss](ratio_M, new_E[at], edges.advantage_M, settings)
         note("clip_fraction", clipped_M)
         note("ratio", ratio_M.detach())
         result.sums["ratio/max"] = ratio_M.detach().max()
@@ -147,15 +148,27 @@ def _trajectory_log_ratio(log_ratio_E: Tensor, edges: EdgeTensors) -> Tensor:
     return mean_T[edges.trajectory_E]
 
 
+def _cispo(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
+    bound = 1.0 + settings.clip_high
+    fixed_M = ratio_M.detach().clamp(max=bound)
+    return -fixed_M * advantage_M * new_M, (ratio_M.detach() > bound).to(new_M.dtype)
+
+
 def _clipped(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    """Token losses, and 1 where clipping acts."""
-    if settings.policy_loss is PolicyLoss.CISPO:
-        bound = 1.0 + settings.clip_high
-        fixed_M = ratio_M.detach().clamp(max=bound)
-        return -fixed_M * advantage_M * new_M, (ratio_M.detach() > bound).to(new_M.dtype)
     plain_M = ratio_M * advantage_M
     clipped_M = ratio_M.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high) * advantage_M
     return -torch.minimum(plain_M, clipped_M), (clipped_M < plain_M).detach().to(new_M.dtype)
+
+
+TokenLoss = Callable[[Tensor, Tensor, Tensor, LossSettings], tuple[Tensor, Tensor]]
+"""From ratio, new logprob and advantage of each entry to its loss, and to 1.0 where clipping acts."""
+
+TOKEN_LOSSES: dict[PolicyLoss, TokenLoss] = {
+    PolicyLoss.PPO: _clipped,
+    PolicyLoss.GSPO: _clipped,
+    PolicyLoss.CISPO: _cispo,
+}
+"""The formula of each loss that uses advantages; GSPO differs from PPO in the ratio."""
 
 
 class _WeightedSums:

@@ -1,7 +1,7 @@
-"""The numbers game: combine the given numbers with + - * so that they make the target. Three tries, each answered.
+"""The numbers game: combine the given numbers with + - * to make the target, in at most three tries.
 
-A conversation of up to three turns: the agent writes an expression, and is told what it makes. The reward is 1 for the
-target at the first try, and 0.2 less for each further one.
+An episode is one conversation of up to three turns. The agent writes an expression and is told what it makes. The
+reward is 1 if the first try makes the target, and 0.2 less for each further try.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ajet import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
 
 TRIES = 3
 LATER_TRY = 0.2
-"""What each try after the first costs."""
+"""The cost of each try after the first."""
 LONGEST = 100
-"""Characters of an expression that is read at all."""
+"""Longer expressions are not read."""
 EXPRESSION = re.compile(r"[\d+\-*() ]*")
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -50,18 +50,18 @@ class CountdownWorkflow(Workflow):
 
 
 def question(numbers: list[int], target: int) -> str:
-    """What the agent is asked."""
+    """The question."""
     return f"{' '.join(map(str, numbers))} make {target}"
 
 
 def verdict(reply: str, numbers: list[int]) -> str:
-    """What it is told about a try that missed."""
+    """The answer to a try that missed."""
     made = makes(reply, numbers)
     return "not an expression of these numbers" if made is None else f"no, {made}"
 
 
 def makes(expression: str, numbers: list[int]) -> int | None:
-    """What the expression comes to; None unless it uses each number once, with + - * and brackets."""
+    """The value of the expression, or None unless it uses each number once, with + - * and brackets."""
     if len(expression) > LONGEST or not EXPRESSION.fullmatch(expression):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Makes the tasks, and conversations of a player who knows the rules and tries at random.
+"""Generates the tasks, and conversations of a player who knows the rules but tries at random.
 
 python tutorial/example_countdown/make_data.py [--numbers 3]
 """
@@ -21,7 +21,7 @@ LARGEST = 12
 
 
 def game(rng: random.Random, count: int) -> dict[str, Any]:
-    """Numbers, and a target that they can make."""
+    """Some numbers and a target that they can make."""
     from countdown import makes
 
     numbers = [rng.randint(2, LARGEST) for _ in range(count)]
@@ -29,7 +29,7 @@ def game(rng: random.Random, count: int) -> dict[str, Any]:
 
 
 def attempt(rng: random.Random, numbers: list[int]) -> str:
-    """Some expression of the numbers."""
+    """A random expression of the numbers."""
     text, *others = map(str, rng.sample(numbers, len(numbers)))
     for number in others:
         text += rng.choice("+-*") + number
@@ -37,7 +37,7 @@ def attempt(rng: random.Random, numbers: list[int]) -> str:
 
 
 def conversation(rng: random.Random, count: int) -> dict[str, Any]:
-    """A player who keeps to the rules, and has no idea."""
+    """A conversation of a player who follows the rules but guesses."""
     from countdown import TRIES, makes, question, verdict
 
     asked = game(rng, count)
@@ -53,7 +53,7 @@ def conversation(rng: random.Random, count: int) -> dict[str, Any]:
 
 
 def write(folder: Path, count: int, seed: int) -> None:
-    """All three files. No game of the validation is in the others."""
+    """Write all three files. No validation game appears in the others."""
     rng = random.Random(seed)
     folder.mkdir(exist_ok=True)
     held_out: set[str] = set()

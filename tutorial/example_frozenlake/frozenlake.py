@@ -1,8 +1,8 @@
-"""An agent that crosses a frozen lake, one move a model call. The move is the first letter of the reply: u, d, l or r.
+"""An agent that crosses a frozen lake with one model call per move: the first letter of the reply (u, d, l or r).
 
-The prompt of each call is the lake as it is now, not the history: every call is a conversation of its own. The reward
-is 1 at the goal, and otherwise up to 0.5 for how much nearer it came, so that an untrained model has something to
-learn from.
+The prompt of each call is the current state of the lake, without the history, so every call is a separate conversation.
+The reward is 1 at the goal, and otherwise up to 0.5 for how much closer the agent got, so that an untrained model has
+something to learn from.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from ajet import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
 
 MOVES = {"l": 0, "d": 1, "r": 2, "u": 3}
-"""Gymnasium's numbers."""
+"""Gymnasium's numbers for the moves."""
 
 
 class FrozenLakeWorkflow(Workflow):
@@ -33,7 +33,7 @@ class FrozenLakeWorkflow(Workflow):
 
 
 class Lake:
-    """Gymnasium's FrozenLake with a map of its own for each seed, not slippery."""
+    """Gymnasium's FrozenLake, not slippery, with a different map for each seed."""
 
     def __init__(self, seed: int, size: int) -> None:
         import gymnasium
@@ -50,18 +50,18 @@ class Lake:
         return self.over and not self.won
 
     def step(self, letter: str) -> None:
-        """Go there; any other letter stands still."""
+        """Move one field; any other letter means standing still."""
         if letter in MOVES:
             self._place, reward, self.over, _, _ = self._env.step(MOVES[letter])
             self.won = reward > 0
 
     def progress(self) -> float:
-        """How much of the way is done: 0 at the start, 1 at the goal."""
+        """The share of the way covered: 0 at the start, 1 at the goal."""
         row, column = divmod(int(self._place), self._size)
         return (row + column) / (2 * self._size - 2)
 
     def picture(self) -> str:
-        """The map, with @ for the walker."""
+        """The map, with @ for the agent."""
         row, column = divmod(int(self._place), self._size)
         lines = [list(line) for line in self._map]
         lines[row][column] = "@"

@@ -1,7 +1,7 @@
-"""Runs Python code that a model wrote, in a process of its own that can do little harm.
+"""Runs Python code written by a model, in a separate process that can do little harm, and returns what it printed.
 
-Clean environment, an empty folder that is deleted afterwards, limits on time, memory, file size and processes, no new
-privileges, and no network where the kernel lets a process leave it. Returns what the code printed.
+The process has a clean environment, an empty folder that is deleted afterwards, limits on time, memory, file size and
+processes, no new privileges and, if the kernel allows it, no network.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def run_python(code: str) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and what it started: they share its process group."""
-    with contextlib.suppress(ProcessLookupError):  # all of it has ended already
+    """End the process and everything it started, which shares its process group."""
+    with contextlib.suppress(ProcessLookupError):  # everything has ended already
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,4 +1,4 @@
-"""Generates the shipped tasks: two-step word problems with whole-number answers. Same seed, same files.
+"""Generates the tasks: two-step word problems with whole-number answers. The same seed gives the same files.
 
 python tutorial/example_math_agent/make_data.py
 """

@@ -23,7 +23,7 @@ class MathAgentWorkflow(Workflow):
             model=tuner.as_agentscope_model(agent_name="math_agent"),
             toolkit=Toolkit(tools=[FunctionTool(tool, is_read_only=True, permission=ALLOW) for tool in TOOLS.values()]),
             react_config=ReActConfig(max_iters=tuner.config.ajet.rollout.multi_turn.max_steps),
-            # A time stamp in each prompt would make every call a branch of its own instead of one growing conversation.
+            # Prompts with the time of day would make no two episodes begin alike: runs could not be repeated.
             injection_config=InjectionConfig(inject_runtime_state=False),
         )
         reply = await agent.reply(UserMsg("user", workflow_task.task.main_query))

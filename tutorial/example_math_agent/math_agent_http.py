@@ -1,6 +1,6 @@
-"""The math agent over plain HTTP with the standard library alone: what any language can do.
+"""The math agent over plain HTTP, with only the standard library: any language can do this.
 
-The calls block, which is fine: every episode runs in a thread of its own.
+The calls block, which is fine: every episode runs in its own thread.
 """
 
 from __future__ import annotations

@@ -20,6 +20,6 @@ class MathAgentWorkflow(Workflow):
         steps = tuner.config.ajet.rollout.multi_turn.max_steps
         state = await agent.ainvoke(
             {"messages": [{"role": "user", "content": workflow_task.task.main_query}]},
-            config={"recursion_limit": 2 * steps + 1},  # LangGraph counts the model's and the tools' steps
+            config={"recursion_limit": 2 * steps + 1},  # LangGraph counts steps of the model and of the tools
         )
         return WorkflowOutput(metadata={"final_answer": state["messages"][-1].text})

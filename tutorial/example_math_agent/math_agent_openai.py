@@ -1,4 +1,4 @@
-"""The math agent with the OpenAI SDK's interface: the loop is written out."""
+"""The math agent with the OpenAI SDK, with the loop written out."""
 
 from __future__ import annotations
 

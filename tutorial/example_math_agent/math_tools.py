@@ -1,6 +1,6 @@
-"""The tools of the math agent: a calculator, and Python in a confined process. Shared by all its versions.
+"""The math agent's tools, shared by all its versions: a calculator, and Python in a confined process.
 
-Both return text, also when something is wrong with the input: the model reads the error and can try again.
+Both return text even if the input is wrong, so that the model can read the error and try again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-_LARGEST_EXPONENT = 64  # 9**9**9 would take all memory
+_LARGEST_EXPONENT = 64  # 9**9**9 would use up all memory
 _LARGEST_NUMBER = 10**30
 
 
@@ -88,7 +88,7 @@ TOOL_SCHEMAS: list[dict[str, Any]] = [
 
 
 def call_tool(name: str, arguments: str) -> str:
-    """Run a tool call as the model wrote it: name and JSON arguments."""
+    """Run a tool call, given its name and its arguments as the model's JSON."""
     if name not in TOOLS:
         return f"error: no tool named {name!r}; there are {', '.join(TOOLS)}"
     try:

@@ -1,7 +1,7 @@
-"""Two trained roles and a frozen one: a solver proposes, a checker objects, and a referee who never changes decides.
+"""Two trained roles and a frozen one: a solver proposes, a checker objects, and a referee, who is not trained, decides.
 
-Each role is an agent with a conversation of its own. `trainable_targets` names what is trained; the referee's calls are
-recorded, and carry no loss. With `debug_model=` the referee could be any model at an OpenAI-compatible endpoint.
+Each role is an agent with its own conversation. `trainable_targets` names what is trained; the referee's calls are
+recorded but not trained. With `debug_model=`, the referee could be any model at an OpenAI-compatible endpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROMPTS = {
 
 
 class Role:
-    """One agent: remembers what it was told and what it said."""
+    """One agent, which remembers what it was told and what it said."""
 
     def __init__(self, name: str, tuner: AjetTuner) -> None:
         self._client = tuner.as_raw_openai_sdk_client(agent_name=name, target_tag=name)

@@ -1,4 +1,4 @@
-// A tool-using agent in Node.js with the npm package `openai`. It reads OPENAI_BASE_URL and OPENAI_API_KEY by itself.
+// A tool-using agent in Node.js with the npm package `openai`. The package reads OPENAI_BASE_URL and OPENAI_API_KEY.
 import OpenAI from "openai";
 
 const client = new OpenAI();

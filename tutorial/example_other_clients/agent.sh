@@ -1,8 +1,8 @@
 #!/bin/sh
-# An agent of two turns in a shell: curl asks, python3 writes and reads the JSON.
+# A two-turn agent in a shell script: curl sends the requests, python3 writes and reads the JSON.
 set -eu
 
-ask() { # the messages so far on stdin; the reply's text on stdout
+ask() { # reads the messages so far from stdin, writes the text of the reply to stdout
     python3 -c 'import json, os, sys
 print(json.dumps({"model": os.environ["MODEL"], "messages": json.load(sys.stdin)}))' |
         curl --silent --show-error --fail-with-body "$OPENAI_BASE_URL/chat/completions" \
@@ -10,7 +10,7 @@ print(json.dumps({"model": os.environ["MODEL"], "messages": json.load(sys.stdin)
         python3 -c 'import json, sys; print(json.load(sys.stdin)["choices"][0]["message"]["content"])'
 }
 
-messages() { # role and text, again and again → JSON
+messages() { # pairs of role and text → JSON
     python3 -c 'import json, sys
 given = sys.argv[1:]
 print(json.dumps([{"role": r, "content": c} for r, c in zip(given[::2], given[1::2])]))' "$@"

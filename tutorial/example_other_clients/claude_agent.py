@@ -1,4 +1,4 @@
-"""The math agent with Anthropic's SDK: nothing but the client's origin differs from an agent that asks Claude."""
+"""The math agent with Anthropic's SDK. Only the line that creates the client differs from an agent that uses Claude."""
 
 from __future__ import annotations
 

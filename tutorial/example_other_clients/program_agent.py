@@ -1,7 +1,7 @@
-"""Agents that are programs in any language: they get an address, a key and a model name, and print their answer.
+"""Agents that are programs in any language. They get an address, a key and a model name, and print their answer.
 
-`NodeAgentWorkflow` runs `agent.mjs` (npm's `openai`), `ShellAgentWorkflow` runs `agent.sh` (curl). What they ask the
-model is recorded by the gateway; the last line that they print is the answer.
+`NodeAgentWorkflow` runs `agent.mjs` (npm's `openai`), and `ShellAgentWorkflow` runs `agent.sh` (curl). The gateway
+records their model calls; the last line they print is the answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def run_agent(command: list[str], task: WorkflowTask, tuner: AjetTuner) ->
     try:
         output, errors = await process.communicate()
     finally:
-        if process.returncode is None:  # the episode was ended: so is its agent
+        if process.returncode is None:  # the episode has ended, so its agent must end too
             process.kill()
     if process.returncode:
         raise RuntimeError(f"{command[0]} ended with {process.returncode}: {errors.decode()[-500:]}")

@@ -1,7 +1,7 @@
-"""Makes what the quickstart starts from: its tasks, and a tiny model that has seen how the agent talks.
+"""Makes what the quickstart starts from: its tasks, and a tiny model trained to imitate demonstrations.
 
-The demonstrations are of mixed quality on purpose. Two in five use the calculator; the others guess, and are wrong.
-Imitation learns both habits; telling which one pays is left to reinforcement learning.
+The demonstrations are of mixed quality on purpose: two in five use the calculator, and the others guess wrong.
+Imitation learns both habits; reinforcement learning finds out which one pays.
 
     python tutorial/example_math_agent/quickstart/make_cold_start.py          # about 6 minutes on one core
 """
@@ -30,7 +30,7 @@ TAGS = {"+": "sum", "-": "difference", "*": "product"}
 
 
 def problem(rng: random.Random) -> tuple[str, str, int]:
-    """Question, operator and answer."""
+    """A question, its operator and its answer."""
     from workflow import calculator
 
     one, other = (rng.randrange(10 ** (digits - 1), 10**digits) for digits in rng.choices([1, 2, 2, 3, 3], k=2))
@@ -39,7 +39,7 @@ def problem(rng: random.Random) -> tuple[str, str, int]:
 
 
 def write_tasks(rng: random.Random) -> set[str]:
-    """Write both task files; returns the validation questions, which no demonstration may hold."""
+    """Write both task files. Returns the validation questions, which no demonstration may contain."""
     seen: set[str] = set()
     held_out: set[str] = set()
     (FOLDER / "data").mkdir(exist_ok=True)
@@ -64,7 +64,7 @@ def write_tasks(rng: random.Random) -> set[str]:
 
 
 def demonstration(rng: random.Random, held_out: set[str]) -> list[dict[str, Any]]:
-    """A conversation in which the agent uses the calculator, or guesses."""
+    """A conversation in which the agent uses the calculator or guesses."""
     from workflow import SYSTEM_PROMPT
 
     question, _, answer = problem(rng)
@@ -87,7 +87,7 @@ def demonstration(rng: random.Random, held_out: set[str]) -> list[dict[str, Any]
 
 
 def train(steps: int, seed: int, folder: Path) -> None:
-    """Supervised fine-tuning of the untrained model, and its weights as a Hugging Face folder."""
+    """Fine-tune the untrained model on the demonstrations and save it as a Hugging Face folder."""
     import torch
     from workflow import TOOLS
 

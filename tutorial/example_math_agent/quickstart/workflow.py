@@ -1,4 +1,4 @@
-"""The quickstart's agent: asks the calculator, then answers. OpenAI's interface, two model calls an episode."""
+"""The quickstart's agent: asks the calculator, then answers. Two model calls per episode, with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_CALLS = 3
 
 
 def calculator(expression: str) -> str:
-    """Whole numbers with + - and *, no brackets: all that the tasks need."""
+    """Whole numbers with + - and *, without brackets, which is all that the tasks need."""
     total, term, operator, sign = 0, 0, "", 1
     number = ""
     for character in [*expression.replace(" ", ""), "="]:
@@ -72,7 +72,7 @@ class QuickstartWorkflow(Workflow):
 
 
 def run(arguments: str) -> str:
-    """A tool call as the model wrote it."""
+    """Run a tool call as the model wrote it."""
     try:
         return calculator(str(json.loads(arguments)["expression"]))
     except (ValueError, KeyError, TypeError):
