@@ -48,7 +48,7 @@ def _weights_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _export_weights(arguments: Namespace) -> str:
-    from ajet.cli.eval import weights_folder
+    from ajet.cli.targets import weights_folder
 
     source = weights_folder(arguments.experiment, best=arguments.best)
     target: Path = arguments.target

@@ -1,6 +1,6 @@
 """`ajet validate --run`: one episode of the first task with scripted replies instead of a model.
 
-Finds what importing can't: a workflow that raises, tools that don't work, a judge that gives no number.
+Finds what importing can't: a workflow that raises, tools that don't work, a judge that doesn't return a number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEFAULT_REPLIES: list[Reply] = ["This is a scripted reply."]
 
 
 def rehearse(config: Config, task: Task, replies_file: str | None = None) -> bool:
-    """Run the task once and show the episode. True: it has a reward."""
+    """Run the task once and show the episode. Returns whether it got a reward."""
     file = replies_file or config.ajet.rollout.scripted_replies
     replies = read_replies(file) if file else DEFAULT_REPLIES
 

@@ -1,5 +1,7 @@
-"""`TARGET` of `ajet chat`, `serve` and `vllm`: a YAML file, an experiment or checkpoint folder (its `hf/` weights), a
-model folder, a hub id, or `tiny:<name>`.
+"""The models that commands name: `TARGET` of `ajet chat`, `serve` and `vllm`, `--checkpoint` of `ajet eval`.
+
+A target is a YAML file, an experiment or checkpoint folder (its `hf/` weights), a model folder, a hub id, or
+`tiny:<name>`.
 """
 
 from __future__ import annotations
@@ -46,3 +48,21 @@ def weights_of(target: str) -> str:
     raise ConfigError(
         f"{target} holds no weights: neither hf/config.json nor config.json (has the run saved a step yet?)"
     )
+
+
+def weights_folder(folder: Path, *, best: bool = False) -> Path:
+    """The Hugging Face folder of an experiment's newest (or best) checkpoint, of a checkpoint, or the folder itself."""
+    if (folder / "checkpoints").is_dir():
+        from ajet.trainer.checkpoint import CheckpointFolder
+
+        checkpoints = CheckpointFolder(folder / "checkpoints")
+        newest = checkpoints.newest()
+        chosen = checkpoints.best() if best else newest.path if newest is not None else None
+        if chosen is not None:
+            return chosen / "hf"
+        if best:
+            raise ConfigError(f"{folder} holds no checkpoint with a validation")
+        # verl's checkpoints have their own format; its newest weights are in hf/
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder")
+    return Path(weights_of(str(folder)))

@@ -1,7 +1,7 @@
-"""`RolloutPool`: many episodes, so many at once; groups of attempts at one task. Never asks who conducts it.
+"""`RolloutPool`: many episodes, at most N at a time, alone or in groups per task. Doesn't know which backbone uses it.
 
-A failing episode never ends the run: it is handed on as data, and a group that lacks usable episodes is refilled, then
-marked incomplete, and incomplete groups are never trained.
+A failed episode never ends the run: it is returned as data. A group with too few usable episodes is refilled; if that
+doesn't help, it is marked incomplete, and incomplete groups are never trained.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OnEpisode = Callable[[Episode], None]
-"""Called on the service loop for each episode that ends, refilled and cancelled ones too. Must be quick."""
+"""Called on the service loop for every episode that ends, including failed and cancelled ones. Must be quick."""
 
 
 class RolloutPool:
-    """Runs episodes, at most `parallel` at once. Lives on the service loop."""
+    """Runs episodes, at most `parallel` at a time. Lives on the service loop."""
 
     def __init__(
         self,
@@ -40,16 +40,16 @@ class RolloutPool:
         on_start: Callable[[WorkflowTask], None] | None = None,
         parallel: int | None = None,
     ) -> None:
-        """`parallel`: instead of `rollout.max_env_worker`. While someone debugs it is 1."""
+        """`parallel` overrides `rollout.max_env_worker`. While debugging, it is 1."""
         self.runner = runner
         self._rollout = config.ajet.rollout
         self._val_repeat = config.ajet.rollout.val_kwargs.num_repeat
         self._on_episode = on_episode
         self._on_start = on_start
         self.parallel = 1 if debugging() else parallel or self._rollout.max_env_worker
-        self._places = asyncio.Semaphore(self.parallel)
+        self._slots = asyncio.Semaphore(self.parallel)
         self._stops: dict[str, asyncio.Event] = {}
-        """Of each episode that runs or waits; a group's share one."""
+        """By episode, running or waiting. The episodes of a group share one."""
 
     async def run_episode(
         self,
@@ -62,7 +62,7 @@ class RolloutPool:
         validation: bool = False,
         stop: asyncio.Event | None = None,
     ) -> Episode:
-        """Run one attempt at a task when there is a place. Setting `stop` ends it, also while it waits."""
+        """Run one episode of a task when a slot is free. Setting `stop` ends it, even while it is waiting."""
         stop = stop or asyncio.Event()
         workflow_task = WorkflowTask(
             task=task,
@@ -76,7 +76,7 @@ class RolloutPool:
         self._stops[workflow_task.episode_uuid] = stop
         waited = time.monotonic()
         try:
-            async with self._place(stop):
+            async with self._slot(stop):
                 queued_s = time.monotonic() - waited
                 if self._on_start is not None and not stop.is_set():
                     self._on_start(workflow_task)
@@ -100,11 +100,12 @@ class RolloutPool:
         step: int = 0,
         validation: bool = False,
     ) -> EpisodeGroup:
-        """Run `num_repeat` attempts at a task (default: the config's), to be compared with each other.
+        """Run `num_repeat` episodes of a task (default: the config's), whose rewards will be compared.
 
-        A failed attempt is replaced while the group lacks `min_group_size` usable ones, at most `num_repeat` times.
-        With `enable_oversample`, `submit_oversample_multiplier` times as many are started, and the group ends as
-        soon as it has `num_repeat` whose rewards differ. Validation groups are neither refilled nor oversampled.
+        While the group has fewer than `min_group_size` usable episodes, failed ones are replaced, at most `num_repeat`
+        times. With `enable_oversample`, `submit_oversample_multiplier` times as many are started, and the group ends
+        as soon as `num_repeat` are usable and their rewards differ. Validation groups are neither refilled nor
+        oversampled.
         """
         size = num_repeat or (self._val_repeat if validation else self._rollout.num_repeat)
         plan = _GroupPlan(size=size, needed=size, start=size, refills=0)
@@ -123,7 +124,7 @@ class RolloutPool:
         num_repeat: int | None = None,
         validation: bool = False,
     ) -> list[EpisodeGroup]:
-        """A batch: one group a task, in the order of `tasks`."""
+        """A batch: one group per task, in the order of `tasks`."""
         return await _all(
             self.run_group(
                 task,
@@ -137,33 +138,33 @@ class RolloutPool:
         )
 
     async def run_episodes(self, tasks: Sequence[Task], *, validation: bool = False) -> list[Episode]:
-        """One attempt at each task, in the order of `tasks`."""
+        """One episode per task, in the order of `tasks`."""
         return await _all(
             self.run_episode(task, batch_index=index, validation=validation) for index, task in enumerate(tasks)
         )
 
     @asynccontextmanager
-    async def _place(self, stop: asyncio.Event) -> AsyncIterator[None]:
-        """One of the places; a stopped episode needs none."""
-        place = asyncio.create_task(self._places.acquire())
+    async def _slot(self, stop: asyncio.Event) -> AsyncIterator[None]:
+        """Hold one of the slots. A stopped episode doesn't need one."""
+        slot = asyncio.create_task(self._slots.acquire())
         stopped = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait({place, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({slot, stopped}, return_when=asyncio.FIRST_COMPLETED)
             yield
         finally:
             stopped.cancel()
-            place.cancel()
-            await asyncio.gather(place, stopped, return_exceptions=True)
-            if not place.cancelled():
-                self._places.release()
+            slot.cancel()
+            await asyncio.gather(slot, stopped, return_exceptions=True)
+            if not slot.cancelled():
+                self._slots.release()
 
     @property
     def running(self) -> int:
-        """Episodes that run or wait for a place."""
+        """How many episodes are running or waiting for a slot."""
         return len(self._stops)
 
     def stop_all(self) -> None:
-        """End every episode, waiting or running, as `cancelled`."""
+        """End every episode, running or waiting, as `cancelled`."""
         for stop in list(self._stops.values()):
             stop.set()
 
@@ -171,18 +172,18 @@ class RolloutPool:
 @dataclass(slots=True)
 class _GroupPlan:
     size: int
-    """Usable episodes that the group wants, and may hold at most."""
+    """How many usable episodes the group is meant to have, at most."""
     needed: int
-    """Usable episodes that make it trainable."""
+    """How many usable episodes it needs to be trained."""
     start: int
-    """Episodes started at once."""
+    """How many episodes start immediately."""
     refills: int
-    """Episodes that may be started for failed ones."""
+    """How many episodes may replace failed ones."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """One group under way."""
+    """One group, running."""
 
     pool: RolloutPool
     task: Task
@@ -236,16 +237,16 @@ class _Group:
         return max(0, min(lacking, refills_left))
 
     def _is_decided(self, started: int, running: int) -> bool:
-        """Nothing that still runs can change what is trained."""
+        """Whether the episodes still running can't change what is trained."""
         if any(episode.status is EpisodeStatus.CANCELLED for episode in self.failed):
-            return True  # somebody ends the run
+            return True  # the run is ending
         if len(self.usable) >= self.plan.size:
             return self.plan.start == self.plan.size or _rewards_differ(self.usable)
         refills_left = self.plan.start + self.plan.refills - started
         return len(self.usable) + running + refills_left < self.plan.needed
 
     def _kept(self) -> list[Episode]:
-        """The first to end; if these all have one reward, a later one that differs takes the last one's place."""
+        """The first to end. If they all have the same reward, a later one with another reward replaces the last."""
         first, later = self.usable[: self.plan.size], self.usable[self.plan.size :]
         if first and not _rewards_differ(first):
             other = next((episode for episode in later if episode.reward != first[0].reward), None)
@@ -266,7 +267,8 @@ class _Group:
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order. What ends the run (a `UserError`, lost threads) ends the rest first, and comes out bare."""
+    """All results, in order. An error that ends the run (`UserError`, `LostThreadsError`) cancels the others first, and
+    is raised on its own."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in work]

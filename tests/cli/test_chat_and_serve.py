@@ -17,9 +17,6 @@ from typing import Any
 
 import pytest
 
-from ajet.cli.targets import weights_of
-from ajet.schema.errors import ConfigError
-
 AJET = [sys.executable, "-m", "ajet"]
 
 
@@ -48,15 +45,6 @@ def test_a_yaml_needs_no_workflow_and_may_name_an_engine_that_only_talks(tmp_pat
     done = ajet("chat", str(conf), said="hello\n")
     assert done.returncode == 0, done.stderr
     assert "good morning" in done.stdout
-
-
-def test_an_experiments_weights_are_found(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no weights"):
-        weights_of(str(tmp_path))
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf" / "config.json").write_text("{}")
-    assert weights_of(str(tmp_path)) == str(tmp_path / "hf")
-    assert weights_of("tiny:qwen2") == "tiny:qwen2"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,39 @@
+"""Models that commands name: by folder, by YAML file, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ajet.cli.targets import target_config, weights_folder, weights_of
+from ajet.schema.errors import ConfigError
+
+
+def test_an_experiments_weights_are_found(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no weights"):
+        weights_of(str(tmp_path))
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    assert weights_of(str(tmp_path)) == str(tmp_path / "hf")
+    assert weights_of("tiny:qwen2") == "tiny:qwen2"
+
+
+def test_a_folder_for_evaluation_must_exist_and_hold_weights(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a folder"):
+        weights_folder(tmp_path / "nowhere")
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match="no checkpoint with a validation"):
+        weights_folder(tmp_path, best=True)
+    with pytest.raises(ConfigError, match="no weights"):
+        weights_folder(tmp_path)
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    assert weights_folder(tmp_path) == tmp_path / "hf"
+    assert weights_folder(tmp_path / "hf") == tmp_path / "hf"
+
+
+def test_overrides_need_a_yaml_file() -> None:
+    assert target_config("tiny:qwen2").ajet.model.path == "tiny:qwen2"
+    with pytest.raises(ConfigError, match="need a YAML file"):
+        target_config("tiny:qwen2", ["ajet.rollout.temperature=0"])
