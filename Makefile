@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env demo test check format bars docs clean test-agentscope1 test-verl smoke-verl test-trinity smoke-trinity test-vllm
+.PHONY: help env demo test coverage check format bars docs clean test-agentscope1 test-verl smoke-verl test-trinity smoke-trinity test-vllm
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -26,6 +26,9 @@ demo: env  ## train an agent on a tiny model, on this machine's CPU, from start 
 
 test: env  ## run the tests, in parallel
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+coverage: env  ## run the tests and say which branches of ajet/ they take
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 check: env  ## lint, types, layering
 	$(BIN)/ruff check .
