@@ -1,8 +1,8 @@
 """The processes of a run: found, ended, and recorded so that `--kill` ends them and nothing else.
 
-Everything a run starts inherits a mark in its environment, so orphans are found too. A process that sets its own title,
-as Ray's do, may overwrite the mark, but stays in its session. Records lie in a per-user state folder and hold the
-process's start time, so that a reused process id is never mistaken for it.
+Everything a run starts inherits a mark in its environment, so orphans are found too. A long title that a process gives
+itself, as Ray's do, may overwrite the mark; it still stays in its session. Records lie in a per-user state folder and
+hold the process's start time, so that a reused process id is never mistaken for it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def processes_of(variable: str, mark: str, session: int | None = None) -> set[ps
         if process.pid == os.getpid():
             continue
         try:
-            if (_in_session(process, session) or process.environ().get(variable) == mark) and _is_alive(process):
+            if (_in_session(process, session) or _carries(process, variable, mark)) and _is_alive(process):
                 found.add(process)
         except (psutil.Error, OSError):  # another user's process, or one that has just ended
             continue
@@ -85,6 +85,18 @@ def end_all(
                 process.kill()
         time.sleep(0.05)
     return len(everyone)
+
+
+def _carries(process: psutil.Process, variable: str, mark: str) -> bool:
+    """Whether the mark is in its environment.
+
+    A title that the process gave itself overwrites the start of its environment and leaves empty entries there, at
+    which psutil stops reading. The mark may stand behind them.
+    """
+    if not psutil.LINUX:
+        return process.environ().get(variable) == mark
+    content = Path("/proc", str(process.pid), "environ").read_bytes()
+    return f"{variable}={mark}".encode() in content.split(b"\0")
 
 
 def _in_session(process: psutil.Process, session: int | None) -> bool:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ajet.runtime.processes import RAY_RUN, end_all, end_recorded, processes_of, recorded, still_running
@@ -41,6 +42,26 @@ def test_a_process_that_lost_its_mark_is_found_in_its_session() -> None:
     assert len(processes_of(RAY_RUN, mark, parent.pid)) == 1
     assert end_all(RAY_RUN, mark, session=parent.pid) == 1
     assert processes_of(RAY_RUN, mark, parent.pid) == set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the environment as Linux shows it")
+def test_a_mark_behind_an_overwritten_start_of_the_environment_is_found() -> None:
+    """A process title that is longer than the arguments goes on over the first variables, and pads them with zeros."""
+    mark = f"test-{os.getpid()}"
+    code = (
+        "import ctypes, time\n"
+        "first = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), 'environ')[0]\n"
+        "ctypes.memset(first, 0, 30)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(99)\n"
+    )
+    environment = {"FIRST": "x" * 40, RAY_RUN: mark}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert RAY_RUN not in psutil.Process(process.pid).environ()
+        assert {found.pid for found in processes_of(RAY_RUN, mark)} == {process.pid}
+        assert end_all(RAY_RUN, mark) == 1
 
 
 def test_the_leader_is_asked_first_and_a_reused_process_id_is_left_alone(
