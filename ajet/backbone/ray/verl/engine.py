@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from enum import StrEnum
 from typing import Any
 
 from ajet.backbone.ray.engine import RayEngine
@@ -11,12 +12,28 @@ from ajet.schema.errors import EngineError
 from ajet.schema.generation import Completion, GenerateRequest, Sampling, TokenChunk
 
 
+class ServerKind(StrEnum):
+    """What serves, which decides how stop strings and seeds are passed. Token ids that end a reply reach all of them.
+
+    Where a server doesn't know stop strings, it goes on to an end token; what it drew behind the stop string is left
+    off here, and the reply is distributed as if it had stopped there.
+    """
+
+    EMBEDDED = "embedded"
+    """Our own engine: stop strings and seed."""
+    VLLM = "vllm"
+    """Stop strings and seed."""
+    SGLANG = "sglang"
+    """verl starts it without a tokenizer: no stop strings. Its seed has a name of its own, and acts only where SGLang
+    computes deterministically."""
+    OTHER = "other"
+    """Neither."""
+
+
 class ServerEngine(RayEngine):
     """Asks the servers that verl started and updates with its weights.
 
-    `end_ids`: the ids that end a reply. `embedded`: the servers are our own engine, which knows stop strings and
-    draws from a seed. verl's vLLM and SGLang servers have no tokenizer: a reply goes on to its end token and only
-    the text is cut, and a seed per request would slow all requests down.
+    `end_ids`: the ids that end a reply. `decode`: the text of token ids, in which stop strings are looked for.
     """
 
     def __init__(
@@ -25,14 +42,14 @@ class ServerEngine(RayEngine):
         *,
         end_ids: Collection[int],
         max_model_len: int,
-        embedded: bool = False,
-        decode: Callable[[list[int]], str] | None = None,
+        kind: ServerKind,
+        decode: Callable[[list[int]], str],
         on_death: Callable[[BaseException], None] | None = None,
     ) -> None:
         super().__init__("verl", max_model_len=max_model_len, on_death=on_death)
         self._client = client
         self._end_ids = frozenset(end_ids)
-        self._embedded = embedded
+        self._kind = kind
         self._decode = decode
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
@@ -60,8 +77,10 @@ class ServerEngine(RayEngine):
         }
         if sampling.max_tokens is not None:
             parameters["max_tokens"] = sampling.max_tokens
-        if self._embedded:
+        if self._kind in (ServerKind.EMBEDDED, ServerKind.VLLM):
             parameters |= {"seed": sampling.seed, "stop": list(sampling.stop)}
+        elif self._kind is ServerKind.SGLANG and sampling.seed is not None:
+            parameters["sampling_seed"] = sampling.seed
         return parameters
 
     def _completion(self, output: Any, sampling: Sampling) -> Completion:
@@ -71,22 +90,29 @@ class ServerEngine(RayEngine):
             raise EngineError(f"verl's server returned {len(ids)} tokens with {len(logprobs)} logprobs")
         oldest = output.extra_fields.get("min_global_steps")
         version = int(output.extra_fields.get("global_steps") or 0) if oldest is None else int(oldest)
-        completion = Completion(ids, logprobs, "stop", versions=[(0, version)])
+        stopped_by, count = self._stop_string(ids, sampling)
+        completion = Completion(ids[:count], logprobs[:count], "stop", stopped_by, versions=[(0, version)])
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._end_ids)}
-        text_stop = self._stop_string(ids, sampling)
+        if stopped_by is not None:
+            return completion
         if output.stop_reason in ("aborted", "abort"):
             completion.finish_reason = "abort"
         elif ids and ids[-1] in ends:
             completion.stopped_by = ids[-1]
-        elif text_stop is not None:
-            completion.stopped_by = text_stop
         else:
             completion.finish_reason = "length"
         return completion
 
-    def _stop_string(self, ids: list[int], sampling: Sampling) -> str | None:
-        if not sampling.stop or self._decode is None:
-            return None
-        text = self._decode(ids)
-        found = [(text.find(stop), stop) for stop in sampling.stop if stop in text]
-        return min(found)[1] if found else None
+    def _stop_string(self, ids: list[int], sampling: Sampling) -> tuple[str | None, int]:
+        """The stop string that appears first, and how many tokens there are up to the one that completes it."""
+        if not any(stop in self._decode(ids) for stop in sampling.stop):
+            return None, len(ids)
+        low, high = 1, len(ids)  # the shortest prefix whose text holds one of them
+        while low < high:
+            middle = (low + high) // 2
+            if any(stop in self._decode(ids[:middle]) for stop in sampling.stop):
+                high = middle
+            else:
+                low = middle + 1
+        text = self._decode(ids[:high])
+        return min((text.find(stop), stop) for stop in sampling.stop if stop in text)[1], high

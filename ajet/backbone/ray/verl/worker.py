@@ -17,7 +17,8 @@ from ajet.backbone.ray.credit import GROUP, group_tag
 from ajet.backbone.ray.failure import first_line
 from ajet.backbone.ray.groups import GroupRunner
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.verl.engine import ServerEngine
+from ajet.backbone.ray.verl.config import CPU_ROLLOUT
+from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
 from ajet.backbone.ray.verl.rows import Row, rows_of, validation_row
 from ajet.context_tracker import Renderer
 from ajet.engine.model_source import ModelSource
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SERVERS = {CPU_ROLLOUT: ServerKind.EMBEDDED, "vllm": ServerKind.VLLM, "sglang": ServerKind.SGLANG}
+"""verl's names of rollout servers."""
+
 
 class EpisodeWorker:
     """Built by verl's manager; `llm_client` is verl's way to its rollout servers."""
@@ -37,7 +41,7 @@ class EpisodeWorker:
     def __init__(self, config: Any, llm_client: Any, teacher_client: Any = None, reward_workers: Any = None) -> None:
         rollout = config.actor_rollout_ref.rollout
         self._client = llm_client
-        self._embedded = rollout.name not in ("vllm", "sglang", "trtllm")
+        self._kind = SERVERS.get(rollout.name, ServerKind.OTHER)
         self._runner = GroupRunner(RunPayload.of(config), self._make_engine, workers=int(rollout.agent.num_workers))
         self._groups: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[str] | None = None
@@ -107,7 +111,7 @@ class EpisodeWorker:
             self._client,
             end_ids=renderer.end_ids,
             max_model_len=config.ajet.rollout.max_model_len,
-            embedded=self._embedded,
+            kind=self._kind,
             decode=renderer.decode,
             on_death=self._server_died,
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.ray.verl.engine import ServerEngine
+from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
 from ajet.engine.base import Engine
 from ajet.schema.errors import EngineError, GenerationTimeoutError
 from ajet.schema.generation import GenerateRequest, Sampling
@@ -57,9 +57,20 @@ class Client:
         return self.answer
 
 
-def ask(answer: Any, sampling: Sampling | None = None, deadline_s: float | None = None, **options: Any) -> Any:
+def letters(ids: list[int]) -> str:
+    """4 is a, 5 is b, …"""
+    return "".join("abcdefgh"[i - 4] for i in ids if i != END)
+
+
+def ask(
+    answer: Any,
+    sampling: Sampling | None = None,
+    deadline_s: float | None = None,
+    kind: ServerKind = ServerKind.VLLM,
+    **options: Any,
+) -> Any:
     client = Client(answer)
-    engine = ServerEngine(client, end_ids={END}, max_model_len=100, **options)
+    engine = ServerEngine(client, end_ids={END}, max_model_len=100, kind=kind, decode=letters, **options)
     assert isinstance(engine, Engine)
     request = GenerateRequest([7, 8], sampling or Sampling(max_tokens=3), session_id="s", deadline_s=deadline_s)
     return asyncio.run(engine.generate(request)), client.asked
@@ -71,7 +82,7 @@ def test_ids_go_in_and_come_out_as_they_are() -> None:
     assert asked["request_id"] == "s"  # an episode stays on one server
     assert (asked["temperature"], asked["top_k"], asked["max_tokens"]) == (0.7, 9, 3)
     assert asked["stop_token_ids"] == [END]
-    assert "seed" not in asked
+    assert asked["seed"] == 1
     assert (completion.token_ids, completion.logprobs) == ([5, END], [-1.0, -0.5])
     assert (completion.finish_reason, completion.stopped_by) == ("stop", END)
     assert completion.versions == [(0, 4)]
@@ -80,13 +91,26 @@ def test_ids_go_in_and_come_out_as_they_are() -> None:
 def test_why_a_reply_ended() -> None:
     assert ask(Output([5, 6, 7], [-1.0] * 3))[0].finish_reason == "length"
     assert ask(Output([], None, "aborted"))[0].finish_reason == "abort"
-    stopped, asked = ask(
-        Output([5, 6], [-1.0] * 2), Sampling(stop=("b",)), decode=lambda ids: "".join("abc"[i - 4] for i in ids)
-    )
-    assert (stopped.finish_reason, stopped.stopped_by) == ("stop", "b")
-    assert stopped.token_ids == [5, 6]  # the text alone is cut
-    assert "stop" not in asked
-    assert ask(Output([5], [-1.0]), Sampling(stop=("b",)), embedded=True)[1]["stop"] == ["b"]
+
+
+@pytest.mark.parametrize("kind", list(ServerKind))
+def test_a_stop_string_ends_the_reply_whatever_the_server_knows(kind: ServerKind) -> None:
+    """A server that goes on past it, to its end token, changes nothing."""
+    sampling = Sampling(stop=("ef", "cd"), seed=5)
+    for drawn in ([5, 6, 7], [5, 6, 7, 8, 9, 6, 7, END]):
+        completion, asked = ask(Output(drawn, [-1.0] * len(drawn)), sampling, kind=kind)
+        assert (completion.finish_reason, completion.stopped_by) == ("stop", "cd")
+        assert (completion.token_ids, completion.logprobs) == ([5, 6, 7], [-1.0] * 3)
+    knows = kind in (ServerKind.EMBEDDED, ServerKind.VLLM)
+    assert asked.get("stop") == (["ef", "cd"] if knows else None)
+    assert asked.get("seed") == (5 if knows else None)
+    assert asked.get("sampling_seed") == (5 if kind is ServerKind.SGLANG else None)
+
+
+def test_stop_token_ids_end_the_reply_and_stay_in_it() -> None:
+    completion, asked = ask(Output([5, 9], [-1.0] * 2), Sampling(stop_token_ids=(9,)))
+    assert asked["stop_token_ids"] == [END, 9]
+    assert (completion.token_ids, completion.stopped_by) == ([5, 9], 9)
 
 
 def test_a_dead_server_is_told_at_once() -> None:
