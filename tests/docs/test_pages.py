@@ -94,6 +94,14 @@ def test_named_keys_exist(page: Path) -> None:
             assert is_key(path), name
 
 
+def test_the_glossary_names_what_the_code_defines() -> None:
+    source = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "ajet").rglob("*.py"))
+    for row in re.findall(r"^\| \*\*.*\| (.*) \|$", (DOCS / "glossary.md").read_text(), re.MULTILINE):
+        for name, attribute in re.findall(r"`([A-Z]\w+)(?:\.(\w+))?`", row):
+            (defined,) = re.findall(rf"^class {name}\b.*?(?=^\S|\Z)", source, re.MULTILINE | re.DOTALL)[:1] or [""]
+            assert defined and re.search(rf"^    (?:async )?(?:def )?{attribute}\b", defined, re.MULTILINE), name
+
+
 def test_the_navigation_has_every_page() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
     nav = set(re.findall(r"[\w/]+\.md", text))
@@ -178,6 +186,9 @@ def command_lines() -> list[Any]:
 
 @pytest.mark.parametrize("words", command_lines())
 def test_commands_are_accepted(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for word in words:
+        if re.match(r"(benchmarks|configs|tests|tutorial)/", word):
+            assert (ROOT / word).exists(), word
     program = Path(words[0]).name
     if program == "ajet":
         accept(words[1:], monkeypatch)

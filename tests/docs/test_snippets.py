@@ -145,6 +145,14 @@ def test_the_embedded_engine_generates(tmp_path: Path, capsys: pytest.CaptureFix
     assert re.fullmatch(r"(stop|length) \[[\d, ]+\] \[\(0, 0\)\]\n", capsys.readouterr().out)
 
 
+def test_the_context_tracker_shows_why_a_conversation_forked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "program.py").write_text(code("context_tracker.md", "describe_reasons("))
+    runpy.run_path(str(tmp_path / "program.py"))
+    assert capsys.readouterr().out == code("context_tracker.md", "Ledger(captured=20")
+
+
 def test_scripted_replies_load(tmp_path: Path) -> None:
     from ajet.engine.scripted import read_replies
 

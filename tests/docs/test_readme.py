@@ -1,25 +1,23 @@
-"""What the README shows runs as it stands there."""
+"""The READMEs' example runs as it is."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pages import ROOT, blocks_of
 
-ROOT = Path(__file__).parent.parent
 READMES = ("README.md", "README.zh.md")
 
 
 def block(readme: str, first_line: str) -> str:
     """The code block that begins with `# <file name>`."""
-    text = (ROOT / readme).read_text(encoding="utf-8")
-    found = [code for code in re.findall(r"```\w+\n(.*?)```", text, re.DOTALL) if code.startswith(first_line)]
+    found = [block.code for block in blocks_of(ROOT / readme) if block.code.startswith(first_line)]
     assert len(found) == 1, f"{readme} has {len(found)} blocks that begin with {first_line!r}"
-    return str(found[0])
+    return found[0]
 
 
 @pytest.mark.slow
@@ -38,11 +36,3 @@ def test_the_example_runs(readme: str, tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "1 episode, 0 without a reward" in run.stdout
-
-
-@pytest.mark.parametrize("readme", READMES)
-def test_links_lead_somewhere(readme: str) -> None:
-    text = (ROOT / readme).read_text(encoding="utf-8")
-    targets = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
-    missing = [target for target in targets if not (ROOT / target).exists()]
-    assert not missing

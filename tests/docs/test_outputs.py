@@ -1,0 +1,82 @@
+"""What the pages show as output is what the commands print."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pages import ROOT, blocks_of
+
+from ajet.cli.main import main
+
+
+def shown(page: str, command: str) -> str:
+    """The output that a page shows below `$ command`."""
+    head = f"$ {command}\n"
+    (code,) = [block.code for block in blocks_of(ROOT / "docs" / page) if block.code.startswith(head)]
+    return code.removeprefix(head)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "my-agent"]) == 0
+    assert capsys.readouterr().out == shown("commands.md", "ajet init my-agent")
+    monkeypatch.chdir(tmp_path / "my-agent")
+    return tmp_path / "my-agent"
+
+
+def test_validate(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "my-agent.yaml"]) == 0
+    assert capsys.readouterr().out == shown("commands.md", "ajet validate my-agent.yaml")
+
+
+def test_what_is_wrong_with_a_config(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    conf = project / "my-agent.yaml"
+    broken = (
+        conf.read_text().replace(" num_repeat: 4 ", " num_repeet: 4 ").replace("train_batch_size: 4", "num_repeat: 4")
+    )
+    conf.write_text(broken)
+    assert main(["--conf", "my-agent.yaml", "rollout.top_p=2"]) == 2
+    assert capsys.readouterr().err == shown("commands.md", "ajet --conf my-agent.yaml rollout.top_p=2")
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    """Versions and sizes differ from machine to machine; the lines are the same."""
+    main(["doctor"])
+    printed = {" ".join(line.split()[:2]) for line in capsys.readouterr().out.splitlines() if line.strip()}
+    for line in shown("commands.md", "ajet doctor").splitlines():
+        named = re.match(r"\s+. ([\w.-]+)", line)
+        assert not named or any(found.endswith(f" {named[1]}") for found in printed), line
+
+
+def test_a_bad_line_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ajet.config import make_config
+    from ajet.schema.errors import TaskDataError
+    from ajet.task_reader import build_reader
+
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("data/train.jsonl").write_text('{"question": "1 + 1?"}\n' * 16 + '{"question": "What is 40 + 2?"; "a": 1}\n')
+    reader = build_reader(
+        make_config({"task_reader.jsonl_dataset_file.training.file_path": "data/train.jsonl"}).ajet.task_reader
+    )
+    with pytest.raises(TaskDataError) as failed:
+        reader.get_training_tasks()
+    assert f"error: {failed.value}\n" in [block.code for block in blocks_of(ROOT / "docs" / "tasks.md")]
+
+
+@pytest.mark.slow
+def test_a_debug_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every line that the page shows is printed, but for figures and where a line is cut."""
+    pytest.importorskip("agentscope.permission")
+    monkeypatch.chdir(ROOT)
+    command = "ajet --conf tutorial/example_math_agent/math_agent.yaml --backbone=debug"
+    assert main([*command.split()[1:], "--exp-dir", str(tmp_path)]) == 0
+    output = capsys.readouterr()
+    printed = (output.out + output.err).replace(str(tmp_path), "saved_experiments")
+    plain = [re.sub(r"\d+\.\d", "0.0", line) for line in printed.splitlines()]
+    for line in shown("runner.md", command).splitlines():
+        wanted = re.sub(r"\d+\.\d", "0.0", line).partition("…")[0].rstrip("─ ")
+        assert any(found.startswith(wanted) for found in plain) or re.match(r"── episode|train-00", wanted), line
