@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -12,3 +13,10 @@ def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:g} s"
         time.sleep(0.02)
+
+
+async def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    """Wait for a condition on an event loop."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)

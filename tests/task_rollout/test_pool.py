@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from waiting import until
 
 from ajet.config import make_config
 from ajet.schema.call_tree import CallTree
@@ -181,8 +182,7 @@ def test_stopping_ends_running_and_waiting_episodes() -> None:
     async def main() -> list[EpisodeGroup]:
         pool = RolloutPool(runner, config)  # type: ignore[arg-type]
         running = asyncio.create_task(pool.run_groups([task("a"), task("b")]))
-        await asyncio.sleep(0.05)
-        assert pool.running == 8
+        await until(lambda: pool.running == 8 and runner.running == 2)
         pool.stop_all()
         groups = await running
         assert pool.running == 0
@@ -217,7 +217,7 @@ def test_cancelling_a_batch_leaves_nothing_running() -> None:
     async def main() -> None:
         pool = RolloutPool(runner, make_config())  # type: ignore[arg-type]
         running = asyncio.create_task(pool.run_groups([task("a"), task("b")]))
-        await asyncio.sleep(0.05)
+        await until(lambda: runner.running)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runner_fakes import LineEngine, SmallProvider
+from waiting import until, wait_until
 
 from ajet.config import make_config
 from ajet.schema.episode import Episode, EpisodeStatus
@@ -176,17 +176,12 @@ def test_what_a_worker_started_dies_with_it(tmp_path: Path) -> None:
         file = tmp_path / "pid"
         task = Task(task_id="t", main_query="spawn", metadata={"file": str(file)})
         running = asyncio.create_task(runner.run(WorkflowTask(task=task), stop=stop))
-        while not (file.exists() and file.read_text()):
-            await asyncio.sleep(0.02)
+        await until(lambda: file.exists() and file.read_text())
         child = int(file.read_text())
         assert is_alive(child)
         stop.set()
         assert (await running).status is EpisodeStatus.CANCELLED
-        for _ in range(100):
-            if not is_alive(child):
-                return
-            await asyncio.sleep(0.02)
-        raise AssertionError("the child of a stopped worker lives on")
+        await until(lambda: not is_alive(child))
 
     play(tmp_path, scene)
 
@@ -235,8 +230,7 @@ def test_a_fork_server_that_dies_is_replaced(tmp_path: Path) -> None:
         await runner.attempts.ready()
         file = tmp_path / "pid"
         running = asyncio.ensure_future(episode_of(runner, "spawn", file=str(file)))
-        while not (file.exists() and file.read_text()):
-            await asyncio.sleep(0.02)
+        await until(lambda: file.exists() and file.read_text())
         os.kill(runner.attempts.server._process.pid, signal.SIGKILL)
         episode = await running
         assert episode.status is EpisodeStatus.WORKFLOW_ERROR
@@ -273,14 +267,8 @@ asyncio.run(main())
         assert process.stdout is not None
         server = int(process.stdout.readline())
         file = tmp_path / "pid"
-        while not (file.exists() and file.read_text()):
-            assert process.poll() is None
-            time.sleep(0.02)
+        wait_until(lambda: file.exists() and file.read_text())
         child = int(file.read_text())
         assert is_alive(server) and is_alive(child)
         process.kill()
-    for _ in range(250):
-        if not is_alive(server) and not is_alive(child):
-            return
-        time.sleep(0.02)
-    raise AssertionError("a process lives on")
+    wait_until(lambda: not is_alive(server) and not is_alive(child))

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from runner_fakes import SmallProvider, runner_of
+from waiting import until
 
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError, EngineError, LostThreadsError, SessionClosedError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.runner import TaskRunner
+from ajet.task_runner.threads import ThreadRunner
 from ajet.workflow import Workflow
 
 QUESTION = [{"role": "user", "content": "hi"}]
@@ -344,12 +346,9 @@ def test_a_hang_ends_at_the_deadline_and_its_thread_soon_after(how: str) -> None
         (session,) = runner.sessions.sessions
         with pytest.raises(SessionClosedError):
             session.check_open()
-        for _ in range(0 if how == "stubborn" else 600):
-            left = set(threading.enumerate()) - before
-            if not any(thread.name.startswith("ajet-episode") for thread in left):
-                return
-            await asyncio.sleep(0.05)
-        assert how == "stubborn", "the thread is still there"
+        if how != "stubborn":
+            new = set(threading.enumerate()) - before
+            await until(lambda: not any(thread.name.startswith("ajet-episode") and thread.is_alive() for thread in new))
 
     asyncio.run(main())
 
@@ -361,8 +360,7 @@ def test_model_calls_in_flight_end_with_the_episode() -> None:
         runner.sessions.engine.gate = asyncio.Event()
         episode = await runner.run(TASK)
         assert episode.status is EpisodeStatus.TIMEOUT
-        await asyncio.sleep(0)
-        assert runner.sessions.engine.cancelled == 1
+        await until(lambda: runner.sessions.engine.cancelled == 1)
 
     asyncio.run(main())
 
@@ -396,21 +394,22 @@ def test_no_deadline_while_debugging(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stopping_and_cancelling() -> None:
     async def main() -> None:
         runner = runner_of(workflow_that(hanging("await")))
+        assert isinstance(runner.sessions, SmallProvider)
+        sessions = runner.sessions.sessions
         stop = asyncio.Event()
         running = asyncio.create_task(runner.run(TASK, stop=stop))
-        await asyncio.sleep(0.1)
+        await until(lambda: len(sessions) == 1)
         stop.set()
         episode = await running
         assert (episode.status, episode.reward) == (EpisodeStatus.CANCELLED, None)
         assert (await runner.run(TASK, stop=stop)).status is EpisodeStatus.CANCELLED
 
         running = asyncio.create_task(runner.run(TASK))
-        await asyncio.sleep(0.1)
+        await until(lambda: len(sessions) == 2)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert isinstance(runner.sessions, SmallProvider)
-        assert all(session.closed for session in runner.sessions.sessions)
+        assert all(session.closed for session in sessions)
 
     asyncio.run(main())
 
@@ -428,11 +427,13 @@ def test_too_many_threads_that_hang_for_good_end_the_run() -> None:
         )
         for _ in range(3):
             assert (await runner.run(TASK)).status is EpisodeStatus.TIMEOUT
-        await asyncio.sleep(0.2)
+        assert isinstance(runner.attempts, ThreadRunner)
+        threads = runner.attempts.threads
+        await until(lambda: len(threads.lost) == 3)
         with pytest.raises(LostThreadsError, match=r"wrapper_type: multi-processing(.|\n)*release.wait"):
             await runner.run(TASK)
         release.set()
-        await asyncio.sleep(0.2)
+        await until(lambda: not threads.lost)
         assert (await runner.run(TASK)).status is EpisodeStatus.COMPLETED
 
     asyncio.run(main())
