@@ -19,7 +19,7 @@ from pathlib import Path
 from common import write_result
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "backbone" / "local"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "backbone" / "local")]
 
 from test_local import STABLE, config_file, stable, weights_hash  # noqa: E402
 
