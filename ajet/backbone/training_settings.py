@@ -9,10 +9,54 @@ from ajet.schema.errors import FeatureUnavailableError
 
 if TYPE_CHECKING:
     from ajet.config import Config
+    from ajet.config.trainer_common import AlgorithmConfig
+    from ajet.trainer.correction import Correction
+    from ajet.trainer.divergence import AdaptiveKL
+    from ajet.trainer.loss import LossSettings
     from ajet.trainer.trainer import TrainSettings
 
-KL_TYPES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl"}
+KL_TYPES = {
+    "kl": "k1",
+    "k1": "k1",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "low_var_kl",
+    "k3": "low_var_kl",
+    "kl+": "k1+",
+    "k1+": "k1+",
+    "low_var_kl+": "low_var_kl+",
+    "k3+": "low_var_kl+",
+}
 """Names in `kl_loss_type`, those of existing files and ours."""
+
+CLIP_RANGE = (0.2, 0.28)
+GSPO_CLIP_RANGE = (3e-4, 4e-4)
+"""Of GSPO's paper: the ratio of a trajectory is a mean over its tokens, so it hardly moves."""
+
+FULL_LR = 1e-6
+LORA_LR = 1e-5
+"""Adapters learn best at about ten times the rate of whole weights."""
+
+
+def clip_range(algorithm: AlgorithmConfig) -> tuple[float, float]:
+    """`clip_low` and `clip_high`, or the defaults of the loss."""
+    low, high = GSPO_CLIP_RANGE if algorithm.policy_loss == "gspo" else CLIP_RANGE
+    given_low, given_high = algorithm.clip_low, algorithm.clip_high
+    return (low if given_low is None else given_low), (high if given_high is None else given_high)
+
+
+def learning_rate(config: Config) -> float:
+    """`optim.lr`, or the default for whole weights or adapters."""
+    given = config.ajet.trainer_common.optim.lr
+    if given is not None:
+        return given
+    return LORA_LR if config.ajet.model.lora.enabled else FULL_LR
+
+
+def warmup_steps(config: Config, total_steps: int) -> int:
+    """Training steps of the warm-up."""
+    optim = config.ajet.trainer_common.optim
+    return optim.lr_warmup_steps or int(optim.lr_warmup_ratio * total_steps)
 
 
 def credit_settings(config: Config) -> CreditSettings:
@@ -36,40 +80,71 @@ def credit_settings(config: Config) -> CreditSettings:
 
 def train_settings(config: Config, total_steps: int) -> TrainSettings:
     """How a batch becomes an update."""
-    from ajet.trainer.loss import KLType, LossSettings, PolicyLoss
     from ajet.trainer.optimizer import OptimSettings
     from ajet.trainer.trainer import TrainSettings
 
     common = config.ajet.trainer_common
-    algorithm, optim = common.algorithm, common.optim
+    optim = common.optim
+    budget = common.micro_tokens if common.max_tokens_per_step == "auto" else common.max_tokens_per_step
+    return TrainSettings(
+        loss=_loss_settings(config),
+        optim=OptimSettings(
+            lr=learning_rate(config),
+            betas=(optim.betas[0], optim.betas[1]),
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
+            clip_grad=optim.clip_grad,
+            state_bits=optim.state_bits,
+            warmup_steps=warmup_steps(config, total_steps),
+            schedule=optim.lr_scheduler_type,
+            min_lr_ratio=optim.min_lr_ratio,
+            total_steps=total_steps,
+        ),
+        kl_adaptive=_kl_adaptive(config),
+        reference_sync=common.kl_reference_sync,
+        mini_batches=common.mini_batch_num,
+        epochs=common.ppo_epochs,
+        max_tokens=None if budget == "auto" else budget,
+        seed=common.seed,
+    )
+
+
+def _loss_settings(config: Config) -> LossSettings:
+    from ajet.trainer.divergence import KLType
+    from ajet.trainer.loss import LossSettings, PolicyLoss
+
+    common = config.ajet.trainer_common
+    algorithm = common.algorithm
     kind = KL_TYPES.get(common.kl_loss_type)
     if kind is None:
         raise FeatureUnavailableError(
             f"ajet.trainer_common.kl_loss_type: the local backbone has no {common.kl_loss_type!r}; "
             f"available: {', '.join(KL_TYPES)}"
         )
-    correction = algorithm.rollout_correction
-    budget = common.micro_tokens if common.max_tokens_per_step == "auto" else common.max_tokens_per_step
-    return TrainSettings(
-        loss=LossSettings(
-            policy_loss=PolicyLoss(algorithm.policy_loss),
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            kl_coef=common.kl_loss_coef if common.use_kl_loss else 0.0,
-            kl_type=KLType(kind),
-            entropy_coef=algorithm.entropy_coef,
-            correction_cap=correction.cap if correction.mode == "token_tis" else None,
-        ),
-        optim=OptimSettings(
-            lr=optim.lr,
-            betas=(optim.betas[0], optim.betas[1]),
-            weight_decay=optim.weight_decay,
-            clip_grad=optim.clip_grad,
-            warmup_steps=optim.lr_warmup_steps,
-            schedule=optim.lr_scheduler_type,
-            total_steps=total_steps * common.mini_batch_num,
-        ),
-        mini_batches=common.mini_batch_num,
-        max_tokens=None if budget == "auto" else budget,
-        seed=common.seed,
+    low, high = clip_range(algorithm)
+    return LossSettings(
+        policy_loss=PolicyLoss(algorithm.policy_loss),
+        clip_low=low,
+        clip_high=high,
+        clip_dual=algorithm.clip_dual,
+        kl_coef=common.kl_loss_coef if common.use_kl_loss else 0.0,
+        kl_type=KLType(kind),
+        entropy_coef=algorithm.entropy_coef,
+        correction=_correction(config),
     )
+
+
+def _correction(config: Config) -> Correction | None:
+    from ajet.trainer.correction import Correction, CorrectionMode, Level
+
+    given = config.ajet.trainer_common.algorithm.rollout_correction
+    if given.mode == "none":
+        return None
+    return Correction(CorrectionMode(given.mode), given.cap, Level(given.level), given.low, given.high)
+
+
+def _kl_adaptive(config: Config) -> AdaptiveKL | None:
+    from ajet.trainer.divergence import AdaptiveKL
+
+    adaptive = config.ajet.trainer_common.kl_adaptive
+    return None if adaptive.target is None else AdaptiveKL(adaptive.target, adaptive.horizon)

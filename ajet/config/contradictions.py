@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ajet.config.rollout import EngineName
 from ajet.config.root import AjetConfig, BackboneName
+from ajet.schema.generation import GREEDY_BELOW
 
 TRAINABLE_ENGINES: Mapping[BackboneName, tuple[EngineName, ...]] = {
     "local": ("torch",),
@@ -64,6 +65,41 @@ def _batches(ajet: AjetConfig) -> Iterator[Contradiction]:
             f"{batch} tasks per step (data.train_batch_size) can't be split into mini_batch_num = "
             f"{trainer.mini_batch_num} mini-batches",
             f"lower mini_batch_num to {batch} or less",
+        )
+
+
+def _optimiser(ajet: AjetConfig) -> Iterator[Contradiction]:
+    trainer, optim = ajet.trainer_common, ajet.trainer_common.optim
+    if optim.lr_warmup_steps and optim.lr_warmup_ratio:
+        yield Contradiction(
+            ("trainer_common.optim.lr_warmup_ratio", "trainer_common.optim.lr_warmup_steps"),
+            f"the warm-up has two lengths: lr_warmup_steps = {optim.lr_warmup_steps} and lr_warmup_ratio = "
+            f"{optim.lr_warmup_ratio:g}",
+            "set one of them",
+        )
+    correction = trainer.algorithm.rollout_correction
+    if correction.low > correction.high:
+        place = "trainer_common.algorithm.rollout_correction"
+        yield Contradiction(
+            (f"{place}.low", f"{place}.high"),
+            f"no ratio lies between low ({correction.low:g}) and high ({correction.high:g})",
+            "swap them",
+        )
+
+
+def _reference(ajet: AjetConfig) -> Iterator[Contradiction]:
+    trainer = ajet.trainer_common
+    if trainer.kl_reference_sync and ajet.model.lora.enabled:
+        yield Contradiction(
+            ("trainer_common.kl_reference_sync", "model.lora.enabled"),
+            "with LoRA the reference of the KL divergence is the base model, which the trained weights can't become",
+            "set kl_reference_sync: 0, or train whole weights",
+        )
+    if trainer.kl_adaptive.target is not None and not (trainer.use_kl_loss and trainer.kl_loss_coef):
+        yield Contradiction(
+            ("trainer_common.kl_adaptive.target", "trainer_common.kl_loss_coef", "trainer_common.use_kl_loss"),
+            "kl_adaptive changes the weight of the KL term, and there is none",
+            "set use_kl_loss: true and a kl_loss_coef above 0 to start from",
         )
 
 
@@ -125,10 +161,11 @@ def _training(ajet: AjetConfig, backbone: BackboneName) -> Iterator[Contradictio
             f"the {backbone} backbone can't train a model that is served by rollout.engine: {rollout.engine}",
             f"set rollout.engine: {' or '.join(trainable)}, or use {elsewhere}",
         )
-    if rollout.temperature == 0:
+    if rollout.temperature < GREEDY_BELOW:
         yield Contradiction(
             ("rollout.temperature",),
-            "at rollout.temperature 0 all episodes of a task are the same, so nothing would be learnt",
+            f"at rollout.temperature {rollout.temperature:g} all episodes of a task are the same, so nothing would be "
+            "learnt",
             "set a temperature above 0",
         )
 
@@ -137,6 +174,8 @@ CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _lengths,
     _groups,
     _batches,
+    _optimiser,
+    _reference,
     _rubric_scores,
     _rollout_engine,
     _helper,

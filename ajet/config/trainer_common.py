@@ -27,10 +27,18 @@ LoggerName = (
 class RolloutCorrectionConfig(Section):
     """`ajet.trainer_common.algorithm.rollout_correction`: correct for a sampler that differs from the trainer."""
 
-    mode: Literal["token_tis", "none"] = "token_tis"
-    """`token_tis`: weight each token by min(trainer's probability / sampler's, cap)."""
+    mode: Literal["token_tis", "sequence_tis", "masked", "none"] = "token_tis"
+    """What the ratio of the trainer's probability to the sampler's does. `token_tis`: each token's weight is multiplied
+    by min(its ratio, cap). `sequence_tis`: by min(product of the trajectory's ratios, cap). `masked`: by the ratio
+    itself, and by 0 if it leaves [low, high]."""
     cap: AboveZero = 2.0
-    """Upper bound of that weight."""
+    """Upper bound of the factor of `token_tis` and `sequence_tis`."""
+    level: Literal["token", "sequence"] = "token"
+    """`masked`: look at each token's ratio, or at the product over its trajectory."""
+    low: NonNegative = 0.5
+    """`masked`: ratios below are not trained."""
+    high: AboveZero = 5.0
+    """`masked`: ratios above are not trained."""
 
 
 class SftConfig(Section):
@@ -59,10 +67,12 @@ class AlgorithmConfig(Section):
     """How a reward becomes an advantage."""
     policy_loss: Literal["ppo", "gspo", "cispo", "sft"] = "ppo"
     """Which loss."""
-    clip_low: Annotated[float, Field(ge=0, le=1), NotBool] = 0.2
-    """The probability ratio is clipped below 1 - clip_low."""
-    clip_high: Annotated[float, Field(ge=0, le=100), NotBool] = 0.28
-    """The probability ratio is clipped above 1 + clip_high."""
+    clip_low: Annotated[float, Field(ge=0, le=1), NotBool] | None = None
+    """The probability ratio is clipped below 1 - clip_low. null: 0.2, with `gspo` 0.0003."""
+    clip_high: Annotated[float, Field(ge=0, le=100), NotBool] | None = None
+    """The probability ratio is clipped above 1 + clip_high. null: 0.28, with `gspo` 0.0004."""
+    clip_dual: Annotated[float, Field(gt=1, allow_inf_nan=False), NotBool] | None = 3.0
+    """`ppo` and `gspo`: with a negative advantage, a ratio above this adds no gradient. null: no such bound."""
     loss_norm: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
     """How tokens are weighted: all tokens alike, all episodes alike, or by a constant length."""
     entropy_coef: Real = 0.0
@@ -95,18 +105,35 @@ class OptimConfig(Section):
     block.
     """
 
-    lr: NonNegative = 1e-6
-    """Learning rate. 0 trains nothing: a control run."""
+    lr: NonNegative | None = None
+    """Learning rate. null: 1e-6, with LoRA 1e-5. 0 trains nothing: a control run."""
     weight_decay: NonNegative = 0.01
     """Weight decay."""
     betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     """Decay of the first and second moment."""
+    eps: AboveZero = 1e-8
+    """Added to the root of the second moment before dividing by it."""
+    state_bits: Literal[32, 8] = 32
+    """Bits of each number of the optimiser's state. 8 needs bitsandbytes and a GPU, and a quarter of the memory."""
     clip_grad: AboveZero = 1.0
     """Norm at which the gradient is clipped."""
     lr_warmup_steps: Count = 0
-    """Steps over which the learning rate rises to `lr`."""
+    """Training steps over which the learning rate rises to `lr`."""
+    lr_warmup_ratio: Share = 0.0
+    """The same as a share of all training steps; one of the two may be set."""
+    min_lr_ratio: Share = 0.0
+    """`cosine` and `linear` end at this share of `lr`."""
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
     """How the learning rate continues after that."""
+
+
+class KLAdaptiveConfig(Section):
+    """`ajet.trainer_common.kl_adaptive`: let `kl_loss_coef` follow a target."""
+
+    target: AboveZero | None = None
+    """KL divergence per token, in nats, to be held. null: the coefficient stays as it is."""
+    horizon: AboveZero = 10.0
+    """Each step changes the coefficient by at most 0.2 / horizon of itself."""
 
 
 class TrainerCommonConfig(Section):
@@ -131,13 +158,23 @@ class TrainerCommonConfig(Section):
     optim: OptimConfig = OptimConfig()
     """The optimiser."""
     mini_batch_num: Positive = 1
-    """Optimiser steps per training step."""
+    """Parts into which a step's batch is divided; each gives one update of the weights."""
+    ppo_epochs: Positive = 1
+    """Passes over a step's batch. The old policy is that before the first of them."""
     use_kl_loss: bool = True
     """Add the KL divergence from the starting model to the loss."""
     kl_loss_coef: NonNegative = 0.002
     """Weight of that term."""
-    kl_loss_type: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"] = "low_var_kl"
-    """Which estimate of the KL divergence."""
+    kl_loss_type: Literal[
+        "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full", "kl+", "k1+", "low_var_kl+", "k3+"
+    ] = "k3+"
+    """Which estimate of the KL divergence. A name with `+` has the value of the name before it and the gradient of the
+    divergence itself, which the plain `k1` and `k3` do not."""
+    kl_adaptive: KLAdaptiveConfig = KLAdaptiveConfig()
+    """Let `kl_loss_coef` follow a target."""
+    kl_reference_sync: Count = 0
+    """Every this many steps the current weights become the reference of the KL divergence. 0: it stays the starting
+    model."""
     max_tokens_per_step: Positive | Literal["auto"] = "auto"
     """Most unique tokens per forward and backward pass. A larger batch is split without changing its gradient;
     `auto`: depends on the device."""

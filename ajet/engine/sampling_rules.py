@@ -16,8 +16,6 @@ import numpy as np
 from ajet.schema.errors import ContextOverflowError, InvalidRequestError
 from ajet.schema.generation import FinishReason, GenerateRequest, Sampling
 
-GREEDY_BELOW = 1e-5
-"""Lower temperatures count as 0: dividing logits by less would overflow float32."""
 MAX_TOP_LOGPROBS = 1000
 MAX_STOP_STRINGS = 64
 

@@ -8,11 +8,16 @@ from typing import Literal
 FinishReason = Literal["stop", "length", "abort"]
 
 
+GREEDY_BELOW = 1e-5
+"""Lower temperatures are 0: dividing logits by less would overflow float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one reply is drawn. `temperature=0` is greedy; its logprobs are those of temperature 1."""
+    """How one reply is drawn."""
 
     temperature: float = 1.0
+    """0 is greedy, and so is anything below `GREEDY_BELOW`, which is stored as 0. See `logprob_temperature`."""
     top_p: float = 1.0
     top_k: int = -1
     min_p: float = 0.0
@@ -26,6 +31,20 @@ class Sampling:
     """Ids that end the reply, besides the model's own end tokens. If one is sampled, it is part of `token_ids`."""
     seed: int | None = None
     ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.temperature, int | float) and 0 < self.temperature < GREEDY_BELOW:
+            object.__setattr__(self, "temperature", 0.0)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken."""
+        return self.temperature == 0
+
+    @property
+    def logprob_temperature(self) -> float:
+        """The temperature of the recorded logprobs, and of those that are trained: greedy replies have those of 1."""
+        return self.temperature or 1.0
 
 
 @dataclass(frozen=True, slots=True)

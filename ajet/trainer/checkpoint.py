@@ -3,7 +3,8 @@
     step_20/
       hf/              what `transformers.from_pretrained` and vLLM load
       adapter/         LoRA only: the adapter alone
-      optimizer.safetensors  rng.safetensors  state.json
+      reference.safetensors  the KL term's reference, where it moves
+      optimizer.safetensors  rng.safetensors  trainer.json  state.json
       COMPLETE         written last: every file with its size and SHA-256
 
 A checkpoint is written under another name, synced, and renamed. If it is incomplete, or its files don't match the
@@ -36,6 +37,7 @@ log = logging.getLogger("ajet.trainer")
 
 MARKER = "COMPLETE"
 PREFIX = "step_"
+REFERENCE = "reference.safetensors"
 _CHUNK = 1 << 20
 
 
@@ -199,6 +201,11 @@ def write_trainer(trainer: Trainer, tokenizer: Any, folder: Path) -> None:
     write_model(trainer.model, tokenizer, folder)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in trainer.optimizer.tensors().items()}
     save_file(tensors, folder / "optimizer.safetensors")
+    if trainer.settings.reference_sync and trainer.reference is not None:
+        named = trainer.reference.named_parameters()
+        save_file({name: value.detach().cpu().contiguous() for name, value in named}, folder / REFERENCE)
+    counts = {"updates": trainer.updates, "steps": trainer.steps, "kl_coef": trainer.kl_coef}
+    (folder / "trainer.json").write_text(json.dumps(counts))
     save_file(_random_states(), folder / "rng.safetensors", metadata={"python": json.dumps(random.getstate())})
 
 
@@ -227,13 +234,26 @@ def read_trainer(trainer: Trainer, checkpoint: Checkpoint) -> None:
     try:
         _read_weights(trainer.model, path)
         trainer.optimizer.load(load_file(path / "optimizer.safetensors"))
+        _read_reference(trainer, path)
+        counts = json.loads((path / "trainer.json").read_text())
         _restore_random_states(path / "rng.safetensors")
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(
             f"checkpoint {path} does not fit this model ({error}): start over with --fresh, or set "
             "trainer_common.resume to another checkpoint"
         ) from error
-    trainer.updates = int(checkpoint.state["updates"])
+    trainer.updates, trainer.steps = int(counts["updates"]), int(counts["steps"])
+    if trainer.settings.kl_adaptive is not None:
+        trainer.kl_coef = float(counts["kl_coef"])
+
+
+def _read_reference(trainer: Trainer, path: Path) -> None:
+    """A reference that moves. A run that lets it move only from now on starts with the one it was built with."""
+    from safetensors.torch import load_file
+
+    if not trainer.settings.reference_sync or trainer.reference is None or not (path / REFERENCE).is_file():
+        return
+    trainer.reference.load_state_dict(load_file(path / REFERENCE), strict=False)
 
 
 def _read_weights(model: Any, path: Path) -> None:

@@ -15,6 +15,9 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from ajet.trainer.correction import MOST_LOG_RATIO, Correction
+from ajet.trainer.divergence import KLType, divergence
+
 
 class PolicyLoss(StrEnum):
     """The token loss."""
@@ -29,17 +32,6 @@ class PolicyLoss(StrEnum):
     """Log-likelihood only; advantages are ignored."""
 
 
-class KLType(StrEnum):
-    """Estimators of the divergence from the reference, d = log reference - log policy."""
-
-    K1 = "k1"
-    """-d: unbiased, may be negative."""
-    K2 = "k2"
-    """d²/2: biased, low variance."""
-    LOW_VAR_KL = "low_var_kl"
-    """exp(d) - d - 1 (k3): unbiased, never negative; d is clamped to ±20, the result to ±10."""
-
-
 @dataclass(frozen=True, slots=True)
 class LossSettings:
     """The loss and its terms."""
@@ -47,11 +39,13 @@ class LossSettings:
     policy_loss: PolicyLoss = PolicyLoss.PPO
     clip_low: float = 0.2
     clip_high: float = 0.28
+    clip_dual: float | None = 3.0
+    """PPO and GSPO: with an advantage A < 0 the loss is at most -clip_dual x A, with gradient 0 beyond. None: off."""
     kl_coef: float = 0.0
-    kl_type: KLType = KLType.LOW_VAR_KL
+    kl_type: KLType = KLType.LOW_VAR_KL_PLUS
     entropy_coef: float = 0.0
-    correction_cap: float | None = 2.0
-    """Truncated importance sampling: tokens are weighted with min(π_old / π_sampler, cap). None: off."""
+    correction: Correction | None = field(default_factory=Correction)
+    """For a sampler that differs from the trainer. None: off."""
 
 
 @dataclass(slots=True)
@@ -67,7 +61,9 @@ class EdgeTensors:
     """π_old from the trainer's own forward pass. None: the current policy, detached (one update per batch)."""
     reference_E: Tensor | None = None
     log_ratio_T: Tensor | None = None
-    """GSPO: mean log ratio of each trajectory of the batch. None: every trajectory is whole within the pack."""
+    """GSPO: mean log ratio π / π_old of each trajectory. None: every trajectory is whole within the pack."""
+    sampler_log_ratio_T: Tensor | None = None
+    """Corrections by trajectory: the sum of log π_old / π_sampler of each. None: as above."""
 
 
 @dataclass(slots=True)
@@ -91,17 +87,18 @@ def policy_loss(
     if settings.policy_loss is PolicyLoss.SFT:
         token_M = -new_E[at]
     else:
-        if settings.correction_cap is not None:
-            correction_M = (old_E - edges.sampler_E).detach().exp().clamp(max=settings.correction_cap)[at]
+        if settings.correction is not None:
+            gap_E = (old_E - edges.sampler_E).detach()
+            correction_M = settings.correction.factors(gap_E, edges.trajectory_E, edges.sampler_log_ratio_T)[at]
             note("correction", correction_M)
+            note("correction_masked", (correction_M == 0).to(new_E.dtype))
             weight_M = weight_M * correction_M
-        gap_E = (new_E.detach() - edges.sampler_E).abs()
-        result.sums["sampler_gap/max"] = gap_E.max()
+        result.sums["sampler_gap/max"] = (new_E.detach() - edges.sampler_E).abs().max()
         note("sampler_kl", (edges.sampler_E - new_E.detach())[at])
         log_ratio_E = new_E - old_E
         if settings.policy_loss is PolicyLoss.GSPO:
             log_ratio_E = _trajectory_log_ratio(log_ratio_E, edges) + new_E - new_E.detach()
-        ratio_M = log_ratio_E.exp()[at]
+        ratio_M = log_ratio_E.clamp(max=MOST_LOG_RATIO).exp()[at]
         token_M, clipped_M = TOKEN_LOSSES[settings.policy_loss](ratio_M, new_E[at], edges.advantage_M, settings)
         note("clip_fraction", clipped_M)
         note("ratio", ratio_M.detach())
@@ -120,18 +117,7 @@ def policy_loss(
     return result
 
 
-def divergence(new_E: Tensor, reference_E: Tensor, kind: KLType) -> Tensor:
-    """An estimate of KL(policy, reference) at each sampled token."""
-    d_E = reference_E - new_E
-    if kind is KLType.K1:
-        return -d_E
-    if kind is KLType.K2:
-        return 0.5 * d_E.square()
-    d_E = d_E.clamp(-20.0, 20.0)
-    return (d_E.exp() - d_E - 1.0).clamp(-10.0, 10.0)
-
-
-def trajectory_means(value_E: Tensor, trajectory_E: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def trajectory_sums(value_E: Tensor, trajectory_E: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The sum and the number of edges of each trajectory."""
     sums = value_E.new_zeros(count).index_add_(0, trajectory_E, value_E)
     numbers = value_E.new_zeros(count).index_add_(0, trajectory_E, torch.ones_like(value_E))
@@ -143,7 +129,7 @@ def _trajectory_log_ratio(log_ratio_E: Tensor, edges: EdgeTensors) -> Tensor:
     mean_T = edges.log_ratio_T
     if mean_T is None:
         count = int(edges.trajectory_E.max()) + 1
-        sums, numbers = trajectory_means(log_ratio_E.detach(), edges.trajectory_E, count)
+        sums, numbers = trajectory_sums(log_ratio_E.detach(), edges.trajectory_E, count)
         mean_T = sums / numbers.clamp(min=1)
     return mean_T[edges.trajectory_E]
 
@@ -157,7 +143,14 @@ def _cispo(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: LossSe
 def _clipped(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
     plain_M = ratio_M * advantage_M
     clipped_M = ratio_M.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high) * advantage_M
-    return -torch.minimum(plain_M, clipped_M), (clipped_M < plain_M).detach().to(new_M.dtype)
+    gain_M = torch.minimum(plain_M, clipped_M)
+    acts_M = clipped_M < plain_M
+    if settings.clip_dual is not None:
+        least_M = settings.clip_dual * advantage_M
+        beyond_M = (advantage_M < 0) & (gain_M < least_M)
+        gain_M = torch.where(beyond_M, least_M, gain_M)
+        acts_M = acts_M | beyond_M
+    return -gain_M, acts_M.detach().to(new_M.dtype)
 
 
 TokenLoss = Callable[[Tensor, Tensor, Tensor, LossSettings], tuple[Tensor, Tensor]]

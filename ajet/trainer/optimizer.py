@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+
+from ajet.schema.errors import FeatureUnavailableError, MissingDependencyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,22 +20,28 @@ class OptimSettings:
 
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
     weight_decay: float = 0.01
     clip_grad: float = 1.0
     """Maximum gradient norm."""
+    state_bits: Literal[32, 8] = 32
+    """8: the moments of large parameters in blocks of 8-bit numbers, by bitsandbytes."""
     warmup_steps: int = 0
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     total_steps: int = 0
-    """Where `cosine` and `linear` reach 0."""
+    """Where `cosine` and `linear` end."""
+    min_lr_ratio: float = 0.0
+    """Their last learning rate, as a share of `lr`."""
 
     def lr_at(self, step: int) -> float:
-        """The learning rate of an update; the first has step 0."""
+        """The learning rate of a training step, for all its updates; the first step is 0."""
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
         if self.schedule == "constant" or self.total_steps <= self.warmup_steps:
             return self.lr
         done = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
-        return self.lr * (0.5 * (1.0 + math.cos(math.pi * done)) if self.schedule == "cosine" else 1.0 - done)
+        left = 0.5 * (1.0 + math.cos(math.pi * done)) if self.schedule == "cosine" else 1.0 - done
+        return self.lr * (self.min_lr_ratio + (1.0 - self.min_lr_ratio) * left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,19 @@ class StepResult:
     grad_norm: float
     applied: bool
     """False if the gradient was not finite: the weights are unchanged."""
+
+
+def adam_8bit() -> Any:
+    """bitsandbytes' AdamW with 8-bit moments."""
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"ajet.trainer_common.optim.state_bits: 8 needs bitsandbytes ({error}): pip install bitsandbytes"
+        ) from error
+    if not torch.cuda.is_available():
+        raise FeatureUnavailableError("ajet.trainer_common.optim.state_bits: 8 needs a GPU; set it to 32")
+    return AdamW8bit
 
 
 class MasterAdamW:
@@ -60,15 +81,16 @@ class MasterAdamW:
         decayed = [self._masters[name] for name in self.parameters if self._masters[name].dim() > 1]
         plain = [self._masters[name] for name in self.parameters if self._masters[name].dim() <= 1]
         groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        self._adam = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas)
+        adam = torch.optim.AdamW if settings.state_bits == 32 else adam_8bit()
+        self._adam = adam(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
 
-    def step(self, number: int) -> StepResult:
+    def step(self, lr: float) -> StepResult:
         """Clip the gradients, apply and clear them."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip_grad))
         applied = math.isfinite(norm)
         if applied:
             for group in self._adam.param_groups:
-                group["lr"] = self.settings.lr_at(number)
+                group["lr"] = lr
             separate = [name for name, master in self._masters.items() if master is not self.parameters[name]]
             for name in separate:
                 gradient = self.parameters[name].grad
@@ -91,7 +113,7 @@ class MasterAdamW:
         found: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             for key, value in self._adam.state.get(master, {}).items():
-                found[f"{name}|{key}"] = value
+                found[f"{name}|{key}"] = torch.tensor(value) if isinstance(value, int) else value
             if master is not self.parameters[name]:
                 found[f"{name}|master"] = master
         return found
@@ -107,6 +129,10 @@ class MasterAdamW:
                 with torch.no_grad():
                     master.copy_(value)
             else:
-                # AdamW keeps the step counter on the CPU
-                device = value.device if field == "step" else master.device
-                self._adam.state[master][field] = value.to(device).clone()
+                # PyTorch's AdamW keeps the step counter as a tensor on the CPU, that of bitsandbytes as an int
+                if field != "step":
+                    self._adam.state[master][field] = value.to(master.device).clone()
+                elif self.settings.state_bits == 8:
+                    self._adam.state[master][field] = int(value)
+                else:
+                    self._adam.state[master][field] = value.clone()

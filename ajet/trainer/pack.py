@@ -322,7 +322,7 @@ class _Forest:
             position = reply.where + token - 1
             if token[0] == 0:
                 position[0] = prompt.where + len(prompt.ids) - 1
-            temperature = call.sampling.temperature or 1.0  # greedy replies carry the logprobs of temperature 1
+            temperature = call.sampling.logprob_temperature
             advantage, weight = np.array(item.entries, np.float64).T
             columns["position"].append(position)
             columns["target"].append(item.tree.runs[call.run].ids[token].astype(np.int64))

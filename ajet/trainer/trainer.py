@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ajet.credit.weights import EpisodeCredit
 from ajet.schema.call_tree import CallTree
+from ajet.trainer.divergence import AdaptiveKL
 from ajet.trainer.forward import BestForward, Entropy, Forward, RowForward
-from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss, trajectory_means
+from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss, trajectory_sums
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Item, Pack, items_of
 from ajet.trainer.planner import CostModel, check_trees, plan, tree_support
@@ -41,8 +42,14 @@ class TrainSettings:
 
     loss: LossSettings = field(default_factory=LossSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
+    kl_adaptive: AdaptiveKL | None = None
+    """Lets the KL coefficient follow a target. None: it stays as it is."""
+    reference_sync: int = 0
+    """Every this many steps the weights become the reference. 0: never."""
     mini_batches: int = 1
-    """Optimiser steps per batch."""
+    """Parts of a batch; each gives one optimiser step."""
+    epochs: int = 1
+    """Passes over a batch."""
     max_tokens: int | None = None
     """Unique tokens per forward and backward pass. None: depends on the device."""
     gradient_checkpointing: bool = False
@@ -58,6 +65,11 @@ class Trainer:
         self.reference = reference
         """The frozen reference of the KL term. None with LoRA: the base weights are the reference."""
         self.updates = 0
+        """Optimiser steps so far."""
+        self.steps = 0
+        """Batches so far, those without anything to train included."""
+        self.kl_coef = settings.loss.kl_coef
+        """The present coefficient of the KL term."""
         self.before: _Logprobs = {}
         """Logprobs of the last batch under the weights before its update: the recorder stores them."""
         self.optimizer = MasterAdamW(model.named_parameters(), settings.optim)
@@ -69,6 +81,7 @@ class Trainer:
         self._wants_reference = settings.loss.kl_coef > 0 and settings.loss.policy_loss is not PolicyLoss.SFT
         if self._wants_reference and reference is None and not hasattr(model, "disable_adapter"):
             raise ValueError("a KL term needs a reference model (or a LoRA model, whose base is the reference)")
+        self._dropouts = _adapter_dropouts(model)
         model.eval()
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -77,28 +90,57 @@ class Trainer:
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Train on the batch. Returns metrics; `train/updates` is the number of optimiser steps taken."""
-        began = time.perf_counter()
+        meter = _Meter()
         self.before = {}
         items = items_of(batch)
-        if not items:
-            return {"train/updates": 0.0, "tokens/trained": 0.0}
+        if items:
+            self._train(items, meter)
+        else:
+            meter.values["tokens/trained"] = 0.0
+        meter.values["train/updates"] = float(meter.applied)
+        self._after_step(meter)
+        return meter.values
+
+    def _train(self, items: list[Item], meter: _Meter) -> None:
+        """Every pass over the batch."""
+        began = time.perf_counter()
         forward = self._executor(items)
-        meter = _Meter()
-        parts = self._mini_batches(items)
-        packs_of = [self._plan(part, forward) for part in parts]
-        with self._training(), forward.session(self.model):
-            old = self._logprobs(forward, packs_of, self.model) if len(parts) > 1 else None
+        packs_of = [self._plan(part, forward) for part in self._mini_batches(items)]
+        for packs in packs_of:
+            meter.packs(packs)
+        with self._checkpointing(), forward.session(self.model):
+            old = self._logprobs(forward, packs_of, self.model) if self._needs_old(packs_of) else None
             self.before.update(old or {})
             reference = self._reference_logprobs(forward, packs_of)
             meter.time("time/logprobs", began)
             began = time.perf_counter()
-            for packs in packs_of:
-                self._step(forward, packs, old, reference, meter)
+            for epoch in range(self.settings.epochs):
+                if epoch:
+                    packs_of = [self._plan(part, forward) for part in self._mini_batches(items)]
+                for packs in packs_of:
+                    self._step(forward, packs, old, reference, meter)
         meter.time("time/update", began)
-        for packs in packs_of:
-            meter.packs(packs)
-        meter.values["train/updates"] = float(meter.applied)
-        return meter.values
+
+    def _needs_old(self, packs_of: list[list[Pack]]) -> bool:
+        """Whether π_old takes a pass of its own; else the first and only update's own pass yields it."""
+        correction = self.settings.loss.correction
+        spread = correction is not None and correction.by_trajectory and any(len(packs) > 1 for packs in packs_of)
+        return len(packs_of) > 1 or self.settings.epochs > 1 or spread or bool(self._dropouts)
+
+    def _after_step(self, meter: _Meter) -> None:
+        """What changes from step to step beside the weights."""
+        self.steps += 1
+        adaptive, kl = self.settings.kl_adaptive, meter.values.get("loss/kl")
+        if kl is not None:
+            meter.values["train/kl_coef"] = self.kl_coef
+            if adaptive is not None:
+                self.kl_coef = adaptive.next(self.kl_coef, kl)
+        every = self.settings.reference_sync
+        if every and self.steps % every == 0 and self.reference is not None:
+            with torch.no_grad():
+                current = dict(self.model.named_parameters())
+                for name, parameter in self.reference.named_parameters():
+                    parameter.copy_(current[name])
 
     def logprobs(self, batch: Batch) -> _Logprobs:
         """The current policy's logprobs of all trained tokens, by (episode, call)."""
@@ -117,39 +159,49 @@ class Trainer:
         self, forward: Forward, packs: list[Pack], old: _Logprobs | None, reference: _Logprobs | None, meter: _Meter
     ) -> None:
         """One optimiser step: the packs' gradients add up."""
-        settings = self.settings.loss
+        settings = replace(self.settings.loss, kl_coef=self.kl_coef)
         entropy = Entropy.GRADIENT if settings.entropy_coef else Entropy.VALUE
-        log_ratio_T = None
-        if settings.policy_loss is PolicyLoss.GSPO and len(packs) > 1 and old is not None:
-            log_ratio_T = self._trajectory_ratios(forward, packs, old)
+        log_ratio_T = sampler_log_ratio_T = None
+        if len(packs) > 1 and old is not None:
+            if settings.policy_loss is PolicyLoss.GSPO:
+                sums, numbers = self._over_trajectories(packs, lambda pack: self._log_ratio(forward, pack, old))
+                log_ratio_T = sums / numbers.clamp(min=1)
+            if settings.correction is not None and settings.correction.by_trajectory:
+                sampler_log_ratio_T, _ = self._over_trajectories(packs, lambda pack: self._sampler_log_ratio(pack, old))
         for pack in packs:
-            logprobs = forward(self.model, pack, entropy=entropy)
             edges = self._tensors(pack, old, reference)
-            edges.log_ratio_T = log_ratio_T
-            if old is None:  # the only step of this batch: its own forward pass yields them
-                values = logprobs.logprob_E.detach().double().cpu().numpy()
-                self.before.update((key, values[where]) for key, where in pack.edges.by_call())
-            result = policy_loss(logprobs.logprob_E, edges, settings, logprobs.entropy_E)
-            result.loss.backward()  # type: ignore[no-untyped-call]
+            edges.log_ratio_T, edges.sampler_log_ratio_T = log_ratio_T, sampler_log_ratio_T
+            with self._adapter_dropout():
+                logprobs = forward(self.model, pack, entropy=entropy)
+                if old is None:  # the only step of this batch: its own forward pass yields them
+                    values = logprobs.logprob_E.detach().double().cpu().numpy()
+                    self.before.update((key, values[where]) for key, where in pack.edges.by_call())
+                result = policy_loss(logprobs.logprob_E, edges, settings, logprobs.entropy_E)
+                result.loss.backward()  # type: ignore[no-untyped-call]
             meter.add(result.sums)
-        done = self.optimizer.step(self.updates)
+        lr = self.settings.optim.lr_at(self.steps)
+        done = self.optimizer.step(lr)
         if not done.applied:
             log.warning("update %d: the gradient is not finite; the weights stay unchanged", self.updates)
-        meter.step(done.grad_norm, done.applied, self.settings.optim.lr_at(self.updates))
+        meter.step(done.grad_norm, done.applied, lr)
         self.updates += 1
 
-    def _trajectory_ratios(self, forward: Forward, packs: list[Pack], old: _Logprobs) -> Tensor:
+    def _over_trajectories(self, packs: list[Pack], values_of: Callable[[Pack], Tensor]) -> tuple[Tensor, Tensor]:
+        """The sum of a value over each trajectory's tokens in all packs, and their number."""
         count = 1 + max(int(pack.edges.trajectory.max()) for pack in packs)
-        sums = torch.zeros(count, device=self._device)
-        numbers = torch.zeros(count, device=self._device)
+        parts = []
+        for pack in packs:
+            trajectory = torch.from_numpy(pack.edges.trajectory).to(self._device)
+            parts.append(trajectory_sums(values_of(pack), trajectory, count))
+        sums, numbers = zip(*parts, strict=True)
+        return torch.stack(sums).sum(0), torch.stack(numbers).sum(0)
+
+    def _log_ratio(self, forward: Forward, pack: Pack, old: _Logprobs) -> Tensor:
         with torch.no_grad():
-            for pack in packs:
-                gap = forward(self.model, pack).logprob_E - self._on_device(_at(pack, old))
-                trajectory = torch.from_numpy(pack.edges.trajectory).to(self._device)
-                pack_sums, pack_numbers = trajectory_means(gap.float(), trajectory, count)
-                sums += pack_sums
-                numbers += pack_numbers
-        return sums / numbers.clamp(min=1)
+            return forward(self.model, pack).logprob_E - self._on_device(_at(pack, old))
+
+    def _sampler_log_ratio(self, pack: Pack, old: _Logprobs) -> Tensor:
+        return self._on_device(_at(pack, old) - pack.edges.sampler_logprob)
 
     def _reference_logprobs(self, forward: Forward, packs_of: list[list[Pack]]) -> _Logprobs | None:
         if not self._wants_reference:
@@ -224,21 +276,41 @@ class Trainer:
         return torch.from_numpy(values).to(self._device, dtype)
 
     @contextmanager
-    def _training(self) -> Iterator[None]:
+    def _checkpointing(self) -> Iterator[None]:
         """Put modules with gradient checkpointing into training mode, and no others.
 
-        Dropout stays off: the policy that is trained is the one that was sampled.
+        The model's own dropout stays off: the policy that is trained is the one that was sampled.
         """
         switched = []
         if self.settings.gradient_checkpointing:
             switched = [module for module in self.model.modules() if getattr(module, "gradient_checkpointing", False)]
-        for module in switched:
-            module.training = True
-        try:
+        with _training_mode(switched):
             yield
-        finally:
-            for module in switched:
-                module.training = False
+
+    def _adapter_dropout(self) -> AbstractContextManager[None]:
+        """The adapters' dropout, for the pass that is differentiated: π_old and the reference are without it."""
+        return _training_mode(self._dropouts)
+
+
+@contextmanager
+def _training_mode(modules: Sequence[Any]) -> Iterator[None]:
+    """These modules alone in training mode, not those inside them."""
+    for module in modules:
+        module.training = True
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.training = False
+
+
+def _adapter_dropouts(model: Any) -> list[Any]:
+    """The dropout modules of LoRA adapters that drop anything."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if ".lora_dropout." in name and isinstance(module, torch.nn.Dropout) and module.p > 0
+    ]
 
 
 def _weight(item: Item) -> float:

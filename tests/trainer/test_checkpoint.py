@@ -19,6 +19,7 @@ from random_batches import credited_batch
 from small_models import gap, small_model, weights
 
 from ajet.trainer.checkpoint import MARKER, CheckpointError, CheckpointFolder, load, read_trainer, write_trainer
+from ajet.trainer.divergence import AdaptiveKL
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.trainer import Trainer, TrainSettings
@@ -140,7 +141,7 @@ def test_a_trainer_resumes_bit_for_bit(tmp_path: Path) -> None:
     for step in range(3):
         first.update(credited_batch(step))
     folder = CheckpointFolder(tmp_path)
-    assert folder.save(3, {"updates": first.updates}, lambda path: write_trainer(first, None, path)) is not None
+    assert folder.save(3, {}, lambda path: write_trainer(first, None, path)) is not None
     draws = (random.random(), np.random.random(), float(torch.rand(1)))
 
     second = Trainer(small_model(seed=5), SETTINGS)
@@ -153,6 +154,53 @@ def test_a_trainer_resumes_bit_for_bit(tmp_path: Path) -> None:
         second.update(credited_batch(step))
     assert gap(weights(straight.model), weights(second.model)) == 0.0
     assert second.updates == straight.updates
+
+
+def test_a_moving_reference_and_coefficient_resume_bit_for_bit(tmp_path: Path) -> None:
+    settings = TrainSettings(
+        LossSettings(kl_coef=0.1), OptimSettings(lr=1e-2, eps=1e-5, schedule="linear", total_steps=9, warmup_steps=2),
+        kl_adaptive=AdaptiveKL(0.01), reference_sync=2, mini_batches=2, epochs=2,
+    )  # fmt: skip
+
+    def build(seed: int = 0) -> Trainer:
+        return Trainer(small_model(seed=seed), settings, reference=small_model())
+
+    straight, first, second = build(), build(), build(seed=5)
+    for step in range(6):
+        expected = straight.update(credited_batch(step))
+    for step in range(3):
+        first.update(credited_batch(step))
+    found = CheckpointFolder(tmp_path).save(3, {}, lambda path: write_trainer(first, None, path))
+    assert found is not None
+    read_trainer(second, found)
+    for step in range(3, 6):
+        got = second.update(credited_batch(step))
+    assert gap(weights(straight.model), weights(second.model)) == 0.0
+    assert gap(weights(straight.reference), weights(second.reference)) == 0.0
+    assert (second.updates, second.steps, second.kl_coef) == (straight.updates, straight.steps, straight.kl_coef)
+    assert {key: got[key] for key in ("train/lr", "train/kl_coef", "loss/kl")} == {
+        key: expected[key] for key in ("train/lr", "train/kl_coef", "loss/kl")
+    }
+    assert second.kl_coef != 0.1
+
+
+def test_dropout_of_adapters_resumes_bit_for_bit(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+
+    def build() -> Trainer:
+        config = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.3)
+        torch.manual_seed(3)
+        return Trainer(peft.get_peft_model(small_model(), config), SETTINGS)
+
+    trainer, again = build(), build()
+    for step in range(2):
+        trainer.update(credited_batch(step))
+    found = CheckpointFolder(tmp_path).save(2, {}, lambda path: write_trainer(trainer, None, path))
+    assert found is not None
+    trainer.update(credited_batch(2))
+    read_trainer(again, found)
+    again.update(credited_batch(2))
+    assert gap(weights(trainer.model), weights(again.model)) == 0.0
 
 
 def test_the_weights_load_with_transformers(tmp_path: Path) -> None:
@@ -177,7 +225,7 @@ def test_a_lora_checkpoint_holds_adapter_and_merged_weights(tmp_path: Path) -> N
     trainer = build()
     trainer.update(credited_batch())
     folder = CheckpointFolder(tmp_path)
-    found = folder.save(1, {"updates": trainer.updates}, lambda path: write_trainer(trainer, None, path))
+    found = folder.save(1, {}, lambda path: write_trainer(trainer, None, path))
     assert found is not None
     again = build()
     read_trainer(again, found)
@@ -194,7 +242,7 @@ def test_a_lora_checkpoint_holds_adapter_and_merged_weights(tmp_path: Path) -> N
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
     trainer = Trainer(small_model(), SETTINGS)
-    found = CheckpointFolder(tmp_path).save(1, {"updates": 0}, lambda path: write_trainer(trainer, None, path))
+    found = CheckpointFolder(tmp_path).save(1, {}, lambda path: write_trainer(trainer, None, path))
     assert found is not None
     with pytest.raises(CheckpointError, match="step_1 does not fit"):
         read_trainer(Trainer(small_model(num_hidden_layers=1), SETTINGS), found)

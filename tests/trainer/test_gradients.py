@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from ajet.credit import AdvantageEstimator, CreditSettings, LossNorm
 from ajet.schema.episode import Episode
+from ajet.trainer.correction import Correction, CorrectionMode, Level
+from ajet.trainer.divergence import KLType
 from ajet.trainer.forward import Entropy, PackForward, RowForward
-from ajet.trainer.loss import EdgeTensors, KLType, LossSettings, PolicyLoss, policy_loss
+from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
 
 VOCAB = 32
@@ -130,6 +133,15 @@ def reference_gradient(
         noise = np.random.default_rng([seed, episode_index, call, token]).normal(0, 0.4, 2)
         return sampler, sampler + noise[0], sampler + noise[1]
 
+    sampler_gaps: dict[tuple[int, str], list[float]] = {}
+    for episode_index, episode_credit in enumerate(credit.episodes):
+        for index, call_credit in enumerate(episode_credit.calls):
+            if call_credit.entries:
+                made = episodes[episode_index].tree.calls[index]
+                for t in np.flatnonzero(made.mask):
+                    sampler, old, _ = known(episode_index, index, int(t))
+                    sampler_gaps.setdefault((episode_index, made.agent), []).append(old - sampler)
+
     ratios: dict[tuple[int, str], list[float]] = {}
     if settings.policy_loss is PolicyLoss.GSPO:
         for episode_index, episode_credit in enumerate(credit.episodes):
@@ -149,9 +161,8 @@ def reference_gradient(
             for t in np.flatnonzero(c.mask):
                 sampler, old, reference = known(episode_index, call, int(t))
                 new = log[t, reply[t]]
-                w = weight
-                if settings.correction_cap is not None:
-                    w = weight * min(np.exp(old - sampler), settings.correction_cap)
+                trajectory = np.exp(sum(sampler_gaps[episode_index, c.agent]))
+                w = weight * by_hand(settings.correction, np.exp(old - sampler), trajectory)
                 ratio = (new - old).exp()
                 if settings.policy_loss is PolicyLoss.GSPO:
                     s = np.exp(np.mean(ratios[episode_index, c.agent]))
@@ -163,24 +174,47 @@ def reference_gradient(
                 if settings.policy_loss is PolicyLoss.CISPO:
                     total = total - w * min(float(ratio.detach()), high) * advantage * new
                 else:
-                    total = total - w * torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+                    gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+                    if settings.clip_dual is not None and advantage < 0:
+                        gain = gain.clamp(min=settings.clip_dual * advantage)
+                    total = total - w * gain
                 d = reference - new
                 low_var = (d.exp() - d - 1).clamp(-10, 10)
-                kl = {KLType.K1: -d, KLType.K2: d * d / 2, KLType.LOW_VAR_KL: low_var}[settings.kl_type]
+                kl = d * d / 2 if settings.kl_type not in (KLType.K1, KLType.LOW_VAR_KL) else low_var
+                if settings.kl_type is KLType.K1:
+                    kl = -d
                 entropy = -(log[t].exp() * log[t]).sum()
                 total = total + weight * (settings.kl_coef * kl - settings.entropy_coef * entropy)
             total.backward()
     return gradient(model)
 
 
+def by_hand(correction: Correction | None, token: float, trajectory: float) -> float:
+    """The factor of a token's weight, from its ratio π_old / π_sampler and from its trajectory's."""
+    if correction is None:
+        return 1.0
+    if correction.mode is CorrectionMode.TOKEN_TIS:
+        return min(token, correction.cap)
+    if correction.mode is CorrectionMode.SEQUENCE_TIS:
+        return min(trajectory, correction.cap)
+    ratio = token if correction.level is Level.TOKEN else trajectory
+    return ratio if correction.low <= ratio <= correction.high else 0.0
+
+
 def packed_gradient(
     model: Any, packs: list[Pack], settings: LossSettings, seed: int, dtype: torch.dtype, rows: bool = False
 ) -> dict[str, Tensor]:
     forward = RowForward(budget=64) if rows else PackForward()
-    means = None
+    means = sampler_sums = None
+    count = 1 + max(int(pack.edges.trajectory.max()) for pack in packs)
+    if len(packs) > 1:
+        sampler_sums = torch.zeros(count, dtype=dtype)
+        for pack in packs:
+            edges = tensors(pack, dtype, seed)
+            assert edges.old_E is not None
+            sampler_sums.index_add_(0, edges.trajectory_E, edges.old_E - edges.sampler_E)
     with forward.session(model):
         if settings.policy_loss is PolicyLoss.GSPO and len(packs) > 1:
-            count = 1 + max(int(pack.edges.trajectory.max()) for pack in packs)
             sums, numbers = torch.zeros(count, dtype=dtype), torch.zeros(count, dtype=dtype)
             for pack in packs:
                 with torch.no_grad():
@@ -191,23 +225,36 @@ def packed_gradient(
         for pack in packs:
             logprobs = forward(model, pack, entropy=Entropy.GRADIENT)
             edges = tensors(pack, dtype, seed)
-            edges.log_ratio_T = means
+            edges.log_ratio_T, edges.sampler_log_ratio_T = means, sampler_sums
             policy_loss(logprobs.logprob_E, edges, settings, logprobs.entropy_E).loss.backward()
     return gradient(model)
 
 
+CORRECTIONS = {
+    "uncorrected": None,
+    "token_tis": Correction(cap=1.2),
+    "sequence_tis": Correction(CorrectionMode.SEQUENCE_TIS, cap=1.5),
+    "masked_tokens": Correction(CorrectionMode.MASKED, low=0.7, high=1.4),
+    "masked_sequences": Correction(CorrectionMode.MASKED, level=Level.SEQUENCE, low=0.4, high=2.5),
+}
+
 CASES = [
-    pytest.param(loss, norm, multiplicity, kl, id=f"{loss}-{norm}-{'multiplicity' if multiplicity else 'once'}-{kl}")
+    pytest.param(
+        loss, norm, multiplicity, kl, CORRECTIONS[correction],
+        id=f"{loss}-{norm}-{'multiplicity' if multiplicity else 'once'}-{kl}-{correction}",
+    )
     for loss in PolicyLoss
-    for norm, kl in zip(LossNorm, KLType, strict=True)
+    for norm, kl, correction in zip(cycle(LossNorm), KLType, CORRECTIONS, strict=False)
     for multiplicity in (False, True)
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("loss", "norm", "multiplicity", "kl"), CASES)
-def test_tree_gradient_equals_rows(loss: PolicyLoss, norm: LossNorm, multiplicity: bool, kl: KLType) -> None:
+@pytest.mark.parametrize(("loss", "norm", "multiplicity", "kl", "correction"), CASES)
+def test_tree_gradient_equals_rows(
+    loss: PolicyLoss, norm: LossNorm, multiplicity: bool, kl: KLType, correction: Correction | None
+) -> None:
     credit_settings = CreditSettings(loss_norm=norm, multiplicity=multiplicity, dr_grpo_length=20.0, gamma=0.9)
-    settings = LossSettings(loss, kl_coef=0.1, kl_type=kl, entropy_coef=0.05)
+    settings = LossSettings(loss, clip_dual=1.5, kl_coef=0.1, kl_type=kl, entropy_coef=0.05, correction=correction)
     for dtype, bound in ((torch.float32, 1e-5), (torch.float64, 1e-9)):
         model = small_model(dtype)
         seed = len(loss) * 100 + len(norm) * 10 + multiplicity
@@ -222,7 +269,8 @@ def test_tree_gradient_equals_rows(loss: PolicyLoss, norm: LossNorm, multiplicit
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("rows", [False, True])
 def test_every_layout_and_executor_agrees(seed: int, rows: bool) -> None:
-    settings = LossSettings(kl_coef=0.05)
+    correction = list(CORRECTIONS.values())[seed % len(CORRECTIONS)]
+    settings = LossSettings(kl_coef=0.05, clip_dual=1.5, correction=correction)
     dtype = torch.float64
     model = small_model(dtype, "qwen3" if seed % 2 else "llama")
     options = CreditSettings(estimator=AdvantageEstimator.RLOO, multiplicity=bool(seed % 3 == 0))

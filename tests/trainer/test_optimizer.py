@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from random_batches import credited_batch
 from small_models import gap, small_model, weights
 
+from ajet.schema.errors import MissingDependencyError
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.trainer import Trainer, TrainSettings
 
@@ -27,4 +30,28 @@ def test_learning_rate_schedules() -> None:
     assert [linear.lr_at(step) for step in range(7)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     cosine = OptimSettings(lr=1.0, schedule="cosine", total_steps=4)
     assert [cosine.lr_at(step) for step in (0, 2, 4)] == pytest.approx([1.0, 0.5, 0.0])
+    floor = OptimSettings(lr=1.0, schedule="cosine", total_steps=4, min_lr_ratio=0.2)
+    assert [floor.lr_at(step) for step in (0, 2, 4, 9)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
     assert OptimSettings(lr=0.3).lr_at(10**6) == 0.3
+
+
+def test_all_updates_of_a_step_have_its_learning_rate() -> None:
+    optim = OptimSettings(lr=1.0, warmup_steps=4)
+    trainer = Trainer(small_model(), TrainSettings(optim=optim, mini_batches=3))
+    assert [trainer.update(credited_batch(step))["train/lr"] for step in range(3)] == [0.25, 0.5, 0.75]
+
+
+def test_eps_bounds_the_step_of_small_gradients() -> None:
+    moved = []
+    for eps in (1e-8, 1e3):
+        model = small_model()
+        before = weights(model)
+        Trainer(model, TrainSettings(optim=OptimSettings(lr=1e-2, eps=eps, weight_decay=0.0))).update(credited_batch())
+        moved.append(gap(before, weights(model)))
+    assert moved[1] < 1e-4 < moved[0]
+
+
+def test_states_in_8_bits_are_refused_by_name_where_they_can_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    with pytest.raises(MissingDependencyError, match=r"optim\.state_bits.*bitsandbytes"):
+        Trainer(small_model(), TrainSettings(optim=OptimSettings(state_bits=8)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,18 +12,22 @@ from random_batches import credited_batch
 from small_models import gap, small_model, weights
 
 from ajet.credit.weights import CallCredit, EpisodeCredit
+from ajet.schema.generation import Sampling
+from ajet.trainer.correction import Correction, CorrectionMode, Level
+from ajet.trainer.divergence import AdaptiveKL
 from ajet.trainer.forward import RowForward
 from ajet.trainer.loss import LossSettings, PolicyLoss
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.trainer import Trainer, TrainSettings
 
 OPTIM = OptimSettings(lr=1e-2, weight_decay=0.0)
+MASKED_SEQUENCES = Correction(CorrectionMode.MASKED, level=Level.SEQUENCE, low=0.0, high=1e9)
 
 
 def test_an_update_moves_probability_towards_rewarded_tokens() -> None:
     model = small_model()
     batch = credited_batch()
-    trainer = Trainer(model, TrainSettings(LossSettings(correction_cap=None), OPTIM))
+    trainer = Trainer(model, TrainSettings(LossSettings(correction=None), OPTIM))
     before = trainer.logprobs(batch)
     metrics = trainer.update(batch)
     after = trainer.logprobs(batch)
@@ -54,9 +59,7 @@ def test_a_token_budget_changes_nothing_but_the_number_of_packs() -> None:
 @pytest.mark.parametrize("loss", [PolicyLoss.PPO, PolicyLoss.GSPO])
 def test_mini_batches_use_old_logprobs_and_keep_the_scale(loss: PolicyLoss) -> None:
     model = small_model()
-    trainer = Trainer(
-        model, TrainSettings(LossSettings(loss, correction_cap=None), OPTIM, mini_batches=3, max_tokens=60)
-    )
+    trainer = Trainer(model, TrainSettings(LossSettings(loss, correction=None), OPTIM, mini_batches=3, max_tokens=60))
     metrics = trainer.update(credited_batch(2))
     assert metrics["train/updates"] == 3 == trainer.updates
     assert metrics["loss/ratio_max"] != pytest.approx(1.0, abs=1e-6)
@@ -92,7 +95,7 @@ def test_a_batch_without_anything_to_train_changes_nothing() -> None:
 def test_a_gradient_that_is_not_finite_is_not_applied(caplog: pytest.LogCaptureFixture) -> None:
     model = small_model()
     batch = credited_batch()
-    trainer = Trainer(model, TrainSettings(LossSettings(correction_cap=None), OPTIM))
+    trainer = Trainer(model, TrainSettings(LossSettings(correction=None), OPTIM))
     trainer.logprobs(batch)
     for _, credit in batch:
         for call in credit.calls:
@@ -162,3 +165,93 @@ def test_logprobs_are_those_of_the_models_own_forward() -> None:
             logits = model(ids).logits[0, call.prompt_tokens - 1 : -1] / (call.sampling.temperature or 1.0)
         expected = logits.log_softmax(-1)[torch.arange(len(reply)), torch.from_numpy(reply.astype(np.int64))]
         assert values == pytest.approx(expected.numpy()[call.mask], abs=1e-5)
+
+
+def test_every_pass_over_a_batch_is_compared_with_the_policy_before_the_first() -> None:
+    batch = credited_batch(2)
+    model = small_model()
+    trainer = Trainer(model, TrainSettings(LossSettings(correction=None), OPTIM, epochs=3))
+    before = trainer.logprobs(batch)
+    metrics = trainer.update(batch)
+    assert metrics["train/updates"] == 3 == trainer.updates
+    assert trainer.steps == 1
+    assert metrics["loss/ratio_max"] > 1.001
+    assert all(np.array_equal(trainer.before[key], values) for key, values in before.items())
+
+
+def test_passes_multiply_with_mini_batches() -> None:
+    trainer = Trainer(small_model(), TrainSettings(LossSettings(), OPTIM, mini_batches=2, epochs=2))
+    assert trainer.update(credited_batch(2))["train/updates"] == 4
+
+
+@pytest.mark.parametrize("correction", [Correction(CorrectionMode.SEQUENCE_TIS), MASKED_SEQUENCES])
+def test_corrections_by_trajectory_see_all_packs(correction: Correction) -> None:
+    batch = credited_batch(1)
+    norms = []
+    for budget in (None, 50):
+        trainer = Trainer(small_model(), TrainSettings(LossSettings(correction=correction), OPTIM, max_tokens=budget))
+        norms.append(trainer.update(batch)["train/grad_norm"])
+    assert norms[0] > 0
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+
+
+def test_the_reference_follows_every_few_steps() -> None:
+    reference, model = small_model(seed=1), small_model()
+    trainer = Trainer(model, TrainSettings(LossSettings(kl_coef=0.1), OPTIM, reference_sync=2), reference=reference)
+    start = weights(reference)
+    trainer.update(credited_batch(0))
+    assert gap(start, weights(reference)) == 0.0
+    trainer.update(credited_batch(1))
+    assert gap(weights(model), weights(reference)) == 0.0
+    assert trainer.update(credited_batch(2))["loss/kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_kl_coefficient_follows_its_target() -> None:
+    found = {}
+    for target in (1e-6, 1e3):
+        settings = TrainSettings(LossSettings(kl_coef=0.1), OPTIM, kl_adaptive=AdaptiveKL(target))
+        trainer = Trainer(small_model(), settings, reference=small_model(seed=1))
+        found[target] = [trainer.update(credited_batch(step))["train/kl_coef"] for step in range(3)]
+    assert found[1e-6] == pytest.approx([0.1, 0.1 * 1.02, 0.1 * 1.02**2])
+    assert found[1e3] == pytest.approx([0.1, 0.1 * 0.98, 0.1 * 0.98**2])
+
+
+def lora(dropout: float) -> Any:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=dropout)
+    torch.manual_seed(3)
+    model = peft.get_peft_model(small_model(), config)
+    with torch.no_grad():  # new adapters change nothing, and so would their dropout
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0.0, 0.1)
+    return model
+
+
+def test_the_dropout_of_adapters_acts_on_the_gradient_alone() -> None:
+    batch = credited_batch(4)
+    norms = {}
+    for dropout in (0.0, 0.5):
+        model = lora(dropout)
+        trainer = Trainer(model, TrainSettings(LossSettings(correction=None), OPTIM))
+        before = trainer.logprobs(batch)
+        metrics = trainer.update(batch)
+        norms[dropout] = metrics["train/grad_norm"]
+        assert all(np.array_equal(trainer.before[key], values) for key, values in before.items()) or not dropout
+        assert metrics["loss/ratio_max"] > 1.001 or not dropout
+        assert not any(module.training for module in model.modules())
+    assert norms[0.5] != pytest.approx(norms[0.0], rel=1e-3)
+
+
+def test_a_temperature_near_zero_is_trained_as_it_was_recorded() -> None:
+    """Greedy replies carry the logprobs of temperature 1, whatever small number was asked for."""
+    batch = credited_batch(10)
+    known = {}
+    for temperature in (0.0, 1e-6, 1.0):
+        for tree, _ in batch:
+            for call in tree.calls:
+                call.sampling = Sampling(temperature=temperature)
+        known[temperature] = Trainer(small_model(), TrainSettings(optim=OPTIM)).logprobs(batch)
+    for key, values in known[1.0].items():
+        assert np.array_equal(values, known[0.0][key])
+        assert np.array_equal(values, known[1e-6][key])

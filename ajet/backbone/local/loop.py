@@ -127,7 +127,7 @@ class LocalRun:
         if checkpoint is not None:
             self._resume(checkpoint)
         self.progress.start(self.experiment.name, "local", self.total, self.step)
-        if self.common.mini_batch_num == 1 and not self.imitates:
+        if self.common.mini_batch_num == self.common.ppo_epochs == 1 and not self.imitates:
             log.info("one update per step: the old policy is the current one, so clipping has no effect")
 
     def _train(self) -> None:
@@ -291,7 +291,7 @@ class LocalRun:
             return
         self.progress.phase("checkpoint")
         self.recorder.flush()
-        state: dict[str, Any] = {"updates": self.learner.trainer.updates, "reader": self.reader_state}
+        state: dict[str, Any] = {"reader": self.reader_state}
         if self.score is not None and self.score[0] == self.step:
             state["score"] = self.score[1]
         saved = self.checkpoints.save(self.step, state, self.learner.write)

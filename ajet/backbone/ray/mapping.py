@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ajet.schema.errors import ConfigError
+from ajet.schema.generation import GREEDY_BELOW
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -74,7 +75,7 @@ def shared_notes(config: Config, title: str) -> Iterator[Note]:
         )
     if ajet.rollout.engine in ("remote", "scripted"):
         yield Note("ajet.rollout.engine", f"`{ajet.rollout.engine}` has no weights to train", refused=True)
-    if ajet.rollout.temperature == 0:
+    if ajet.rollout.temperature < GREEDY_BELOW:
         yield Note("ajet.rollout.temperature", "training at temperature 0 explores nothing", refused=True)
     if algorithm.policy_loss == "gspo":
         yield Note(

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 
-from ajet.engine.sampling_rules import GREEDY_BELOW
 from ajet.schema.generation import Sampling
 
 
@@ -40,11 +39,11 @@ class DrawState:
 
     @property
     def greedy(self) -> bool:
-        return self.sampling.temperature < GREEDY_BELOW
+        return self.sampling.greedy
 
     @property
     def temperature(self) -> float:
-        return 1.0 if self.greedy else self.sampling.temperature
+        return self.sampling.logprob_temperature
 
     @property
     def penalised(self) -> bool:

@@ -82,7 +82,7 @@ class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
             return
         self._checkpoints.save(
             self._step,
-            {"updates": self._trainer.updates},
+            {},
             lambda folder: write_trainer(self._trainer, self._tokenizer, folder),
         )
 

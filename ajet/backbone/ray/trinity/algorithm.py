@@ -52,10 +52,17 @@ class AjetPolicyLoss(PolicyLossFn):  # type: ignore[misc]
         kind: str = "ppo",
         clip_low: float = 0.2,
         clip_high: float = 0.28,
+        clip_dual: float | None = None,
         scale: float = 1.0,
     ) -> None:
         super().__init__(backend=backend)
-        self._settings = LossSettings(policy_loss=PolicyLoss(kind), clip_low=clip_low, clip_high=clip_high)
+        self._settings = LossSettings(
+            policy_loss=PolicyLoss(kind),
+            clip_low=clip_low,
+            clip_high=clip_high,
+            clip_dual=clip_dual,
+            correction=None,  # the ratio is to the sampler itself
+        )
         self._scale = scale
 
     def __call__(

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.plan import serving_engine, training_steps, validation_repeats
+from ajet.backbone.ray.loss_keys import trinity_notes
 from ajet.backbone.ray.mapping import (
     Machine,
     Note,
@@ -24,6 +25,7 @@ from ajet.backbone.ray.mapping import (
     micro_tokens,
     shared_notes,
 )
+from ajet.backbone.training_settings import clip_range, learning_rate, warmup_steps
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,6 +57,11 @@ KL_TYPES = {
     "k2": "k2",
     "low_var_kl": "low_var_kl",
     "k3": "low_var_kl",
+    # the same gradients; the metric shows k2
+    "kl+": "k2",
+    "k1+": "k2",
+    "low_var_kl+": "k2",
+    "k3+": "k2",
     "abs": "abs",
 }
 TRAIN_TIMEOUT_S = 3600.0
@@ -143,7 +150,12 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 def check_honoured(config: Config, machine: Machine) -> list[Note]:
     """Our keys that Trinity can't honour: refused, or named once at start."""
-    notes = [*shared_notes(config, "Trinity"), *_refusals(config, machine), *_approximations(config, machine)]
+    notes = [
+        *shared_notes(config, "Trinity"),
+        *trinity_notes(config),
+        *_refusals(config, machine),
+        *_approximations(config, machine),
+    ]
     # on the CPU the embedded trainer computes these terms
     return notes if machine.cpu else [*notes, *kl_and_entropy_note(config, "Trinity")]
 
@@ -211,6 +223,7 @@ def _algorithm(config: Config, run: RunFacts, machine: Machine) -> Settings:
     algorithm, optim = common.algorithm, common.optim
     uses_kl = common.use_kl_loss and common.kl_loss_coef > 0
     replicas = trainer_replicas(config, machine)
+    clip_low, clip_high = clip_range(algorithm)
     return {
         "algorithm.algorithm_type": ALGORITHM if uses_kl else ALGORITHM_WITHOUT_REFERENCE,
         "algorithm.repeat_times": config.ajet.rollout.num_repeat,
@@ -225,8 +238,9 @@ def _algorithm(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "algorithm.policy_loss_fn": LOSS,
         "algorithm.policy_loss_fn_args": {
             "kind": algorithm.policy_loss,
-            "clip_low": algorithm.clip_low,
-            "clip_high": algorithm.clip_high,
+            "clip_low": clip_low,
+            "clip_high": clip_high,
+            "clip_dual": algorithm.clip_dual,
             "scale": replicas * common.mini_batch_num,
         },
         "algorithm.kl_loss_fn": KL_TYPES.get(common.kl_loss_type, "none") if uses_kl else "none",
@@ -237,11 +251,12 @@ def _algorithm(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "algorithm.loss_agg_mode": "token-mean",
         # the ratio is to the policy that sampled, whose logprobs are exact
         "algorithm.bypass_old_logprobs": True,
-        "algorithm.optimizer.lr": optim.lr,
+        "algorithm.optimizer.lr": learning_rate(config),
         "algorithm.optimizer.betas": list(optim.betas),
         "algorithm.optimizer.weight_decay": optim.weight_decay,
         "algorithm.optimizer.clip_grad": optim.clip_grad,
-        "algorithm.optimizer.lr_warmup_steps": optim.lr_warmup_steps,
+        "algorithm.optimizer.lr_warmup_steps": warmup_steps(config, run.total_steps),
+        "algorithm.optimizer.min_lr_ratio": optim.min_lr_ratio,
         "algorithm.optimizer.lr_scheduler_type": "constant" if machine.cpu else optim.lr_scheduler_type,
     }
 

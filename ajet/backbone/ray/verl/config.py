@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from ajet.backbone.plan import serving_engine, training_steps, validation_repeats
+from ajet.backbone.ray.loss_keys import verl_notes
 from ajet.backbone.ray.mapping import (
     Machine,
     Note,
@@ -25,6 +26,7 @@ from ajet.backbone.ray.mapping import (
 )
 from ajet.backbone.ray.payload import KEY
 from ajet.backbone.ray.start import NoGpuError
+from ajet.backbone.training_settings import clip_range, learning_rate, warmup_steps
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ POLICY_LOSS_PREFIX = "ajet_"
 """Our losses are registered with verl under this prefix and our own names."""
 CPU_ROLLOUT = "ajet_torch"
 """Name under which the plugin registers the embedded engine as a rollout server (CPU only)."""
+NEVER = 1e9
+"""A ratio that is never reached: verl can't switch the dual clip off."""
 PASSED_THROUGH = ("actor_rollout_ref", "ray_kwargs", "transfer_queue", "global_profiler")
 """Top-level blocks of a YAML or dotted overrides that are taken for verl's own."""
 ADDABLE = (
@@ -133,7 +137,12 @@ def _check_known(key: str, known: set[str]) -> None:
 
 def check_honoured(config: Config, machine: Machine) -> list[Note]:
     """Our keys that verl can't honour: refused, or named once at start."""
-    return [*shared_notes(config, "verl"), *kl_and_entropy_note(config, "verl"), *_notes(config, machine)]
+    return [
+        *shared_notes(config, "verl"),
+        *verl_notes(config),
+        *kl_and_entropy_note(config, "verl"),
+        *_notes(config, machine),
+    ]
 
 
 def _notes(config: Config, machine: Machine) -> Iterator[Note]:
@@ -200,11 +209,12 @@ def _actor(config: Config, run: RunFacts, machine: Machine) -> Settings:
     ajet = config.ajet
     common, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
     actor = "actor_rollout_ref.actor"
+    clip_low, clip_high = clip_range(algorithm)
     return {
         f"{actor}.strategy": "fsdp2",
         # a start: the sampler corrects it for each batch, because the number of rows varies
         f"{actor}.ppo_mini_batch_size": max(1, ajet.data.train_batch_size // common.mini_batch_num),
-        f"{actor}.ppo_epochs": 1,
+        f"{actor}.ppo_epochs": common.ppo_epochs,
         f"{actor}.shuffle": False,
         f"{actor}.data_loader_seed": common.seed,
         f"{actor}.use_dynamic_bsz": True,
@@ -212,9 +222,10 @@ def _actor(config: Config, run: RunFacts, machine: Machine) -> Settings:
         f"{actor}.policy_loss.loss_mode": POLICY_LOSS_PREFIX + algorithm.policy_loss,
         # our loss is a sum of weight x token loss and ignores this; KL and entropy, as terms and as metrics, are means
         f"{actor}.loss_agg_mode": "token-mean",
-        f"{actor}.clip_ratio": algorithm.clip_low,
-        f"{actor}.clip_ratio_low": algorithm.clip_low,
-        f"{actor}.clip_ratio_high": algorithm.clip_high,
+        f"{actor}.clip_ratio": clip_low,
+        f"{actor}.clip_ratio_low": clip_low,
+        f"{actor}.clip_ratio_high": clip_high,
+        f"{actor}.clip_ratio_c": algorithm.clip_dual or NEVER,
         f"{actor}.entropy_coeff": algorithm.entropy_coef,
         f"{actor}.use_kl_loss": common.use_kl_loss and common.kl_loss_coef > 0,
         f"{actor}.kl_loss_coef": common.kl_loss_coef,
@@ -242,8 +253,18 @@ def _fsdp(config: Config, machine: Machine, place: str) -> Settings:
 
 def _optimiser(config: Config, run: RunFacts, machine: Machine) -> Settings:
     optim = config.ajet.trainer_common.optim
-    settings = {f"actor_rollout_ref.actor.optim.{key}": value for key, value in optim.model_dump().items()}
-    return settings | {"actor_rollout_ref.actor.grad_clip": optim.clip_grad}
+    place = "actor_rollout_ref.actor.optim"
+    return {
+        f"{place}.lr": learning_rate(config),
+        f"{place}.weight_decay": optim.weight_decay,
+        f"{place}.betas": optim.betas,
+        f"{place}.override_optimizer_config": {"eps": optim.eps},
+        f"{place}.clip_grad": optim.clip_grad,
+        f"{place}.lr_warmup_steps": warmup_steps(config, run.total_steps),
+        f"{place}.lr_scheduler_type": optim.lr_scheduler_type,
+        f"{place}.min_lr_ratio": optim.min_lr_ratio,
+        "actor_rollout_ref.actor.grad_clip": optim.clip_grad,
+    }
 
 
 def _reference(config: Config, run: RunFacts, machine: Machine) -> Settings:
@@ -292,14 +313,15 @@ def _rollout(config: Config, run: RunFacts, machine: Machine) -> Settings:
 
 def _algorithm(config: Config, run: RunFacts, machine: Machine) -> Settings:
     correction = config.ajet.trainer_common.algorithm.rollout_correction
-    corrects = correction.mode == "token_tis" and config.ajet.trainer_common.algorithm.policy_loss != "sft"
+    level = {"token_tis": "token", "sequence_tis": "sequence"}.get(correction.mode)
+    corrects = config.ajet.trainer_common.algorithm.policy_loss != "sft"
     return {
         "algorithm.adv_estimator": ADVANTAGE_ESTIMATOR,
         "algorithm.use_kl_in_reward": False,
         # discounting is part of our credit
         "algorithm.gamma": 1.0,
         "algorithm.lam": 1.0,
-        "algorithm.rollout_correction.rollout_is": "token" if corrects else None,
+        "algorithm.rollout_correction.rollout_is": level if corrects else None,
         "algorithm.rollout_correction.rollout_is_threshold": correction.cap,
         "algorithm.rollout_correction.bypass_mode": False,
     }

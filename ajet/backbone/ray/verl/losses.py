@@ -58,7 +58,8 @@ def row_loss(
         policy_loss=kind,
         clip_low=float(config.clip_ratio_low),
         clip_high=float(config.clip_ratio_high),
-        correction_cap=None,  # verl computed the correction: `rollout_is_weights`
+        clip_dual=float(config.clip_ratio_c),
+        correction=None,  # verl computed the correction: `rollout_is_weights`
     )
     result = policy_loss(log_prob[at], edges, settings)
     # gradients are averaged over data-parallel ranks, and ours is a sum

@@ -65,6 +65,9 @@ def settings(overrides: dict[str, Any] | None = None, machine: Machine = GPU, **
         (f"{COMMON}.fsdp_config.param_offload", True, "trainer.param_offload", True),
         (f"{COMMON}.fsdp_config.optimizer_offload", True, "trainer.optimizer_offload", True),
         (f"{COMMON}.kl_loss_type", "k3", "algorithm.kl_loss_fn", "low_var_kl"),
+        (f"{COMMON}.kl_loss_type", "k3+", "algorithm.kl_loss_fn", "k2"),
+        (f"{COMMON}.optim.lr", None, "algorithm.optimizer.lr", 1e-6),
+        (f"{COMMON}.optim.min_lr_ratio", 0.2, "algorithm.optimizer.min_lr_ratio", 0.2),
         (f"{COMMON}.kl_loss_coef", 0.3, "algorithm.kl_loss_fn_args", {"kl_coef": 0.3}),
         (f"{COMMON}.use_kl_loss", False, "algorithm.kl_loss_fn", "none"),
         (f"{COMMON}.algorithm.entropy_coef", 0.1, "algorithm.entropy_loss_fn_args", {"entropy_coef": 0.1}),
@@ -79,7 +82,7 @@ def test_a_key_reaches_trinity(ours: str, value: Any, theirs: str, arrives: Any)
 def test_losses_and_clipping_are_ours() -> None:
     given = settings({f"{COMMON}.algorithm.policy_loss": "cispo", f"{COMMON}.algorithm.clip_high": 0.4})
     arguments = given["algorithm.policy_loss_fn_args"]
-    assert arguments == {"kind": "cispo", "clip_low": 0.2, "clip_high": 0.4, "scale": 7}
+    assert arguments == {"kind": "cispo", "clip_low": 0.2, "clip_high": 0.4, "clip_dual": 3.0, "scale": 7}
     assert given["algorithm.advantage_fn"] == CREDIT
     assert given["buffer.explorer_input.tasksets"][0]["storage_type"] == READER
 
@@ -125,6 +128,12 @@ def test_staleness_is_bounded_when_nothing_else_waits() -> None:
         (f"{COMMON}.algorithm.use_kl_in_reward", True),
         (f"{COMMON}.algorithm.loss_norm", "dr_grpo"),
         (f"{COMMON}.optim.lr_scheduler_type", "linear"),
+        (f"{COMMON}.optim.eps", 1e-5),
+        (f"{COMMON}.optim.state_bits", 8),
+        (f"{COMMON}.ppo_epochs", 2),
+        (f"{COMMON}.kl_reference_sync", 5),
+        (f"{COMMON}.kl_adaptive.target", 0.1),
+        (f"{COMMON}.algorithm.rollout_correction.mode", "masked"),
         (f"{COMMON}.kl_loss_type", "full"),
         ("rollout.engine", "scripted"),
         ("rollout.temperature", 0.0),

@@ -189,7 +189,7 @@ def verl_gradient(worker: Any, groups: Any, settings: Any, *, loss: str, kl: flo
         policy_loss=PolicyLossConfig(loss_mode=f"ajet_{loss}"),
         use_kl_loss=kl > 0,
         kl_loss_coef=kl,
-        kl_loss_type="low_var_kl",
+        kl_loss_type="k3+",
     )
     worker.set_loss_fn(partial(ppo_loss, config=config))
     tu.assign_non_tensor(
@@ -229,6 +229,7 @@ def embedded_gradient(groups: Any, settings: Any, *, loss: str, kl: float, corre
 
     from ajet.credit import compute_credit, imitation_credit, summarise
     from ajet.engine.model_source import ModelSource
+    from ajet.trainer.correction import Correction
     from ajet.trainer.forward import PackForward
     from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss
     from ajet.trainer.pack import items_of, make_packs
@@ -238,7 +239,9 @@ def embedded_gradient(groups: Any, settings: Any, *, loss: str, kl: float, corre
     summaries = [[summarise(episode) for episode in group] for group in groups]
     credit = imitation_credit(summaries, settings) if loss == "sft" else compute_credit(summaries, settings)
     old, reference = known(groups, 0), known(groups, 1)
-    losses = LossSettings(policy_loss=PolicyLoss(loss), kl_coef=kl, correction_cap=1.2 if correction else None)
+    losses = LossSettings(
+        policy_loss=PolicyLoss(loss), kl_coef=kl, correction=Correction(cap=1.2) if correction else None
+    )
     forward = PackForward()
     items = items_of(zip([episode.tree for episode in episodes], credit.episodes, strict=True))
     with forward.session(model):
