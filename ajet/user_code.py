@@ -91,12 +91,6 @@ def import_class(text: str, base: type[T], *, key: str, base_dirs: Sequence[str 
     return found
 
 
-def source_file(cls: type[Any]) -> Path | None:
-    """The file that defines a class; None for one created at run time."""
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return Path(file) if file else None
-
-
 def _instead(wanted: str, present: Sequence[str]) -> str:
     """`; did you mean …` or `; there is …`."""
     near = get_close_matches(wanted, present, n=1, cutoff=0.5)

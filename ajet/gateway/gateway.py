@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_key
+from ajet.gateway.caller import MODEL_PREFIX, Caller
 from ajet.gateway.endpoints import answer, error_answer, normal_path, not_found
 from ajet.http.answer import Answer, json_answer
 from ajet.http.connection import HttpLimits, HttpRequest
@@ -53,10 +53,6 @@ class EpisodeKey:
     base_url: str
     api_key: str
     model: str = MODEL_PREFIX + DEFAULT_AGENT
-
-    def for_agent(self, agent: str, target: str) -> EpisodeKey:
-        """The same for one agent alone."""
-        return EpisodeKey(self.base_url, agent_key(self.api_key, agent, target), MODEL_PREFIX + agent)
 
 
 Authorize = Callable[[str], Caller]

@@ -1,7 +1,7 @@
 """Logs of a run: `run.log` as JSON lines (rotating), short lines on the terminal.
 
-Every part logs with `logging.getLogger(__name__)`; `extra={"episode": …, "task": …, "fix": …}` says what a record is
-about and what to do. `AJET_LOG_LEVEL` (default INFO) sets what the terminal shows; the file holds at least INFO.
+Every part logs with `logging.getLogger(__name__)`. `AJET_LOG_LEVEL` (default INFO) sets what the terminal shows; the file
+holds at least INFO.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from ajet.observe.secrets import Masker
 
 ROOT_LOGGER = "ajet"
 LEVEL_VARIABLE = "AJET_LOG_LEVEL"
-ABOUT = ("episode", "task", "step", "fix")
-"""Fields of a record that are written next to its message."""
 _FILE_BYTES = 20 * 1024 * 1024
 _FILES = 5
 
@@ -88,7 +86,6 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        entry.update((name, getattr(record, name)) for name in ABOUT if hasattr(record, name))
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(self._masker.value(entry), default=str, ensure_ascii=False)
@@ -103,11 +100,6 @@ class _HumanFormatter(logging.Formatter):
         text = record.getMessage()
         if record.levelno >= logging.WARNING:
             text = f"{record.levelname.lower()}: {text}"
-        about = [f"{name} {getattr(record, name)}" for name in ("episode", "task", "step") if hasattr(record, name)]
-        if about:
-            text += f" ({', '.join(about)})"
-        if hasattr(record, "fix"):
-            text += f"\n  fix: {record.fix}"
         if record.exc_info and record.levelno >= logging.ERROR:
             text += "\n" + self.formatException(record.exc_info)
         return self._masker.text(text)

@@ -1,1 +1,1 @@
-"""Many episodes: groups of attempts at a task, so many at once."""
+"""Many episodes: groups of episodes of a task, a limited number at a time."""

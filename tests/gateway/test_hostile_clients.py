@@ -90,16 +90,16 @@ def test_keys_of_expired_finished_and_other_episodes() -> None:
             reply = await post(here, CHAT, BODY)
             assert reply.status == 401 and "expired" in reply.json()["error"]["message"]
         async with place() as here:
-            mine = here.key.for_agent("solver", "t")
-            assert (await post(here, CHAT, {**BODY, "model": "ajet/critic"}, mine.api_key)).status == 403
-            assert (await post(here, CHAT, {**BODY, "model": "gpt-4o"}, mine.api_key)).status == 200
-            assert (await post(here, "/v1/rewards", {"reward": 1, "agent": "critic"}, mine.api_key)).status == 400
+            mine = agent_key(here.key.api_key, "solver", "t")
+            assert (await post(here, CHAT, {**BODY, "model": "ajet/critic"}, mine)).status == 403
+            assert (await post(here, CHAT, {**BODY, "model": "gpt-4o"}, mine)).status == 200
+            assert (await post(here, "/v1/rewards", {"reward": 1, "agent": "critic"}, mine)).status == 400
             assert [call.agent for call in here.session.tracker.calls] == ["solver"]
             other = (await post(here, CHAT, {**BODY, "model": "ajet/critic"})).json()["id"]
-            assert (await post(here, "/v1/rewards", {"reward": 1, "call": other}, mine.api_key)).status == 403
+            assert (await post(here, "/v1/rewards", {"reward": 1, "call": other}, mine)).status == 403
             assert (await post(here, "/v1/rewards", {"reward": 1, "call": other})).status == 200
             here.session.revoke()
-            for key in (here.key.api_key, mine.api_key):
+            for key in (here.key.api_key, mine):
                 reply = await post(here, CHAT, BODY, key)
                 assert reply.status == 409 and reply.headers["x-should-retry"] == "false"
             assert len(here.session.tracker.calls) == 2

@@ -33,7 +33,7 @@ def test_folder_holds_config_code_metrics_events_and_log(tmp_path: Path) -> None
     with ExperimentFolder.open(config(), exp_dir=tmp_path / "exps", source_yaml=source, backbone="local") as folder:
         folder.save_code([workflow])
         folder.metrics.log(1, {"reward/mean": 0.5, "bad": float("nan")})
-        logging.getLogger("ajet.test").info("trained", extra={"step": 1})
+        logging.getLogger("ajet.test").info("trained")
     assert folder.path == tmp_path / "exps" / "run"
     assert "# my first" in (folder.path / "config.yaml").read_text()
     assert yaml.safe_load((folder.path / "config.resolved.yaml").read_text())["ajet"]["rollout"]["num_repeat"] == 4
@@ -42,7 +42,7 @@ def test_folder_holds_config_code_metrics_events_and_log(tmp_path: Path) -> None
     assert step["step"] == 1 and step["reward/mean"] == 0.5 and step["bad"] == "nan"
     assert [event["event"] for event in read_events(folder.path / "events.jsonl")] == ["started", "ended"]
     records = [json.loads(line) for line in (folder.path / "run.log").read_text().splitlines()]
-    assert {"message": "trained", "step": 1, "level": "info"}.items() <= records[-1].items()
+    assert {"message": "trained", "level": "info"}.items() <= records[-1].items()
 
 
 def test_same_command_resumes_and_names_what_changed(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_no_secret_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with ExperimentFolder.open(secret, exp_dir=tmp_path / "exps", source_yaml=source) as folder:
         folder.save_code([workflow])
         folder.events.write("note", text=f"{CANARY}-env and {CANARY}-nested")
-        logging.getLogger("ajet.test").error("failed with %s", f"{CANARY}-yaml", extra={"fix": f"not {CANARY}-env"})
+        logging.getLogger("ajet.test").error("failed with %s, not %s-env", f"{CANARY}-yaml", CANARY)
     for file in folder.path.rglob("*"):
         if file.is_file():
             assert CANARY not in file.read_text(), file

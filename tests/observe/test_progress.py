@@ -70,15 +70,17 @@ def test_sparkline() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█" and sparkline([1.0, 1.0]) == "▁▁" and sparkline([]) == ""
 
 
-def test_log_lines_name_episode_and_fix(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_terminal_shows_what_the_level_lets_through(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", list(root.handlers))
     monkeypatch.setenv("AJET_LOG_LEVEL", "warning")
     log_to_terminal()
     logger = logging.getLogger("ajet.test")
     logger.info("hidden")
-    logger.error("judge failed", extra={"episode": "e7", "task": "t1", "fix": "return a number"})
-    assert capsys.readouterr().err == "error: judge failed (episode e7, task t1)\n  fix: return a number\n"
+    logger.error("judge failed")
+    assert capsys.readouterr().err == "error: judge failed\n"
     monkeypatch.setenv("AJET_LOG_LEVEL", "nonsense")
     assert level_from_environment() == logging.INFO
 
@@ -89,11 +91,11 @@ def test_the_log_rotates_and_loses_none_of_its_last_lines(tmp_path: Path, monkey
     file = FileLog(tmp_path / "run.log")
     try:
         for index in range(200):
-            logging.getLogger("ajet.test").info("line %d", index, extra={"episode": f"e{index}"})
+            logging.getLogger("ajet.test").info("line %d", index)
     finally:
         file.close()
     kept = sorted(tmp_path.iterdir(), reverse=True)
     assert [path.name for path in kept] == ["run.log.2", "run.log.1", "run.log"]
     assert all(path.stat().st_size <= 2000 for path in kept)
     lines = [json.loads(line) for path in kept for line in path.read_text().splitlines()]
-    assert [line["episode"] for line in lines] == [f"e{index}" for index in range(200 - len(lines), 200)]
+    assert [line["message"] for line in lines] == [f"line {index}" for index in range(200 - len(lines), 200)]
