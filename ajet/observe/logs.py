@@ -1,7 +1,7 @@
 """Logs of a run: `run.log` as JSON lines (rotating), short lines on the terminal.
 
-Every part logs with `logging.getLogger(__name__)`. `AJET_LOG_LEVEL` (default INFO) sets what the terminal shows; the file
-holds at least INFO.
+Every part logs with `logging.getLogger(__name__)`. `AJET_LOG_LEVEL` (default INFO) sets what the terminal shows; the
+file holds at least INFO.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def test_sparkline() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█" and sparkline([1.0, 1.0]) == "▁▁" and sparkline([]) == ""
 
 
-def test_the_terminal_shows_what_the_level_lets_through(
+def test_the_level_decides_what_the_terminal_shows(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = logging.getLogger()
