@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch_helpers import copied, written
 
-from ajet.engine.torch import attention
+from ajet.attention_rules import ALL, Sight, Visibility
+from ajet.engine.torch import attention, readers
 from ajet.engine.torch.attention import LayerPlan, Part, StepLayout
 from ajet.engine.torch.kv_cache import KVPool, KVShape
 
@@ -36,14 +38,18 @@ def step_of(pool: KVPool, prefix: int, rows: int, counts: list[int], seed: int =
     return parts[:rows], chunks
 
 
-def read(layout: StepLayout, dtype: torch.dtype, heads: int, groups: int, window: int | None) -> torch.Tensor:
+def windows(window: int | None) -> list[Visibility]:
+    return [ALL if window is None else Visibility(Sight.WINDOW, window)] * SHAPE.layers
+
+
+def read(layout: StepLayout, dtype: torch.dtype, heads: int, groups: int, **options: Any) -> torch.Tensor:
     """What layer 1 reads, for queries, keys and values that depend on the token's number alone."""
     tokens = sum(member.part.count for member in layout.members)
     torch.manual_seed(1)
     query, key, value = (
         torch.randn(tokens, number, 8).transpose(0, 1)[None].to(dtype) for number in (heads * groups, heads, heads)
     )
-    return layout.attend(1, query, key, value, None, window)
+    return layout.attend(1, query, key, value, layout.rule(1, None, options))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -54,8 +60,9 @@ def test_a_shared_prefix_is_read_as_by_each_alone(
 ) -> None:
     torch.manual_seed(0)
     rows, chunks = step_of(pool_of(dtype, heads), 300, 20, [2, 3, 12, 15, 9, 40, 64, 65])
-    together, apart = StepLayout(rows, chunks), StepLayout(rows, chunks, apart=True)
-    one, other = (read(layout, dtype, heads, groups, window) for layout in (together, apart))
+    seen = windows(window)
+    together, apart = StepLayout(rows, chunks, seen), StepLayout(rows, chunks, seen, apart=True)
+    one, other = (read(layout, dtype, heads, groups) for layout in (together, apart))
     tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     torch.testing.assert_close(one, other, **tolerance)
     assert ("sharing" in together.__dict__) == (window != 40)  # one that cuts into the prefix is read the plain way
@@ -72,10 +79,11 @@ def test_short_chunks_read_in_one_call_what_each_reads_alone(window: int | None)
     rng = random.Random(2)
     chunks = [Part(kv, rng.randrange(40, 60), rng.randrange(15, 30)) for kv in kvs]
     rng.shuffle(chunks)
-    together, apart = StepLayout([], chunks), StepLayout([], chunks, apart=True)
+    seen = windows(window)
+    together, apart = StepLayout([], chunks, seen), StepLayout([], chunks, seen, apart=True)
     assert kinds(together.plain) == ["Batch"]
     assert kinds(apart.plain) == ["LongChunk"] * 12
-    one, other = (read(layout, torch.float32, 2, 2, window) for layout in (together, apart))
+    one, other = (read(layout, torch.float32, 2, 2) for layout in (together, apart))
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -97,8 +105,8 @@ def test_long_prefixes_of_groups_win_over_a_short_one_of_all() -> None:
     layout = StepLayout(parts, [])
     assert [prefix.keys[0].shape[2] for prefix in layout.sharing.prefixes] == [992] * 4
     torch.testing.assert_close(
-        read(layout, torch.float32, 2, 2, None),
-        read(StepLayout(parts, [], apart=True), torch.float32, 2, 2, None),
+        read(layout, torch.float32, 2, 2),
+        read(StepLayout(parts, [], apart=True), torch.float32, 2, 2),
         rtol=1e-5,
         atol=1e-6,
     )
@@ -109,9 +117,9 @@ def test_without_the_operator_all_is_read_the_plain_way(monkeypatch: pytest.Monk
     torch.manual_seed(0)
     rows, chunks = step_of(pool_of(), 300, 20, [5, 9])
     layout = StepLayout(rows, chunks)
-    one = read(layout, torch.float32, 2, 2, None)
+    one = read(layout, torch.float32, 2, 2)
     assert "sharing" not in layout.__dict__
-    torch.testing.assert_close(one, read(StepLayout(rows, chunks, apart=True), torch.float32, 2, 2, None))
+    torch.testing.assert_close(one, read(StepLayout(rows, chunks, apart=True), torch.float32, 2, 2))
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -125,12 +133,13 @@ def test_rows_read_the_same_together_and_one_by_one(window: int | None) -> None:
     parts = [Part(kv, context, 1) for kv, context in zip(kvs, contexts, strict=True)]
     query, key, value = torch.randn(1, 4, 11, 8), torch.randn(1, 2, 11, 8), torch.randn(1, 2, 11, 8)
     random.Random(1).shuffle(parts)
-    together, apart = StepLayout(parts, []), StepLayout(parts, [], apart=True)
+    seen = windows(window)
+    together, apart = StepLayout(parts, [], seen), StepLayout(parts, [], seen, apart=True)
     assert kinds(together.plain) == ["Batch"]
     assert kinds(apart.plain) == kinds(apart.sharing) == ["Singles"]
     for layer in range(SHAPE.layers):
-        one = together.attend(layer, query, key, value, None, window)
-        other = apart.attend(layer, query, key, value, None, window)
+        one = together.attend(layer, query, key, value, together.rule(layer, None, {}))
+        other = apart.attend(layer, query, key, value, apart.rule(layer, None, {}))
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -141,3 +150,45 @@ def test_rows_that_would_read_much_for_nothing_stay_apart() -> None:
     assert kinds(far.plain) == ["Singles"]
     near = StepLayout([Part(kvs[0], 900, 1), Part(kvs[1], 900, 1)], [])
     assert kinds(near.plain) == ["Batch"]
+
+
+def written_out(
+    layout: StepLayout, query: torch.Tensor, value: torch.Tensor, seen: Visibility, cap: float | None, sinks: Any
+) -> torch.Tensor:
+    """Every token by itself, by the formula, from the keys and values that lie in its slot."""
+    read = []
+    for part, start in layout.members:
+        keys, values = part.kv.keys_LHCD[1], part.kv.values_LHCD[1]
+        for index in range(part.count):
+            position = part.context + index
+            first = max(0, seen.first(position))
+            for head in range(query.shape[1]):
+                group = head * keys.shape[0] // query.shape[1]
+                scores = keys[group, first : position + 1] @ query[0, head, start + index] * 8**-0.5
+                if cap is not None:
+                    scores = cap * (scores / cap).tanh()
+                weights = scores.exp()
+                total = weights.sum() + (0 if sinks is None else sinks[head].exp())
+                read.append(weights @ values[group, first : position + 1] / total)
+    return torch.stack(read).view(1, query.shape[2], query.shape[1], value.shape[-1])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("seen", [ALL, Visibility(Sight.WINDOW, 40), Visibility(Sight.CHUNK, 128)])
+@pytest.mark.parametrize(("cap", "with_sinks"), [(None, False), (1.5, False), (None, True), (1.5, True)])
+@pytest.mark.parametrize("kernel", [True, False])
+def test_every_rule_is_read_as_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, apart: bool, seen: Visibility, cap: float | None, with_sinks: bool, kernel: bool
+) -> None:
+    if not kernel:
+        for module in (attention, readers):
+            monkeypatch.setattr(module, "can_join", lambda query, value: False)
+    torch.manual_seed(0)
+    rows, chunks = step_of(pool_of(), 200, 12, [2, 12, 40, 65])
+    layout = StepLayout(rows, chunks, [seen] * SHAPE.layers, apart=apart)
+    tokens = sum(member.part.count for member in layout.members)
+    query, key, value = torch.randn(1, 4, tokens, 8), torch.randn(1, 2, tokens, 8), torch.randn(1, 2, tokens, 8)
+    sinks = torch.randn(4) if with_sinks else None
+    got = layout.attend(1, query, key, value, layout.rule(1, None, {"softcap": cap, "s_aux": sinks}))
+    torch.testing.assert_close(got, written_out(layout, query, value, seen, cap, sinks), rtol=1e-4, atol=1e-5)
+    assert bool(layout.sharing.prefixes) == (not apart)

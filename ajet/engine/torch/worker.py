@@ -65,7 +65,7 @@ class Worker:
         self.inbox = inbox
         self.settings = settings
         self.tokenizer = tokenizer
-        self.runner = Runner(model)
+        self.runner = Runner(model, settings.max_model_len)
         self.end_ids = end_ids(model, tokenizer)
         self.outbox = Outbox()
         self.jobs: dict[Ticket, Job] = {}

@@ -1,0 +1,263 @@
+"""What each attention layer of a Hugging Face model computes: which tokens a token sees, and how scores become shares.
+
+Engine and trainer replace a model's attention by their own, so they have to know its rules. `layer_rules(model)` reads
+them where the model itself states them: from the mask that it asks transformers for in each layer, and from the
+arguments of its attention function. Windows are counted in positions, so the same rule holds in a row and in a tree.
+
+Shapes: B batch, H heads, M queries, C keys, D head size, N tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class UnsupportedAttentionError(Exception):
+    """The model's attention needs something that isn't computed here."""
+
+
+class Sight(StrEnum):
+    """How far back a token sees."""
+
+    ALL = "all"
+    WINDOW = "window"
+    """The last `size` tokens, itself included."""
+    CHUNK = "chunk"
+    """The tokens of its own chunk: positions are cut at multiples of `size`."""
+
+
+class Visibility(NamedTuple):
+    """Which earlier positions a token sees."""
+
+    sight: Sight
+    size: int = 0
+
+    def first(self, position: Any) -> Any:
+        """The first position that the token at this position sees, of a number or a tensor; may be below 0."""
+        if self.sight is Sight.WINDOW:
+            return position - self.size + 1
+        if self.sight is Sight.CHUNK:
+            return position // self.size * self.size
+        return position * 0
+
+    def hides_within(self, length: int) -> bool:
+        """Whether some token of a path of this length doesn't see all before it."""
+        return self.sight is not Sight.ALL and self.size < length
+
+
+ALL = Visibility(Sight.ALL)
+
+
+class Rule(NamedTuple):
+    """How one layer attends."""
+
+    visibility: Visibility = ALL
+    scale: float | None = None
+    """None: 1 / √D."""
+    softcap: float | None = None
+    """Scores are bent to stay between ± this."""
+    sinks_H: Tensor | None = None
+    """Each head's score of a key that everyone sees, and that has no value."""
+
+    @classmethod
+    def of(cls, visibility: Visibility, scale: float | None, options: dict[str, Any]) -> Rule:
+        """From what a model passes to its attention function."""
+        if options.get("position_bias") is not None:
+            raise UnsupportedAttentionError("a bias that depends on the distance of two tokens")
+        return cls(visibility, scale, options.get("softcap"), options.get("s_aux"))
+
+
+# ------------------------------------------------------------ reading the rules of a model
+
+NAME = "ajet_rules"
+"""The attention implementation under which a model shows its rules."""
+
+WINDOW_KEYS = ("sliding_window", "attention_chunk_size", "local_size", "window_size")
+"""Where configurations name windows."""
+
+PROBE_TOKENS = 7
+
+
+class LayerShape(NamedTuple):
+    """The rule of a layer, and the shape of its keys and values."""
+
+    layer: int
+    key_heads: int
+    key_size: int
+    value_size: int
+    rule: Rule
+
+
+def visibility_of_mask(
+    *, mask_function: Callable[..., Any], config: Any = None, local_size: int | None = None, **_other: Any
+) -> Visibility:
+    """In place of a mask, which rule it follows: transformers calls this for each kind of mask that a model needs."""
+    named = [getattr(config, key, None) for key in WINDOW_KEYS]
+    sizes = [size for size in (local_size, *named) if isinstance(size, int) and size > 0]
+    device = _other.get("device")
+    asking, seen = _probe_positions(max(sizes, default=8), device)
+    nothing = torch.zeros((), dtype=torch.long, device=device)
+    shown = mask_function(nothing, nothing, asking, seen)
+    for found in (ALL, *(Visibility(sight, size) for size in sizes for sight in (Sight.WINDOW, Sight.CHUNK))):
+        if torch.equal(shown.expand(len(asking), seen.shape[1]), (seen <= asking) & (seen >= found.first(asking))):
+            return found
+    raise UnsupportedAttentionError("a mask that is neither causal nor a window nor made of chunks")
+
+
+def _probe_positions(size: int, device: Any) -> tuple[Tensor, Tensor]:
+    """Queries around the first edges of a window or chunk, and all keys up to there."""
+    edges = [edge + step for edge in (0, size // 2, size, 2 * size, 2 * size + size // 2) for step in (-1, 0, 1)]
+    asking = torch.tensor([[place] for place in edges if place >= 0], device=device)
+    return asking, torch.arange(int(asking.max()) + 2, device=device)[None]
+
+
+def visibility_of(mask: Any) -> Visibility:
+    """What a layer was given as its mask, if `visibility_of_mask` made it; without a mask, plain causality."""
+    if mask is None:
+        return ALL
+    if not isinstance(mask, Visibility):
+        raise UnsupportedAttentionError("the model makes its masks itself")
+    return mask
+
+
+def layer_shapes(model: Any) -> list[LayerShape]:
+    """Shapes and rules of all layers that use transformers' attention interface, in the order they are computed."""
+    found: list[LayerShape] = []
+    _register()
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    tokens = torch.arange(PROBE_TOKENS, device=next(model.parameters()).device)[None]
+    with torch.no_grad(), attending(base, NAME):
+        base(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, ajet_layers=found)
+    return found
+
+
+@contextmanager
+def attending(model: Any, name: str) -> Iterator[None]:
+    """Inside, the model computes attention by the implementation of this name."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@cache
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _show_rule)
+    AttentionMaskInterface.register(NAME, visibility_of_mask)
+
+
+def _show_rule(
+    module: Any,
+    query_BHMD: Tensor,
+    key_BGCD: Tensor,
+    value_BGCD: Tensor,
+    mask: Any,
+    *,
+    scaling: float | None = None,
+    ajet_layers: list[LayerShape] | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    if ajet_layers is None:
+        raise UnsupportedAttentionError(
+            f"{type(module).__name__} does not pass keyword arguments on to its attention function"
+        )
+    rule = Rule.of(visibility_of(mask), scaling, options)
+    sizes = key_BGCD.shape[1], key_BGCD.shape[3], value_BGCD.shape[3]
+    ajet_layers.append(LayerShape(int(module.layer_idx), *sizes, rule))
+    batch, heads, queries = query_BHMD.shape[:3]
+    return query_BHMD.new_zeros(batch, queries, heads, value_BGCD.shape[3]), None
+
+
+def length_dependent_rope(model: Any) -> str | None:
+    """The type of a rotary embedding that changes with the length of a batch; None if it doesn't."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    found: Any = getattr(base.config.get_text_config(), "rope_parameters", None) or {}
+    by_layer_type = [each for each in found.values() if isinstance(each, dict)]
+    kinds = [each.get("rope_type") for each in (found, *by_layer_type)]
+    return next((kind for kind in kinds if kind in ("dynamic", "longrope")), None)
+
+
+def query_correction(module: Any, positions_N: Tensor) -> Tensor | None:
+    """Factors [N, 1] for the queries of layers that scale them by their index in the row instead of their position.
+
+    Llama 4 does so in the layers without rotary embedding. None: the layer doesn't.
+    """
+    if not getattr(module, "attn_temperature_tuning", False) or getattr(module, "use_rope", True):
+        return None
+
+    def factor(position: Tensor) -> Tensor:
+        return torch.log1p(torch.floor((position.float() + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
+
+    index_N = torch.arange(len(positions_N), device=positions_N.device)
+    return (factor(positions_N) / factor(index_N))[:, None]
+
+
+# ------------------------------------------------------------ attention, written out
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The scores of queries and keys, and how steeply they follow the plain products."""
+
+    scores_BHMC: Tensor
+    slope_BHMC: Tensor | None
+    """None: 1 everywhere."""
+
+    @classmethod
+    def of(cls, query_BHMD: Tensor, key_BHCD: Tensor, added: Tensor | None, scale: float, cap: float | None) -> Scores:
+        """`added` is -inf where a query does not see a key, else 0."""
+        exact = torch.promote_types(query_BHMD.dtype, torch.float32)
+        scores = query_BHMD.to(exact) @ key_BHCD.to(exact).transpose(-1, -2) * scale
+        slope = None
+        if cap is not None:
+            bent = torch.tanh(scores / cap)
+            scores, slope = bent * cap, 1 - bent.square()
+        return cls(scores if added is None else scores + added.to(exact), slope)
+
+
+def attend(
+    query_BHMD: Tensor, key_BHCD: Tensor, value_BHCD: Tensor, added: Tensor | None, scale: float, cap: float | None
+) -> tuple[Tensor, Tensor]:
+    """What the queries read, and the log-sum-exp of their scores: the plain formula, for rules without a kernel."""
+    scores = Scores.of(query_BHMD, key_BHCD, added, scale, cap).scores_BHMC
+    lse_BHM = scores.logsumexp(-1)
+    share = (scores - lse_BHM[..., None]).exp()
+    return (share @ value_BHCD.to(share.dtype)).to(query_BHMD.dtype), lse_BHM
+
+
+def attend_backward(
+    grad_BHMD: Tensor,
+    query_BHMD: Tensor,
+    key_BHCD: Tensor,
+    value_BHCD: Tensor,
+    output_BHMD: Tensor,
+    lse_BHM: Tensor,
+    added: Tensor | None,
+    scale: float,
+    cap: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value, where output and log-sum-exp may be over more keys than these."""
+    found = Scores.of(query_BHMD, key_BHCD, added, scale, cap)
+    exact = found.scores_BHMC.dtype
+    grad, output, value = grad_BHMD.to(exact), output_BHMD.to(exact), value_BHCD.to(exact)
+    share = (found.scores_BHMC - lse_BHM[..., None]).exp()
+    grad_value = share.transpose(-1, -2) @ grad
+    through = share * (grad @ value.transpose(-1, -2) - (grad * output).sum(-1, keepdim=True)) * scale
+    if found.slope_BHMC is not None:
+        through = through * found.slope_BHMC
+    grad_query = through @ key_BHCD.to(exact)
+    grad_key = through.transpose(-1, -2) @ query_BHMD.to(exact)
+    like = query_BHMD.dtype
+    return grad_query.to(like), grad_key.to(like), grad_value.to(like)
