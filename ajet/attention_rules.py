@@ -198,10 +198,11 @@ def query_correction(module: Any, positions_N: Tensor) -> Tensor | None:
         return None
 
     def factor(position: Tensor) -> Tensor:
-        return torch.log1p(torch.floor((position.float() + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
+        steps = torch.floor((position.float() + 1.0) / float(module.floor_scale))
+        return torch.log1p(steps) * float(module.attn_scale) + 1.0
 
-    index_N = torch.arange(len(positions_N), device=positions_N.device)
-    return (factor(positions_N) / factor(index_N))[:, None]
+    ratio_N: Tensor = factor(positions_N) / factor(torch.arange(len(positions_N), device=positions_N.device))
+    return ratio_N[:, None]
 
 
 # ------------------------------------------------------------ attention, written out

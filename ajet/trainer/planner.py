@@ -1,22 +1,17 @@
 """How a batch is laid out: as trees or as merged rows, whichever should be faster, if the model can do both.
 
 `plan(...)` estimates each layout's time from measured costs: tokens through the layers, pairs of attention, the fixed
-cost of a block. Sharing pays unless it saves so few tokens that the extra blocks cost more. `tree_support(model)` and
-`check_trees(...)` find out whether the model computes trees correctly. A model that doesn't is trained in rows: that is
-slower but never wrong.
+cost of a block. Sharing pays unless it saves so few tokens that the extra blocks cost more. Whether a model can compute
+trees is found out in `tree_check`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from ajet.trainer.attention import UnsupportedAttentionError
-from ajet.trainer.forward import Forward, PackForward, RowForward, padded_tokens, row_batches
+from ajet.trainer.forward import padded_tokens, row_batches
 from ajet.trainer.pack import Item, Layout, Pack, make_packs
 
 
@@ -78,67 +73,3 @@ def plan(items: Sequence[Item], costs: CostModel, budget: int | None, *, trees: 
     layouts = [Layout.TREE, Layout.MERGED] if trees else [Layout.MERGED]
     candidates = [make_packs(items, layout, budget) for layout in layouts]
     return min(candidates, key=lambda packs: costs.estimate(packs, budget or 1 << 30))
-
-
-log = logging.getLogger("ajet.trainer")
-
-RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "ssm", "gated_delta", "hybrid")
-"""Layer types in transformers' `config.layer_types` that carry a state from token to token."""
-
-CHECK_TOKENS = 2048
-"""Size of the comparison, in tokens of flat rows."""
-
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
-"""Largest accepted difference of logprobs (absolute) and of the gradient (relative to its norm).
-
-A wrong mask causes a far larger difference, rounding in long rows a far smaller one.
-"""
-
-
-def tree_support(model: Any) -> str | None:
-    """Why this model can't compute packed trees, judging by its configuration; None if it may be able to."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config = base.config.get_text_config()
-    layer_types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
-    recurrent = sorted({kind for kind in layer_types if any(word in str(kind) for word in RECURRENT)})
-    if recurrent:
-        return f"{type(base).__name__} has layers that carry a state from token to token ({', '.join(recurrent)})"
-    if getattr(base, "_is_stateful", False):
-        return f"{type(base).__name__} carries a state from token to token"
-    if not getattr(base, "_supports_attention_backend", False) or not hasattr(base, "set_attn_implementation"):
-        return f"{type(base).__name__} does not use transformers' attention interface"
-    return None
-
-
-def check_trees(model: Any, items: Sequence[Item]) -> str | None:
-    """Run some of the calls as a tree and as flat rows, forward and backward: what differs, or None."""
-    chosen: list[Item] = []
-    tokens = 0
-    for item in items:
-        if chosen and tokens + item.row_tokens > CHECK_TOKENS:
-            break
-        chosen.append(item)
-        tokens += item.row_tokens
-    try:
-        tree, tree_gradient = _run(model, PackForward(), make_packs(chosen, Layout.TREE))
-    except (UnsupportedAttentionError, TypeError) as error:  # TypeError: forward doesn't take our keyword
-        return str(error)
-    flat, flat_gradient = _run(model, RowForward(), make_packs(chosen, Layout.FLAT))
-    tolerance = TOLERANCE[next(model.parameters()).dtype]
-    gap = float((tree - flat).abs().max())
-    norm = float(torch.stack([gradient.norm() for gradient in flat_gradient]).norm())
-    off = float(torch.stack([(a - b).norm() for a, b in zip(tree_gradient, flat_gradient, strict=True)]).norm())
-    if not (gap <= tolerance and off <= tolerance * max(norm, 1e-12)):
-        return f"logprobs differ by up to {gap:.2g} and gradients by {off / max(norm, 1e-12):.2g} of their norm"
-    return None
-
-
-def _run(model: Any, forward: Forward, packs: list[Pack]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Logprobs, and the gradient of their mean."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with forward.session(model):
-        (pack,) = packs
-        logprob_E = forward(model, pack).logprob_E
-        gradients = torch.autograd.grad(logprob_E.mean(), trained, allow_unused=True)
-    found = [torch.zeros_like(p) if g is None else g for p, g in zip(trained, gradients, strict=True)]
-    return logprob_E.detach(), [gradient.float() for gradient in found]

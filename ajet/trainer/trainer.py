@@ -21,7 +21,8 @@ from ajet.trainer.forward import BestForward, Entropy, Forward, RowForward
 from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss, trajectory_sums
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Item, Pack, items_of
-from ajet.trainer.planner import CostModel, check_trees, plan, tree_support
+from ajet.trainer.planner import CostModel, plan
+from ajet.trainer.tree_check import check_trees, tree_support
 
 log = logging.getLogger("ajet.trainer")
 

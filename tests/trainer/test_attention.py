@@ -7,7 +7,8 @@ import torch
 from random_batches import random_batch
 from torch import Tensor
 
-from ajet.trainer import attention
+from ajet.attention_rules import Rule
+from ajet.trainer import attention, block_attention
 from ajet.trainer.attention import plan_attention
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
 
@@ -49,10 +50,10 @@ def test_blocks_give_what_a_dense_mask_gives(
     batches = 0
     for seed in range(6):
         pack = forest(seed)
-        batches += len(plan_attention(pack, torch.device("cpu")).batches)
+        batches += len(plan_attention(pack, torch.device("cpu")).calls_for(Rule()).batches)
         blocks = attended(pack, dtype, layout)
         with monkeypatch.context() as without:
-            without.setattr(attention, "_has_cpu_kernel", lambda: False)
+            without.setattr(attention, "has_cpu_kernel", lambda: False)
             dense = attended(pack, torch.float64 if dtype is torch.float64 else torch.float32, layout)
         assert len(blocks) == len(dense) == 4
         for ours, theirs in zip(blocks, dense, strict=True):
@@ -62,7 +63,7 @@ def test_blocks_give_what_a_dense_mask_gives(
 
 
 def test_rows_return_to_their_places_and_padding_has_no_gradient() -> None:
-    batch = attention._RowBatch.of([(0, 3), (5, 10)], torch.device("cpu"))
+    batch = block_attention.RowBatch.of([(0, 3), (5, 10)], torch.device("cpu"))
     whole = torch.arange(10.0).view(10, 1, 1) + 1
     rows = batch.take(whole)
     assert rows[:, 0, :, 0].tolist() == [[1, 2, 3, 3, 3], [6, 7, 8, 9, 10]]

@@ -15,8 +15,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ajet.attention_rules import LayerShape, UnsupportedAttentionError, layer_shapes, length_dependent_rope
-from ajet.engine.torch.attention import Part, StepLayout, serving
+from ajet.engine.torch.attention import StepLayout, serving
 from ajet.engine.torch.kv_cache import KVPool, KVShape
+from ajet.engine.torch.readers import Part
 from ajet.schema.errors import FeatureUnavailableError
 
 PROBE_TOKENS = 24

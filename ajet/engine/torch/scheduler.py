@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ajet.engine.sampling_rules import Stop, StopRule
-from ajet.engine.torch.attention import Part
 from ajet.engine.torch.kv_cache import KV, KVPool, PrefixCache, Sequence
+from ajet.engine.torch.readers import Part
 from ajet.engine.torch.runner import Work
 from ajet.engine.torch.sampler import Draw, DrawState
 

@@ -1,0 +1,82 @@
+"""Which models train trees, and that those which can't are found out and train rows."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from random_batches import credited_batch
+from small_models import VOCAB, small_model
+from windowed_models import windowed_model
+
+from ajet.trainer import attention, tree_check
+from ajet.trainer.optimizer import OptimSettings
+from ajet.trainer.pack import items_of
+from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.tree_check import check_trees, tree_support
+
+OPTIM = OptimSettings(lr=1e-2, weight_decay=0.0)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "mistral", "gemma"])
+def test_ordinary_families_train_trees(family: str) -> None:
+    options = {"sliding_window": None} if family == "mistral" else {}
+    model = small_model(family, **options)
+    assert tree_support(model) is None
+    assert check_trees(model, items_of(credited_batch())) is None
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_rotary_embedding_that_depends_on_the_length_trains_rows_and_says_so(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+    if kind == "longrope":
+        factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+        rope |= {**factors, "original_max_position_embeddings": 16}
+    model = small_model("llama", rope_parameters=rope)
+    trainer = Trainer(model, TrainSettings(optim=OPTIM))
+    with caplog.at_level(logging.WARNING, "ajet.trainer"):
+        assert trainer.update(credited_batch())["train/updates"] == 1
+        trainer.update(credited_batch())
+    assert caplog.text.count(f"({kind}) depends on the length") == 1
+
+
+def test_recurrent_layers_train_rows(caplog: pytest.LogCaptureFixture) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("mamba", vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, state_size=4)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    assert "state from token to token" in str(tree_support(model))
+
+
+def test_a_model_that_ignores_the_layout_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
+    """The safety net: a model whose attention passes the check of its configuration and is wrong all the same."""
+    model = small_model()
+    inner = model.model.layers[0].self_attn.forward
+
+    def leaky(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        output, attention = inner(hidden_states, *args, **kwargs)
+        return output + 0.1 * hidden_states.cumsum(1), attention  # mixes in every earlier token of the pack
+
+    model.model.layers[0].self_attn.forward = leaky
+    trainer = Trainer(model, TrainSettings(optim=OPTIM))
+    assert trainer.update(credited_batch(6))["train/updates"] == 1
+    assert "training in rows" in caplog.text and "differ" in caplog.text
+
+
+def test_routing_that_flips_for_a_rounding_error_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half precision a token of a mixture of experts may go elsewhere; in float32 it goes the same way."""
+    model = windowed_model("mixtral", num_local_experts=16, num_experts_per_tok=1, initializer_range=0.3)
+    model = model.to(torch.bfloat16)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    items = items_of(credited_batch(3))
+    assert "differ" in str(tree_check._difference(model, items, gradients=True))
+    assert check_trees(model, items) is None
+    after = model.state_dict()
+    assert all(after[name].dtype is torch.bfloat16 and torch.equal(after[name], before[name]) for name in before)
+    monkeypatch.setattr(attention, "visibility_of", lambda mask: mask._replace(size=mask.size + 1))
+    assert "differ" in str(check_trees(model, items))

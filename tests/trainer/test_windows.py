@@ -1,0 +1,103 @@
+"""Layers that don't see everything, bent scores and sinks: trees have the gradient of plain rows all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from random_batches import credited_batch
+from torch import Tensor
+from windowed_models import WINDOWED, windowed_model
+
+from ajet.trainer import attention
+from ajet.trainer.attention import UnsupportedAttentionError
+from ajet.trainer.forward import BestForward, Forward, PackForward, RowForward
+from ajet.trainer.pack import Item, Layout, items_of, make_packs
+from ajet.trainer.tree_check import check_trees, tree_support
+
+
+def long_items() -> list[Item]:
+    """Paths of several windows, with branches."""
+    items = items_of(credited_batch(3, groups=2, repeat=3))
+    assert max(item.row_tokens for item in items) > 24
+    return items
+
+
+def gradients(model: Any, forward: Forward, items: list[Item], layout: Layout) -> dict[str, Tensor]:
+    model.zero_grad(set_to_none=True)
+    with forward.session(model):
+        for pack in make_packs(items, layout):
+            logprob_E = forward(model, pack).logprob_E
+            weights_E = torch.from_numpy(pack.edges.sampler_logprob).float()
+            (logprob_E * weights_E).sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """Relative to the norm of all gradients together."""
+    assert one.keys() == other.keys()
+    norm = torch.stack([value.norm() for value in other.values()]).norm()
+    return float(torch.stack([(one[name] - other[name]).norm() for name in one]).norm() / norm)
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_trees_have_the_gradient_of_the_models_own_attention(family: str) -> None:
+    model = windowed_model(family)
+    items = long_items()
+    expected = gradients(model, RowForward(), items, Layout.FLAT)
+    assert distance(gradients(model, PackForward(), items, Layout.TREE), expected) < 1e-5
+    assert distance(gradients(model, BestForward(), items, Layout.MERGED), expected) < 1e-5
+    assert tree_support(model) is None and check_trees(model, items) is None
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt_oss", "llama4_text"])
+@pytest.mark.parametrize("other", ["dense", "short tiles", "checkpointing"])
+def test_so_do_the_other_ways_to_compute_them(family: str, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = windowed_model(family)
+    items = long_items()
+    expected = gradients(model, RowForward(), items, Layout.FLAT)
+    if other == "dense":
+        monkeypatch.setattr(attention, "has_cpu_kernel", lambda: False)
+    elif other == "short tiles":
+        monkeypatch.setattr("ajet.trainer.block_attention.SMALL_ROW", 4)
+        monkeypatch.setattr("ajet.trainer.block_attention.TILE", 5)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for module in model.modules():
+            module.training = bool(getattr(module, "gradient_checkpointing", False))
+    assert distance(gradients(model, PackForward(), items, Layout.TREE), expected) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt_oss"])
+def test_the_gpus_form_reads_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention has no backward pass on CPUs, so only what it reads is compared."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    model = windowed_model(family, head_dim=16)
+    items = long_items()
+    (pack,) = make_packs(items, Layout.TREE)
+    with torch.no_grad(), PackForward().session(model):
+        expected = PackForward()(model, pack).logprob_E
+        monkeypatch.setattr(attention, "_compiled_flex", lambda: flex_attention)
+        monkeypatch.setattr(attention, "uses_flex", lambda query: True)
+        got = PackForward()(model, pack).logprob_E
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_window_that_the_first_batch_does_not_reach_is_tried_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = items_of(credited_batch())
+    model = windowed_model("mistral", sliding_window=200)
+    assert check_trees(model, items) is None
+    monkeypatch.setattr(attention, "visibility_of", lambda mask: mask._replace(size=mask.size + 1))
+    assert "beyond the window of 200 tokens" in str(check_trees(model, items))
+
+
+def test_a_model_that_makes_its_masks_itself_is_refused() -> None:
+    model = windowed_model("mistral")
+    layer = model.model.layers[0]
+    inner = layer.forward
+    layer.forward = lambda hidden, attention_mask=None, **more: inner(hidden, attention_mask=torch.ones(1), **more)
+    assert check_trees(model, long_items()) == "the model makes its masks itself"
+    with pytest.raises(UnsupportedAttentionError):
+        gradients(model, PackForward(), long_items(), Layout.TREE)
