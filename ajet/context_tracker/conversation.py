@@ -21,7 +21,7 @@ from ajet.context_tracker.messages import (
     snapshot,
     split_reasoning,
 )
-from ajet.context_tracker.template_probe import Skeleton, extend_skeleton, letter
+from ajet.context_tracker.template_probe import Skeleton
 from ajet.schema.call_tree import Call
 from ajet.schema.chat import Message
 
@@ -34,7 +34,6 @@ class Turn:
     parent: Turn | None
     depth: int
     """How many messages lead here, including this one."""
-    skeleton: Skeleton
     raw: Any = None
     """The form in which a client last sent it, to recognise it by. None: not seen yet, or not comparable."""
     reasoning: str = ""
@@ -88,6 +87,8 @@ class CallRecord:
     """The last message of its request."""
     prompt: Node
     kwargs_key: str
+    shape: Skeleton
+    """Of the history that it was asked with."""
     audit: Audit
     prompt_ids: list[int]
     """Empty once the reply has come."""
@@ -99,6 +100,10 @@ class CallRecord:
     """The serial number of the last request before the reply came."""
     reply: Node | None = None
     reply_turn: Turn | None = None
+    said: Message = field(default_factory=dict)
+    """Its reply in plain form: the same turn may hold replies that differ in their reasoning."""
+    empty_thought: bool = False
+    """Whether the reply has a thought without content."""
     ids: tuple[list[int], list[int]] | None = None
     """Prompt and reply, kept for the next call; None once another call has extended this one."""
     reasoning: str = ""
@@ -132,7 +137,7 @@ class Conversations:
     """The tree of messages of one episode."""
 
     def __init__(self) -> None:
-        self.root = Turn({}, None, 0, ())
+        self.root = Turn({}, None, 0)
         self.serial = 0
         self._latest: dict[str, tuple[list[Any], Turn]] = {}
         """Each agent's latest request as it was sent, and where it led: the next one usually begins with it."""
@@ -163,14 +168,11 @@ class Conversations:
 
     def add_reply(self, prompt: Turn, reply: Message, record: CallRecord) -> Turn:
         """Put a recorded reply in its place."""
-        message = plain_message(reply, "reply")
-        key = message_key(message, {})
-        turn = prompt.children.get(key)
-        if turn is None:
-            turn = self._add(prompt, key, message)
-        elif not turn.replies:
-            turn.message = message
+        record.said = plain_message(reply, "reply")
+        key = message_key(record.said, {})
+        turn = prompt.children.get(key) or self._add(prompt, key, record.said)
         turn.replies.append(record)
+        turn.message = min(turn.replies, key=lambda each: each.reply_key).said
         prompt.last = turn
         return turn
 
@@ -191,7 +193,7 @@ class Conversations:
 
     @staticmethod
     def _add(parent: Turn, key: MessageKey, message: Message) -> Turn:
-        turn = Turn(message, parent, parent.depth + 1, extend_skeleton(parent.skeleton, letter(message)))
+        turn = Turn(message, parent, parent.depth + 1)
         parent.children[key] = turn
         return turn
 

@@ -2,7 +2,8 @@
 conversation; and why a call forked instead of extending another.
 
 A request extends the latest recorded reply among its messages that ended by itself, was asked for with the same tools
-and template arguments, and after which the template only appends. What ruled out a later one is the fork's reason.
+and template arguments, and after which the template only appends. What ruled out a later one is the fork's reason; if
+none was, but another call has gone on from there already, the first message that differs from it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ajet.context_tracker.conversation import Audit, CallRecord, Turn
 from ajet.context_tracker.growth import Growth, Node
 from ajet.context_tracker.messages import split_reasoning, stable_json
 from ajet.context_tracker.renderer import NotStable, Renderer
+from ajet.context_tracker.template_probe import Skeleton, shape_after
 from ajet.schema.call_tree import CallTree, Fork
 from ajet.schema.chat import Message, Tool
 
@@ -54,6 +56,8 @@ class Prompt(NamedTuple):
     origin: Node
     """The run that `added` follows."""
     added: list[int]
+    shape: Skeleton
+    """Of its messages."""
     fork: Fork | None
     audit: Audit
 
@@ -70,38 +74,40 @@ class Prompting:
         """The prompt of a request. Raises TemplateRefusal."""
         if (twin := _twin(request)) is not None:
             parent = None if twin.call.extends < 0 else self._records[twin.call.extends]
-            return Prompt(twin.held_prompt(), parent, twin.prompt, [], None, twin.audit)
+            return Prompt(twin.held_prompt(), parent, twin.prompt, [], twin.shape, None, twin.audit)
         parent, appended, fork = self._find_parent(request)
         depth = request.turn.depth
         if parent is None or appended is None or parent.reply is None:
             messages = [turn.resolved() for turn in request.turn.path()]
             text = self._renderer.text(messages, request.tools, request.kwargs)
             ids = self._renderer.encoder.whole(text)
-            return Prompt(ids, None, self._growth.root, ids, fork, Audit(text, max(FIRST_AUDIT, depth)))
+            return Prompt(
+                ids, None, self._growth.root, ids, shape_after((), messages), fork, Audit(text, max(FIRST_AUDIT, depth))
+            )
         added = self._renderer.closing_ids(appended, parent.reply.ids[-1:].tolist())
         if parent.ids is not None:
             ids = [*parent.ids[0], *parent.ids[1], *added]
         else:
             ids = self._renderer.encoder.shared(self._growth.path_ids(parent.reply)) + added
         audit = parent.audit if depth < AUDIT_FACTOR * parent.audit.messages else Audit(parent.audit.opening, depth)
-        return Prompt(ids, parent, parent.reply, added, fork, audit)
+        new = [turn.resolved() for turn in request.turn.since(parent.turn.depth + 1)]
+        return Prompt(ids, parent, parent.reply, added, shape_after(parent.shape, [parent.said, *new]), fork, audit)
 
     def _find_parent(self, request: Request) -> tuple[CallRecord | None, str | None, Fork | None]:
         """(the call that the request extends, the text to append, why it doesn't extend a nearer call)."""
         fork: Fork | None = None
         for spoken in islice(_with_replies(request.turn), CANDIDATES):
-            record, why = self._usable(request, spoken)
-            detail = ""
-            if record is not None:
+            usable, why = self._usable(request, spoken)
+            for record in usable:
                 appended = self._appended(request, record, spoken)
                 if isinstance(appended, str):
                     return record, appended, fork
-                why, detail = "template_not_stable", appended.why
-            fork = fork or Fork(why, (record or spoken.replies[-1]).index, detail)
+                fork = fork or Fork("template_not_stable", record.index, appended.why)
+            fork = fork or Fork(why, spoken.replies[-1].index, "")
         return None, None, fork
 
-    def _usable(self, request: Request, spoken: Turn) -> tuple[CallRecord | None, str]:
-        """The recorded call whose reply this message is, if it may be extended; otherwise why not."""
+    def _usable(self, request: Request, spoken: Turn) -> tuple[list[CallRecord], str]:
+        """The recorded calls whose reply this message is and that may be extended, best first; why others may not."""
         why = ""
         usable = []
         for record in spoken.replies:
@@ -115,24 +121,24 @@ class Prompting:
                 why = why or "reasoning_changed"
             else:
                 usable.append(record)
-        if not usable:
-            return None, why
-        return min(usable, key=lambda record: (record.call.agent != request.agent, record.reply_key)), ""
+        return sorted(usable, key=lambda record: (record.call.agent != request.agent, record.reply_key)), why
 
     def _appended(self, request: Request, record: CallRecord, spoken: Turn) -> str | NotStable:
         renderer, tools, kwargs = self._renderer, request.tools, request.kwargs
         new: list[Message] = [step.resolved() for step in request.turn.since(spoken.depth)]
-        appended = renderer.appended(record.turn.skeleton, spoken.message, new, bool(tools), kwargs)
+        appended = renderer.appended(
+            record.shape, record.said, new, bool(tools), kwargs, empty_thought=record.empty_thought
+        )
         if isinstance(appended, NotStable) or request.turn.depth < AUDIT_FACTOR * record.audit.messages:
             return appended
         history = [step.resolved() for step in record.turn.path()]
-        whole = renderer.text([*history, spoken.message, *new], tools, kwargs)
+        whole = renderer.text([*history, record.said, *new], tools, kwargs)
         if not whole.startswith(record.audit.opening):
             return NotStable("the template has changed how it begins this conversation (a date, or its length)")
         keeps = renderer.reasoning_history == "keep" or whole.startswith(renderer.text(history, tools, kwargs))
         if keeps and whole.endswith(appended):
             return appended
-        return renderer.probe.forbid(record.turn.skeleton, spoken.message, new, bool(tools), kwargs)
+        return renderer.probe.forbid(record.shape, record.said, new, bool(tools), kwargs)
 
 
 def _twin(request: Request) -> CallRecord | None:
@@ -157,7 +163,7 @@ def _with_replies(turn: Turn) -> Iterator[Turn]:
 
 
 def changed_message(agent_calls: Sequence[CallRecord], turn: Turn, known: int) -> tuple[str, CallRecord, str] | None:
-    """(reason, nearest call, detail) for a request that extends no recorded reply although it resembles one.
+    """(reason, nearest call, detail) for a request that resembles a recorded conversation but does not go on with it.
 
     The first `known` messages are those of earlier calls. The nearest call is the agent's latest that shares the most.
     """

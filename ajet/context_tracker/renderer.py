@@ -61,10 +61,17 @@ class Renderer:
         return self.template.text(fitted, self.encoder.mark(list(tools)) or None, kwargs, generate=generate)
 
     def appended(
-        self, skeleton: Skeleton, reply: Message, new: Sequence[Message], has_tools: bool, kwargs: Mapping[str, Any]
+        self,
+        skeleton: Skeleton,
+        reply: Message,
+        new: Sequence[Message],
+        has_tools: bool,
+        kwargs: Mapping[str, Any],
+        *,
+        empty_thought: bool = False,
     ) -> str | NotStable:
         """The text that new messages add after a reply to a history of this shape."""
-        return self.probe.appended(skeleton, reply, new, has_tools, kwargs)
+        return self.probe.appended(skeleton, reply, new, has_tools, kwargs, empty_thought=empty_thought)
 
     def closing_ids(self, text: str, sampled: Sequence[int]) -> list[int]:
         """The ids of appended text, without the end token if the model sampled it itself."""

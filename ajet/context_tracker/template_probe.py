@@ -38,6 +38,8 @@ MAX_RULES = 4096
 EXCERPT = 40
 """Characters shown of a text that a template rewrites."""
 
+THOUGHT_END = "</think>"
+
 LETTERS = {"system": "s", "developer": "d", "user": "u", "tool": "t"}
 REPLIES = {  # (reasoning, has content, tool calls) → letter; upper case: with content
     ("", False, 0): "e",
@@ -79,6 +81,13 @@ def extend_skeleton(skeleton: Skeleton, new: str) -> Skeleton:
     if new == "u" or not turns:
         return (head, *turns[-1:], new)
     return (head, *turns[:-1], _shorten(turns[-1] + new))
+
+
+def shape_after(skeleton: Skeleton, messages: Sequence[Message]) -> Skeleton:
+    """The shape of a history after more messages."""
+    for message in messages:
+        skeleton = extend_skeleton(skeleton, letter(message))
+    return skeleton
 
 
 def _shorten(turn: str) -> str:
@@ -134,6 +143,8 @@ class AppendRule:
     with_tools: bool
     anchor: str
     """The rendered text up to the end of the reply's own words; what closes the turn follows."""
+    opening: str
+    """What the template writes before the reply's first word, in a history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +164,25 @@ class TemplateProbe:
     def __init__(self, template: ChatTemplate, reasoning_history: ReasoningHistory) -> None:
         self._template = template
         self._keep = reasoning_history == "keep"
+        self._drops_thoughts = not self._keep and THOUGHT_END in template.source
+        """Whether thoughts are the template's matter: one that doesn't know them leaves them as text."""
         self._rules: dict[tuple[Any, ...], AppendRule | NotStable] = {}
         self.end_tokens = self._learn_end_tokens()
 
     def appended(
-        self, skeleton: Skeleton, reply: Message, new: Sequence[Message], has_tools: bool, kwargs: Mapping[str, Any]
+        self,
+        skeleton: Skeleton,
+        reply: Message,
+        new: Sequence[Message],
+        has_tools: bool,
+        kwargs: Mapping[str, Any],
+        *,
+        empty_thought: bool = False,
     ) -> str | NotStable:
-        """The text that the template adds after a reply for new messages and the next generation prompt."""
+        """The text that the template adds after a reply for new messages and the next generation prompt.
+
+        `empty_thought`: the reply was sampled with a thought that has no content, so the message doesn't show it.
+        """
         has_tools = has_tools and self._template.takes_tools
         shape = (skeleton, letter(reply), _new_letters(new), has_tools)
         key = (*shape, _stable(kwargs))
@@ -169,6 +192,8 @@ class TemplateProbe:
             rule = self._remember(key, *shape, kwargs)
         if isinstance(rule, NotStable):
             return rule
+        if empty_thought and self._drops_thoughts and THOUGHT_END not in rule.opening:
+            return NotStable("the template drops an empty thought once other messages follow")
         fitted = self._template.fit(new, first=False)
         text = self._render([*rule.stubs, *fitted], rule.with_tools, kwargs)
         if not text.startswith(rule.anchor) and not fresh:
@@ -238,7 +263,8 @@ class TemplateProbe:
         anchor = after[: end + len(tail)]
         if any(word in after[len(anchor) :] for word in [*_all_words(talk[: index + 1]), *STUB_TOOL_WORDS]):
             raise _Unstable("the template repeats the tools or earlier messages after a reply")
-        rule = AppendRule(stubs, has_tools, anchor)
+        opening = after[len(before) : after.index(words[0], len(before))]
+        rule = AppendRule(stubs, has_tools, anchor, opening)
         return self._shorter(rule, after[len(anchor) :], reply, talk[index + 1 :], kwargs) or rule
 
     def _shorter(
@@ -253,7 +279,7 @@ class TemplateProbe:
             except TemplateRefusal:
                 continue
             if text.endswith(appended) and _words(reply, 1)[-1] in text[: -len(appended)]:
-                return AppendRule(stubs, with_tools, text[: -len(appended)])
+                return AppendRule(stubs, with_tools, text[: -len(appended)], rule.opening)
         return None
 
     def _reply_tail(self, tail: str) -> str:

@@ -20,11 +20,12 @@ import numpy as np
 from ajet.context_tracker.abnormal import find_abnormal
 from ajet.context_tracker.conversation import Audit, CallRecord, Conversations, Turn, Walk
 from ajet.context_tracker.growth import Growth, Node
-from ajet.context_tracker.messages import plain_message, split_reasoning, tools_key
+from ajet.context_tracker.messages import split_reasoning, tools_key
 from ajet.context_tracker.prompting import Prompt, Prompting, Request, changed_message
 from ajet.context_tracker.renderer import Renderer
 from ajet.context_tracker.rewards import Rewards, mask_calls
 from ajet.context_tracker.settings import TrackerSettings
+from ajet.context_tracker.template_probe import THOUGHT_END
 from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, IntArray
 from ajet.schema.chat import Message, Tool
 from ajet.schema.episode import Ledger, Outcome
@@ -129,7 +130,9 @@ class ContextTracker:
         prompt = self._prompting.prompt(request)
         fork = None
         if self.settings.detect_forks and prompt.added:
-            fork = prompt.fork or (self._explain(agent, walk) if prompt.parent is None else None)
+            fork = prompt.fork
+            if fork is None and (prompt.parent is None or prompt.parent.ids is None):  # else it goes on from a tip
+                fork = self._explain(agent, walk)
         replied = 0 if prompt.parent is None or prompt.parent.reply_turn is None else prompt.parent.reply_turn.depth
         new = [turn.resolved() for turn in walk.turn.since(replied)]
         return self._record(request, prompt, fork, new, target, sampling, trainable, choice)
@@ -155,9 +158,9 @@ class ContextTracker:
         origin = self._growth.root if parent is None or parent.reply is None else parent.reply
         added = ids[origin.end :].tolist()
         message = {"role": "user", "content": self.renderer.decode(added)}
-        turn = Turn(message, None, 1, ())  # outside the tree of messages: no chat request continues it
+        turn = Turn(message, None, 1)  # outside the tree of messages: no chat request continues it
         request = Request(agent, turn, (), ROOT, {}, "")
-        prompt = Prompt(ids.tolist(), parent, origin, added, None, Audit("", 1))
+        prompt = Prompt(ids.tolist(), parent, origin, added, (), None, Audit("", 1))
         return self._record(request, prompt, None, [message], target, sampling, trainable, choice)
 
     def _record(
@@ -197,7 +200,15 @@ class ContextTracker:
             started_s=time.monotonic() - self._started,
         )
         record = CallRecord(
-            len(self._records), call, request.turn, node, request.kwargs_key, prompt.audit, prompt.ids, self._clock
+            len(self._records),
+            call,
+            request.turn,
+            node,
+            request.kwargs_key,
+            prompt.shape,
+            prompt.audit,
+            prompt.ids,
+            self._clock,
         )
         request.turn.prompts.append(record)
         self._records.append(record)
@@ -238,7 +249,10 @@ class ContextTracker:
             call.mask = np.full(len(ids), call.trainable and completion.finish_reason != "abort")
             record.reply = self._growth.add_sampled(record.prompt, ids, record.index)
             record.reply_turn = self._conversations.add_reply(record.turn, reply, record)
-            record.reasoning = split_reasoning(plain_message(reply, "reply"))[0].strip()
+            record.reasoning = split_reasoning(record.said)[0].strip()
+            if text is None:
+                text = self.renderer.decode(ids, stopped_by=completion.stopped_by)
+            record.empty_thought = not record.reasoning and THOUGHT_END in text
             record.closed = completion.finish_reason == "stop"
             record.ids = (record.prompt_ids, self.renderer.encoder.shared(ids))
         record.prompt_ids = []

@@ -87,3 +87,43 @@ def test_the_most_expensive_reasons_come_first() -> None:
     lines = describe_reasons(trees, limit=1)
     assert len(lines) == 1 and lines[0].startswith("2 × message_changed (") and "messages[0].content" in lines[0]
     assert top_reasons([]) == []
+
+
+def test_a_later_reply_that_was_edited_is_named_although_an_earlier_one_matches() -> None:
+    drive = Drive()
+    messages = [system(), user("Go.")]
+    for turn in range(3):
+        drive.ask(messages, said(f"Answer {turn}."))
+        messages.append(user("More."))
+    messages[4] = said("Answer one.")
+    call = drive.begin(messages)
+    assert call.extends == "call-0"
+    fork = last_fork(drive)
+    assert (fork.reason, fork.nearest) == ("reply_changed", 2)
+    assert fork.detail.startswith("messages[4].content: 'Answer 1.' became 'Answer one.'")
+    assert fork.tokens > 10
+
+
+def test_an_edited_tool_result_is_named_although_the_call_before_it_matches() -> None:
+    drive = Drive()
+    messages = [user("Go.")]
+    drive.ask(messages, called("c", "red"), text="x")
+    messages.append(result("c", "found, after a long search, on the third shelf"))
+    drive.ask(messages, said("There."))
+    messages[2] = result("c", "found")
+    call = drive.begin([*messages, user("Sure?")])
+    assert call.extends == "call-0"
+    fork = last_fork(drive)
+    assert (fork.reason, fork.nearest) == ("message_changed", 1)
+    assert fork.detail.startswith("messages[2].content: ")
+
+
+def test_a_conversation_that_another_agent_goes_on_with_has_no_fork() -> None:
+    drive = Drive()
+    messages = [system(), user("Go.")]
+    drive.ask(messages, said("One."), agent="a")
+    messages.append(user("More."))
+    drive.ask(messages, said("Two."), agent="b")
+    messages.append(user("More."))
+    assert drive.begin(messages, agent="a").extends == "call-1"
+    assert all(call.fork is None for call in drive.tracker.calls)

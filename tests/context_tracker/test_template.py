@@ -153,6 +153,49 @@ def test_keep_leaves_earlier_thinking_in_the_prompt(family: str) -> None:
     assert_faithful(drive, drive.tracker.finish(1.0).tree, expected_samples=1)
 
 
+@pytest.mark.parametrize("tail", ["question", "tool result"])
+def test_an_empty_thought_that_the_template_drops_makes_a_branch(tail: str) -> None:
+    drive = Drive("qwen3")
+    messages = [user("Why?")]
+    reply = said("Because.") if tail == "question" else called("c0", "it")
+    text = "Because." if tail == "question" else reply_text("qwen3", messages, reply, [SEARCH])
+    drive.ask(messages, reply, text=f"<think>\n\n</think>\n\n{text}", tools=[SEARCH])
+    messages.append(user("Why?") if tail == "question" else result("c0", "found"))
+    call = drive.begin(messages, tools=[SEARCH])
+    assert call.prompt_ids == oracle("qwen3", messages, [SEARCH])
+    fork = drive.tracker.calls[1].fork
+    assert call.extends is None and fork is not None
+    assert fork.reason == "template_not_stable" and "empty thought" in fork.detail
+
+
+def test_an_empty_thought_stays_where_thinking_is_kept_or_unknown() -> None:
+    for family, history in (("qwen3", "keep"), ("qwen2_5", "template")):
+        drive = Drive(family, reasoning_history=history)  # type: ignore[arg-type]
+        messages = [user("Why?")]
+        drive.ask(messages, said("Because."), text="<think>\n\n</think>\n\nBecause.")
+        assert drive.begin([*messages, user("Why?")]).extends == "call-0"
+
+
+@pytest.mark.parametrize("thinking_first", [True, False])
+def test_of_two_equal_replies_the_one_that_is_gone_on_from_decides(thinking_first: bool) -> None:
+    """One was thought about and one was not: the first is no beginning of the next prompt, the second is."""
+    texts = ["<think>\nHm.\n</think>\n\nYes.", "Yes."]
+    replies = [said("Yes.", reasoning_content="Hm."), said("Yes.")]
+    order = [0, 1] if thinking_first else [1, 0]
+    drive = Drive("qwen3")
+    asked = [user("Why?")]
+    for index in order:
+        drive.ask(list(asked), replies[index], text=texts[index])
+    messages = [*asked, said("Yes."), user("Sure?")]
+    call = drive.begin(messages)
+    assert call.prompt_ids == oracle("qwen3", messages)
+    assert call.extends == f"call-{order.index(1)}"
+    drive.commit(call, said("Sure."))
+    messages += [said("Sure."), user("Really?")]
+    call = drive.begin(messages)
+    assert call.extends == "call-2" and call.prompt_ids == oracle("qwen3", messages)
+
+
 def test_deepseek_r1_opens_the_thought_so_each_turn_is_a_branch() -> None:
     drive = Drive("deepseek_r1")
     messages = [user("Why?")]
