@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ajet.credit import AdvantageEstimator, CreditSettings, LossNorm, Overlong, ZeroVariance
+from ajet.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, Overlong, ZeroVariance
 from ajet.schema.errors import FeatureUnavailableError
 
 if TYPE_CHECKING:
@@ -68,13 +68,17 @@ def credit_settings(config: Config) -> CreditSettings:
         overlong = Overlong(ajet.data.max_response_length, algorithm.overlong.buffer, algorithm.overlong.penalty)
     return CreditSettings(
         estimator=AdvantageEstimator(algorithm.adv_estimator),
+        baseline=Baseline(algorithm.baseline_with(ajet.rollout.gamma)),
         loss_norm=LossNorm(algorithm.loss_norm),
         zero_variance=ZeroVariance(algorithm.zero_variance_groups),
         gamma=ajet.rollout.gamma,
-        per_agent_groups=algorithm.per_agent_groups,
+        state_weight=algorithm.state_weight,
+        pass_k=algorithm.pass_k,
+        success_threshold=ajet.task_judge.success_threshold,
         multiplicity=ajet.context_tracker.shared_token_loss == "multiplicity",
         dr_grpo_length=float(ajet.data.max_response_length),
         overlong=overlong,
+        mask_overlong=algorithm.overlong.mask,
     )
 
 
@@ -103,6 +107,7 @@ def train_settings(config: Config, total_steps: int) -> TrainSettings:
         kl_adaptive=_kl_adaptive(config),
         reference_sync=common.kl_reference_sync,
         mini_batches=common.mini_batch_num,
+        loss_norm=LossNorm(common.algorithm.loss_norm),
         epochs=common.ppo_epochs,
         max_tokens=None if budget == "auto" else budget,
         seed=common.seed,
@@ -127,7 +132,7 @@ def _loss_settings(config: Config) -> LossSettings:
         clip_low=low,
         clip_high=high,
         clip_dual=algorithm.clip_dual,
-        kl_coef=common.kl_loss_coef if common.use_kl_loss else 0.0,
+        kl_coef=common.kl_loss_coef if common.use_kl_loss and not algorithm.use_kl_in_reward else 0.0,
         kl_type=KLType(kind),
         entropy_coef=algorithm.entropy_coef,
         correction=_correction(config),

@@ -139,13 +139,52 @@ def _helper(ajet: AjetConfig) -> Iterator[Contradiction]:
         )
 
 
+def _baselines(ajet: AjetConfig) -> Iterator[Contradiction]:
+    algorithm, gamma = ajet.trainer_common.algorithm, ajet.rollout.gamma
+    place = "trainer_common.algorithm"
+    if algorithm.baseline == "episode" and gamma < 1:
+        yield Contradiction(
+            (f"{place}.baseline", "rollout.gamma"),
+            f"the episode baseline compares undiscounted returns, and rollout.gamma is {gamma:g}",
+            "set baseline: turn (which `auto` is here) or state, or rollout.gamma: 1",
+        )
+    if algorithm.baseline == "state" and algorithm.adv_estimator.startswith("reinforce_plus_plus"):
+        yield Contradiction(
+            (f"{place}.baseline", f"{place}.adv_estimator"),
+            f"states are compared within a group, and {algorithm.adv_estimator} compares over the batch",
+            "set adv_estimator: grpo, drgrpo or rloo, or another baseline",
+        )
+
+
+def _pass_at_k(ajet: AjetConfig) -> Iterator[Contradiction]:
+    algorithm, rollout = ajet.trainer_common.algorithm, ajet.rollout
+    if algorithm.adv_estimator != "pass_at_k" or algorithm.policy_loss == "sft":
+        return
+    place = "trainer_common.algorithm"
+    if algorithm.pass_k >= rollout.num_repeat:
+        yield Contradiction(
+            (f"{place}.pass_k", "rollout.num_repeat"),
+            f"pass_k = {algorithm.pass_k} is not below rollout.num_repeat = {rollout.num_repeat}: where all episodes "
+            "together are the group, nothing is compared",
+            "set pass_k below num_repeat",
+        )
+    unused = {
+        f"{place}.baseline": algorithm.baseline in ("turn", "state"),
+        "rollout.gamma": rollout.gamma < 1,
+        f"{place}.use_kl_in_reward": algorithm.use_kl_in_reward,
+        f"{place}.overlong.buffer": algorithm.overlong.buffer > 0,
+    }
+    for key in (key for key, given in unused.items() if given):
+        yield Contradiction(
+            (key, f"{place}.adv_estimator"),
+            f"pass_at_k asks only whether an episode succeeded, so {key} would do nothing",
+            f"leave {key} out, or choose another adv_estimator",
+        )
+
+
 def _training(ajet: AjetConfig, backbone: BackboneName) -> Iterator[Contradiction]:
     rollout, algorithm = ajet.rollout, ajet.trainer_common.algorithm
-    if (
-        algorithm.adv_estimator in ("grpo", "drgrpo", "rloo")
-        and rollout.num_repeat < 2
-        and algorithm.policy_loss != "sft"
-    ):
+    if algorithm.adv_estimator != "reinforce_plus_plus" and rollout.num_repeat < 2 and algorithm.policy_loss != "sft":
         yield Contradiction(
             ("rollout.num_repeat", "trainer_common.algorithm.adv_estimator"),
             f"{algorithm.adv_estimator} compares the episodes of one task, and rollout.num_repeat is 1: "
@@ -179,4 +218,6 @@ CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _rubric_scores,
     _rollout_engine,
     _helper,
+    _baselines,
+    _pass_at_k,
 )

@@ -52,19 +52,32 @@ class SftConfig(Section):
 
 
 class OverlongConfig(Section):
-    """`ajet.trainer_common.algorithm.overlong`: a soft penalty on long episodes."""
+    """`ajet.trainer_common.algorithm.overlong`: a soft penalty on long episodes, and what is cut by its length."""
 
     buffer: Count = 0
     """From `data.max_response_length` minus this many trained tokens on, the reward falls linearly. 0: off."""
     penalty: NonNegative = 1.0
     """By how much it has fallen at `data.max_response_length`."""
+    mask: bool = False
+    """Don't train episodes whose last reply was cut by its length; they still count in the baseline."""
 
 
 class AlgorithmConfig(Section):
     """`ajet.trainer_common.algorithm`: from rewards to a loss."""
 
-    adv_estimator: Literal["grpo", "drgrpo", "rloo", "reinforce_plus_plus"] = "grpo"
+    adv_estimator: Literal[
+        "grpo", "drgrpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "pass_at_k"
+    ] = "grpo"
     """How a reward becomes an advantage."""
+    baseline: Literal["auto", "episode", "turn", "state"] = "auto"
+    """What a call is compared with in the group's other episodes, always of the same agent. `episode`: all calls, by
+    the whole return; `turn`: calls of the same turn, by their return to go; `state`: by the whole return and, among
+    calls that answer the same observation, by their return to go (GiGPO). `auto`: `turn` if `rollout.gamma` is below
+    1, else `episode`."""
+    state_weight: NonNegative = 1.0
+    """`baseline: state`: weight of the advantage among calls that answer the same observation."""
+    pass_k: Positive = 4
+    """`adv_estimator: pass_at_k`: train for the success of the best of this many episodes."""
     policy_loss: Literal["ppo", "gspo", "cispo", "sft"] = "ppo"
     """Which loss."""
     clip_low: Annotated[float, Field(ge=0, le=1), NotBool] | None = None
@@ -78,7 +91,8 @@ class AlgorithmConfig(Section):
     entropy_coef: Real = 0.0
     """Weight of an entropy bonus."""
     use_kl_in_reward: bool = False
-    """Subtract the KL divergence from the starting model from the reward."""
+    """Subtract the KL divergence from the starting model from the reward of each call, instead of adding it to the
+    loss."""
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     """Correct for a sampler that differs from the trainer."""
     zero_variance_groups: Literal["skip", "keep", "resample"] = "skip"
@@ -86,9 +100,13 @@ class AlgorithmConfig(Section):
     sft: SftConfig = SftConfig()
     """What `policy_loss: sft` imitates."""
     overlong: OverlongConfig = OverlongConfig()
-    """A soft penalty on long episodes."""
+    """A soft penalty on long episodes, and what is cut by its length."""
     per_agent_groups: bool = False
-    """Compare agents of the same name with each other, instead of whole episodes."""
+    """Accepted for old files, without effect: agents are always compared with agents of the same name."""
+
+    def baseline_with(self, gamma: float) -> str:
+        """`baseline`, with `auto` decided."""
+        return ("turn" if gamma < 1 else "episode") if self.baseline == "auto" else self.baseline
 
 
 class FsdpConfig(Section):

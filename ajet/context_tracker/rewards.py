@@ -36,14 +36,19 @@ class Rewards:
         agent: str | None,
         calls: Mapping[str, CallRecord],
         agents: Collection[str],
+        *,
+        replace: bool = False,
     ) -> None:
         """`tuner.reward(value, call=…)`, `(value, agent=…)` or `(value)`."""
+        if replace and call is None:
+            raise RewardError("tuner.reward(replace=True) needs call=…: the call whose reward replaces the outcome")
         if call is not None and agent is not None:
             raise RewardError("tuner.reward takes call=… or agent=…, not both")
         if call is not None:
             if call not in calls:
                 raise RewardError(f"tuner.reward(call={call!r}): this episode has no such call; it has {_some(calls)}")
             calls[call].call.reward = value
+            calls[call].call.replaces_outcome = replace
         elif agent is not None:
             if agent not in agents:
                 raise RewardError(f"tuner.reward(agent={agent!r}): no such agent; the agents are {_some(agents)}")
@@ -54,7 +59,9 @@ class Rewards:
     def total(
         self, reward: float | Sequence[float] | None, records: Sequence[CallRecord], *, failed: bool
     ) -> float | None:
-        """The episode's reward. A list is distributed over its calls; its sum is the episode's reward."""
+        """The episode's reward. A list is distributed over its calls, which get nothing else; its sum is the episode's
+        reward.
+        """
         if reward is None:
             return None if failed else self.episode
         if isinstance(reward, Sequence):
@@ -79,6 +86,7 @@ def _distribute(rewards: Sequence[float], records: Sequence[CallRecord]) -> floa
         raise RewardError(f"{len(rewards)} rewards for {len(answered)} model calls: {hint}")
     for record, reward in zip(answered, rewards, strict=True):
         record.call.reward = reward
+        record.call.replaces_outcome = True
     return math.fsum(rewards)
 
 

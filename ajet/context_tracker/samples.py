@@ -131,6 +131,7 @@ def _row(
         logprobs=logprobs[split:end],
         call_of_token=calls[split:end],
         versions=versions[split:end],
+        leaf=runs[-1].call,
     )
     return sample, counts
 

@@ -274,9 +274,12 @@ class ContextTracker:
         record.call.reply = {"role": "assistant", "content": "", "aborted": why}
         self._steps[record.call.agent] -= 1
 
-    def reward(self, value: float, call: str | None = None, agent: str | None = None) -> None:
-        """Give one call, one agent, or (with neither) the episode a reward of its own."""
-        self._rewards.give(value, call, agent, self._by_id, self._steps)
+    def reward(self, value: float, call: str | None = None, agent: str | None = None, *, replace: bool = False) -> None:
+        """Give one call, one agent, or (with neither) the episode a reward of its own.
+
+        A call's reward adds to the outcome; with `replace` it stands in for it.
+        """
+        self._rewards.give(value, call, agent, self._by_id, self._steps, replace=replace)
 
     # ------------------------------------------------------------------ the episode
 

@@ -1,18 +1,21 @@
 """From rewards to an advantage and a weight per trained token. Pure functions of serialisable summaries; numpy only."""
 
+from ajet.credit.baselines import Baseline
 from ajet.credit.estimators import (
     AdvantageEstimator,
     CreditSettings,
-    Overlong,
     ZeroVariance,
     compute_credit,
     imitation_credit,
+    teaches,
 )
+from ajet.credit.returns import Overlong
 from ajet.credit.summary import CallSummary, EpisodeSummary, summarise
-from ajet.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm
+from ajet.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm, mini_batch_scales
 
 __all__ = [
     "AdvantageEstimator",
+    "Baseline",
     "CallCredit",
     "CallSummary",
     "Credit",
@@ -24,5 +27,7 @@ __all__ = [
     "ZeroVariance",
     "compute_credit",
     "imitation_credit",
+    "mini_batch_scales",
     "summarise",
+    "teaches",
 ]

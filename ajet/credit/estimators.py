@@ -1,27 +1,31 @@
 """From the rewards of a batch to an advantage and a weight for every call.
 
-All statistics are over episodes: an episode with many calls, or split into many samples, counts no more than one with a
-single call. If an episode's calls differ in value (own rewards, discounting, rewards per agent), each of them counts
-with an equal share of the episode.
+Statistics are taken over episodes: an episode with many calls, or one that was split into many samples, weighs no more
+than an episode with one. Only calls of the same agent are compared with each other (`ajet.credit.baselines`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import sqrt
-from typing import NamedTuple
 
+from ajet.credit.baselines import (
+    EPSILON,
+    Baseline,
+    Compared,
+    Formula,
+    centred,
+    compare,
+    leave_one_out,
+    normalised,
+    statistics,
+)
+from ajet.credit.pass_at_k import pass_at_k_advantages
+from ajet.credit.returns import Overlong, Returns, returns_of
 from ajet.credit.summary import EpisodeSummary
 from ajet.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm, token_weights
-from ajet.schema.call_tree import ROOT
-
-EPSILON = 1e-6
-"""Added to standard deviations before dividing by them."""
-
-SAME = 1e-9
-"""Values that differ by less than this, relative to their size, count as the same reward."""
 
 
 class AdvantageEstimator(StrEnum):
@@ -35,39 +39,20 @@ class AdvantageEstimator(StrEnum):
     """value - mean of the other episodes of the group."""
     REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
     """(value - batch mean) / batch standard deviation, without groups."""
+    REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline"
+    """(value - group mean) / batch standard deviation of that difference."""
+    PASS_AT_K = "pass_at_k"
+    """What an episode adds to the success of the best of k."""
 
 
-class Comparison(NamedTuple):
-    """A call's value, and the statistics of its group (or batch) that it is compared with."""
-
-    value: float
-    own: float
-    """Mean value of its episode."""
-    mean: float
-    deviation: float
-    episodes: int
-
-
-def _normalised(of: Comparison) -> float:
-    return (of.value - of.mean) / (of.deviation + EPSILON)
-
-
-def _centred(of: Comparison) -> float:
-    return of.value - of.mean
-
-
-def _leave_one_out(of: Comparison) -> float:
-    others = (of.mean * of.episodes - of.own) / (of.episodes - 1) if of.episodes > 1 else of.value
-    return of.value - others
-
-
-ADVANTAGES: dict[AdvantageEstimator, Callable[[Comparison], float]] = {
-    AdvantageEstimator.GRPO: _normalised,
-    AdvantageEstimator.DR_GRPO: _centred,
-    AdvantageEstimator.RLOO: _leave_one_out,
-    AdvantageEstimator.REINFORCE_PLUS_PLUS: _normalised,
+FORMULAS: dict[AdvantageEstimator, Formula] = {
+    AdvantageEstimator.GRPO: normalised,
+    AdvantageEstimator.DR_GRPO: centred,
+    AdvantageEstimator.RLOO: leave_one_out,
+    AdvantageEstimator.REINFORCE_PLUS_PLUS: normalised,
+    AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE: centred,
 }
-"""The formula of each estimator."""
+"""How estimators that compare calls with each other turn a comparison into an advantage."""
 
 BATCH_WIDE = (AdvantageEstimator.REINFORCE_PLUS_PLUS,)
 """Estimators that compare a value with the whole batch instead of its group."""
@@ -85,102 +70,134 @@ class ZeroVariance(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Overlong:
-    """A soft penalty for long episodes: from `limit - buffer` trained tokens on, the reward falls linearly.
-
-    From `limit` on, the penalty is `penalty`.
-    """
-
-    limit: int
-    buffer: int
-    penalty: float = 1.0
-
-    def shaped(self, reward: float, tokens: int) -> float:
-        """The reward of an episode with this many trained tokens."""
-        over = (tokens - (self.limit - self.buffer)) / self.buffer
-        return reward - self.penalty * min(max(over, 0.0), 1.0)
-
-
-@dataclass(frozen=True, slots=True)
 class CreditSettings:
     """The estimator, and how tokens are weighted."""
 
     estimator: AdvantageEstimator = AdvantageEstimator.GRPO
+    baseline: Baseline = Baseline.EPISODE
     loss_norm: LossNorm = LossNorm.TOKEN_MEAN
     zero_variance: ZeroVariance = ZeroVariance.SKIP
     gamma: float = 1.0
-    """Discount from one call of an agent to its next."""
-    per_agent_groups: bool = False
-    """Compare each agent only with the same agent in the group's other episodes."""
+    """Discount from one call of an agent to its next. The episode baseline compares undiscounted returns."""
+    state_weight: float = 1.0
+    """The state baseline's weight of the advantage among calls in the same state, beside the episode's."""
+    pass_k: int = 4
+    """The k of the pass@k advantage."""
+    success_threshold: float = 1.0
+    """Reward from which an episode that does not say so itself is a success, for the pass@k advantage."""
     multiplicity: bool = False
     """One entry per leaf under a token, with that leaf's advantage, instead of one entry with its own call's."""
     dr_grpo_length: float = 1.0
     """The constant that Dr. GRPO divides by: the longest possible response."""
     overlong: Overlong | None = None
+    mask_overlong: bool = False
+    """Episodes whose last reply was cut by its length count in the baseline but are not trained."""
 
 
 def compute_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditSettings) -> Credit:
     """An advantage and a weight for every call of every episode of the batch."""
-    values = [[call_values(episode, settings) for episode in group] for group in groups]
+    compared = [_compare_group(group, settings) for group in groups]
+    flat = [not group.varied for group in compared]
     batch_wide = settings.estimator in BATCH_WIDE
-    flat = [_no_variance(group, group_values) for group, group_values in zip(groups, values, strict=True)]
     drop = [same and not batch_wide and settings.zero_variance is not ZeroVariance.KEEP for same in flat]
-
+    advantages = [group.advantages for group in compared]
     if batch_wide:
-        everyone = [episode for group in groups for episode in group]
-        spread = iter(_advantages(everyone, [v for group in values for v in group], settings))
+        whole_batch = _compare([episode for group in groups for episode in group], settings)
+        spread = iter(whole_batch.advantages)
         advantages = [[next(spread) for _ in group] for group in groups]
-    else:
-        advantages = [
-            _advantages(group, group_values, settings) for group, group_values in zip(groups, values, strict=True)
-        ]
+        compared = [whole_batch]
+    elif settings.estimator is AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE:
+        advantages = _over_batch_deviation(groups, advantages)
 
-    kept = [episode for group, dropped in zip(groups, drop, strict=True) if not dropped for episode in group]
-    weights = iter(token_weights(kept, settings.loss_norm, settings.dr_grpo_length, settings.multiplicity))
+    trained = [
+        [not dropped and not _masked(episode, settings) for episode in group]
+        for group, dropped in zip(groups, drop, strict=True)
+    ]
+    weights = token_weights(groups, trained, settings.loss_norm, settings.dr_grpo_length, settings.multiplicity)
     credited: list[list[EpisodeCredit]] = []
-    for group, group_advantages, dropped in zip(groups, advantages, drop, strict=True):
+    for number, group in enumerate(groups):
         row = []
-        for episode, by_call in zip(group, group_advantages, strict=True):
-            if dropped:
-                calls = [CallCredit() for _ in episode.calls]
-            else:
-                calls = _entries(episode, by_call, next(weights), settings.multiplicity)
-            row.append(EpisodeCredit(episode.episode_id, calls, skipped=dropped))
+        for index, episode in enumerate(group):
+            calls = [CallCredit() for _ in episode.calls]
+            if trained[number][index]:
+                calls = _entries(episode, advantages[number][index], weights[number][index], settings.multiplicity)
+            row.append(EpisodeCredit(episode.episode_id, calls, skipped=drop[number]))
         credited.append(row)
-    return Credit(credited, zero_variance_groups=sum(flat), metrics=_metrics(groups, credited, flat))
+    metrics = _metrics(groups, credited, flat) | {
+        "credit/agents_alone": float(sum(one.alone for one in compared)),
+        "credit/fallback_calls": float(sum(one.fallbacks for one in compared)),
+        "credit/masked_overlong": float(sum(_masked(episode, settings) for group in groups for episode in group)),
+    }
+    return Credit(credited, zero_variance_groups=sum(flat), metrics=metrics)
+
+
+def teaches(group: Sequence[EpisodeSummary], settings: CreditSettings) -> bool:
+    """Whether the group's episodes differ in what they are compared by."""
+    return _compare_group(group, settings).varied
 
 
 def imitation_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditSettings) -> Credit:
     """Advantage 1 for every call, with the usual weights: supervised fine-tuning."""
-    everyone = [episode for group in groups for episode in group]
-    weights = iter(token_weights(everyone, settings.loss_norm, settings.dr_grpo_length, settings.multiplicity))
+    trained = [[True] * len(group) for group in groups]
+    weights = token_weights(groups, trained, settings.loss_norm, settings.dr_grpo_length, settings.multiplicity)
     credited = []
-    for group in groups:
+    for group, group_weights in zip(groups, weights, strict=True):
         row = []
-        for episode in group:
-            calls = _entries(episode, [1.0] * len(episode.calls), next(weights), settings.multiplicity)
+        for episode, weight in zip(group, group_weights, strict=True):
+            calls = _entries(episode, [1.0] * len(episode.calls), weight, settings.multiplicity)
             row.append(EpisodeCredit(episode.episode_id, calls))
         credited.append(row)
     return Credit(credited, metrics=_metrics(groups, credited, [False] * len(groups)))
 
 
-def call_values(episode: EpisodeSummary, settings: CreditSettings) -> list[float]:
-    """The value of each call: its own reward plus, discounted by gamma, the value of its agent's next call.
+def _returns(episode: EpisodeSummary, settings: CreditSettings) -> Returns:
+    return returns_of(episode, settings.gamma, settings.overlong)
 
-    An agent's last call gets the episode's (or the agent's) reward, unless it has one of its own.
-    """
-    shaping = 0.0
-    if settings.overlong is not None:
-        shaping = settings.overlong.shaped(0.0, episode.tokens)
-    values = [0.0] * len(episode.calls)
-    for index in range(len(episode.calls) - 1, -1, -1):
-        call = episode.calls[index]
-        if call.next == ROOT:
-            own = call.reward if call.reward is not None else episode.agent_reward(call.agent)
-            values[index] = own + shaping
-        else:
-            values[index] = (call.reward or 0.0) + settings.gamma * values[call.next]
-    return values
+
+def _masked(episode: EpisodeSummary, settings: CreditSettings) -> bool:
+    return settings.mask_overlong and episode.cut
+
+
+def _compare(episodes: Sequence[EpisodeSummary], settings: CreditSettings) -> Compared:
+    returns = [_returns(episode, settings) for episode in episodes]
+    return compare(episodes, returns, settings.baseline, FORMULAS[settings.estimator], settings.state_weight)
+
+
+def _compare_group(group: Sequence[EpisodeSummary], settings: CreditSettings) -> Compared:
+    if settings.estimator is not AdvantageEstimator.PASS_AT_K:
+        return _compare(group, settings)
+    threshold = settings.success_threshold
+    successes = [e.reward >= threshold if e.success is None else e.success for e in group]
+    values = pass_at_k_advantages(successes, settings.pass_k)
+    by_call = [[value] * len(episode.calls) for episode, value in zip(group, values, strict=True)]
+    trained = any(episode.tokens for episode in group)
+    return Compared(by_call, varied=trained and any(value != 0.0 for value in values))
+
+
+def _over_batch_deviation(
+    groups: Sequence[Sequence[EpisodeSummary]], advantages: Sequence[Sequence[list[float]]]
+) -> list[list[list[float]]]:
+    """Each agent's advantages over their standard deviation in the batch, in which an episode is one sample."""
+    samples: dict[str, list[list[float]]] = {}
+    for group, rows in zip(groups, advantages, strict=True):
+        for episode, row in zip(group, rows, strict=True):
+            for agent in dict.fromkeys(call.agent for call in episode.calls):
+                mine = [
+                    (call.tokens, value) for call, value in zip(episode.calls, row, strict=True) if call.agent == agent
+                ]
+                trained = [value for tokens, value in mine if tokens]
+                samples.setdefault(agent, []).append(trained or [value for _, value in mine])
+    found = {agent: statistics(of_agent) for agent, of_agent in samples.items()}
+    return [
+        [
+            [
+                (value - found[call.agent].mean) / (found[call.agent].deviation + EPSILON)
+                for call, value in zip(episode.calls, row, strict=True)
+            ]
+            for episode, row in zip(group, rows, strict=True)
+        ]
+        for group, rows in zip(groups, advantages, strict=True)
+    ]
 
 
 def _entries(episode: EpisodeSummary, advantages: list[float], weight: float, multiplicity: bool) -> list[CallCredit]:
@@ -195,65 +212,6 @@ def _entries(episode: EpisodeSummary, advantages: list[float], weight: float, mu
     return credits
 
 
-def _advantages(
-    episodes: Sequence[EpisodeSummary], values: Sequence[list[float]], settings: CreditSettings
-) -> list[list[float]]:
-    """Per episode and call. With `per_agent_groups`, statistics are separate for each agent."""
-    advantages = [[0.0] * len(episode.calls) for episode in episodes]
-    if not settings.per_agent_groups:
-        _fill(advantages, episodes, values, None, settings.estimator)
-        return advantages
-    for agent in sorted({call.agent for episode in episodes for call in episode.calls}):
-        _fill(advantages, episodes, values, agent, settings.estimator)
-    return advantages
-
-
-def _fill(
-    advantages: list[list[float]],
-    episodes: Sequence[EpisodeSummary],
-    values: Sequence[list[float]],
-    agent: str | None,
-    estimator: AdvantageEstimator,
-) -> None:
-    """Write the advantages of one agent's calls, or of all calls if `agent` is None."""
-    samples = []
-    for episode, by_call in zip(episodes, values, strict=True):
-        sample = [by_call[i] for i, call in enumerate(episode.calls) if call.tokens and agent in (None, call.agent)]
-        if not sample and agent is None:
-            sample = [episode.reward]  # no token is trained, but the episode counts in the statistics
-        samples.append(sample)
-    present = [sample for sample in samples if sample]
-    if not present:
-        return
-    mean, deviation = _statistics(present)
-    count = len(present)
-    for index, sample in enumerate(samples):
-        if not sample:
-            continue
-        own = sum(sample) / len(sample)
-        for call_index, call in enumerate(episodes[index].calls):
-            if agent not in (None, call.agent):
-                continue
-            of = Comparison(values[index][call_index], own, mean, deviation, count)
-            advantages[index][call_index] = ADVANTAGES[estimator](of)
-
-
-def _statistics(samples: list[list[float]]) -> tuple[float, float]:
-    """Mean and (unbiased) standard deviation over episodes, each with the same weight."""
-    count = len(samples)
-    mean = sum(sum(sample) / len(sample) for sample in samples) / count
-    square = sum(sum((value - mean) ** 2 for value in sample) / len(sample) for sample in samples)
-    return mean, sqrt(square / (count - 1)) if count > 1 else 0.0
-
-
-def _no_variance(group: Sequence[EpisodeSummary], values: Sequence[list[float]]) -> bool:
-    """Whether the group's trained calls and episodes all have the same value."""
-    seen = [episode.reward for episode in group if not episode.tokens]
-    for episode, by_call in zip(group, values, strict=True):
-        seen += [by_call[i] for i, call in enumerate(episode.calls) if call.tokens]
-    return not seen or max(seen) - min(seen) <= SAME * max(1.0, abs(max(seen)), abs(min(seen)))
-
-
 def _metrics(
     groups: Sequence[Sequence[EpisodeSummary]], credited: list[list[EpisodeCredit]], flat: list[bool]
 ) -> dict[str, float]:
@@ -263,7 +221,7 @@ def _metrics(
     return {
         "credit/groups": float(len(groups)),
         "credit/zero_variance_groups": float(sum(flat)),
-        "credit/episodes_trained": float(sum(not e.skipped for group in credited for e in group)),
+        "credit/episodes_trained": float(sum(episode.trained for group in credited for episode in group)),
         "credit/advantage/mean": mean,
         "credit/advantage/std": sqrt(sum((a - mean) ** 2 for a in advantages) / count) if count else 0.0,
     }

@@ -5,6 +5,7 @@ Weights depend only on the batch's episodes, never on how an episode was split i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -17,9 +18,9 @@ class LossNorm(StrEnum):
     TOKEN_MEAN = "token_mean"
     """1 / all trained tokens of the batch: every token counts the same."""
     SEQUENCE_MEAN = "sequence_mean"
-    """1 / (episodes x the episode's tokens): every episode counts the same."""
+    """1 / (trained episodes x the episode's tokens): every episode counts the same."""
     DR_GRPO = "dr_grpo"
-    """1 / (episodes x a constant length): no bias by length."""
+    """1 / (all episodes x a constant length): no bias by length, nor by how many groups teach something."""
 
 
 @dataclass(slots=True)
@@ -50,6 +51,11 @@ class EpisodeCredit:
     skipped: bool = False
     """Left out because its group has zero variance: none of its calls has an entry."""
 
+    @property
+    def trained(self) -> bool:
+        """Whether any of its tokens is trained."""
+        return any(call.entries for call in self.calls)
+
 
 @dataclass(slots=True)
 class Credit:
@@ -65,13 +71,47 @@ class Credit:
         return [episode for group in self.groups for episode in group]
 
 
-def token_weights(episodes: list[EpisodeSummary], norm: LossNorm, length: float, multiplicity: bool) -> list[float]:
-    """The weight of a token (or of each of its entries) in each episode; `length` is Dr. GRPO's constant."""
-    counts = [episode.row_tokens if multiplicity else episode.tokens for episode in episodes]
-    trained = sum(1 for count in counts if count)
+def token_weights(
+    groups: Sequence[Sequence[EpisodeSummary]],
+    trained: Sequence[Sequence[bool]],
+    norm: LossNorm,
+    length: float,
+    multiplicity: bool,
+) -> list[list[float]]:
+    """The weight of a token (of one entry of it) in each episode; 0 in episodes that aren't trained.
+
+    `length` is Dr.GRPO's constant. Its other factor counts every episode of the batch, trained or not.
+    """
+    counts = [
+        [
+            (episode.row_tokens if multiplicity else episode.tokens) if kept else 0
+            for episode, kept in zip(*pair, strict=True)
+        ]
+        for pair in zip(groups, trained, strict=True)
+    ]
+    tokens = sum(map(sum, counts))
+    holding = sum(count > 0 for group in counts for count in group)
+    everyone = sum(map(len, groups))
+
+    def weight(count: int) -> float:
+        if not count:
+            return 0.0
+        if norm is LossNorm.TOKEN_MEAN:
+            return 1.0 / tokens
+        return 1.0 / (holding * count) if norm is LossNorm.SEQUENCE_MEAN else 1.0 / (everyone * length)
+
+    return [[weight(count) for count in group] for group in counts]
+
+
+def mini_batch_scales(norm: LossNorm, parts: Sequence[Sequence[int]]) -> list[float]:
+    """By what to multiply the weights of a batch's episodes where a part of them is an update of its own.
+
+    `parts` holds the trained tokens (entries of them) of each trained episode of each part. A part then weighs its
+    episodes as a batch of its own would: with a norm over episodes, parts are as large as their numbers of episodes;
+    with the mean over tokens, as their numbers of tokens.
+    """
     if norm is LossNorm.TOKEN_MEAN:
-        total = sum(counts)
-        return [1.0 / total if count else 0.0 for count in counts]
-    if norm is LossNorm.SEQUENCE_MEAN:
-        return [1.0 / (trained * count) if count else 0.0 for count in counts]
-    return [1.0 / (trained * length) if count else 0.0 for count in counts]
+        total = sum(map(sum, parts))
+        return [total / sum(part) for part in parts]
+    count = sum(map(len, parts))
+    return [count / len(part) for part in parts]

@@ -30,13 +30,16 @@ def bare_call_id(response_id: str | None) -> str | None:
 
 
 async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
-    """`POST /v1/rewards` `{"reward": 1.0, "call": "chatcmpl-…"?, "agent": "…"?}`"""
+    """`POST /v1/rewards` `{"reward": 1.0, "call": "chatcmpl-…"?, "agent": "…"?, "replace": true?}`"""
     try:
         value = finite_reward(body.get("reward"), "reward")
     except RewardError as error:
         raise BadField("reward", str(error)) from None
     call = bare_call_id(fields.text(body, "call"))
     agent = fields.text(body, "agent") or None
+    replace = fields.flag(body, "replace")
+    if replace and call is None:
+        raise BadField("replace", "replace needs a call: the one whose reward replaces the outcome")
     if caller.agent is not None and agent not in (None, caller.agent):
         raise BadField("agent", f"this key is for agent {caller.agent!r} only")
     if caller.agent is not None:  # an agent's key can't reward other agents
@@ -45,10 +48,10 @@ async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
             raise KeyScopeError(f"this key is for agent {caller.agent!r} only, and {call} is {owner!r}'s")
         agent = agent if call else caller.agent
     try:
-        caller.session.reward(value, call=call, agent=agent)
+        caller.session.reward(value, call=call, agent=agent, replace=replace)
     except RewardError as error:  # no such call or agent
         raise BadField("call" if call else "agent", str(error)) from None
-    return json_answer({"object": "reward", "reward": value, "call": call, "agent": agent})
+    return json_answer({"object": "reward", "reward": value, "call": call, "agent": agent, "replace": replace})
 
 
 async def models(body: dict[str, Any], caller: Caller) -> Answer:

@@ -88,7 +88,9 @@ class Call:
     drop: DropReason | None = None
     """Why none of its tokens is trained although it was sampled."""
     reward: float | None = None
-    """A reward of its own (`tuner.reward(value, call=…)`, or one of a list); None: the agent's or the episode's."""
+    """A reward of its own (`tuner.reward(value, call=…)`, or one of a list), beside the agent's or the episode's."""
+    replaces_outcome: bool = False
+    """`tuner.reward(…, replace=True)`, or one of a list: its reward stands in for the agent's and the episode's."""
     extends: int = ROOT
     """The call whose prompt and reply this prompt continues."""
     new_messages: list[Message] = field(default_factory=list)
@@ -177,7 +179,7 @@ def _call_digest(call: Call) -> bytes:
     digest = hashlib.blake2b(call.logprobs.tobytes(), digest_size=16)
     digest.update(call.mask.tobytes())
     facts = (call.agent, call.target, call.prompt_tokens, call.versions, call.finish_reason, call.trainable, call.drop)
-    digest.update(repr((*facts, call.reward)).encode())
+    digest.update(repr((*facts, call.reward, call.replaces_outcome)).encode())
     return digest.digest()
 
 
@@ -200,3 +202,5 @@ class Sample:
     """Index in the tree's calls of the call that sampled each response token, -1 for context: credit is per call."""
     versions: IntArray
     """Policy version of each response token, -1 for context."""
+    leaf: int = ROOT
+    """The call that this path leads to, even if the row was cut before it."""

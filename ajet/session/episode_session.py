@@ -108,10 +108,10 @@ class EpisodeSession:
         """The text of one token, for log-probabilities."""
         return self._renderer.decode([token_id])
 
-    def reward(self, value: float, call: str | None = None, agent: str | None = None) -> None:
-        """A reward for one call, one agent, or the episode."""
+    def reward(self, value: float, call: str | None = None, agent: str | None = None, *, replace: bool = False) -> None:
+        """A reward for one call, one agent, or the episode. `replace`: the call's reward stands in for the outcome."""
         self.check_open()
-        self.tracker.reward(value, call=call, agent=agent)
+        self.tracker.reward(value, call=call, agent=agent, replace=replace)
 
     # ------------------------------------------------------------ closing
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ajet.credit.weights import EpisodeCredit
+from ajet.credit.weights import EpisodeCredit, LossNorm, mini_batch_scales
 from ajet.schema.call_tree import CallTree
 from ajet.trainer.divergence import AdaptiveKL
 from ajet.trainer.forward import BestForward, Entropy, Forward, RowForward
@@ -51,6 +52,8 @@ class TrainSettings:
     """Parts of a batch; each gives one optimiser step."""
     epochs: int = 1
     """Passes over a batch."""
+    loss_norm: LossNorm = LossNorm.TOKEN_MEAN
+    """The norm that made the batch's weights; it decides how a mini-batch is weighted."""
     max_tokens: int | None = None
     """Unique tokens per forward and backward pass. None: depends on the device."""
     gradient_checkpointing: bool = False
@@ -245,19 +248,25 @@ class Trainer:
         return self._forward
 
     def _mini_batches(self, items: list[Item]) -> list[list[Item]]:
-        """Shuffle whole episodes into parts of about equal size; scale each part's weights to the batch's total."""
+        """Shuffle whole episodes into parts of about equal size, each weighted as a batch of its own."""
         count = self.settings.mini_batches
         episodes = sorted({item.episode for item in items})
         if count == 1 or len(episodes) < 2:
             return [items]
         np.random.default_rng([self.settings.seed, self.updates]).shuffle(episodes)
-        total = sum(_weight(item) for item in items)
-        parts = []
-        for chosen in np.array_split(np.array(episodes), min(count, len(episodes))):
-            part = [item for item in items if item.episode in set(chosen.tolist())]
-            scale = total / sum(_weight(item) for item in part)
-            parts.append([replace(item, entries=[(a, w * scale) for a, w in item.entries]) for item in part])
-        return parts
+        drawn = [chosen.tolist() for chosen in np.array_split(np.array(episodes), min(count, len(episodes)))]
+        tokens: Counter[int] = Counter()
+        for item in items:
+            tokens[item.episode] += int(item.tree.calls[item.call].mask.sum()) * len(item.entries)
+        scales = mini_batch_scales(self.settings.loss_norm, [[tokens[index] for index in part] for part in drawn])
+        return [
+            [
+                replace(item, entries=[(a, w * scale) for a, w in item.entries])
+                for item in items
+                if item.episode in set(part)
+            ]
+            for part, scale in zip(drawn, scales, strict=True)
+        ]
 
     def _tensors(self, pack: Pack, old: _Logprobs | None, reference: _Logprobs | None) -> EdgeTensors:
         edges = pack.edges
@@ -312,10 +321,6 @@ def _adapter_dropouts(model: Any) -> list[Any]:
         for name, module in model.named_modules()
         if ".lora_dropout." in name and isinstance(module, torch.nn.Dropout) and module.p > 0
     ]
-
-
-def _weight(item: Item) -> float:
-    return int(item.tree.calls[item.call].mask.sum()) * sum(weight for _, weight in item.entries)
 
 
 def _at(pack: Pack, known: _Logprobs) -> NDArray[np.float64]:

@@ -142,18 +142,21 @@ class AjetTuner:
 
     # ------------------------------------------------------------ rewards and the tracker
 
-    def reward(self, value: float, *, call: str | None = None, agent: str | None = None) -> None:
-        """A reward for one call (`call`: a response's id), one agent, or the whole episode."""
+    def reward(self, value: float, *, call: str | None = None, agent: str | None = None, replace: bool = False) -> None:
+        """A reward for one call (`call`: a response's id), one agent, or the whole episode.
+
+        A call's reward adds to the outcome (the agent's reward, or the episode's). `replace=True`: it stands in for
+        the outcome, for this call and the calls that led to it.
+        """
         value = finite_reward(value, "tuner.reward")
         if self._session is None:
             assert self._endpoint is not None
-            post_reward(
-                self._endpoint.base_url, self._endpoint.api_key, {"reward": value, "call": call, "agent": agent}
-            )
+            given = {"reward": value, "call": call, "agent": agent, "replace": replace}
+            post_reward(self._endpoint.base_url, self._endpoint.api_key, given)
             return
         session = self._session
         call_id = bare_call_id(call)
-        LoopBridge(Caller(session), self._loop).call(lambda: session.reward(value, call_id, agent))
+        LoopBridge(Caller(session), self._loop).call(lambda: session.reward(value, call_id, agent, replace=replace))
 
     def get_context_tracker(self) -> ContextTracker:
         """The episode's tracker: read-only, and from the service loop only."""

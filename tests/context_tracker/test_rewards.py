@@ -6,8 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tracker_helpers import WIDE, Drive, assert_faithful, said, system, user
+from tracker_helpers import WIDE, Drive, assert_faithful, episode_of, said, system, user
 
+from ajet.context_tracker.tracker import FinishedCalls
+from ajet.credit import summarise
+from ajet.credit.returns import returns_of
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import (
     AbnormalOutputError,
@@ -215,12 +218,17 @@ def test_abandoned_calls_can_be_trained() -> None:
 # ---------------------------------------------------------------- rewards
 
 
+def returns_to_go(calls: FinishedCalls) -> list[float]:
+    return returns_of(summarise(episode_of(calls)), gamma=1.0).to_go
+
+
 def test_a_list_of_rewards_goes_to_the_calls() -> None:
     drive = Drive()
     linear(drive)
     episode = drive.tracker.finish([0.0, 0.5, 1.0])
     assert [call.reward for call in episode.tree.calls] == [0.0, 0.5, 1.0]
     assert episode.reward == 1.5
+    assert returns_to_go(episode) == [1.5, 1.5, 1.0]  # the sum, to go: no outcome comes on top
 
 
 def test_rewards_of_calls_and_agents() -> None:
@@ -232,6 +240,26 @@ def test_rewards_of_calls_and_agents() -> None:
     episode = drive.tracker.finish(1.0)
     assert [call.reward for call in episode.tree.calls] == [None, 0.25, None, None]
     assert episode.agent_rewards == {"judge": 2.0} and episode.reward == 1.0
+
+
+def test_a_call_s_reward_adds_to_the_outcome_unless_it_replaces_it() -> None:
+    drive = Drive()
+    linear(drive)
+    drive.tracker.reward(0.25, call="call-2")
+    assert returns_to_go(drive.tracker.finish(1.0)) == [1.25, 1.25, 1.25]
+    replacing = Drive()
+    linear(replacing)
+    replacing.tracker.reward(0.25, call="call-2", replace=True)
+    episode = replacing.tracker.finish(1.0)
+    assert episode.reward == 1.0 and episode.tree.calls[2].replaces_outcome
+    assert returns_to_go(episode) == [0.25, 0.25, 0.25]
+
+
+def test_only_a_call_s_reward_can_replace_the_outcome() -> None:
+    drive = Drive()
+    linear(drive, 1)
+    with pytest.raises(RewardError, match=r"replace=True.*needs call="):
+        drive.tracker.reward(1.0, replace=True)
 
 
 def test_the_episode_s_reward_may_be_given_by_the_workflow() -> None:

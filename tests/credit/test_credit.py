@@ -12,15 +12,19 @@ from hypothesis import strategies as st
 
 from ajet.credit import (
     AdvantageEstimator,
+    Baseline,
     CallSummary,
     CreditSettings,
     EpisodeSummary,
     LossNorm,
+    Overlong,
     ZeroVariance,
     compute_credit,
+    mini_batch_scales,
     summarise,
+    teaches,
 )
-from ajet.credit.estimators import Overlong, call_values
+from ajet.credit.returns import returns_of
 from ajet.schema.call_tree import ROOT, Call, CallTree, Run
 from ajet.schema.episode import Episode, EpisodeStatus, Ledger
 
@@ -33,7 +37,9 @@ def chain(reward: float, tokens: list[int], rewards: list[float | None] | None =
     own = rewards or [None] * len(tokens)
     last = len(tokens) - 1
     calls = [
-        CallSummary("a", n, r, i + 1 if i < last else ROOT, [last])
+        CallSummary(
+            "a", n, r, next=i + 1 if i < last else ROOT, previous=i - 1 if i else ROOT, state=f"turn {i}", leaves=[last]
+        )
         for i, (n, r) in enumerate(zip(tokens, own, strict=True))
     ]
     return EpisodeSummary("e", "g", reward, calls)
@@ -79,40 +85,122 @@ def test_an_episode_of_many_calls_weighs_no_more_than_one_of_one() -> None:
     assert many[2] == pytest.approx([one[2][0]] * 2)
 
 
+# ------------------------------------------------------------------------------------------------------ returns
+
+
 def test_gamma_discounts_from_call_to_call() -> None:
-    episode = chain(8.0, [1, 1, 1])
-    assert call_values(episode, CreditSettings(gamma=0.5)) == [2.0, 4.0, 8.0]
+    returns = returns_of(chain(8.0, [1, 1, 1]), gamma=0.5)
+    assert returns.to_go == [2.0, 4.0, 8.0]
+    assert returns.whole == [8.0, 8.0, 8.0]
+    assert returns.turn == [0, 1, 2]
 
 
-def test_rewards_of_calls_replace_the_episodes() -> None:
-    # 1 + 0.5 * (0 + 0.5 * 4); the last call has a reward of its own, so the episode's 99 is not added
-    episode = chain(99.0, [1, 1, 1], [1.0, None, 4.0])
-    assert call_values(episode, CreditSettings(gamma=0.5)) == [2.0, 2.0, 4.0]
+def test_rewards_of_calls_add_to_the_outcome_wherever_they_are() -> None:
+    first = returns_of(chain(1.0, [1, 1], [0.25, None]), gamma=1.0)
+    last = returns_of(chain(1.0, [1, 1], [None, 0.25]), gamma=1.0)
+    assert (first.to_go, last.to_go) == ([1.25, 1.0], [1.25, 1.25])
+    assert first.whole == last.whole == [1.25, 1.25]
 
 
-def test_shaping_rewards_add_to_the_episodes() -> None:
-    assert call_values(chain(1.0, [1, 1], [0.25, None]), CreditSettings()) == [1.25, 1.0]
+def test_a_replacing_reward_keeps_the_outcome_from_its_call_and_those_before() -> None:
+    episode = chain(9.0, [1, 1, 1], [1.0, 4.0, None])
+    episode.calls[1].replaces_outcome = True
+    assert returns_of(episode, gamma=1.0).to_go == [5.0, 4.0, 9.0]
+    assert returns_of(episode, gamma=0.5).to_go == [3.0, 4.0, 9.0]
+    assert returns_of(episode, gamma=1.0).whole == [5.0, 5.0, 14.0]
 
 
-def test_calls_of_different_value_stand_in_equal_shares() -> None:
-    # episode values: (2, 0) and (0, 0): mean 0.5; var = (mean(2.25, 0.25) + 0.25) / 1 = 1.5
-    group = [chain(0.0, [1, 1], [2.0, 0.0]), chain(0.0, [1, 1], [0.0, 0.0])]
-    std = sqrt(1.5) + 1e-6
-    got = advantages([group], gamma=0.0)
-    assert got[0] == pytest.approx([1.5 / std, -0.5 / std])
-    assert got[1] == pytest.approx([-0.5 / std, -0.5 / std])
+def test_a_penalty_is_taken_off_where_it_arose() -> None:
+    episode = chain(1.0, [1, 1], [None, 0.5])
+    episode.calls[0].penalty = 0.25
+    returns = returns_of(episode, gamma=1.0)
+    assert returns.to_go == [1.25, 1.5]
+    assert returns.whole == [1.25, 1.25]
 
 
-def test_per_agent_groups_compare_like_with_like() -> None:
-    def pair(solver: float, critic: float) -> EpisodeSummary:
-        calls = [CallSummary("solver", 5, leaves=[0]), CallSummary("critic", 5, leaves=[1])]
-        return EpisodeSummary("e", "g", 0.0, calls, {"solver": solver, "critic": critic})
+# ---------------------------------------------------------------------------------------- like compared with like
 
+
+@pytest.mark.parametrize("estimator", [e for e in AdvantageEstimator if e is not AdvantageEstimator.PASS_AT_K])
+@pytest.mark.parametrize("baseline", [Baseline.TURN, Baseline.STATE])
+def test_a_constant_reward_teaches_nothing_at_any_discount(estimator: AdvantageEstimator, baseline: Baseline) -> None:
+    group = [chain(1.0, [3, 5, 2]) for _ in range(4)]
+    options = {"estimator": estimator, "baseline": baseline, "gamma": 0.9, "zero_variance": ZeroVariance.KEEP}
+    assert advantages([group], **options) == [[0.0, 0.0, 0.0]] * 4
+    assert compute_credit([group], CreditSettings(**options)).zero_variance_groups == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("baseline", list(Baseline))
+def test_turn_rewards_that_every_episode_has_teach_nothing(baseline: Baseline) -> None:
+    group = [chain(0.0, [1, 1], [1.0, 0.0]) for _ in range(3)]
+    assert not teaches(group, CreditSettings(baseline=baseline))
+    assert advantages([group], baseline=baseline, zero_variance=ZeroVariance.KEEP) == [[0.0, 0.0]] * 3
+
+
+def pair(solver: float, critic: float) -> EpisodeSummary:
+    calls = [CallSummary("solver", 5, leaves=[0]), CallSummary("critic", 5, leaves=[1])]
+    return EpisodeSummary("e", "g", 0.0, calls, {"solver": solver, "critic": critic})
+
+
+def test_agents_with_constant_but_different_rewards_teach_nothing() -> None:
+    group = [pair(1.0, 0.0)] * 3
+    assert not teaches(group, CreditSettings())
+    assert advantages([group], zero_variance=ZeroVariance.KEEP) == [[0.0, 0.0]] * 3
+
+
+def test_an_agent_is_compared_with_the_same_agent() -> None:
     group = [pair(10.0, 1.0), pair(12.0, 0.0)]
-    apart = advantages([group], estimator=AdvantageEstimator.DR_GRPO, per_agent_groups=True)
-    assert apart == [pytest.approx([-1.0, 0.5]), pytest.approx([1.0, -0.5])]
-    together = advantages([group], estimator=AdvantageEstimator.DR_GRPO)
-    assert together[0] == pytest.approx([4.25, -4.75])
+    assert advantages([group], estimator=AdvantageEstimator.DR_GRPO) == [
+        pytest.approx([-1.0, 0.5]),
+        pytest.approx([1.0, -0.5]),
+    ]
+
+
+def test_an_agent_without_another_episode_has_advantage_nothing() -> None:
+    group = [pair(1.0, 5.0), single(0.0), single(0.0)]
+    group[0].calls[0].agent = "a"
+    group[0].agent_rewards = {"critic": 5.0, "a": 1.0}
+    credit = compute_credit([group], CreditSettings(estimator=AdvantageEstimator.DR_GRPO))
+    assert [call.advantage for call in credit.episodes[0].calls] == pytest.approx([2 / 3, 0.0])
+    assert credit.metrics["credit/agents_alone"] == 1.0
+
+
+def test_a_turn_that_one_episode_reached_has_the_advantage_of_its_whole_return() -> None:
+    # turn 0: values 2, 1, 1 (mean 4/3); turn 1: 2 and 1 (mean 1.5); turn 2 occurs once: 2 against 2, 1, 1
+    group = [chain(2.0, [1, 1, 1]), chain(1.0, [1, 1]), chain(1.0, [1])]
+    options = {"estimator": AdvantageEstimator.DR_GRPO, "baseline": Baseline.TURN}
+    assert advantages([group], **options) == [
+        pytest.approx([2 / 3, 0.5, 2 / 3]),
+        pytest.approx([-1 / 3, -0.5]),
+        pytest.approx([-1 / 3]),
+    ]
+    assert compute_credit([group], CreditSettings(**options)).metrics["credit/fallback_calls"] == 1.0  # type: ignore[arg-type]
+
+
+def test_unequal_lengths_alone_do_not_make_a_lonely_turn_vary() -> None:
+    group = [chain(1.0, [1, 1, 1]), chain(1.0, [1])]
+    got = advantages([group], baseline=Baseline.TURN, gamma=0.9, estimator=AdvantageEstimator.DR_GRPO)
+    assert got[0] == pytest.approx([-0.095, 0.0, 0.0])  # 0.81 against 1 at turn 0; nothing else is discounted
+
+
+def test_the_state_baseline_adds_what_was_done_in_the_same_state() -> None:
+    """Two episodes meet in one room at different turns; its step advantage stands beside the episode's."""
+    group = [chain(1.0, [1, 1]), chain(0.0, [1, 1, 1])]
+    for episode, states in zip(group, (("a", "b"), ("c", "d", "b")), strict=True):
+        for call, state in zip(episode.calls, states, strict=True):
+            call.state = state
+    options = {"estimator": AdvantageEstimator.DR_GRPO, "baseline": Baseline.STATE, "state_weight": 0.5}
+    got = advantages([group], **options)
+    assert got == [pytest.approx([0.5, 0.75]), pytest.approx([-0.5, -0.5, -0.75])]
+
+
+def test_an_episode_stands_with_its_alternatives_in_equal_shares() -> None:
+    # two replies to one prompt, worth 2 and 0; the other episode 0: mean 0.5, variance mean(2.25, 0.25) + 0.25
+    both = EpisodeSummary("e", "g", 0.0, [CallSummary("a", 1, 2.0, leaves=[0]), CallSummary("a", 1, 0.0, leaves=[1])])
+    std = sqrt(1.5) + 1e-6
+    got = advantages([[both, single(0.0)]])
+    assert got[0] == pytest.approx([1.5 / std, -0.5 / std])
+    assert got[1] == pytest.approx([-0.5 / std])
 
 
 def test_zero_variance_groups() -> None:
@@ -143,16 +231,44 @@ def test_norms_worked() -> None:
     assert weights(LossNorm.DR_GRPO) == pytest.approx([1 / 200] * 3)
 
 
+def test_skipped_groups_stay_in_the_denominator_of_dr_grpo() -> None:
+    groups = [[single(1.0), single(1.0), single(1.0)], [single(1.0), single(0.0)]]
+    credit = compute_credit(groups, CreditSettings(loss_norm=LossNorm.DR_GRPO, dr_grpo_length=100))
+    assert [call.weight for episode in credit.episodes for call in episode.calls] == [0, 0, 0, 1 / 500, 1 / 500]
+
+
+def test_a_part_of_a_batch_weighs_as_a_batch_of_its_own() -> None:
+    """One update of both parts, or two of one each: every part's tokens have the weights of a batch like it."""
+    parts = [[10, 30], [100]]
+    assert mini_batch_scales(LossNorm.TOKEN_MEAN, parts) == pytest.approx([140 / 40, 140 / 100])
+    assert mini_batch_scales(LossNorm.SEQUENCE_MEAN, parts) == pytest.approx([3 / 2, 3])
+    assert mini_batch_scales(LossNorm.DR_GRPO, parts) == pytest.approx([3 / 2, 3])
+
+
+def test_what_was_cut_by_its_length_is_compared_but_not_trained() -> None:
+    group = [single(1.0, 10), single(1.0, 10), single(0.0, 100)]
+    group[2].cut = True
+    options = {"mask_overlong": True, "estimator": AdvantageEstimator.DR_GRPO}
+    credit = compute_credit([group], CreditSettings(**options))  # type: ignore[arg-type]
+    assert [call.entries for episode in credit.episodes for call in episode.calls] == [
+        [(pytest.approx(1 / 3), 1 / 20)],
+        [(pytest.approx(1 / 3), 1 / 20)],
+        [],
+    ]
+    assert [episode.trained for episode in credit.episodes] == [True, True, False]
+    assert credit.metrics["credit/masked_overlong"] == 1.0
+
+
 def test_overlong_reward() -> None:
     overlong = Overlong(limit=100, buffer=20, penalty=1.0)
     assert [overlong.shaped(1.0, n) for n in (80, 90, 100, 500)] == [1.0, 0.5, 0.0, 0.0]
-    assert call_values(single(1.0, 90), CreditSettings(overlong=overlong)) == [0.5]
+    assert returns_of(single(1.0, 90), 1.0, overlong).to_go == [0.5]
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=6), st.sampled_from(list(AdvantageEstimator)))
 @settings(max_examples=50, deadline=None)
 def test_advantages_sum_to_nothing(rewards: list[float], estimator: AdvantageEstimator) -> None:
-    got = advantages([[single(r) for r in rewards]], estimator=estimator, zero_variance=ZeroVariance.KEEP)
+    got = advantages([[single(r) for r in rewards]], estimator=estimator, zero_variance=ZeroVariance.KEEP, pass_k=2)
     assert sum(a for (a,) in got) == pytest.approx(0.0, abs=1e-6)
 
 
@@ -197,7 +313,8 @@ def test_summary_of_a_tree() -> None:
     assert [call.leaves for call in summary.calls] == [[0], [2, 3], [2], [3]]
     assert summary.tokens == 9
     assert summary.row_tokens == 12
-    assert call_values(summary, CreditSettings()) == [-1.0, 1.0, 1.0, 1.0]
+    assert [call.previous for call in summary.calls] == [ROOT, ROOT, 1, ROOT]
+    assert returns_of(summary, 1.0).whole == [0.0, 1.0, 1.0, 1.0]
     assert EpisodeSummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
 
 

@@ -111,14 +111,17 @@ def test_rewards_from_another_process() -> None:
     async def workflow(near: AjetTuner, far: AjetTuner) -> None:
         client = far.as_raw_openai_sdk_client("a")
         answer = await client.chat.completions.create(messages=USER)
-        far.reward(0.5, call=answer.id)
+        far.reward(0.5, call=answer.id, replace=True)
         far.reward(1.0)
         with pytest.raises(RewardError):
             far.reward(1.0, agent=3)  # type: ignore[arg-type]
+        with pytest.raises(RewardError, match="needs a call"):
+            far.reward(1.0, replace=True)
 
     session = in_workflow(LineEngine("hi"), workflow)
     episode = session.tracker.finish(None)
-    assert episode.reward == 1.0 and episode.tree.calls[0].reward == 0.5
+    (call,) = episode.tree.calls
+    assert episode.reward == 1.0 and call.reward == 0.5 and call.replaces_outcome
 
 
 def test_a_client_that_leaves_cancels_its_generation() -> None:

@@ -11,13 +11,14 @@ import torch
 from random_batches import credited_batch
 from small_models import gap, small_model, weights
 
-from ajet.credit.weights import CallCredit, EpisodeCredit
+from ajet.credit.weights import CallCredit, EpisodeCredit, LossNorm
 from ajet.schema.generation import Sampling
 from ajet.trainer.correction import Correction, CorrectionMode, Level
 from ajet.trainer.divergence import AdaptiveKL
 from ajet.trainer.forward import RowForward
 from ajet.trainer.loss import LossSettings, PolicyLoss
 from ajet.trainer.optimizer import OptimSettings
+from ajet.trainer.pack import items_of
 from ajet.trainer.trainer import Trainer, TrainSettings
 
 OPTIM = OptimSettings(lr=1e-2, weight_decay=0.0)
@@ -63,6 +64,29 @@ def test_mini_batches_use_old_logprobs_and_keep_the_scale(loss: PolicyLoss) -> N
     metrics = trainer.update(credited_batch(2))
     assert metrics["train/updates"] == 3 == trainer.updates
     assert metrics["loss/ratio_max"] != pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("norm", list(LossNorm))
+def test_a_mini_batch_weighs_its_episodes_as_a_batch_of_its_own(norm: LossNorm) -> None:
+    batch = credited_batch(2)
+    trees = dict(enumerate(tree for tree, _ in batch))
+    trainer = Trainer(small_model(), TrainSettings(mini_batches=3, loss_norm=norm))
+    tokens = {index: tree.trained_tokens for index, tree in trees.items()}
+    weight = {
+        LossNorm.TOKEN_MEAN: lambda part, _: 1 / sum(tokens[e] for e in part),
+        LossNorm.SEQUENCE_MEAN: lambda part, e: 1 / (len(part) * tokens[e]),
+        LossNorm.DR_GRPO: lambda part, _: 1 / (len(part) * 50),
+    }[norm]
+    given = [
+        (tree, EpisodeCredit(c.episode_id, [CallCredit([(1.0, weight(list(trees), e))]) for _ in c.calls]))
+        for e, (tree, c) in enumerate(batch)
+    ]
+    parts = trainer._mini_batches(items_of(given))
+    assert len(parts) == 3
+    for part in parts:
+        chosen = sorted({item.episode for item in part})
+        for item in part:
+            assert item.entries[0][1] == pytest.approx(weight(chosen, item.episode))
 
 
 def test_kl_pulls_towards_the_reference() -> None:

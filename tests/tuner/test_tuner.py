@@ -55,7 +55,7 @@ def test_openai_client_whole_and_streamed() -> None:
         calls = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or []]
         assert calls[0].function.name == "f" and chunks[-1].usage.completion_tokens == count(CALL)
         assert [model.id async for model in client.models.list()] == ["ajet/solver"]
-        tuner.reward(0.5, call=whole.id)
+        tuner.reward(0.5, call=whole.id, replace=True)
         with pytest.raises(RewardError):
             tuner.reward(float("nan"))
 
@@ -64,6 +64,7 @@ def test_openai_client_whole_and_streamed() -> None:
     assert len(replied(session)) == 3
     episode = session.tracker.finish(1.0)
     assert [call.reward for call in episode.tree.calls] == [0.5, None, None]
+    assert [call.replaces_outcome for call in episode.tree.calls] == [True, False, False]
 
 
 def test_errors_are_openais_own() -> None:

@@ -92,7 +92,8 @@ class Learner:
         return found
 
     def penalise_drift(self, episodes: Sequence[Episode], summaries: Sequence[EpisodeSummary], credit: Credit) -> float:
-        """`use_kl_in_reward`: subtract the divergence from the starting model from each reward. Returns its mean."""
+        """`use_kl_in_reward`: subtract the divergence from the starting model from the reward of each call, where it
+        arises. Returns its mean over episodes."""
         batch: list[tuple[CallTree, Any]] = [(e.tree, c) for e, c in zip(episodes, credit.episodes, strict=True)]
         self._runtime.run(self._engine.pause())
         try:
@@ -100,14 +101,11 @@ class Learner:
             reference = self.trainer.reference_logprobs(batch)
         finally:
             self._runtime.run(self._engine.resume())
-        totals = [0.0] * len(episodes)
-        for key, values in policy.items():
-            totals[key[0]] += float((values - reference[key]).sum())
+        drift = {key: float((values - reference[key]).sum()) for key, values in policy.items()}
         coefficient = self._config.ajet.trainer_common.kl_loss_coef
-        for summary, total in zip(summaries, totals, strict=True):
-            summary.reward -= coefficient * total
-            summary.agent_rewards = {a: r - coefficient * total for a, r in summary.agent_rewards.items()}
-        return sum(totals) / max(len(totals), 1)
+        for (episode, call), total in drift.items():
+            summaries[episode].calls[call].penalty = coefficient * total
+        return sum(drift.values()) / max(len(episodes), 1)
 
     def write(self, folder: Path) -> None:
         """Write a checkpoint's files."""

@@ -20,7 +20,7 @@ from ajet.backbone.report import EXIT_NOTHING_TRAINED, NOTHING_TRAINED
 from ajet.backbone.training_settings import credit_settings
 from ajet.backbone.validation import validation_metrics
 from ajet.context_tracker import describe_reasons, top_reasons
-from ajet.credit import Credit, ZeroVariance, compute_credit, imitation_credit, summarise
+from ajet.credit import Credit, ZeroVariance, compute_credit, imitation_credit, summarise, teaches
 from ajet.observe.episode_metrics import episode_metrics, staleness
 from ajet.observe.metric_names import step_names
 from ajet.observe.progress import Progress
@@ -186,7 +186,8 @@ class LocalRun:
             self.progress.phase("rollout", len(tasks) * self.config.ajet.rollout.num_repeat)
             fresh = self.runtime.run(self.runtime.pool.run_groups(tasks, step=step))
             groups += fresh
-            teaching += sum(len({episode.reward for episode in group.episodes}) > 1 for group in fresh)
+            summaries = [[summarise(episode) for episode in group.episodes] for group in fresh if group.complete]
+            teaching += sum(teaches(group, self.credit_settings) for group in summaries)
             if teaching >= wanted:
                 break
         return groups

@@ -8,7 +8,7 @@ Groups, statistics and weights are over episodes (`ajet.credit`), however many r
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -28,6 +28,10 @@ SUMMARY = "ajet_episode"
 """Tag of an episode's rows: its summary."""
 SEGMENTS = "ajet_segments"
 """Tag of a row: which stretch of its response was sampled by which call and is trained in it."""
+LEAF = "ajet_leaf"
+"""Tag of a row: the call that its path leads to, even if the row was cut before it."""
+ROWLESS = "ajet_rowless"
+"""Tag of a group's first row: summaries of the group's episodes that have no row. They count in the baseline."""
 GROUP = "ajet_group"
 """Tag of a prompt: how its group ended."""
 
@@ -51,19 +55,27 @@ def segments_of(sample: Sample) -> list[Segment]:
 def summary_of(episode: Episode, samples: Sequence[Sample]) -> EpisodeSummary:
     """The episode's summary, counting only the tokens that its rows train.
 
-    A row cut at the length limit loses tokens that the tree still has.
+    A row cut at the length limit loses tokens that the tree still has; a call's leaves are those of the rows it is in.
     """
     summary = summarise(episode)
     trained: Counter[int] = Counter()
+    leaves: defaultdict[int, list[int]] = defaultdict(list)
     for sample in samples:
         in_row: Counter[int] = Counter()
         for segment in segments_of(sample):
             in_row[segment.call] += segment.end - segment.start
         for index, count in in_row.items():
             trained[index] = max(trained[index], count)
+            leaves[index].append(sample.leaf)
     for index, call in enumerate(summary.calls):
         call.tokens = trained[index]
+        call.leaves = leaves[index]
     return summary
+
+
+def rowless_tag(episodes: Sequence[Episode]) -> str:
+    """`ROWLESS`, of a group's episodes without rows."""
+    return json.dumps([summary_of(episode, []).to_json() for episode in episodes])
 
 
 def group_tag(group: EpisodeGroup) -> dict[str, Any]:
@@ -101,6 +113,8 @@ def credit_batch(
         members = groups.setdefault(group, {})
         if episode not in members:
             members[episode] = EpisodeSummary.from_json(json.loads(tag[SUMMARY]))
+        for rowless in map(EpisodeSummary.from_json, json.loads(tag.get(ROWLESS, "[]"))):
+            members[f"rowless {rowless.episode_id}"] = rowless
     summaries = [list(members.values()) for members in groups.values()]
     if imitate_from is None:
         credit = compute_credit(summaries, settings)
@@ -114,7 +128,7 @@ def credit_batch(
         mine = by_id.get(groups[group][episode].episode_id)
         length = int(tag["response_len"])
         dense.append(np.zeros(length, np.float32) if mine is None else token_credit(tag, mine, length))
-        trained.append(mine is not None and not mine.skipped)
+        trained.append(mine is not None and mine.trained)
     if not any(trained):
         trained = [True] * len(trained)
     return BatchCredit(dense, trained, credit.episodes, credit.metrics)
@@ -123,7 +137,7 @@ def credit_batch(
 def token_credit(tag: Tag, credit: EpisodeCredit, length: int) -> NDArray[np.float32]:
     """weight x advantage of each response token of a row.
 
-    With `multiplicity` a token stands in several rows; in each it has the entry of that row's leaf, its last call.
+    With `multiplicity` a token stands in several rows; in each it has the entry of that row's leaf.
     """
     dense = np.zeros(length, np.float32)
     segments = [Segment(*segment) for segment in tag[SEGMENTS]]
@@ -134,7 +148,7 @@ def token_credit(tag: Tag, credit: EpisodeCredit, length: int) -> NDArray[np.flo
             continue
         at = 0
         if len(entries) > 1:
-            at = calls[segment.call]["leaves"].index(segments[-1].call)
+            at = calls[segment.call]["leaves"].index(tag[LEAF])
         advantage, weight = entries[at]
         dense[segment.start : segment.end] = weight * advantage
     return dense

@@ -22,6 +22,22 @@ class Babbler(Workflow):
         return WorkflowOutput(reward=(sum(map(ord, said)) % 97) / 97)
 
 
+class Paid(Workflow):
+    """Two turns, each with a reward of its own."""
+
+    name: str = "paid"
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client(agent_name="paid")
+        messages = [{"role": "user", "content": workflow_task.task.main_query}]
+        for _ in range(2):
+            completion = await client.chat.completions.create(model="m", messages=messages)
+            said = completion.choices[0].message.content or ""
+            tuner.reward((sum(map(ord, said)) % 97) / 97, call=completion.id)
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
+        return WorkflowOutput(reward=0.0)
+
+
 class Forgetful(Workflow):
     """Asks the same several times, and then rewrites what was said."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ajet.backbone.ray.credit import GROUP, SEGMENTS, SUMMARY, group_tag, segments_of, summary_of
+from ajet.backbone.ray.credit import GROUP, LEAF, ROWLESS, SEGMENTS, SUMMARY, group_tag, segments_of, summary_of
 from ajet.schema.call_tree import Sample
 from ajet.schema.episode import Episode, EpisodeGroup
 
@@ -57,6 +57,7 @@ def experiences_of(
                     ROW: f"{uid}_{episode.repeat}_{index}",
                     SUMMARY: summary,
                     SEGMENTS: [[part.call, part.start, part.end] for part in segments_of(sample)],
+                    LEAF: sample.leaf,
                     VERSIONS: sorted([int(version), count] for version, count in versions.items()),
                     AGENT: sample.agent,
                     SPAN: list(span),
@@ -89,6 +90,8 @@ def tag_of(experience: Any) -> dict[str, Any]:
     return {
         SUMMARY: info[SUMMARY],
         SEGMENTS: info[SEGMENTS],
+        LEAF: info[LEAF],
+        ROWLESS: info.get(ROWLESS, "[]"),
         "response_len": len(experience.tokens) - experience.prompt_length,
     }
 

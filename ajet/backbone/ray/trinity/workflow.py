@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trinity.common.experience import Experience
 from trinity.common.workflows.workflow import Task, Workflow
 
+from ajet.backbone.ray.credit import ROWLESS, rowless_tag
 from ajet.backbone.ray.failure import first_line
 from ajet.backbone.ray.groups import GroupRunner
 from ajet.backbone.ray.payload import RunPayload
@@ -90,8 +91,13 @@ class GroupWorkflow(Workflow):  # type: ignore[misc]
     ) -> list[Experience]:
         rows: list[Experience] = []
         if group.complete and not validation:
+            rowless = []
             for episode in group.episodes:
-                rows += experiences_of(episode, self._runner.samples(episode), uid=uid, span=span)
+                samples = self._runner.samples(episode)
+                rows += experiences_of(episode, samples, uid=uid, span=span)
+                rowless += [] if samples else [episode]
+            if rows:
+                rows[0].info[ROWLESS] = rowless_tag(rowless)
         return rows or [empty_experience(group, uid=uid, span=span)]
 
 

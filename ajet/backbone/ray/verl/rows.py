@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.backbone.ray.credit import SEGMENTS, SUMMARY, segments_of, summary_of
+from ajet.backbone.ray.credit import LEAF, SEGMENTS, SUMMARY, segments_of, summary_of
 from ajet.schema.call_tree import Sample
 from ajet.schema.episode import Episode
 
@@ -68,6 +68,7 @@ def rows_of(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int)
             "max_global_steps": int(versions.max()) if len(versions) else step,
             SUMMARY: summary,
             SEGMENTS: [(segment.call, segment.start, segment.end) for segment in segments_of(sample)],
+            LEAF: sample.leaf,
         }
         rows.append(Row(f"{uid}_{episode.repeat}_{index}", fields, tag))
     return rows

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import transfer_queue as tq
 
 from ajet.backbone.plan import validation_repeats
-from ajet.backbone.ray.credit import GROUP, group_tag
+from ajet.backbone.ray.credit import GROUP, ROWLESS, group_tag, rowless_tag
 from ajet.backbone.ray.failure import first_line
 from ajet.backbone.ray.groups import GroupRunner
 from ajet.backbone.ray.payload import RunPayload
@@ -92,11 +92,12 @@ class EpisodeWorker:
     def _rows(self, group: EpisodeGroup, step: int) -> list[Row]:
         if not group.complete:
             return []
-        return [
-            row
-            for episode in group.episodes
-            for row in rows_of(episode, self._runner.samples(episode), uid=group.group_id, step=step)
-        ]
+        samples = [self._runner.samples(episode) for episode in group.episodes]
+        pairs = list(zip(group.episodes, samples, strict=True))
+        rows = [row for episode, mine in pairs for row in rows_of(episode, mine, uid=group.group_id, step=step)]
+        if rows:
+            rows[0].tag[ROWLESS] = rowless_tag([episode for episode, mine in pairs if not mine])
+        return rows
 
     def _validation_rows(self, group: EpisodeGroup, step: int) -> list[Row]:
         rows = []

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 from episodes import BRANCHING, LINEAR, make_groups
 
-from ajet.backbone.ray.credit import SEGMENTS, credit_batch, mini_batch, segments_of, summary_of
+from ajet.backbone.ray.credit import (
+    ROWLESS,
+    SEGMENTS,
+    SUMMARY,
+    credit_batch,
+    mini_batch,
+    rowless_tag,
+    segments_of,
+    summary_of,
+)
 from ajet.backbone.ray.verl.rows import Row, rows_of, validation_row
 from ajet.context_tracker.samples import linear_samples
-from ajet.credit import CreditSettings, LossNorm, compute_credit, summarise
+from ajet.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, compute_credit, summarise
+from ajet.schema.call_tree import ROOT
 from ajet.schema.episode import Episode, EpisodeStatus
 
 
-def samples_of(episode: Episode, *, response: int = 10_000, sharing: Any = "once") -> Any:
+def samples_of(episode: Episode, *, response: int = 10_000, sharing: Any = "once", most: int = 30) -> Any:
     return linear_samples(
         episode.tree,
         shared_token_loss=sharing,
         max_prompt_length=10_000,
         max_response_length=response,
-        max_samples=30,
+        max_samples=most,
         episode_id=episode.episode_id,
     )[0]
 
@@ -78,6 +89,47 @@ def test_with_multiplicity_a_token_has_its_rows_entry() -> None:
     assert all(weight > 0 for weight in weights)
     total = sum(summarise(e).row_tokens for group in groups for e in group)
     assert sum(int(row.fields["response_mask"].sum()) for row in rows) == total
+
+
+@pytest.mark.parametrize("response", [6, 9, 14, 20])
+@pytest.mark.parametrize("most", [2, 30])
+def test_with_multiplicity_cut_and_left_out_rows_keep_their_leaf(response: int, most: int) -> None:
+    """A row that ends before its leaf still has the leaf's advantage; a row that was left out has no entry."""
+    groups = make_groups(BRANCHING)
+    settings = CreditSettings(
+        multiplicity=True, estimator=AdvantageEstimator.DR_GRPO, gamma=0.5, baseline=Baseline.TURN
+    )
+    rows, leaves, tokens = [], [], 0
+    for episode in [e for group in groups for e in group]:
+        samples = samples_of(episode, response=response, sharing="multiplicity", most=most)
+        rows += rows_of(episode, samples, uid=episode.group_id, step=1)
+        leaves += [(episode.episode_id, sample.leaf) for sample in samples]
+        tokens += sum(int(sample.response_mask.sum()) for sample in samples)
+    result = credit_batch([row.key for row in rows], [row.tag for row in rows], settings)
+    by_id = {episode.episode_id: episode for episode in result.episodes}
+    for row, (name, leaf), dense in zip(rows, leaves, result.dense, strict=True):
+        summary = json.loads(row.tag[SUMMARY])
+        for call, start, end in row.tag[SEGMENTS]:
+            at = summary["calls"][call]["leaves"].index(leaf)
+            advantage, weight = by_id[name].calls[call].entries[at]
+            assert weight == pytest.approx(1 / tokens)
+            assert dense[start:end] == pytest.approx(advantage * weight)
+
+
+def test_episodes_without_rows_count_in_the_baseline() -> None:
+    """Three episodes with rewards 1, 0, 0, of which nothing of the last is trained."""
+    (group,) = make_groups([ROOT], groups=1)
+    for episode, reward in zip(group, (1.0, 0.0, 0.0), strict=True):
+        episode.reward = reward
+    for call in group[2].tree.calls:
+        call.mask[:] = False
+    rows = batch_rows([group])
+    rows[0].tag[ROWLESS] = rowless_tag(group[2:])
+    settings = CreditSettings(estimator=AdvantageEstimator.DR_GRPO)
+    result = credit_batch([row.key for row in rows], [row.tag for row in rows], settings)
+    got = {episode.episode_id: [call.advantage for call in episode.calls] for episode in result.episodes}
+    assert got["e0-0"] == pytest.approx([2 / 3])
+    assert got["e0-1"] == pytest.approx([-1 / 3])
 
 
 def test_a_cut_row_is_weighed_by_what_is_left_of_it() -> None:
