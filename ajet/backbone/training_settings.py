@@ -68,7 +68,7 @@ def credit_settings(config: Config) -> CreditSettings:
         overlong = Overlong(ajet.data.max_response_length, algorithm.overlong.buffer, algorithm.overlong.penalty)
     return CreditSettings(
         estimator=AdvantageEstimator(algorithm.adv_estimator),
-        baseline=Baseline(algorithm.baseline_with(ajet.rollout.gamma)),
+        baseline=_baseline(config),
         loss_norm=LossNorm(algorithm.loss_norm),
         zero_variance=ZeroVariance(algorithm.zero_variance_groups),
         gamma=ajet.rollout.gamma,
@@ -80,6 +80,13 @@ def credit_settings(config: Config) -> CreditSettings:
         overlong=overlong,
         mask_overlong=algorithm.overlong.mask,
     )
+
+
+def _baseline(config: Config) -> Baseline:
+    asked = config.ajet.trainer_common.algorithm.baseline
+    if asked != "auto":
+        return Baseline(asked)
+    return Baseline.TURN if config.ajet.rollout.gamma < 1 else Baseline.EPISODE
 
 
 def train_settings(config: Config, total_steps: int) -> TrainSettings:

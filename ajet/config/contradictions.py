@@ -95,11 +95,12 @@ def _reference(ajet: AjetConfig) -> Iterator[Contradiction]:
             "with LoRA the reference of the KL divergence is the base model, which the trained weights can't become",
             "set kl_reference_sync: 0, or train whole weights",
         )
-    if trainer.kl_adaptive.target is not None and not (trainer.use_kl_loss and trainer.kl_loss_coef):
+    has_term = trainer.use_kl_loss and trainer.kl_loss_coef and not trainer.algorithm.use_kl_in_reward
+    if trainer.kl_adaptive.target is not None and not has_term:
         yield Contradiction(
             ("trainer_common.kl_adaptive.target", "trainer_common.kl_loss_coef", "trainer_common.use_kl_loss"),
             "kl_adaptive changes the weight of the KL term, and there is none",
-            "set use_kl_loss: true and a kl_loss_coef above 0 to start from",
+            "set use_kl_loss: true, use_kl_in_reward: false and a kl_loss_coef above 0 to start from",
         )
 
 

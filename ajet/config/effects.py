@@ -29,6 +29,7 @@ FOR_OLD_FILES: Mapping[str, str] = {
     "task_judge.alien_llm_model": "ajet.helper names the helper model",
     "task_judge.alien_llm_response_length": "ajet.helper names the helper model",
     "task_runner.llm_infer_submit_method": "model calls are always asynchronous",
+    "trainer_common.algorithm.per_agent_groups": "agents are always compared with agents of the same name",
 }
 """Keys (or groups, below `ajet`) that are accepted for old files, without effect, and why."""
 

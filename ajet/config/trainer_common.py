@@ -102,11 +102,7 @@ class AlgorithmConfig(Section):
     overlong: OverlongConfig = OverlongConfig()
     """A soft penalty on long episodes, and what is cut by its length."""
     per_agent_groups: bool = False
-    """Accepted for old files, without effect: agents are always compared with agents of the same name."""
-
-    def baseline_with(self, gamma: float) -> str:
-        """`baseline`, with `auto` decided."""
-        return ("turn" if gamma < 1 else "episode") if self.baseline == "auto" else self.baseline
+    """Accepted for old files, without effect. Agents are always compared with agents of the same name."""
 
 
 class FsdpConfig(Section):

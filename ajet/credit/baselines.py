@@ -15,9 +15,6 @@ from typing import NamedTuple
 from ajet.credit.returns import Returns
 from ajet.credit.summary import CallSummary, EpisodeSummary
 
-EPSILON = 1e-6
-"""Added to a standard deviation before dividing by it."""
-
 SAME = 1e-9
 """Values closer than this, relative to their size, are the same."""
 
@@ -45,18 +42,7 @@ class Comparison(NamedTuple):
 
 
 Formula = Callable[[Comparison], float]
-
-
-def normalised(of: Comparison) -> float:
-    return (of.value - of.mean) / (of.deviation + EPSILON)
-
-
-def centred(of: Comparison) -> float:
-    return of.value - of.mean
-
-
-def leave_one_out(of: Comparison) -> float:
-    return of.value - (of.mean * of.samples - of.own) / (of.samples - 1)
+"""From a comparison to an advantage."""
 
 
 class Place(NamedTuple):

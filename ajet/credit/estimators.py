@@ -11,21 +11,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import sqrt
 
-from ajet.credit.baselines import (
-    EPSILON,
-    Baseline,
-    Compared,
-    Formula,
-    centred,
-    compare,
-    leave_one_out,
-    normalised,
-    statistics,
-)
+from ajet.credit.baselines import Baseline, Compared, Comparison, Formula, compare, statistics
 from ajet.credit.pass_at_k import pass_at_k_advantages
 from ajet.credit.returns import Overlong, Returns, returns_of
 from ajet.credit.summary import EpisodeSummary
 from ajet.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm, token_weights
+
+EPSILON = 1e-6
+"""Added to standard deviations before dividing by them."""
 
 
 class AdvantageEstimator(StrEnum):
@@ -45,14 +38,26 @@ class AdvantageEstimator(StrEnum):
     """What an episode adds to the success of the best of k."""
 
 
-FORMULAS: dict[AdvantageEstimator, Formula] = {
-    AdvantageEstimator.GRPO: normalised,
-    AdvantageEstimator.DR_GRPO: centred,
-    AdvantageEstimator.RLOO: leave_one_out,
-    AdvantageEstimator.REINFORCE_PLUS_PLUS: normalised,
-    AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE: centred,
+def _normalised(of: Comparison) -> float:
+    return (of.value - of.mean) / (of.deviation + EPSILON)
+
+
+def _centred(of: Comparison) -> float:
+    return of.value - of.mean
+
+
+def _leave_one_out(of: Comparison) -> float:
+    return of.value - (of.mean * of.samples - of.own) / (of.samples - 1)
+
+
+ADVANTAGES: dict[AdvantageEstimator, Formula] = {
+    AdvantageEstimator.GRPO: _normalised,
+    AdvantageEstimator.DR_GRPO: _centred,
+    AdvantageEstimator.RLOO: _leave_one_out,
+    AdvantageEstimator.REINFORCE_PLUS_PLUS: _normalised,
+    AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE: _centred,
 }
-"""How estimators that compare calls with each other turn a comparison into an advantage."""
+"""The formula of each estimator that compares values with each other."""
 
 BATCH_WIDE = (AdvantageEstimator.REINFORCE_PLUS_PLUS,)
 """Estimators that compare a value with the whole batch instead of its group."""
@@ -160,7 +165,7 @@ def _masked(episode: EpisodeSummary, settings: CreditSettings) -> bool:
 
 def _compare(episodes: Sequence[EpisodeSummary], settings: CreditSettings) -> Compared:
     returns = [_returns(episode, settings) for episode in episodes]
-    return compare(episodes, returns, settings.baseline, FORMULAS[settings.estimator], settings.state_weight)
+    return compare(episodes, returns, settings.baseline, ADVANTAGES[settings.estimator], settings.state_weight)
 
 
 def _compare_group(group: Sequence[EpisodeSummary], settings: CreditSettings) -> Compared:

@@ -23,6 +23,8 @@ class Turn:
     replace: bool = False
     penalty: float = 0.0
     state: str = ""
+    leaves: list[int] = field(default_factory=list)
+    """The last turns of the rows that hold this one."""
 
 
 @dataclass
@@ -41,13 +43,16 @@ class Played:
     def tokens(self) -> int:
         return sum(turn.tokens for turn in self.turns)
 
+    @property
+    def row_tokens(self) -> int:
+        return sum(turn.tokens * len(turn.leaves) for turn in self.turns)
+
     def summary(self, name: str) -> EpisodeSummary:
         """The same episode as `ajet.credit` reads it."""
         calls = []
         for index, turn in enumerate(self.turns):
             mine = self.of(turn.agent)
             at = mine.index(index)
-            trained = [other for other in mine if self.turns[other].tokens]
             calls.append(
                 CallSummary(
                     turn.agent,
@@ -58,7 +63,7 @@ class Played:
                     next=mine[at + 1] if at + 1 < len(mine) else -1,
                     previous=mine[at - 1] if at else -1,
                     state=turn.state,
-                    leaves=[trained[-1]] if turn.tokens else [],
+                    leaves=turn.leaves,
                 )
             )
         return EpisodeSummary(name, "g", self.reward, calls, dict(self.agents), cut=self.cut)
@@ -84,6 +89,9 @@ def _random_episode(rng: np.random.Generator, *, constant: bool) -> Played:
                 state=str(rng.choice(["hall", "door", "stairs"])),
             )
         )
+    for index, turn in enumerate(turns):
+        later = [i for i in range(index, len(turns)) if turns[i].agent == turn.agent and turns[i].tokens]
+        turn.leaves = sorted({int(leaf) for leaf in rng.choice(later, 2)}) if turn.tokens else []
     own = {"critic": float(rng.integers(0, 3))} if "critic" in agents and not constant and rng.random() < 0.5 else {}
     return Played(turns, 1.0 if constant else float(rng.integers(0, 2)), own, cut=rng.random() < 0.2)
 
@@ -245,7 +253,28 @@ def _within(group: list[Played], kind: str, baseline: str, gamma: float, omega: 
 
 
 def weight(norm: str, counts: list[int], everyone: int, own: int, length: float) -> float:
-    """Of a token of an episode with `own` trained tokens; `counts` are those of the batch's trained episodes."""
+    """Of a token (in one row) of an episode with `own` of them trained; `counts` are those of all trained episodes."""
     if norm == "token_mean":
         return 1.0 / sum(counts)
     return 1.0 / (len(counts) * own) if norm == "sequence_mean" else 1.0 / (everyone * length)
+
+
+def entries(
+    batch: list[list[Played]], norm: str, *, multiplicity: bool, length: float
+) -> list[list[tuple[float, float]]]:
+    """(advantage, weight) of the batch's turns, under GRPO: none in groups without variance, nor in cut episodes."""
+    rows = advantages(batch, "grpo")
+    flat = [not any(map(any, group)) for group in rows]
+    trained = [not same and not e.cut for group, same in zip(batch, flat, strict=True) for e in group]
+    everyone = [e for group in batch for e in group]
+    tokens = [e.row_tokens if multiplicity else e.tokens for e in everyone]
+    counts = [count for count, kept in zip(tokens, trained, strict=True) if kept and count]
+    found = []
+    for e, row, count, kept in zip(everyone, [row for group in rows for row in group], tokens, trained, strict=True):
+        for index, turn in enumerate(e.turns):
+            if not kept or not turn.tokens:
+                found.append([])
+                continue
+            each = weight(norm, counts, len(everyone), count, length)
+            found.append([(row[leaf], each) for leaf in (turn.leaves if multiplicity else [index])])
+    return found
