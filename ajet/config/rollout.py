@@ -133,6 +133,9 @@ class RolloutConfig(Section):
     """Whether earlier thinking stays in the prompt: as the chat template decides, or always."""
     abandoned_calls: Literal["mask", "train"] = "mask"
     """Replies that nothing later built upon (retries, losers of best-of-n): context without loss, or trained."""
+    untrained_models: list[str] = []
+    """Patterns (`*` for any text) of model names: calls that ask for such a model aren't trained. For an agent's side
+    calls, such as titles from a small model."""
     force_disable_toolcalls: bool = False
     """Remove tools from every request, so that replies are text only."""
     compute_madness_checklist: Annotated[list[OutputCheck], OneOrMore] = ["nonsense"]

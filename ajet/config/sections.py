@@ -56,6 +56,9 @@ class HelperConfig(Section):
     """Address of the endpoint, ending in `/v1`. null: OPENAI_BASE_URL, else OpenAI's own."""
     api_key: str | None = None
     """Key for the endpoint, preferably as `${oc.env:NAME}`. null: OPENAI_API_KEY."""
+    embedding_model: str | None = None
+    """The embedding model at that endpoint; the gateway passes `/v1/embeddings` on to it. null: such requests get
+    status 501."""
     max_calls: Positive | None = None
     """Most calls that `HelperModel` may make; a further one is an error. null: no limit."""
     max_tokens: Positive | None = None
@@ -171,6 +174,8 @@ class GatewayConfig(Section):
     """Largest request body in MB, decompressed."""
     max_concurrent_per_episode: Positive = 64
     """Most concurrent requests per episode; further ones get status 429."""
+    allowed_origins: list[str] = []
+    """Web pages that may call the gateway from a browser, by origin (`http://localhost:3000`), or `*` for any."""
 
 
 class RecorderConfig(Section):

@@ -9,7 +9,9 @@ from typing import Any, Literal
 from ajet.gateway import fields
 from ajet.gateway.caller import Caller
 from ajet.gateway.fields import BadField, kind
-from ajet.gateway.openai_chat import MAX_STOPS, read_model
+from ajet.gateway.model_name import read_model
+from ajet.gateway.openai_chat import MAX_STOPS
+from ajet.gateway.refused_fields import refuse_unsupported
 from ajet.gateway.reply_stream import Event, ReplyStream
 from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
@@ -22,7 +24,8 @@ from ajet.session import ReplyDelta
 
 def read_request(body: dict[str, Any], caller: Caller) -> tuple[ChatRequest, str]:
     """The chat request, and the model's name as the client wrote it."""
-    model, agent = read_model(body, caller)
+    refuse_unsupported(body)
+    asked = read_model(body, caller)
     max_tokens = fields.integer(body, "max_tokens", 1, 10**9)
     if max_tokens is None:
         raise BadField("max_tokens", "max_tokens is required")
@@ -42,10 +45,12 @@ def read_request(body: dict[str, Any], caller: Caller) -> tuple[ChatRequest, str
         tools=tools,
         tool_choice=_tool_choice(body.get("tool_choice"), tools),
         sampling=sampling,
-        agent=agent,
+        parallel_tool_calls=not fields.flag(fields.mapping(body, "tool_choice"), "disable_parallel_tool_use"),
+        agent=asked.agent,
         target=caller.target or DEFAULT_TARGET,
+        trainable=asked.trainable,
     )
-    return request, model
+    return request, asked.name
 
 
 def _system(value: Any) -> list[Message]:

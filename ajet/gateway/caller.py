@@ -8,8 +8,8 @@ from ajet.http.keys import narrow
 from ajet.schema.errors import InvalidRequestError
 from ajet.session import EpisodeSession
 
-MODEL_PREFIX = "ajet/"
-"""`model: ajet/<agent>` in a request names the agent."""
+MODEL_PREFIX = "ajet-"
+"""`model: ajet-<agent>` in a request names the agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,10 @@ class Caller:
 
     session: EpisodeSession
     agent: str | None = None
-    """None: the request's `model` names it."""
+    """None: the request names it."""
     target: str | None = None
+    named: str = ""
+    """The agent that the request's header names."""
 
 
 class KeyScopeError(InvalidRequestError):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import unquote
 
 from ajet.gateway import fields
 from ajet.gateway.anthropic_messages import anthropic_error_body, count_tokens, messages
 from ajet.gateway.caller import MODEL_PREFIX, Caller, KeyScopeError
+from ajet.gateway.embeddings import embeddings
 from ajet.gateway.fields import BadField, json_body
+from ajet.gateway.model_name import read_model
 from ajet.gateway.openai_chat import chat_completions, openai_error_body
 from ajet.gateway.openai_completions import completions
+from ajet.gateway.openai_responses import responses
 from ajet.http.answer import Answer, json_answer
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import InvalidRequestError, ModelCallError, RewardError
@@ -22,11 +26,14 @@ RETRY_AFTER_S = 1
 Endpoint = Callable[[dict[str, Any], Caller], Awaitable[Answer]]
 
 
+_ID_PREFIXES = ("chatcmpl-", "msg_", "cmpl-", "resp_")
+
+
 def bare_call_id(response_id: str | None) -> str | None:
     """The call that a response's id stands for, in any protocol."""
     if not response_id:
         return None
-    return response_id.removeprefix("chatcmpl-").removeprefix("msg_").removeprefix("cmpl-")
+    return next((response_id.removeprefix(one) for one in _ID_PREFIXES if response_id.startswith(one)), response_id)
 
 
 async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
@@ -57,8 +64,17 @@ async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
 async def models(body: dict[str, Any], caller: Caller) -> Answer:
     """`GET /v1/models`: the model, under the agent's name."""
     name = MODEL_PREFIX + (caller.agent or DEFAULT_AGENT)
-    model = {"id": name, "object": "model", "created": 0, "owned_by": "ajet"}
-    return json_answer({"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name})
+    page = {"object": "list", "data": [_model(name)], "has_more": False, "first_id": name, "last_id": name}
+    return json_answer(page)
+
+
+async def model(body: dict[str, Any], caller: Caller) -> Answer:
+    """`GET /v1/models/<name>`: requests may use any name, so each is a model, unless it is another agent's."""
+    return json_answer(_model(read_model(body, caller).name))
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "ajet"}
 
 
 POST: dict[str, Endpoint] = {
@@ -66,9 +82,12 @@ POST: dict[str, Endpoint] = {
     "/v1/completions": completions,
     "/v1/messages": messages,
     "/v1/messages/count_tokens": count_tokens,
+    "/v1/responses": responses,
+    "/v1/embeddings": embeddings,
     "/v1/rewards": rewards,
 }
 GET: dict[str, Endpoint] = {"/v1/models": models}
+MODELS_PATH = "/v1/models/"
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
 
@@ -78,7 +97,11 @@ async def answer(method: str, path: str, body: bytes, caller: Caller) -> Answer:
     if (missing := not_found(method, path)) is not None:
         return missing
     try:
-        return await (POST[path](json_body(body), caller) if method == "POST" else GET[path]({}, caller))
+        if method == "POST":
+            return await POST[path](json_body(body), caller)
+        if path in GET:
+            return await GET[path]({}, caller)
+        return await model({"model": unquote(path.removeprefix(MODELS_PATH))}, caller)
     except ModelCallError as error:
         return error_answer(error, path)
 
@@ -116,8 +139,8 @@ class MethodError(InvalidRequestError):
 def not_found(method: str, path: str) -> Answer | None:
     """404, or 405 for a known path under another method; None if there is an endpoint."""
     table = POST if method == "POST" else GET if method == "GET" else {}
-    if path in table:
+    if path in table or (method == "GET" and path.startswith(MODELS_PATH)):
         return None
-    if path in POST or path in GET:
+    if path in POST or path in GET or path.startswith(MODELS_PATH):
         return error_answer(MethodError(f"{method:.20} is not allowed for {path}"), path)
     return error_answer(NotFoundError(f"there is no {path or '/':.200}; endpoints: {', '.join([*POST, *GET])}"), path)

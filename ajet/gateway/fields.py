@@ -82,10 +82,10 @@ def integer(body: dict[str, Any], key: str, low: int, high: int) -> int | None:
     return value
 
 
-def flag(body: dict[str, Any], key: str) -> bool:
+def flag(body: dict[str, Any], key: str, default: bool = False) -> bool:
     value = body.get(key)
     if value is None:
-        return False
+        return default
     if not isinstance(value, bool):
         raise BadField(key, f"{key} must be a boolean, not {kind(value)}")
     return value

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ajet.gateway.caller import MODEL_PREFIX, Caller
+from ajet.gateway.cors import AllowedOrigins
 from ajet.gateway.endpoints import answer, error_answer, normal_path, not_found
+from ajet.gateway.model_name import AGENT_HEADER, read_agent_header
 from ajet.http.answer import Answer, json_answer
 from ajet.http.connection import HttpLimits, HttpRequest
 from ajet.http.keys import KeyRing, presented_key
@@ -31,6 +33,8 @@ class GatewaySettings:
     """What the user can change if the address can't be had, for the message."""
     key_ttl_s: float = 3600.0
     max_concurrent_per_episode: int = 64
+    allowed_origins: tuple[str, ...] = ()
+    """Web pages that may call from a browser."""
     limits: HttpLimits = field(default_factory=HttpLimits)
 
     @classmethod
@@ -42,13 +46,14 @@ class GatewaySettings:
             port=gateway.port,
             key_ttl_s=gateway.key_ttl,
             max_concurrent_per_episode=gateway.max_concurrent_per_episode,
+            allowed_origins=tuple(gateway.allowed_origins),
             limits=HttpLimits(gateway.header_deadline, gateway.body_deadline, body, max(4 * body, 64 * 1024 * 1024)),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeKey:
-    """How to reach an episode from anywhere, as any of its agents (`model: ajet/<agent>`)."""
+    """How to reach an episode from anywhere, as any of its agents (`model: ajet-<agent>`)."""
 
     base_url: str
     api_key: str
@@ -66,6 +71,7 @@ class Gateway:
         """`authorize` decides which session answers a request; by default, the one its key was registered for."""
         self.settings = settings or GatewaySettings()
         self._authorize = authorize or self._registered
+        self._origins = AllowedOrigins(self.settings.allowed_origins)
         self._keys = KeyRing(self.settings.key_ttl_s, "gateway.key_ttl")
         self._episodes: dict[str, EpisodeSession] = {}
         self._registrations: dict[EpisodeSession, tuple[str, EpisodeKey]] = {}
@@ -115,14 +121,24 @@ class Gateway:
 
     def admit(self, request: HttpRequest) -> Answer | None:
         request.path = normal_path(request.path)
+        if (allowed := self._origins.preflight(request)) is not None:
+            return allowed
+        refused = self._check(request)
+        if refused is not None:
+            refused.headers |= self._origins.headers(request)
+        return refused
+
+    def _check(self, request: HttpRequest) -> Answer | None:
         if request.path == "/healthz":
             return None
         if (missing := not_found(request.method, request.path)) is not None:
             return missing
         try:
-            request.caller = self._authorize(presented_key(request))
+            caller = self._authorize(presented_key(request))
+            named = read_agent_header(request.headers.get(AGENT_HEADER, b""))
         except ModelCallError as error:
             return error_answer(error, request.path)
+        request.caller = replace(caller, named=named) if named else caller
         return None
 
     def _registered(self, key: str) -> Caller:
@@ -135,6 +151,11 @@ class Gateway:
         return Caller(session, agent, target)
 
     async def handle(self, request: HttpRequest) -> Answer:
+        reply = await self._handle(request)
+        reply.headers |= self._origins.headers(request)
+        return reply
+
+    async def _handle(self, request: HttpRequest) -> Answer:
         if request.path == "/healthz":
             return json_answer({"status": "ok", "episodes": len(self._episodes)})
         caller: Caller = request.caller
@@ -176,4 +197,6 @@ class Gateway:
     def refuse(self, request: HttpRequest, status: int, code: str, message: str) -> Answer:
         kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
         error = type("HttpRefusal", (ModelCallError,), {"http_status": status, "code": code, "error_type": kind})
-        return error_answer(error(message), request.path)
+        answer = error_answer(error(message), request.path)
+        answer.headers |= self._origins.headers(request)
+        return answer

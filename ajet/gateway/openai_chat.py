@@ -5,22 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any
 
 from ajet.gateway import fields
-from ajet.gateway.caller import MODEL_PREFIX, Caller, KeyScopeError
+from ajet.gateway.caller import Caller
 from ajet.gateway.fields import BadField, kind
+from ajet.gateway.model_name import read_model
+from ajet.gateway.refused_fields import refuse_unsupported
 from ajet.gateway.reply_stream import Event, ReplyStream
+from ajet.gateway.tool_choice import read_tool_choice
 from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
-from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
+from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import ModelCallError
 from ajet.schema.generation import Completion, Sampling
 from ajet.session import EpisodeSession, ReplyDelta
 
-MAX_AGENT_NAME = 200
 MAX_CHOICES = 64
 MAX_STOPS = 16
-NO_EFFECT = "this server can't honour it, and ignoring it would change the meaning of the request"
 
 
 @dataclass(slots=True)
@@ -40,50 +41,37 @@ class ChatCall:
 
 def read_chat_call(body: dict[str, Any], caller: Caller) -> ChatCall:
     """Check a request's body."""
-    for key in ("functions", "function_call"):
-        if body.get(key):
-            raise BadField(key, f"{key} is not supported: use tools and tool_choice")
-    for key in ("logit_bias", "audio", "prediction"):
-        if body.get(key):
-            raise BadField(key, f"{key} is not supported: {NO_EFFECT}")
+    choices = fields.integer(body, "n", 1, MAX_CHOICES) or 1
+    refuse_unsupported(body, choices)
     if fields.array(body, "modalities") not in ([], ["text"]):
         raise BadField("modalities", "only text is supported")
-    model, agent = read_model(body, caller)
+    asked = read_model(body, caller)
     tools = read_tools(fields.array(body, "tools"))
+    choice = read_tool_choice(body.get("tool_choice"), tools)
     logprobs = fields.flag(body, "logprobs")
     request = ChatRequest(
         messages=read_messages(fields.array(body, "messages")),
         tools=tools,
-        tool_choice=read_tool_choice(body.get("tool_choice"), tools),
+        tool_choice=choice.choice,
+        allowed_tools=choice.allowed,
+        parallel_tool_calls=fields.flag(body, "parallel_tool_calls", True),
         sampling=read_sampling(body, caller.session.settings.default_sampling),
-        agent=agent,
+        agent=asked.agent,
         target=caller.target or DEFAULT_TARGET,
-        n=fields.integer(body, "n", 1, MAX_CHOICES) or 1,
+        trainable=asked.trainable,
+        n=choices,
         top_logprobs=(fields.integer(body, "top_logprobs", 0, 20) or 0) if logprobs else 0,
         response_format=fields.mapping(body, "response_format") or None,
         chat_template_kwargs=fields.mapping(body, "chat_template_kwargs"),
     )
     return ChatCall(
         request=request,
-        model=model,
+        model=asked.name,
         stream=fields.flag(body, "stream"),
         include_usage=fields.flag(fields.mapping(body, "stream_options"), "include_usage"),
         logprobs=logprobs,
         token_ids=fields.flag(body, "return_token_ids"),
     )
-
-
-def read_model(body: dict[str, Any], caller: Caller) -> tuple[str, str]:
-    """The model's name as the client wrote it, and the calling agent: the key's, else the one in `ajet/<agent>`."""
-    model = fields.text(body, "model", MODEL_PREFIX + (caller.agent or DEFAULT_AGENT))
-    named = model.removeprefix(MODEL_PREFIX) if model.startswith(MODEL_PREFIX) else ""
-    if len(named) > MAX_AGENT_NAME:
-        raise BadField("model", f"an agent's name has at most {MAX_AGENT_NAME} characters")
-    if caller.agent is None:
-        return model, named or DEFAULT_AGENT
-    if named not in ("", caller.agent):
-        raise KeyScopeError(f"this key is for agent {caller.agent!r} only, not for {named!r}")
-    return model, caller.agent
 
 
 def read_sampling(body: dict[str, Any], default: Sampling) -> Sampling:
@@ -137,25 +125,6 @@ def read_tools(values: list[Any]) -> list[Tool]:
             raise BadField(f"{where}.function.parameters", f"{where}.function.parameters must be a JSON schema")
         tools.append({"type": "function", "function": function})
     return tools
-
-
-def read_tool_choice(value: Any, tools: list[Tool]) -> Literal["auto", "none", "required"] | Tool:
-    """`auto`, `none`, `required`, or the one function to call."""
-    if value is None:
-        return "auto"
-    if isinstance(value, str):
-        if value not in ("auto", "none", "required"):
-            raise BadField("tool_choice", f"tool_choice must be auto, none, required or a function, not {value!r:.40}")
-        if value == "required" and not tools:
-            raise BadField("tool_choice", "tool_choice is 'required' but no tools are given")
-        return cast(Literal["auto", "none", "required"], value)
-    function = value.get("function") if isinstance(value, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
-        raise BadField("tool_choice", 'tool_choice must be a string or {"type": "function", "function": {"name": …}}')
-    if name not in {tool["function"]["name"] for tool in tools}:
-        raise BadField("tool_choice", f"tool_choice names {name!r:.60}, which is not among the tools")
-    return {"type": "function", "function": {"name": name}}
 
 
 # ---------------------------------------------------------------- the answer

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from ajet.gateway import fields
 from ajet.gateway.caller import Caller
 from ajet.gateway.fields import BadField
-from ajet.gateway.openai_chat import MAX_CHOICES, NO_EFFECT, openai_error_body, read_model, read_sampling
+from ajet.gateway.model_name import read_model
+from ajet.gateway.openai_chat import MAX_CHOICES, openai_error_body, read_sampling
+from ajet.gateway.refused_fields import refuse_unsupported
 from ajet.gateway.reply_stream import Event, ReplyStream
 from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest
@@ -26,13 +29,9 @@ MAX_PROMPTS = 64
 
 async def completions(body: dict[str, Any], caller: Caller) -> Answer:
     """Answer one request. Raises `ModelCallError` until something has been sent."""
-    for key in ("suffix", "echo", "logit_bias"):
-        if body.get(key):
-            raise BadField(key, f"{key} is not supported: {NO_EFFECT}")
     choices = fields.integer(body, "n", 1, MAX_CHOICES) or 1
-    if (fields.integer(body, "best_of", 1, MAX_CHOICES) or choices) != choices:
-        raise BadField("best_of", f"best_of is not supported: {NO_EFFECT}")
-    model, agent = read_model(body, caller)
+    refuse_unsupported(body, choices)
+    asked = read_model(body, caller)
     logprobs = fields.integer(body, "logprobs", 0, 20)
     sampling = read_sampling(body, caller.session.settings.default_sampling)
     requests = [
@@ -40,8 +39,9 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
             messages=[],
             prompt_ids=ids,
             sampling=sampling,
-            agent=agent,
+            agent=asked.agent,
             target=caller.target or DEFAULT_TARGET,
+            trainable=asked.trainable,
             n=choices,
             top_logprobs=logprobs or 0,
         )
@@ -54,7 +54,8 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
         stream = ReplyStream(requests[0], caller.session)
         first = await stream.first()
         include_usage = fields.flag(fields.mapping(body, "stream_options"), "include_usage")
-        return event_stream(_chunks(model, include_usage, stream, first), stream.close)
+        write = partial(_choice, session=caller.session, logprobs=logprobs, token_ids=token_ids)
+        return event_stream(_chunks(asked.name, include_usage, write, stream, first), stream.close)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_complete(request, caller.session)) for request in requests]
     results = [task.result() for task in tasks]
@@ -63,7 +64,7 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
             raise result
     replies = [reply for result in results if isinstance(result, list) for reply in result]
     answer = {
-        **_head(replies[0].call_id, model),
+        **_head(replies[0].call_id, asked.name),
         "choices": [
             _choice(index, reply, caller.session, logprobs, token_ids=token_ids) for index, reply in enumerate(replies)
         ],
@@ -131,7 +132,15 @@ def _usage(replies: list[ChatReply], choices: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-async def _chunks(model: str, include_usage: bool, stream: ReplyStream, event: Event) -> AsyncIterator[bytes]:
+async def _chunks(
+    model: str,
+    include_usage: bool,
+    write: Callable[[int, ChatReply], dict[str, Any]],
+    stream: ReplyStream,
+    event: Event,
+) -> AsyncIterator[bytes]:
+    """Server-sent events, beginning with `event`. The last chunk of a choice, as `write` makes it, has its
+    log-probabilities and ids."""
     head: dict[str, Any] = {}
     try:
         while isinstance(event, ReplyDelta):
@@ -144,8 +153,7 @@ async def _chunks(model: str, include_usage: bool, stream: ReplyStream, event: E
             return
         head = head or _head(event[0].call_id, model)
         for index, reply in enumerate(event):
-            choice = {"index": index, "text": "", "logprobs": None, "finish_reason": reply.finish_reason}
-            yield server_sent_event({**head, "choices": [choice]})
+            yield server_sent_event({**head, "choices": [{**write(index, reply), "text": ""}]})
         if include_usage:
             yield server_sent_event({**head, "choices": [], "usage": _usage(event, len(event))})
         yield b"data: [DONE]\n\n"

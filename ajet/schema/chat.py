@@ -26,6 +26,10 @@ class ChatRequest:
     """Empty if the prompt is given as `prompt_ids`."""
     tools: list[Tool] = field(default_factory=list)
     tool_choice: Literal["auto", "none", "required"] | Tool = "auto"
+    allowed_tools: tuple[str, ...] | None = None
+    """The only tools that the reply may call; None: all of them. Like `tool_choice`, asked for but not forced."""
+    parallel_tool_calls: bool = True
+    """False: the reply may call one tool at most."""
     sampling: Sampling = field(default_factory=Sampling)
     agent: str = DEFAULT_AGENT
     target: str = DEFAULT_TARGET

@@ -25,6 +25,7 @@ from ajet.session.reply import OnDelta, ReplyReader
 from ajet.session.reply_parser import PLAIN, ReplyParser
 from ajet.session.response_format import ResponseFormat
 from ajet.session.settings import SessionSettings
+from ajet.session.stored_responses import StoredResponses
 
 if TYPE_CHECKING:
     from ajet.context_tracker import ContextTracker, PreparedCall, Renderer
@@ -57,6 +58,7 @@ class EpisodeSession:
         self.episode_id = episode_id
         self.tracker = tracker
         self.settings = settings
+        self.responses = StoredResponses()
         self.engine_failure: EngineError | None = None
         """Why the latest call got no reply, if that was the engine's fault."""
         self._renderer = renderer
@@ -140,6 +142,7 @@ class EpisodeSession:
             self._abort(call_id, "the episode ended")
         for task in self._in_flight:
             task.cancel()
+        self.responses.clear()
         callbacks, self._on_close = self._on_close, []
         for callback in callbacks:
             callback()
@@ -260,13 +263,18 @@ def _check(completion: Completion, prepared: PreparedCall, top_logprobs: int) ->
 def _unmet(request: ChatRequest, tools: list[Tool], wanted: ResponseFormat | None, message: Message) -> tuple[str, ...]:
     """What the request asked for and the reply lacks. It can't be forced without changing the policy's distribution."""
     unmet = []
-    called = {call["function"]["name"] for call in message.get("tool_calls", [])}
+    calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
+    called = set(calls)
     if isinstance(request.tool_choice, dict):
         name = request.tool_choice["function"]["name"]
         if name not in called:
             unmet.append(f"tool_choice: {name} was not called")
     elif request.tool_choice == "required" and tools and not called:
         unmet.append("tool_choice: no tool was called")
+    if request.allowed_tools is not None and (others := sorted(called - set(request.allowed_tools))):
+        unmet.append(f"tool_choice: {', '.join(others)} is not among the allowed tools")
+    if not request.parallel_tool_calls and len(calls) > 1:
+        unmet.append(f"parallel_tool_calls: {len(calls)} tools were called at once")
     if wanted is not None and (violation := wanted.violation(message)):
         unmet.append(violation)
     return tuple(unmet)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from ajet.schema.generation import Sampling
@@ -41,6 +43,25 @@ class SeedKey(NamedTuple):
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
 
 
+class EmbeddingEndpoint(NamedTuple):
+    """An OpenAI-compatible endpoint that makes embeddings."""
+
+    base_url: str | None
+    """None: the environment's `OPENAI_BASE_URL`, else OpenAI's own."""
+    api_key: str
+    model: str
+
+    @classmethod
+    def from_config(cls, config: Any) -> EmbeddingEndpoint | None:
+        """`helper.embedding_model` at the helper's address; None if there is none."""
+        helper = config.ajet.helper
+        if helper.embedding_model is None:
+            return None
+        return cls(
+            helper.base_url, helper.api_key or os.environ.get("OPENAI_API_KEY") or "none", helper.embedding_model
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
     """How the replies of an episode are sampled."""
@@ -52,6 +73,10 @@ class SessionSettings:
     top_k: int = -1
     trainable_targets: tuple[str, ...] = ()
     """Targets that are trained; empty: all."""
+    untrained_models: tuple[str, ...] = ()
+    """Patterns of requested model names whose calls aren't trained."""
+    embeddings: EmbeddingEndpoint | None = None
+    """Who answers requests for embeddings."""
     force_disable_toolcalls: bool = False
     log_tool_format_check: bool = False
     """Log each reply with a malformed tool call."""
@@ -82,6 +107,8 @@ class SessionSettings:
             top_p=top_p,
             top_k=top_k,
             trainable_targets=tuple(trainable_targets or ()),
+            untrained_models=tuple(rollout.untrained_models),
+            embeddings=EmbeddingEndpoint.from_config(config),
             force_disable_toolcalls=rollout.force_disable_toolcalls,
             log_tool_format_check=config.ajet.context_tracker.log_tool_format_check,
             log_tool_format_error_detail=config.ajet.context_tracker.log_tool_format_error_detail,
@@ -98,6 +125,10 @@ class SessionSettings:
     def trains(self, target: str) -> bool:
         """Whether calls of this target are trained."""
         return not self.trainable_targets or target in self.trainable_targets
+
+    def untrained_model(self, name: str) -> bool:
+        """Whether a requested model name means that the call isn't trained."""
+        return any(fnmatchcase(name, pattern) for pattern in self.untrained_models)
 
     @property
     def default_sampling(self) -> Sampling:

@@ -16,7 +16,7 @@ from session_parts import LineEngine, new_session
 from ajet.context_tracker import TrackerSettings
 from ajet.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.http.connection import HttpLimits
-from ajet.session import EpisodeSession
+from ajet.session import EpisodeSession, SessionSettings
 
 
 class Place(NamedTuple):
@@ -37,12 +37,13 @@ async def place(
     engine: LineEngine | None = None,
     limits: HttpLimits | None = None,
     tracking: TrackerSettings | None = None,
+    settings: SessionSettings | None = None,
     **more: Any,
 ) -> AsyncIterator[Place]:
     gateway = Gateway(GatewaySettings(limits=limits or HttpLimits(), **more))
     await gateway.start()
     engine = engine or LineEngine("hi")
-    session = new_session(engine, tracking=tracking)
+    session = new_session(engine, settings, tracking)
     try:
         yield Place(gateway, session, gateway.register(session), engine)
     finally:

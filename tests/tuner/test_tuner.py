@@ -54,7 +54,7 @@ def test_openai_client_whole_and_streamed() -> None:
         chunks = [chunk async for chunk in stream]
         calls = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or []]
         assert calls[0].function.name == "f" and chunks[-1].usage.completion_tokens == count(CALL)
-        assert [model.id async for model in client.models.list()] == ["ajet/solver"]
+        assert [model.id async for model in client.models.list()] == ["ajet-solver"]
         tuner.reward(0.5, call=whole.id, replace=True)
         with pytest.raises(RewardError):
             tuner.reward(float("nan"))
@@ -77,7 +77,7 @@ def test_errors_are_openais_own() -> None:
             parts = [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]
             await client.chat.completions.create(messages=[{"role": "user", "content": parts}])
         with pytest.raises(openai.NotFoundError):
-            await client.embeddings.create(model="m", input="x")
+            await client.moderations.create(model="m", input="x")
         with pytest.raises(openai.InternalServerError):
             await client.chat.completions.create(messages=USER)
 

@@ -1,0 +1,229 @@
+"""`POST /v1/responses`: OpenAI's Responses protocol, complete or streamed, over the sessions that chat uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from ajet.gateway.caller import Caller
+from ajet.gateway.reply_stream import Event, ReplyStream
+from ajet.gateway.responses_items import Item, call_item, reasoning_item, reply_items, text_item, text_part
+from ajet.gateway.responses_request import ResponseCall, read_response_call
+from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
+from ajet.schema.chat import ChatReply
+from ajet.schema.errors import ModelCallError
+from ajet.session import EpisodeSession, ReplyDelta
+
+
+async def responses(body: dict[str, Any], caller: Caller) -> Answer:
+    """Answer one request. Raises `ModelCallError` until something has been sent."""
+    call = read_response_call(body, caller)
+    if call.stream:
+        stream = ReplyStream(call.request, caller.session)
+        first = await stream.first()
+        return event_stream(response_events(call, caller.session, stream, first), stream.close)
+    (reply,) = await caller.session.complete(call.request)
+    items = reply_items(reply)
+    _store(call, reply, items, caller.session)
+    return json_answer(_finished(call, reply, items, int(time.time())))
+
+
+def response_id(call_id: str) -> str:
+    return f"resp_{call_id}"
+
+
+def _store(call: ResponseCall, reply: ChatReply, items: list[Item], session: EpisodeSession) -> None:
+    if call.store:
+        new = [*call.new, reply.message]
+        session.responses.put(response_id(reply.call_id), call.request.agent, call.before, new, items)
+
+
+# ---------------------------------------------------------------- the response object
+
+
+def _response(call: ResponseCall, call_id: str, created: int, status: str, output: list[Item]) -> dict[str, Any]:
+    """A response in any state; it repeats what was asked."""
+    body, sampling = call.body, call.request.sampling
+    return {
+        "id": response_id(call_id),
+        "object": "response",
+        "created_at": created,
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.get("instructions"),
+        "max_output_tokens": sampling.max_tokens,
+        "metadata": body.get("metadata") or {},
+        "model": call.model,
+        "output": output,
+        "parallel_tool_calls": call.request.parallel_tool_calls,
+        "previous_response_id": body.get("previous_response_id"),
+        "reasoning": body.get("reasoning") or {"effort": None, "summary": None},
+        "store": call.store,
+        "temperature": sampling.temperature,
+        "text": {"format": {"type": "text"}, **(body.get("text") or {})},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def _finished(call: ResponseCall, reply: ChatReply, output: list[Item], created: int) -> dict[str, Any]:
+    cut = reply.finish_reason == "length"
+    response = _response(call, reply.call_id, created, "incomplete" if cut else "completed", output)
+    response["usage"] = _usage(reply)
+    if cut:
+        response["incomplete_details"] = {"reason": "max_output_tokens"}
+    if call.token_ids:
+        response |= {"prompt_token_ids": reply.prompt_ids, "token_ids": reply.completion.token_ids}
+    if reply.malformed:
+        response["malformed"] = reply.malformed
+    return response
+
+
+def _usage(reply: ChatReply) -> dict[str, Any]:
+    prompt, sampled = len(reply.prompt_ids), len(reply.completion.token_ids)
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": reply.completion.cached_prompt_tokens, "cache_write_tokens": 0},
+        "output_tokens": sampled,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + sampled,
+    }
+
+
+# ---------------------------------------------------------------- streaming
+
+
+async def response_events(
+    call: ResponseCall, session: EpisodeSession, stream: ReplyStream, event: Event
+) -> AsyncIterator[bytes]:
+    """Server-sent events, beginning with `event`: items are opened, filled and closed one after another."""
+    created = int(time.time())
+    sequence = _Sequence()
+    try:
+        assert not isinstance(event, ModelCallError)
+        call_id = event.call_id if isinstance(event, ReplyDelta) else event[0].call_id
+        items = _OpenItems(call_id)
+        for kind in ("response.created", "response.in_progress"):
+            yield sequence.event(kind, response=_response(call, call_id, created, "in_progress", []))
+        while isinstance(event, ReplyDelta):
+            for change in items.take(event):
+                yield sequence.event(**change)
+            event = await stream.next()
+        if isinstance(event, ModelCallError):
+            failed = _response(call, call_id, created, "failed", items.done)
+            failed["error"] = {"code": "server_error", "message": str(event)}
+            yield sequence.event("response.failed", response=failed)
+            return
+        (reply,) = event
+        for change in items.finish("incomplete" if reply.finish_reason == "length" else "completed"):
+            yield sequence.event(**change)
+        _store(call, reply, items.done, session)
+        finished = _finished(call, reply, items.done, created)
+        yield sequence.event(f"response.{finished['status']}", response=finished)
+    finally:
+        stream.close()
+
+
+class _Sequence:
+    """Numbers the events of one stream."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def event(self, type: str, **fields: Any) -> bytes:
+        number, self._next = self._next, self._next + 1
+        return server_sent_event({"type": type, "sequence_number": number, **fields}, type)
+
+
+Change = dict[str, Any]
+"""One event: its type and its fields."""
+
+
+class _OpenItems:
+    """The output items of a reply that is being written."""
+
+    def __init__(self, call_id: str) -> None:
+        self._call_id = call_id
+        self._text: list[str] = []
+        """What the open item holds so far."""
+        self._id = ""
+        """The open item's."""
+        self._kind = ""
+        """`message` or `reasoning`, while such an item is open."""
+        self.done: list[Item] = []
+
+    def take(self, event: ReplyDelta) -> Iterator[Change]:
+        delta = event.delta
+        if delta.reasoning:
+            yield from self._add("reasoning", delta.reasoning)
+        if delta.content:
+            yield from self._add("message", delta.content)
+        if delta.tool_call is not None:
+            yield from self._call(delta.tool_call)
+
+    def finish(self, status: str) -> Iterator[Change]:
+        """Close what is open. A reply without text or calls ends with an empty text."""
+        if not self._kind and (not self.done or self.done[-1]["type"] == "reasoning"):
+            yield from self._open("message")
+        elif self._kind == "reasoning":
+            yield from self._close()
+            yield from self._open("message")
+        yield from self._close(status)
+
+    def _add(self, kind: str, text: str) -> Iterator[Change]:
+        if kind != self._kind:
+            yield from self._close()
+            yield from self._open(kind)
+        self._text.append(text)
+        event = "response.output_text.delta" if kind == "message" else "response.reasoning_text.delta"
+        yield {"type": event, **self._place(), "delta": text, **({"logprobs": []} if kind == "message" else {})}
+
+    def _item(self, status: str = "completed") -> Item:
+        text = "".join(self._text)
+        if self._kind == "message":
+            return text_item(self._call_id, len(self.done), text, status)
+        return reasoning_item(self._call_id, len(self.done), text)
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._id, "output_index": len(self.done), "content_index": 0}
+
+    def _open(self, kind: str) -> Iterator[Change]:
+        self._kind, self._text = kind, []
+        item = {**self._item("in_progress"), "content": [], "status": "in_progress"}
+        self._id = item["id"]
+        yield {"type": "response.output_item.added", "output_index": len(self.done), "item": item}
+        part = text_part("") if kind == "message" else {"type": "reasoning_text", "text": ""}
+        yield {"type": "response.content_part.added", **self._place(), "part": part}
+
+    def _close(self, status: str = "completed") -> Iterator[Change]:
+        if not self._kind:
+            return
+        item, text = self._item(status), "".join(self._text)
+        if self._kind == "message":
+            yield {"type": "response.output_text.done", **self._place(), "text": text, "logprobs": []}
+        else:
+            yield {"type": "response.reasoning_text.done", **self._place(), "text": text}
+        yield {"type": "response.content_part.done", **self._place(), "part": item["content"][0]}
+        yield from self._done(item)
+        self._kind = ""
+
+    def _call(self, tool_call: dict[str, Any]) -> Iterator[Change]:
+        yield from self._close()
+        index = len(self.done)
+        item = call_item(self._call_id, index, tool_call)
+        place = {"item_id": item["id"], "output_index": index}
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        yield {"type": "response.output_item.added", "output_index": index, "item": begun}
+        yield {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]}
+        whole = {"arguments": item["arguments"], "name": item["name"]}
+        yield {"type": "response.function_call_arguments.done", **place, **whole}
+        yield from self._done(item)
+
+    def _done(self, item: Item) -> Iterator[Change]:
+        yield {"type": "response.output_item.done", "output_index": len(self.done), "item": item}
+        self.done.append(item)

@@ -1,0 +1,145 @@
+"""What a request may ask for: honoured, or refused by a name that the client can find."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
+from gateway_parts import place, post
+from session_parts import CALL, TOOLS, USER, LineEngine, count
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": USER}
+
+REFUSED: dict[str, Any] = {
+    "min_tokens": 3,
+    "bad_words": ["x"],
+    "allowed_token_ids": [1],
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "guided_choice": ["a", "b"],
+    "guided_grammar": "root ::= x",
+    "structured_outputs": {"regex": "a"},
+    "best_of": 3,
+    "continue_final_message": True,
+    "add_generation_prompt": False,
+    "truncate_prompt_tokens": 10,
+    "logit_bias": {"5": -100},
+    "functions": [{"name": "f"}],
+    "function_call": "auto",
+    "use_beam_search": True,
+    "prompt_logprobs": 1,
+    "chat_template": "{{ messages }}",
+    "skip_special_tokens": False,
+}
+NEUTRAL: dict[str, Any] = {
+    "min_tokens": 0,
+    "bad_words": [],
+    "guided_json": None,
+    "best_of": 1,
+    "continue_final_message": False,
+    "add_generation_prompt": True,
+    "skip_special_tokens": True,
+    "logit_bias": {},
+    "length_penalty": 1.0,
+    "functions": None,
+    "parallel_tool_calls": True,
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+def test_what_cannot_be_honoured_is_refused_by_name(path: str) -> None:
+    async def run() -> None:
+        async with place() as here:
+            body: dict[str, Any] = {CHAT: BODY, "/v1/completions": {"prompt": "x"}}.get(path, {"input": "x"})
+            for key, value in REFUSED.items():
+                for stream in (False, True):
+                    reply = await post(here, path, {**body, key: value, "stream": stream})
+                    assert (reply.status, reply.json()["error"]["param"]) == (400, key), reply.body
+            assert here.session.tracker.calls == []
+            assert (await post(here, path, {**body, **NEUTRAL})).status == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("choice", "fits"),
+    [
+        ("any", True),
+        ("auto", True),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOLS[0]]}}, True),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOLS[0]]}}, True),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}, False),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, False),
+        ({"type": "function", "function": {"name": "f"}}, True),
+        ({"type": "function", "function": {"name": "g"}}, False),
+    ],
+)
+def test_a_choice_of_tools_is_checked(choice: Any, fits: bool) -> None:
+    async def run() -> None:
+        async with place(LineEngine(CALL)) as here:
+            tools = [*TOOLS, {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}}]
+            reply = await post(here, CHAT, {**BODY, "tools": tools, "tool_choice": choice})
+            assert reply.status == 200, reply.body
+            malformed = reply.json()["choices"][0].get("malformed", [])
+            assert [text.partition(":")[0] for text in malformed] == ([] if fits else ["tool_choice"])
+
+    asyncio.run(run())
+
+
+def test_choices_of_tools_that_mean_nothing_here_are_refused() -> None:
+    async def run() -> None:
+        async with place() as here:
+            for choice in (
+                {"type": "custom", "custom": {"name": "x"}},
+                {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "custom"}]}},
+                {"type": "allowed_tools"},
+                {"type": "allowed_tools", "allowed_tools": {"mode": [], "tools": []}},
+                {"function": 3},
+                {},
+                [],
+                3,
+            ):
+                reply = await post(here, CHAT, {**BODY, "tools": TOOLS, "tool_choice": choice})
+                assert (reply.status, reply.json()["error"]["param"]) == (400, "tool_choice"), choice
+            custom = [{"type": "custom", "custom": {"name": "x"}}]
+            reply = await post(here, CHAT, {**BODY, "tools": custom})
+            assert (reply.status, reply.json()["error"]["param"]) == (400, "tools[0].type")
+
+    asyncio.run(run())
+
+
+def test_more_calls_at_once_than_were_wanted_are_named() -> None:
+    async def run() -> None:
+        async with place(LineEngine(f"{CALL}\n{CALL}")) as here:
+            for wanted, malformed in ((False, 1), (True, 0), (None, 0)):
+                reply = await post(here, CHAT, {**BODY, "tools": TOOLS, "parallel_tool_calls": wanted})
+                choice = reply.json()["choices"][0]
+                assert len(choice["message"]["tool_calls"]) == 2
+                assert len(choice.get("malformed", [])) == malformed
+            flat = [{"type": "function", "name": "f"}]
+            reply = await post(here, "/v1/responses", {"input": "x", "tools": flat, "parallel_tool_calls": False})
+            assert "parallel_tool_calls" in reply.json()["malformed"][0]
+
+    asyncio.run(run())
+
+
+def test_streamed_completions_end_with_logprobs_and_ids() -> None:
+    async def run() -> None:
+        async with place(LineEngine("a time")) as here:
+            asked = {"prompt": "Once", "logprobs": 1, "return_token_ids": True}
+            (whole,) = (await post(here, "/v1/completions", asked)).json()["choices"]
+            streamed = await post(here, "/v1/completions", {**asked, "stream": True})
+            lines = [line[6:] for line in streamed.body.decode().splitlines() if line.startswith("data: {")]
+            last = json.loads(lines[-1])["choices"][0]
+            assert len(last["token_ids"]) == count("a time")
+            assert {**last, "text": whole["text"], "call_id": ""} == {**whole, "call_id": ""}
+
+    asyncio.run(run())
