@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import lcm
 from typing import Any
 
 import numpy as np
@@ -91,8 +90,10 @@ def group_tag(group: EpisodeGroup) -> dict[str, Any]:
 class BatchCredit:
     """The credit of each row, in the order given."""
 
-    dense: list[NDArray[np.float32]]
-    """weight x advantage of each token of each row's response."""
+    advantages: list[NDArray[np.float32]]
+    """The advantage of each token of each row's response."""
+    weights: list[NDArray[np.float32]]
+    """The weight of each of them; 0 where a token is not trained."""
     trained: list[bool]
     """Whether a row is trained; the others leave the batch."""
     episodes: list[EpisodeCredit] = field(default_factory=list)
@@ -105,7 +106,7 @@ def credit_batch(
     """Credit for rows named `{group}_{episode}_{row}`.
 
     `imitate_from`: supervised fine-tuning on the episodes with at least this reward. If nothing in the batch teaches
-    anything, its rows stay, with advantage 0, because verl can't skip a step.
+    anything, its rows stay, with weight 0, because verl can't skip a step.
     """
     groups: dict[str, dict[str, EpisodeSummary]] = {}
     for key, tag in zip(keys, tags, strict=True):
@@ -122,24 +123,29 @@ def credit_batch(
         chosen = [[episode for episode in group if episode.reward >= imitate_from] for group in summaries]
         credit = imitation_credit(chosen, settings)
     by_id = {episode.episode_id: episode for episode in credit.episodes}
-    dense, trained = [], []
+    advantages, weights = [], []
     for key, tag in zip(keys, tags, strict=True):
         group, episode, _ = key.rsplit("_", 2)
         mine = by_id.get(groups[group][episode].episode_id)
-        length = int(tag["response_len"])
-        dense.append(np.zeros(length, np.float32) if mine is None else token_credit(tag, mine, length))
-        trained.append(mine is not None and mine.trained)
+        row_advantages, row_weights = token_credit(tag, mine, int(tag["response_len"]))
+        advantages.append(row_advantages)
+        weights.append(row_weights)
+    trained = [bool(row.any()) for row in weights]
     if not any(trained):
         trained = [True] * len(trained)
-    return BatchCredit(dense, trained, credit.episodes, credit.metrics)
+    return BatchCredit(advantages, weights, trained, credit.episodes, credit.metrics)
 
 
-def token_credit(tag: Tag, credit: EpisodeCredit, length: int) -> NDArray[np.float32]:
-    """weight x advantage of each response token of a row.
+def token_credit(
+    tag: Tag, credit: EpisodeCredit | None, length: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Advantage and weight of each response token of a row.
 
     With `multiplicity` a token stands in several rows; in each it has the entry of that row's leaf.
     """
-    dense = np.zeros(length, np.float32)
+    advantages, weights = np.zeros(length, np.float32), np.zeros(length, np.float32)
+    if credit is None:
+        return advantages, weights
     segments = [Segment(*segment) for segment in tag[SEGMENTS]]
     calls = json.loads(tag[SUMMARY])["calls"]
     for segment in segments:
@@ -149,15 +155,6 @@ def token_credit(tag: Tag, credit: EpisodeCredit, length: int) -> NDArray[np.flo
         at = 0
         if len(entries) > 1:
             at = calls[segment.call]["leaves"].index(tag[LEAF])
-        advantage, weight = entries[at]
-        dense[segment.start : segment.end] = weight * advantage
-    return dense
-
-
-def mini_batch(rows: int, *, group_size: int, updates: int, data_parallel: int) -> int:
-    """verl's `ppo_mini_batch_size` for which these rows, padded, make exactly `updates` optimiser steps.
-
-    verl multiplies it by the group size, and needs whole mini-batches, each divisible among the data-parallel ranks.
-    """
-    unit = lcm(group_size, data_parallel)
-    return -(-rows // (updates * unit)) * unit // group_size
+        place = slice(segment.start, segment.end)
+        advantages[place], weights[place] = entries[at]
+    return advantages, weights

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ajet.backbone.ray.mapping import Note
+from ajet.backbone.training_settings import KL_TYPES
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -16,12 +17,12 @@ PLACE = "ajet.trainer_common"
 def verl_notes(config: Config) -> Iterator[Note]:
     """Those of verl."""
     yield from _of_both(config, "verl")
-    mode = config.ajet.trainer_common.algorithm.rollout_correction.mode
-    place = f"{PLACE}.algorithm.rollout_correction.mode"
-    if mode == "masked":
-        yield Note(place, "verl would leave masked tokens out of KL and entropy too: use token_tis", refused=True)
-    if mode == "sequence_tis":
-        yield Note(place, "verl multiplies over each row: where one agent gives several rows, each has its own ratio")
+    correction = config.ajet.trainer_common.algorithm.rollout_correction
+    if correction.mode == "sequence_tis" or (correction.mode == "masked" and correction.level == "sequence"):
+        yield Note(
+            f"{PLACE}.algorithm.rollout_correction.mode",
+            "verl sees one row at a time: where one agent of an episode gives several rows, each has its own ratio",
+        )
 
 
 def trinity_notes(config: Config) -> Iterator[Note]:
@@ -42,6 +43,8 @@ def trinity_notes(config: Config) -> Iterator[Note]:
 
 def _of_both(config: Config, title: str) -> Iterator[Note]:
     common = config.ajet.trainer_common
+    if common.use_kl_loss and common.kl_loss_coef and common.kl_loss_type not in KL_TYPES:
+        yield Note(f"{PLACE}.kl_loss_type", f"available: {', '.join(KL_TYPES)}", refused=True)
     if common.kl_reference_sync:
         yield Note(f"{PLACE}.kl_reference_sync", f"{title}'s reference stays the starting model", refused=True)
     if common.kl_adaptive.target is not None:

@@ -86,20 +86,6 @@ def shared_notes(config: Config, title: str) -> Iterator[Note]:
         yield Note(f"{place}.algorithm.zero_variance_groups", f"with {title} this is `skip`: no other tasks instead")
 
 
-def kl_and_entropy_note(config: Config, title: str) -> Iterator[Note]:
-    """KL and entropy terms allow no other norm than the mean over tokens."""
-    common = config.ajet.trainer_common
-    norm = common.algorithm.loss_norm
-    uses_terms = (common.use_kl_loss and common.kl_loss_coef) or common.algorithm.entropy_coef
-    if uses_terms and norm != "token_mean":
-        yield Note(
-            "ajet.trainer_common.algorithm.loss_norm",
-            f"{title} weighs the KL and entropy terms of all tokens alike, so {norm} needs use_kl_loss: false and "
-            "entropy_coef: 0, or loss_norm: token_mean",
-            refused=True,
-        )
-
-
 def check_refused(notes: Sequence[Note], name: str) -> None:
     """Raise if one of the keys can't be honoured at all."""
     refused = [note for note in notes if note.refused]

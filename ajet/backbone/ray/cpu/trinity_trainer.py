@@ -1,7 +1,7 @@
 """The embedded trainer as Trinity's train engine, on the CPU.
 
-It trains what comes through Trinity's buffer: each experience becomes a call tree of one path, with its tokens, masks
-and logprobs unchanged, and its credit from `advantages`.
+It trains what comes through Trinity's buffer: the experiences of an episode become a call tree with a path for each,
+their tokens, masks, logprobs and credit unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trinity.trainer.trainer import TrainEngineWrapper
 
 from ajet.backbone.ray.credit import SEGMENTS
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.trinity.rows import AGENT, CREDIT, ROW
+from ajet.backbone.ray.trinity.rows import AGENT, ROW
 from ajet.backbone.training_settings import train_settings
 from ajet.credit.weights import CallCredit, EpisodeCredit
 from ajet.engine.model_source import ModelSource
@@ -71,8 +71,7 @@ class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
 
     async def train_step(self, batch_exps: list[Experience]) -> dict[str, float]:
         """One update from one batch."""
-        batch = [tree_of(exp, self._temperature) for exp in batch_exps]
-        metrics = self._trainer.update(batch)
+        metrics = self._trainer.update(trees_of(batch_exps, self._temperature))
         self._step += 1
         return metrics
 
@@ -111,40 +110,48 @@ class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
     async def teardown_weight_sync_group(self) -> None: ...
 
 
-def tree_of(exp: Experience, temperature: float) -> tuple[CallTree, EpisodeCredit]:
-    """An experience as a call tree of one path, and its credit."""
-    ids = exp.tokens.numpy().astype(np.int32)
-    prompt = int(exp.prompt_length)
-    tree = CallTree()
-    end = _append(tree, ids[:prompt], 0)
-    credit = []
+def trees_of(rows: Sequence[Experience], temperature: float) -> list[tuple[CallTree, EpisodeCredit]]:
+    """The episodes that experiences stand for, as call trees, and their credit."""
+    episodes: dict[str, tuple[CallTree, EpisodeCredit]] = {}
+    for row in rows:
+        name = row.info[ROW].rsplit("_", 1)[0]
+        tree, credit = episodes.setdefault(name, (CallTree(), EpisodeCredit(name, [])))
+        _append_path(tree, credit, row, temperature)
+    return list(episodes.values())
+
+
+def _append_path(tree: CallTree, credit: EpisodeCredit, row: Experience, temperature: float) -> None:
+    """Add a row as a path of its own."""
+    ids = row.tokens.numpy().astype(np.int32)
+    prompt = int(row.prompt_length)
+    end = _append(tree, ids[:prompt], ROOT, 0)
     at = prompt
-    for index, ((_, begin, stop), (_, weight)) in enumerate(zip(exp.info[SEGMENTS], exp.info[CREDIT], strict=True)):
+    for _, begin, stop in row.info[SEGMENTS]:
         start, finish = prompt + begin, prompt + stop
         if start > at:
-            end = _append(tree, ids[at:start], at)
-        run = _append(tree, ids[start:finish], start, call=index)
+            end = _append(tree, ids[at:start], end, at)
+        index = len(tree.calls)
+        run = _append(tree, ids[start:finish], end, start, call=index)
         tree.calls.append(
             Call(
-                name=f"{exp.info[ROW]}/{index}",
-                agent=exp.info[AGENT],
+                name=f"{row.info[ROW]}/{index}",
+                agent=row.info[AGENT],
                 target="",
                 turn=index,
                 prompt_run=end,
                 prompt_tokens=start,
                 run=run,
-                logprobs=exp.logprobs[begin:stop].numpy().astype(np.float32),
+                logprobs=row.logprobs[begin:stop].numpy().astype(np.float32),
                 mask=np.ones(stop - begin, np.bool_),
                 sampling=Sampling(temperature=temperature),
             )
         )
-        value = float(exp.advantages[begin])
-        credit.append(CallCredit([(value / weight, weight)] if weight else []))
+        advantage, weight = float(row.advantages[begin]), float(row.returns[begin])
+        credit.calls.append(CallCredit([(advantage, weight)] if weight else []))
         end, at = run, finish
-    return tree, EpisodeCredit(exp.info[ROW], credit)
 
 
-def _append(tree: CallTree, ids: IntArray | Sequence[int], start: int, call: int = ROOT) -> int:
-    """Add a run under the last one; its index."""
-    tree.runs.append(Run(np.asarray(ids, np.int32), len(tree.runs) - 1, start, call))
+def _append(tree: CallTree, ids: IntArray | Sequence[int], parent: int, start: int, call: int = ROOT) -> int:
+    """Add a run; its index."""
+    tree.runs.append(Run(np.asarray(ids, np.int32), parent, start, call))
     return len(tree.runs) - 1

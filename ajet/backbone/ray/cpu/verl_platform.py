@@ -1,6 +1,6 @@
 """verl without GPUs, for tests and laptops: `VERL_PLATFORM=cpu`.
 
-verl has registries for platforms, training engines and rollout servers. Four places have none; they are replaced here,
+verl has registries for platforms and rollout servers. Four places have none; they are replaced here,
 and tests check them against the installed verl version:
 
 - the table of rollout adapters is a private dict (`_ROLLOUT_REGISTRY`);
@@ -49,7 +49,7 @@ def register() -> None:
     """Make the CPU known to verl."""
     _register_platform()
     _name_the_device_once()
-    _register_engine()
+    _offload_without_pinning()
     _register_rollout()
 
 
@@ -131,16 +131,11 @@ def _name_the_device_once() -> None:
     distributed.initialize_global_process_group_ray = initialise
 
 
-def _register_engine() -> None:
+def _offload_without_pinning() -> None:
     import verl.workers.engine.fsdp.transformer_impl as fsdp
     from torch.distributed.fsdp import CPUOffloadPolicy
-    from verl.workers.engine import EngineRegistry
 
     fsdp.CPUOffloadPolicy = lambda pin_memory=False: CPUOffloadPolicy(pin_memory=False)
-
-    @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-    class CpuLanguageModelEngine(fsdp.FSDPEngineWithLMHead):  # type: ignore[misc]
-        """verl's FSDP engine: only its registration needs a GPU."""
 
 
 def _register_rollout() -> None:

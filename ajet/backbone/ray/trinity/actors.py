@@ -23,7 +23,7 @@ from trinity.trainer.trainer import Trainer
 from ajet.backbone.ray.collector import COLLECTOR
 from ajet.backbone.ray.failure import cause
 from ajet.backbone.ray.trinity.plugin import on_cpu
-from ajet.backbone.ray.trinity.rows import VERSIONS
+from ajet.backbone.ray.trinity.rows import UPDATES, VERSIONS
 
 LOOK_S = 0.2
 """Seconds between looks at the policy version while the explorer waits for it."""
@@ -132,7 +132,7 @@ class AjetTrainer(Trainer):  # type: ignore[misc]
     async def train_step(self, exps: list[Experience]) -> dict[str, Any]:
         async with _reporting("trainer"):
             noted = staleness(exps, self.train_step_num)
-            self._set_mini_batch(len(exps))
+            self._set_mini_batch(len(exps) // exps[0].info[UPDATES])
             began = time.time()
             metrics: dict[str, Any] = await super().train_step(exps)
             return metrics | noted | {"time/train_began": began, "time/train_ended": time.time()}
@@ -152,12 +152,10 @@ class AjetTrainer(Trainer):  # type: ignore[misc]
             return metrics
 
     def _set_mini_batch(self, rows: int) -> None:
-        """Trinity's verl engine cuts a batch into mini-batches of a fixed size; a step has `mini_batch_num` of them."""
+        """Trinity's verl engine cuts a batch into mini-batches of a fixed size."""
         engine_config = getattr(self.engine, "config", None)
-        if engine_config is None or not hasattr(engine_config, "actor"):
-            return
-        arguments = self.config.algorithm.sample_strategy_args
-        engine_config.actor.ppo_mini_batch_size = rows // int(arguments["updates"])
+        if engine_config is not None and hasattr(engine_config, "actor"):
+            engine_config.actor.ppo_mini_batch_size = rows
 
 
 def validation_is_due(before: int, version: int, every: int) -> bool:

@@ -1,20 +1,27 @@
 """Our algorithm for Trinity: the embedded trainer's losses, as Trinity's trainer calls them.
 
-The batch carries weight x advantage for each token; the loss is their sum over tokens, whatever rows or micro-batches
-they came in, so it has the embedded trainer's gradient. The ratio is to the policy that sampled.
+Each token comes with its advantage and its weight; the loss, its KL and entropy terms included, is a sum over tokens,
+whatever rows or micro-batches they came in, so it has the embedded trainer's gradient. The ratio is to the policy that
+sampled.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from trinity.algorithm.algorithm import AlgorithmType
+from trinity.algorithm.entropy_loss_fn.entropy_loss_fn import EntropyLossFn
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
-from trinity.common.config import Config
 
-from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss
+from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.training_settings import train_settings
+from ajet.trainer.loss import EdgeTensors, LossSettings, policy_loss
+
+METRICS = {"policy/sum": "pg_loss", "kl/sum": "kl_loss", "clip_fraction/sum": "clip_fraction", "ratio/sum": "ratio"}
+"""Our sums, and the names under which Trinity reports their means."""
 
 
 class AjetAlgorithm(AlgorithmType):  # type: ignore[misc]
@@ -36,62 +43,86 @@ class AjetAlgorithmWithoutReference(AjetAlgorithm):
 
     use_reference: bool = False
 
-    @classmethod
-    def check_config(cls, config: Config) -> None:
-        if config.algorithm.kl_loss_fn != "none":
-            raise ValueError("a KL term needs the algorithm with a reference model")
+
+def loss_settings(payload: str) -> LossSettings:
+    """The run's loss. There is nothing to correct: the ratio is to the sampler itself."""
+    run = RunPayload.decode(payload)
+    return replace(train_settings(run.load_config(), run.total_steps).loss, correction=None)
 
 
 class AjetPolicyLoss(PolicyLossFn):  # type: ignore[misc]
-    """`scale`: data-parallel ranks (gradients are averaged over them) times the updates of a step."""
+    """Without a KL term. Trinity asks for the fields that `__call__` names.
 
-    def __init__(
-        self,
-        backend: str = "verl",
-        *,
-        kind: str = "ppo",
-        clip_low: float = 0.2,
-        clip_high: float = 0.28,
-        clip_dual: float | None = None,
-        scale: float = 1.0,
-    ) -> None:
+    `scale`: data-parallel ranks, because gradients are averaged over them. A token's weight is where Trinity has
+    returns, which nothing else here uses.
+    """
+
+    def __init__(self, backend: str = "verl", *, payload: str, scale: float = 1.0) -> None:
         super().__init__(backend=backend)
-        self._settings = LossSettings(
-            policy_loss=PolicyLoss(kind),
-            clip_low=clip_low,
-            clip_high=clip_high,
-            clip_dual=clip_dual,
-            correction=None,  # the ratio is to the sampler itself
-        )
+        self._settings = loss_settings(payload)
         self._scale = scale
 
     def __call__(
-        self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor, advantages: Tensor, **kwargs: Any
+        self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor, advantages: Tensor, returns: Tensor
     ) -> tuple[Tensor, dict[str, float]]:
         """One micro-batch of padded rows."""
-        row_of, column_of = action_mask.bool().nonzero(as_tuple=True)
-        at = (row_of, column_of)
-        count = len(row_of)
-        if not count:
+        return self._loss(logprob, old_logprob, advantages, returns)
+
+    def _loss(
+        self, logprob: Tensor, old: Tensor, advantages: Tensor, weights: Tensor, reference: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, float]]:
+        at = weights.nonzero(as_tuple=True)
+        if not len(at[0]):
             return logprob.sum() * 0.0, {}
-        credit = advantages[at].to(logprob.dtype)
-        imitates = self._settings.policy_loss is PolicyLoss.SFT
         edges = EdgeTensors(
-            sampler_E=old_logprob[at],
-            trajectory_E=row_of,
-            entry_edge_M=torch.arange(count, device=logprob.device),
-            advantage_M=credit,
-            weight_M=credit if imitates else torch.ones_like(credit),
-            old_E=old_logprob[at],
+            sampler_E=old[at],
+            trajectory_E=at[0],
+            entry_edge_M=torch.arange(len(at[0]), device=logprob.device),
+            advantage_M=advantages[at].to(logprob.dtype),
+            weight_M=weights[at].to(logprob.dtype),
+            old_E=old[at],
+            reference_E=None if reference is None else reference[at],
         )
         result = policy_loss(logprob[at], edges, self._settings)
-        metrics = {
-            name.removesuffix("/sum"): float(value) / count
-            for name, value in result.sums.items()
-            if name in ("clip_fraction/sum", "ratio/sum")
-        }
-        return result.loss * self._scale, metrics | {"pg_loss": float(result.loss.detach())}
+        total = float(edges.weight_M.sum())
+        metrics = {name: float(result.sums[ours]) / total for ours, name in METRICS.items() if ours in result.sums}
+        return result.loss * self._scale, metrics
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
         return {}
+
+
+class AjetPolicyLossWithReference(AjetPolicyLoss):
+    """With a KL term."""
+
+    def __call__(
+        self,
+        logprob: Tensor,
+        old_logprob: Tensor,
+        action_mask: Tensor,
+        advantages: Tensor,
+        returns: Tensor,
+        ref_logprob: Tensor,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """One micro-batch of padded rows."""
+        return self._loss(logprob, old_logprob, advantages, returns, ref_logprob)
+
+
+class AjetEntropy(EntropyLossFn):  # type: ignore[misc]
+    """The entropy term, weighted like the loss; Trinity subtracts it."""
+
+    def __init__(self, entropy_coef: float, scale: float = 1.0) -> None:
+        self._coef = entropy_coef
+        self._scale = scale
+
+    def __call__(self, entropy: Tensor, action_mask: Tensor, **fields: Any) -> tuple[Tensor, dict[str, float]]:
+        """One micro-batch of padded rows; `returns` are the tokens' weights."""
+        weights = fields["returns"].to(entropy.dtype)
+        total = (weights * entropy).sum()
+        share = float(weights.sum())
+        return self._coef * self._scale * total, {"entropy": float(total.detach()) / share} if share else {}
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        return {"entropy_coef": 0.0}

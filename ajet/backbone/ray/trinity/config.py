@@ -21,11 +21,10 @@ from ajet.backbone.ray.mapping import (
     Settings,
     check_refused,
     flatten,
-    kl_and_entropy_note,
     micro_tokens,
     shared_notes,
 )
-from ajet.backbone.training_settings import clip_range, learning_rate, warmup_steps
+from ajet.backbone.training_settings import learning_rate, warmup_steps
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +35,9 @@ WORKFLOW = f"{HERE}.workflow.GroupWorkflow"
 READER = f"{HERE}.reader.TrinityTaskReader"
 CREDIT = f"{HERE}.credit.AjetCredit"
 SAMPLING = f"{HERE}.sampling.WholeBatches"
-LOSS = f"{HERE}.algorithm.AjetPolicyLoss"
+LOSS = f"{HERE}.algorithm.AjetPolicyLossWithReference"
+LOSS_WITHOUT_REFERENCE = f"{HERE}.algorithm.AjetPolicyLoss"
+ENTROPY = f"{HERE}.algorithm.AjetEntropy"
 ALGORITHM = f"{HERE}.algorithm.AjetAlgorithm"
 ALGORITHM_WITHOUT_REFERENCE = f"{HERE}.algorithm.AjetAlgorithmWithoutReference"
 MONITOR = f"{HERE}.monitor.FileMonitor"
@@ -50,20 +51,18 @@ GPU_RUNNERS = 4
 """Processes per engine that run episodes: each runs one task's episodes at a time."""
 GROUP_SLACK = 4
 """Times the episode timeout that a group may take: failed attempts are run again, and groups refilled."""
-KL_TYPES = {
-    "kl": "k1",
-    "k1": "k1",
-    "mse": "k2",
-    "k2": "k2",
-    "low_var_kl": "low_var_kl",
-    "k3": "low_var_kl",
-    # the same gradients; the metric shows k2
-    "kl+": "k2",
-    "k1+": "k2",
-    "low_var_kl+": "k2",
-    "k3+": "k2",
-    "abs": "abs",
-}
+OURS = (
+    "algorithm.advantage_fn",
+    "algorithm.algorithm_type",
+    "algorithm.entropy_loss_fn",
+    "algorithm.kl_",
+    "algorithm.loss_agg_mode",
+    "algorithm.policy_loss_fn",
+    "algorithm.sample_strategy",
+)
+"""Keys of Trinity that name our credit, sampling and loss, and can't be anything else."""
+STALENESS = "algorithm.sample_strategy_args.max_staleness"
+OPTIMISER = "algorithm.optimizer."
 TRAIN_TIMEOUT_S = 3600.0
 DEFAULT_STALENESS = 1
 """Steps by which the policy that samples may lag behind, in Trinity's fully asynchronous style."""
@@ -99,7 +98,7 @@ def sync_style(config: Config) -> str:
 
 def max_staleness(config: Config) -> int | None:
     """Steps by which the sampling policy may lag behind; None: Trinity's own waiting bounds it."""
-    given = pass_through(config).get("algorithm.sample_strategy_args.max_staleness")
+    given = pass_through(config).get(STALENESS)
     if given is not None:
         return int(given)
     return DEFAULT_STALENESS if sync_style(config) == "fully_async" else None
@@ -150,14 +149,12 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 def check_honoured(config: Config, machine: Machine) -> list[Note]:
     """Our keys that Trinity can't honour: refused, or named once at start."""
-    notes = [
+    return [
         *shared_notes(config, "Trinity"),
         *trinity_notes(config),
         *_refusals(config, machine),
         *_approximations(config, machine),
     ]
-    # on the CPU the embedded trainer computes these terms
-    return notes if machine.cpu else [*notes, *kl_and_entropy_note(config, "Trinity")]
 
 
 def _refusals(config: Config, machine: Machine) -> Iterator[Note]:
@@ -171,8 +168,23 @@ def _refusals(config: Config, machine: Machine) -> Iterator[Note]:
             "instead",
             refused=True,
         )
-    if common.use_kl_loss and common.kl_loss_type not in KL_TYPES:
-        yield Note(f"{place}.kl_loss_type", f"Trinity knows {', '.join(KL_TYPES)}", refused=True)
+    if common.resume not in ("auto", "never"):
+        yield Note(
+            f"{place}.resume",
+            "Trinity resumes from the newest checkpoint of the experiment alone: `auto` or `never`",
+            refused=True,
+        )
+    for key in pass_through(config):
+        if key.startswith(OURS) and key != STALENESS:
+            yield Note(
+                f"ajet.trinity.{key}", "credit, sampling and loss are ours: see ajet.trainer_common", refused=True
+            )
+        if machine.cpu and key.startswith(OPTIMISER):
+            yield Note(
+                f"ajet.trinity.{key}",
+                "on the CPU the optimiser is the embedded trainer's: see ajet.trainer_common.optim",
+                refused=True,
+            )
     if common.optim.lr_scheduler_type == "linear" and not machine.cpu:
         yield Note(f"{place}.optim.lr_scheduler_type", "Trinity knows `constant` and `cosine`", refused=True)
     if ajet.model.lora.enabled and machine.cpu:
@@ -191,6 +203,12 @@ def _approximations(config: Config, machine: Machine) -> Iterator[Note]:
     common = ajet.trainer_common
     if sync_style(config) == "fully_async" and common.test_freq > 0 and "test_freq" in common.model_fields_set:
         yield Note("ajet.trainer_common.test_freq", "Trinity does not validate in its fully asynchronous style")
+    if (common.optim.lr_warmup_steps or common.optim.lr_warmup_ratio) and not machine.cpu:
+        warmup = "lr_warmup_steps" if common.optim.lr_warmup_steps else "lr_warmup_ratio"
+        yield Note(
+            f"ajet.trainer_common.optim.{warmup}",
+            "Trinity's warm-up begins at a rate of 0: each step has the rate that the one before it has elsewhere",
+        )
     if machine.cpu:
         yield Note(
             "ajet.rollout.engine",
@@ -221,9 +239,10 @@ def _run(config: Config, run: RunFacts, machine: Machine) -> Settings:
 def _algorithm(config: Config, run: RunFacts, machine: Machine) -> Settings:
     common = config.ajet.trainer_common
     algorithm, optim = common.algorithm, common.optim
-    uses_kl = common.use_kl_loss and common.kl_loss_coef > 0
+    imitates = algorithm.policy_loss == "sft"
+    uses_kl = common.use_kl_loss and common.kl_loss_coef > 0 and not imitates
+    uses_entropy = algorithm.entropy_coef != 0 and not imitates
     replicas = trainer_replicas(config, machine)
-    clip_low, clip_high = clip_range(algorithm)
     return {
         "algorithm.algorithm_type": ALGORITHM if uses_kl else ALGORITHM_WITHOUT_REFERENCE,
         "algorithm.repeat_times": config.ajet.rollout.num_repeat,
@@ -231,23 +250,24 @@ def _algorithm(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "algorithm.advantage_fn_args": {"payload": run.payload},
         "algorithm.sample_strategy": SAMPLING,
         "algorithm.sample_strategy_args": {
-            "multiple": replicas * common.mini_batch_num,
-            "updates": common.mini_batch_num,
+            "ranks": replicas,
+            # on the CPU the embedded trainer makes the mini-batches
+            "updates": 1 if machine.cpu else common.mini_batch_num,
+            "norm": algorithm.loss_norm,
+            "seed": common.seed,
             "max_staleness": max_staleness(config),
         },
-        "algorithm.policy_loss_fn": LOSS,
-        "algorithm.policy_loss_fn_args": {
-            "kind": algorithm.policy_loss,
-            "clip_low": clip_low,
-            "clip_high": clip_high,
-            "clip_dual": algorithm.clip_dual,
-            "scale": replicas * common.mini_batch_num,
-        },
-        "algorithm.kl_loss_fn": KL_TYPES.get(common.kl_loss_type, "none") if uses_kl else "none",
-        "algorithm.kl_loss_fn_args": {"kl_coef": common.kl_loss_coef if uses_kl else 0.0},
+        "algorithm.policy_loss_fn": LOSS if uses_kl else LOSS_WITHOUT_REFERENCE,
+        "algorithm.policy_loss_fn_args": {"payload": run.payload, "scale": replicas},
+        # part of our loss
+        "algorithm.kl_loss_fn": "none",
+        "algorithm.kl_loss_fn_args": {},
         "algorithm.kl_penalty_fn": "none",
-        "algorithm.entropy_loss_fn": "default" if algorithm.entropy_coef else "none",
-        "algorithm.entropy_loss_fn_args": {"entropy_coef": algorithm.entropy_coef} if algorithm.entropy_coef else {},
+        "algorithm.entropy_loss_fn": ENTROPY if uses_entropy else "none",
+        "algorithm.entropy_loss_fn_args": {
+            "entropy_coef": algorithm.entropy_coef if uses_entropy else 0.0,
+            **({"scale": replicas} if uses_entropy else {}),
+        },
         "algorithm.loss_agg_mode": "token-mean",
         # the ratio is to the policy that sampled, whose logprobs are exact
         "algorithm.bypass_old_logprobs": True,
@@ -365,6 +385,8 @@ def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "trainer.trainer_strategy": "fsdp2",
         "trainer.grad_clip": common.optim.clip_grad,
         "trainer.use_dynamic_bsz": True,
+        # sorting rows by length would move them between a step's updates
+        "trainer.balance_batch": common.mini_batch_num == 1,
         "trainer.use_remove_padding": machine.flash_attention and not machine.cpu,
         "trainer.max_token_len_per_gpu": micro_tokens(config),
         "trainer.ulysses_sequence_parallel_size": common.ulysses_sequence_parallel_size,

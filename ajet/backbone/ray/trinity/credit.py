@@ -1,12 +1,11 @@
 """`AjetCredit`: the credit of a whole batch, computed where Trinity computes advantages that need groups.
 
-Each token gets weight x advantage. Weights are over the batch's episodes and the loss is a plain sum, so an episode
-keeps its total weight, however many rows it gave and whether or not all of them are trained in the same step.
+Each token gets its advantage and its weight. Weights are over the batch's episodes and the loss is a plain sum, so an
+episode keeps its total weight, however many rows it gave and whether or not all of them are trained in the same step.
 """
 
 from __future__ import annotations
 
-import json
 import uuid
 from typing import Any
 
@@ -17,9 +16,9 @@ from trinity.buffer.operators.experience_operator import ExperienceOperatorV1
 from trinity.common.experience import Experience
 
 from ajet.backbone.ray.collector import COLLECTOR
-from ajet.backbone.ray.credit import GROUP, SEGMENTS, SUMMARY, BatchCredit, credit_batch
+from ajet.backbone.ray.credit import GROUP, BatchCredit, credit_batch
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.trinity.rows import BATCH, CREDIT, ROW, SPAN, tag_of
+from ajet.backbone.ray.trinity.rows import BATCH, ROW, SPAN, tag_of
 from ajet.backbone.ray.trinity.workflow import step_of
 from ajet.backbone.training_settings import credit_settings
 from ajet.config import Config
@@ -60,7 +59,7 @@ class AjetCredit(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc]
 
 
 def credited(exps: list[Experience], config: Config, step: int) -> tuple[list[Experience], BatchCredit]:
-    """The experiences that are trained, with their credit."""
+    """The experiences that are trained, with their credit: advantages, and weights where Trinity has returns."""
     algorithm = config.ajet.trainer_common.algorithm
     imitate_from = algorithm.sft.min_reward if algorithm.policy_loss == "sft" else None
     rows = [exp for exp in exps if GROUP not in exp.info]
@@ -74,30 +73,15 @@ def credited(exps: list[Experience], config: Config, step: int) -> tuple[list[Ex
         credit_settings(config),
         imitate_from=imitate_from,
     )
-    by_id = {episode.episode_id: episode for episode in credit.episodes}
     kept = []
-    for exp, dense, trained in zip(rows, credit.dense, credit.trained, strict=True):
-        if not trained:
-            continue
-        exp.advantages = torch.from_numpy(dense)
-        exp.returns = exp.advantages.clone()
-        exp.info[CREDIT] = _entries(exp, dense, by_id)
-        kept.append(exp)
+    for exp, advantages, weights, trained in zip(rows, credit.advantages, credit.weights, credit.trained, strict=True):
+        if trained:
+            exp.advantages, exp.returns = torch.from_numpy(advantages), torch.from_numpy(weights)
+            kept.append(exp)
     name = uuid.uuid4().hex
     for exp in kept:
         exp.info[BATCH] = [name, len(kept)]
     return kept, credit
-
-
-def _entries(exp: Experience, dense: Any, by_id: dict[str, Any]) -> list[list[float]]:
-    """(advantage, weight) of each segment."""
-    mine = by_id.get(json.loads(exp.info[SUMMARY])["episode_id"])
-    found = []
-    for call, start, _ in exp.info[SEGMENTS]:
-        entries = mine.calls[call].entries if mine is not None else []
-        weight = entries[0][1] if entries else 0.0
-        found.append([float(dense[start]) / weight if weight else 0.0, weight])
-    return found
 
 
 def _span(exps: list[Experience]) -> dict[str, float]:

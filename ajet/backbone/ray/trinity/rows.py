@@ -23,13 +23,13 @@ ROW = "ajet_row"
 """`{group}_{episode}_{row}`, as `credit_batch` names rows."""
 VERSIONS = "ajet_versions"
 """[(policy version, trained tokens drawn under it), …]."""
-CREDIT = "ajet_credit"
-"""[(advantage, weight), …], one for each segment; their product is in `advantages`."""
 BATCH = "ajet_batch"
 """(name of the batch whose credit was computed together, its number of rows)."""
 SPAN = "ajet_span"
 """(begin, end) of the group's rollout, in seconds since the epoch."""
 AGENT = "ajet_agent"
+UPDATES = "ajet_updates"
+"""How many updates the batch that is read makes."""
 
 
 def experiences_of(

@@ -7,6 +7,7 @@ wait for the rest of theirs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -19,19 +20,30 @@ from trinity.common.experience import Experience
 from trinity.utils.timer import Timer
 
 from ajet.backbone.ray.credit import SEGMENTS
-from ajet.backbone.ray.trinity.rows import BATCH, CREDIT, VERSIONS
+from ajet.backbone.ray.mini_batches import BatchRow, lay_out
+from ajet.backbone.ray.trinity.rows import BATCH, ROW, UPDATES, VERSIONS
+from ajet.credit import LossNorm
 
 
 class WholeBatches(SampleStrategy):  # type: ignore[misc]
-    """`multiple`: rows are filled up, with rows that train nothing, to a multiple of it (ranks x updates).
+    """`ranks`: data-parallel ranks of the trainer. `updates`: of a step.
 
-    The other arguments are for our explorer and trainer, which read them from here.
+    `max_staleness` is for our explorer, which reads it from here.
     """
 
-    def __init__(self, buffer_config: BufferConfig, *, multiple: int = 1, **_: Any) -> None:
+    def __init__(
+        self,
+        buffer_config: BufferConfig,
+        *,
+        ranks: int = 1,
+        updates: int = 1,
+        norm: str = "token_mean",
+        seed: int = 0,
+        max_staleness: int | None = None,
+    ) -> None:
         super().__init__(buffer_config)
         self._reader = get_buffer_reader(buffer_config.trainer_input.experience_buffer)
-        self._multiple = multiple
+        self._ranks, self._updates, self._norm, self._seed = ranks, updates, LossNorm(norm), seed
         self._waiting: dict[str, list[Experience]] = {}
 
     async def sample(self, step: int, **_: Any) -> tuple[list[Experience], dict[str, float], list[Any]]:
@@ -41,7 +53,9 @@ class WholeBatches(SampleStrategy):  # type: ignore[misc]
             rows = await self._whole()
         metrics["sample/rows"] = float(len(rows))
         examples = representative_sample(rows)
-        return filled(rows, self._multiple), metrics, examples
+        seed = (self._seed, (step - 1) * self._updates)
+        placed = in_place(rows, norm=self._norm, updates=self._updates, ranks=self._ranks, seed=seed)
+        return placed, metrics, examples
 
     async def _whole(self) -> list[Experience]:
         while True:
@@ -55,7 +69,7 @@ class WholeBatches(SampleStrategy):  # type: ignore[misc]
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        return {"multiple": 1, "updates": 1, "max_staleness": None}
+        return {"ranks": 1, "updates": 1, "norm": "token_mean", "seed": 0, "max_staleness": None}
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self._reader.state_dict()
@@ -66,14 +80,35 @@ class WholeBatches(SampleStrategy):  # type: ignore[misc]
             self._reader.load_state_dict(state_dict)
 
 
-def filled(rows: list[Experience], multiple: int) -> list[Experience]:
-    """The rows and, if needed, copies of the shortest that train nothing."""
-    shortest = min(rows, key=lambda exp: len(exp.tokens))
-    added = []
-    for _ in range(-len(rows) % multiple):
-        blank = deepcopy(shortest)
-        blank.action_mask = torch.zeros_like(shortest.action_mask)
-        blank.advantages = torch.zeros_like(shortest.advantages)
-        blank.info |= {CREDIT: [], SEGMENTS: [], VERSIONS: []}
-        added.append(blank)
-    return rows + added
+def in_place(
+    rows: list[Experience], *, norm: LossNorm, updates: int, ranks: int, seed: Sequence[int]
+) -> list[Experience]:
+    """The rows where Trinity's trainer expects those of each update, with their weights in it; in between, copies of
+    the shortest that train nothing."""
+    layout = lay_out(
+        [
+            BatchRow(row.info[ROW].rsplit("_", 1)[0], len(row.tokens), int(torch.count_nonzero(row.returns)))
+            for row in rows
+        ],
+        norm=norm,
+        updates=updates,
+        ranks=ranks,
+        multiple=1,
+        seed=seed,
+    )
+    for row, scale in zip(rows, layout.scales, strict=True):
+        row.returns = row.returns * scale
+    shortest = min(rows, key=lambda row: len(row.tokens))
+    placed = [_blank(shortest) if index is None else rows[index] for index in layout.order]
+    for row in placed:
+        row.info[UPDATES] = len(placed) // layout.size
+    return placed
+
+
+def _blank(like: Experience) -> Experience:
+    blank = deepcopy(like)
+    blank.action_mask = torch.zeros_like(like.action_mask)
+    blank.advantages = torch.zeros_like(like.advantages)
+    blank.returns = torch.zeros_like(like.returns)
+    blank.info |= {SEGMENTS: [], VERSIONS: []}
+    return blank

@@ -20,13 +20,11 @@ from ajet.backbone.ray.mapping import (
     Settings,
     check_refused,
     flatten,
-    kl_and_entropy_note,
     micro_tokens,
     shared_notes,
 )
 from ajet.backbone.ray.payload import KEY
 from ajet.backbone.ray.start import NoGpuError
-from ajet.backbone.training_settings import clip_range, learning_rate, warmup_steps
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,12 +36,33 @@ PLATFORM = "VERL_PLATFORM"
 """Environment variable: `cpu` for a run without GPUs."""
 ADVANTAGE_ESTIMATOR = "ajet_credit"
 """Name under which the plugin registers the estimator that passes our credit through."""
-POLICY_LOSS_PREFIX = "ajet_"
-"""Our losses are registered with verl under this prefix and our own names."""
+LOSS = "ajet"
+"""A loss that verl doesn't know: with another engine than ours, it ends instead of training something else."""
+ENGINE = "fsdp2"
+OURS = (
+    "actor_rollout_ref.actor.optim.betas",
+    "actor_rollout_ref.actor.optim.clip_grad",
+    "actor_rollout_ref.actor.optim.lr",
+    "actor_rollout_ref.actor.optim.min_lr_ratio",
+    "actor_rollout_ref.actor.optim.num_cycles",
+    "actor_rollout_ref.actor.optim.total_training_steps",
+    "actor_rollout_ref.actor.optim.weight_decay",
+    "actor_rollout_ref.actor.optim.zero_indexed_step",
+    "actor_rollout_ref.actor.policy_loss.",
+    "actor_rollout_ref.actor.clip_ratio",
+    "actor_rollout_ref.actor.entropy_coeff",
+    "actor_rollout_ref.actor.grad_clip",
+    "actor_rollout_ref.actor.kl_loss",
+    "actor_rollout_ref.actor.loss_agg_mode",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.shuffle",
+    "actor_rollout_ref.actor.strategy",
+    "actor_rollout_ref.actor.use_kl_loss",
+    "algorithm.",
+)
+"""Keys of verl that our engine doesn't read: credit, loss and optimiser are set by our own."""
 CPU_ROLLOUT = "ajet_torch"
 """Name under which the plugin registers the embedded engine as a rollout server (CPU only)."""
-NEVER = 1e9
-"""A ratio that is never reached: verl can't switch the dual clip off."""
 PASSED_THROUGH = ("actor_rollout_ref", "ray_kwargs", "transfer_queue", "global_profiler")
 """Top-level blocks of a YAML or dotted overrides that are taken for verl's own."""
 ADDABLE = (
@@ -137,12 +156,7 @@ def _check_known(key: str, known: set[str]) -> None:
 
 def check_honoured(config: Config, machine: Machine) -> list[Note]:
     """Our keys that verl can't honour: refused, or named once at start."""
-    return [
-        *shared_notes(config, "verl"),
-        *verl_notes(config),
-        *kl_and_entropy_note(config, "verl"),
-        *_notes(config, machine),
-    ]
+    return [*shared_notes(config, "verl"), *verl_notes(config), *_notes(config, machine)]
 
 
 def _notes(config: Config, machine: Machine) -> Iterator[Note]:
@@ -154,8 +168,13 @@ def _notes(config: Config, machine: Machine) -> Iterator[Note]:
             "verl would subtract the KL from advantages that are already computed; set use_kl_loss: true instead",
             refused=True,
         )
-    if common.optim.lr_scheduler_type == "linear":
-        yield Note("ajet.trainer_common.optim.lr_scheduler_type", "verl knows `constant` and `cosine`", refused=True)
+    for key in pass_through(config):
+        if key.removeprefix("+").startswith(OURS):
+            yield Note(
+                f"ajet.verl.{key}",
+                "credit, loss and optimiser are ours on verl too: set it under ajet.trainer_common",
+                refused=True,
+            )
     if ajet.model.lora.enabled and ajet.model.lora.dropout:
         yield Note("ajet.model.lora.dropout", "verl's adapters have no dropout: set it to 0", refused=True)
     if machine.cpu and ajet.rollout.engine != "torch":
@@ -209,9 +228,8 @@ def _actor(config: Config, run: RunFacts, machine: Machine) -> Settings:
     ajet = config.ajet
     common, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
     actor = "actor_rollout_ref.actor"
-    clip_low, clip_high = clip_range(algorithm)
     return {
-        f"{actor}.strategy": "fsdp2",
+        f"{actor}.strategy": ENGINE,
         # a start: the sampler corrects it for each batch, because the number of rows varies
         f"{actor}.ppo_mini_batch_size": max(1, ajet.data.train_batch_size // common.mini_batch_num),
         f"{actor}.ppo_epochs": common.ppo_epochs,
@@ -219,17 +237,9 @@ def _actor(config: Config, run: RunFacts, machine: Machine) -> Settings:
         f"{actor}.data_loader_seed": common.seed,
         f"{actor}.use_dynamic_bsz": True,
         f"{actor}.ppo_max_token_len_per_gpu": micro_tokens(config),
-        f"{actor}.policy_loss.loss_mode": POLICY_LOSS_PREFIX + algorithm.policy_loss,
-        # our loss is a sum of weight x token loss and ignores this; KL and entropy, as terms and as metrics, are means
-        f"{actor}.loss_agg_mode": "token-mean",
-        f"{actor}.clip_ratio": clip_low,
-        f"{actor}.clip_ratio_low": clip_low,
-        f"{actor}.clip_ratio_high": clip_high,
-        f"{actor}.clip_ratio_c": algorithm.clip_dual or NEVER,
+        f"{actor}.policy_loss.loss_mode": LOSS,
         f"{actor}.entropy_coeff": algorithm.entropy_coef,
         f"{actor}.use_kl_loss": common.use_kl_loss and common.kl_loss_coef > 0,
-        f"{actor}.kl_loss_coef": common.kl_loss_coef,
-        f"{actor}.kl_loss_type": common.kl_loss_type,
         f"{actor}.use_torch_compile": not machine.cpu,
         f"{actor}.ulysses_sequence_parallel_size": common.ulysses_sequence_parallel_size,
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
@@ -252,18 +262,13 @@ def _fsdp(config: Config, machine: Machine, place: str) -> Settings:
 
 
 def _optimiser(config: Config, run: RunFacts, machine: Machine) -> Settings:
-    optim = config.ajet.trainer_common.optim
-    place = "actor_rollout_ref.actor.optim"
+    """What verl itself does with it; the rest, like the loss, our engine takes from the run's own configuration."""
+    optim = "actor_rollout_ref.actor.optim"
+    clip = config.ajet.trainer_common.optim.clip_grad
     return {
-        f"{place}.lr": learning_rate(config),
-        f"{place}.weight_decay": optim.weight_decay,
-        f"{place}.betas": optim.betas,
-        f"{place}.override_optimizer_config": {"eps": optim.eps},
-        f"{place}.clip_grad": optim.clip_grad,
-        f"{place}.lr_warmup_steps": warmup_steps(config, run.total_steps),
-        f"{place}.lr_scheduler_type": optim.lr_scheduler_type,
-        f"{place}.min_lr_ratio": optim.min_lr_ratio,
-        "actor_rollout_ref.actor.grad_clip": optim.clip_grad,
+        f"{optim}.clip_grad": clip,
+        "actor_rollout_ref.actor.grad_clip": clip,
+        f"{optim}.override_optimizer_config": {KEY: run.payload},
     }
 
 
@@ -312,17 +317,14 @@ def _rollout(config: Config, run: RunFacts, machine: Machine) -> Settings:
 
 
 def _algorithm(config: Config, run: RunFacts, machine: Machine) -> Settings:
-    correction = config.ajet.trainer_common.algorithm.rollout_correction
-    level = {"token_tis": "token", "sequence_tis": "sequence"}.get(correction.mode)
-    corrects = config.ajet.trainer_common.algorithm.policy_loss != "sft"
     return {
         "algorithm.adv_estimator": ADVANTAGE_ESTIMATOR,
         "algorithm.use_kl_in_reward": False,
         # discounting is part of our credit
         "algorithm.gamma": 1.0,
         "algorithm.lam": 1.0,
-        "algorithm.rollout_correction.rollout_is": level if corrects else None,
-        "algorithm.rollout_correction.rollout_is_threshold": correction.cap,
+        # our loss corrects for the sampler; verl computes the old policy's logprobs
+        "algorithm.rollout_correction.rollout_is": None,
         "algorithm.rollout_correction.bypass_mode": False,
     }
 

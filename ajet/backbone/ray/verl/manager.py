@@ -51,6 +51,7 @@ class EpisodeManager(AgentLoopManagerTQ):  # type: ignore[misc]
         self.credit_settings = credit_settings(config)
         self.imitate_from = common.algorithm.sft.min_reward if common.algorithm.policy_loss == "sft" else None
         self.updates = common.mini_batch_num
+        self.seed = common.seed
         self.group_size = int(self.config.actor_rollout_ref.rollout.n)
         trainer, actor = self.config.trainer, self.config.actor_rollout_ref.actor
         self.data_parallel = int(trainer.nnodes * trainer.n_gpus_per_node // actor.ulysses_sequence_parallel_size)

@@ -1,7 +1,7 @@
 """Loaded by verl in every process, through the `verl.plugins` entry point. Registers by name what a run needs.
 
 verl only logs, at debug level, when an entry point fails. A failure is seen all the same: without this module a process
-knows neither our losses nor our estimator, and verl ends naming them; our own processes import it first and so raise
+knows neither our loss nor our estimator, and verl ends naming them; our own processes import it first and so raise
 what went wrong; and the driver checks that the entry point exists.
 """
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from ajet.backbone.ray.start import asks_for_cpu
-from ajet.backbone.ray.verl import losses
-from ajet.backbone.ray.verl.config import PLATFORM
+from ajet.backbone.ray.verl.config import ADVANTAGE_ESTIMATOR, PLATFORM
 from ajet.schema.errors import MissingDependencyError
 
 ENTRY_POINT_GROUP = "verl.plugins"
@@ -27,11 +26,14 @@ def require_entry_point() -> None:
 
 
 def _load() -> None:
-    if asks_for_cpu(PLATFORM):
+    on_cpu = asks_for_cpu(PLATFORM)
+    if on_cpu:
         from ajet.backbone.ray.cpu import verl_platform
 
         verl_platform.register()
-    losses.register()
+    from ajet.backbone.ray.verl import train_engine  # imports verl for the platform that is known by now
+
+    train_engine.register("cpu" if on_cpu else "cuda", ADVANTAGE_ESTIMATOR)
 
 
 _load()

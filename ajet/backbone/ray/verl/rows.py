@@ -14,11 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.backbone.ray.credit import LEAF, SEGMENTS, SUMMARY, segments_of, summary_of
-from ajet.schema.call_tree import Sample
+from ajet.schema.call_tree import BoolArray, FloatArray, IntArray, Sample
 from ajet.schema.episode import Episode
 
 if TYPE_CHECKING:
     import torch
+
+
+WEIGHTS = "ajet_weights"
+"""Field of a row: the weight of each of its response's tokens in the loss."""
 
 
 @dataclass(slots=True)
@@ -32,46 +36,74 @@ class Row:
 
 def rows_of(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int) -> list[Row]:
     """The rows of one episode."""
-    import torch
-
     summary = json.dumps(summary_of(episode, samples).to_json())
     rows = []
     for index, sample in enumerate(samples):
-        prompt = torch.from_numpy(sample.prompt_ids.astype(np.int64))
-        response = torch.from_numpy(sample.response_ids.astype(np.int64))
-        mask = torch.from_numpy(sample.response_mask.astype(np.int64))
         versions = sample.versions[sample.versions >= 0]
-        fields = {
-            "prompts": prompt,
-            "responses": response,
-            "input_ids": torch.cat([prompt, response]),
-            "position_ids": torch.arange(len(prompt) + len(response)),
-            "response_mask": mask,
-            "loss_mask": mask,
-            "rollout_log_probs": torch.from_numpy(sample.logprobs.astype(np.float32)),
-            "rm_scores": torch.zeros(len(response), dtype=torch.float32),
+        row = _row(
+            f"{uid}_{episode.repeat}_{index}",
+            sample.prompt_ids,
+            sample.response_ids,
+            sample.response_mask,
+            sample.logprobs,
+            step=step,
+        )
+        row.fields |= {
             "uid": uid,
             "session_id": episode.repeat,
             "num_turns": len(episode.tree.calls),
-            "multi_modal_inputs": {},
-            "data_source": "ajet",
-            "reward_model": {"ground_truth": None},
             "extra_fields": {"reward_extra_info": reward_info(episode)},
         }
-        tag = {
-            "status": "success",
-            "prompt_len": len(prompt),
-            "response_len": len(response),
-            "seq_len": len(prompt) + len(response),
-            "global_steps": step,
+        row.tag |= {
             "min_global_steps": int(versions.min()) if len(versions) else step,
             "max_global_steps": int(versions.max()) if len(versions) else step,
             SUMMARY: summary,
             SEGMENTS: [(segment.call, segment.start, segment.end) for segment in segments_of(sample)],
             LEAF: sample.leaf,
         }
-        rows.append(Row(f"{uid}_{episode.repeat}_{index}", fields, tag))
+        rows.append(row)
     return rows
+
+
+def blank_row(name: str, *, step: int) -> Row:
+    """A row that trains nothing. verl leaves it out of its metrics."""
+    zero = np.zeros(1, np.int32)
+    row = _row(f"{name}_0_0", zero, zero, zero.astype(np.bool_), zero.astype(np.float32), step=step)
+    row.fields |= {"uid": name, "session_id": 0, "num_turns": 0, "extra_fields": {"reward_extra_info": {}}}
+    row.tag |= {"min_global_steps": step, "max_global_steps": step, "is_padding": True}
+    return row
+
+
+def _row(
+    key: str, prompt_ids: IntArray, response_ids: IntArray, mask: BoolArray, logprobs: FloatArray, *, step: int
+) -> Row:
+    import torch
+
+    prompt = torch.from_numpy(prompt_ids.astype(np.int64))
+    response = torch.from_numpy(response_ids.astype(np.int64))
+    response_mask = torch.from_numpy(mask.astype(np.int64))
+    fields = {
+        "prompts": prompt,
+        "responses": response,
+        "input_ids": torch.cat([prompt, response]),
+        "position_ids": torch.arange(len(prompt) + len(response)),
+        "response_mask": response_mask,
+        "loss_mask": response_mask,
+        "rollout_log_probs": torch.from_numpy(logprobs.astype(np.float32)),
+        "rm_scores": torch.zeros(len(response), dtype=torch.float32),
+        WEIGHTS: torch.zeros(len(response), dtype=torch.float32),
+        "multi_modal_inputs": {},
+        "data_source": "ajet",
+        "reward_model": {"ground_truth": None},
+    }
+    tag = {
+        "status": "success",
+        "prompt_len": len(prompt),
+        "response_len": len(response),
+        "seq_len": len(prompt) + len(response),
+        "global_steps": step,
+    }
+    return Row(key, fields, tag)
 
 
 def validation_row(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int) -> Row:

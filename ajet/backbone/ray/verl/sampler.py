@@ -1,20 +1,25 @@
 """`EpisodeSampler`: verl's replay buffer, with our credit, in the process of verl's trainer.
 
-When the groups of a step are complete, the credit of all their episodes is computed at once and written where verl
-looks for rewards; groups that teach nothing leave the batch; and verl's mini-batch is sized by what the batch turned
-out to hold, so that a step is one update (or `mini_batch_num`), however many rows there are.
+When the groups of a step are complete, the credit of all their episodes is computed at once: advantages are written
+where verl looks for rewards, weights beside them. Groups that teach nothing leave the batch. What is left is laid out,
+and verl's mini-batch sized, so that a step is one update (or `mini_batch_num`), however many rows there are.
 """
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from ajet.backbone.ray.credit import GROUP, BatchCredit, credit_batch, mini_batch
-from ajet.backbone.ray.verl.manager import current_manager
-from ajet.backbone.ray.verl.rows import nested
+from ajet.backbone.ray.credit import GROUP, BatchCredit, credit_batch
+from ajet.backbone.ray.mini_batches import BatchRow, Layout, lay_out
+from ajet.backbone.ray.verl.manager import EpisodeManager, current_manager
+from ajet.backbone.ray.verl.rows import WEIGHTS, blank_row, nested
 
 NOTHING_USABLE = "no materializable trajectories"
 """What verl says when every group of a step failed."""
@@ -62,14 +67,9 @@ class _CreditedSampling:
             return batch
         credit = credit_batch(batch.keys, batch.tags, manager.credit_settings, imitate_from=manager.imitate_from)
         metrics = manager.end_step(self._step, selected_prompt_uids, credit.episodes, validation=False)
-        batch = _with_credit(batch, credit, manager.updates)
-        rows = len(batch.keys)
-        manager.set_mini_batch(
-            mini_batch(
-                rows, group_size=manager.group_size, updates=manager.updates, data_parallel=manager.data_parallel
-            )
-        )
-        self._added = metrics | credit.metrics | {"train/rows": float(rows)}
+        batch, layout = _with_credit(batch, credit, manager, self._step)
+        manager.set_mini_batch(layout.size // manager.group_size)
+        self._added = metrics | credit.metrics | {"train/rows": float(sum(credit.trained))}
         return batch
 
     def _first_failure(self, partition_id: str) -> str | None:
@@ -91,20 +91,67 @@ def _group_tags(partition_id: str) -> list[dict[str, Any]]:
     return [tag[GROUP] for tag in prompts.values() if GROUP in tag]
 
 
-def _with_credit(batch: Any, credit: BatchCredit, updates: int) -> Any:
-    """Write the credit of the trained rows, and drop the others."""
+class PlacedRows(KVBatchMeta):  # type: ignore[misc]
+    """Rows that are where they belong: verl would sort them by length, across updates."""
+
+    def reorder(self, indexes: list[int]) -> None:
+        """Leave them."""
+
+
+def _with_credit(batch: Any, credit: BatchCredit, manager: EpisodeManager, step: int) -> tuple[Any, Layout]:
+    """Write the credit of the trained rows, drop the others, and put each into its update."""
     import transfer_queue as tq
 
     kept = [index for index, trained in enumerate(credit.trained) if trained]
     dropped = [key for key, trained in zip(batch.keys, credit.trained, strict=True) if not trained]
     if dropped:
         tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
-    keys = [batch.keys[index] for index in kept]
-    # each of several updates gets a share of the rows, and must be as large as an update of all of them
-    scores = nested([credit.dense[index] * updates for index in kept])
-    tq.kv_batch_put(
-        keys=keys, partition_id=batch.partition_id, fields=TensorDict({"rm_scores": scores}, batch_size=len(keys))
+    keys, tags = [batch.keys[index] for index in kept], [batch.tags[index] for index in kept]
+    layout = lay_out(
+        [
+            BatchRow(key.rsplit("_", 1)[0], tag["seq_len"], int(np.count_nonzero(credit.weights[index])))
+            for index, key, tag in zip(kept, keys, tags, strict=True)
+        ],
+        norm=manager.credit_settings.loss_norm,
+        updates=manager.updates,
+        ranks=manager.data_parallel,
+        multiple=manager.group_size,
+        seed=(manager.seed, (step - 1) * manager.updates),
     )
-    return type(batch)(
-        partition_id=batch.partition_id, keys=keys, tags=[batch.tags[index] for index in kept], extra_info={}
+    fields = {
+        "rm_scores": nested([credit.advantages[index] for index in kept]),
+        WEIGHTS: nested([credit.weights[index] * scale for index, scale in zip(kept, layout.scales, strict=True)]),
+    }
+    tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(keys)))
+    return _placed(layout.order, keys, tags, batch.partition_id, step), layout
+
+
+def _placed(
+    order: Sequence[int | None], keys: Sequence[str], tags: Sequence[dict[str, Any]], partition_id: str, step: int
+) -> PlacedRows:
+    """The rows in this order, with new rows that train nothing in between."""
+    import transfer_queue as tq
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    blanks = [blank_row(f"blank{uuid.uuid4().hex}", step=step) for index in order if index is None]
+    if blanks:
+        tq.kv_batch_put(
+            keys=[row.key for row in blanks],
+            partition_id=partition_id,
+            fields=list_of_dict_to_tensordict([row.fields for row in blanks]),
+            tags=[row.tag for row in blanks],
+        )
+    left = iter(blanks)
+    placed = []
+    for index in order:
+        if index is not None:
+            placed.append((keys[index], tags[index]))
+        else:
+            blank = next(left)
+            placed.append((blank.key, blank.tag))
+    return PlacedRows(
+        partition_id=partition_id,
+        keys=[key for key, _ in placed],
+        tags=[tag for _, tag in placed],
+        extra_info={},
     )

@@ -13,6 +13,8 @@ from ajet.backbone.ray.mapping import Machine, RunFacts
 from ajet.backbone.ray.trinity.config import (
     CPU_GPUS,
     CREDIT,
+    LOSS,
+    LOSS_WITHOUT_REFERENCE,
     READER,
     check_honoured,
     max_staleness,
@@ -64,13 +66,12 @@ def settings(overrides: dict[str, Any] | None = None, machine: Machine = GPU, **
         (f"{COMMON}.n_gpus_per_node", 4, "cluster.gpu_per_node", 4),
         (f"{COMMON}.fsdp_config.param_offload", True, "trainer.param_offload", True),
         (f"{COMMON}.fsdp_config.optimizer_offload", True, "trainer.optimizer_offload", True),
-        (f"{COMMON}.kl_loss_type", "k3", "algorithm.kl_loss_fn", "low_var_kl"),
-        (f"{COMMON}.kl_loss_type", "k3+", "algorithm.kl_loss_fn", "k2"),
         (f"{COMMON}.optim.lr", None, "algorithm.optimizer.lr", 1e-6),
         (f"{COMMON}.optim.min_lr_ratio", 0.2, "algorithm.optimizer.min_lr_ratio", 0.2),
-        (f"{COMMON}.kl_loss_coef", 0.3, "algorithm.kl_loss_fn_args", {"kl_coef": 0.3}),
-        (f"{COMMON}.use_kl_loss", False, "algorithm.kl_loss_fn", "none"),
-        (f"{COMMON}.algorithm.entropy_coef", 0.1, "algorithm.entropy_loss_fn_args", {"entropy_coef": 0.1}),
+        (f"{COMMON}.use_kl_loss", True, "algorithm.policy_loss_fn", LOSS),
+        (f"{COMMON}.use_kl_loss", False, "algorithm.policy_loss_fn", LOSS_WITHOUT_REFERENCE),
+        (f"{COMMON}.algorithm.entropy_coef", 0.1, "algorithm.entropy_loss_fn_args", {"entropy_coef": 0.1, "scale": 7}),
+        (f"{COMMON}.mini_batch_num", 2, "trainer.balance_batch", False),
         (f"{COMMON}.micro_tokens", 99_999, "trainer.max_token_len_per_gpu", 99_999),
         (f"{COMMON}.resume", "never", "continue_from_checkpoint", False),
     ],
@@ -79,12 +80,27 @@ def test_a_key_reaches_trinity(ours: str, value: Any, theirs: str, arrives: Any)
     assert settings({ours: value})[theirs] == arrives
 
 
-def test_losses_and_clipping_are_ours() -> None:
-    given = settings({f"{COMMON}.algorithm.policy_loss": "cispo", f"{COMMON}.algorithm.clip_high": 0.4})
-    arguments = given["algorithm.policy_loss_fn_args"]
-    assert arguments == {"kind": "cispo", "clip_low": 0.2, "clip_high": 0.4, "clip_dual": 3.0, "scale": 7}
+def test_loss_credit_and_sampling_are_ours() -> None:
+    given = settings({f"{COMMON}.mini_batch_num": 3, f"{COMMON}.algorithm.loss_norm": "dr_grpo"})
+    assert given["algorithm.policy_loss_fn_args"] == {"payload": "run", "scale": 7}
+    assert given["algorithm.kl_loss_fn"] == "none"
+    sampling = given["algorithm.sample_strategy_args"]
+    assert (sampling["ranks"], sampling["updates"], sampling["norm"]) == (7, 3, "dr_grpo")
     assert given["algorithm.advantage_fn"] == CREDIT
     assert given["buffer.explorer_input.tasksets"][0]["storage_type"] == READER
+
+
+@pytest.mark.parametrize("key", ["algorithm.kl_loss_fn", "algorithm.policy_loss_fn_args.kind"])
+def test_what_is_ours_is_not_trinitys_to_change(key: str) -> None:
+    with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+        settings({f"trinity.{key}": "x"})
+
+
+def test_an_optimiser_key_of_trinitys_arrives_where_its_optimiser_is_used() -> None:
+    key = "algorithm.optimizer.optimizer_type"
+    assert settings({f"trinity.{key}": "sgd"})[key] == "sgd"
+    with pytest.raises(ConfigError, match=r"algorithm\.optimizer\.optimizer_type"):
+        trinity_settings(make_config({f"trinity.{key}": "sgd"}), FACTS, CPU)
 
 
 def test_on_the_cpu_weights_go_through_memory() -> None:
@@ -126,7 +142,7 @@ def test_staleness_is_bounded_when_nothing_else_waits() -> None:
     ("key", "value"),
     [
         (f"{COMMON}.algorithm.use_kl_in_reward", True),
-        (f"{COMMON}.algorithm.loss_norm", "dr_grpo"),
+        (f"{COMMON}.resume", "/somewhere/step_3"),
         (f"{COMMON}.optim.lr_scheduler_type", "linear"),
         (f"{COMMON}.optim.eps", 1e-5),
         (f"{COMMON}.optim.state_bits", 8),

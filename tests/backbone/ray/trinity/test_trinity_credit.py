@@ -75,10 +75,11 @@ def test_every_token_gets_the_credit_that_local_gives_it(shape: list[int], norm:
         episode = EpisodeSummary.from_json(json.loads(row.info[SUMMARY])).episode_id
         for call, start, end in row.info[SEGMENTS]:
             advantage, weight = expected[episode].calls[call].entries[0]
-            assert row.advantages[start:end].numpy() == pytest.approx(advantage * weight, rel=1e-6)
+            assert row.advantages[start:end].numpy() == pytest.approx(advantage, rel=1e-6)
+            assert row.returns[start:end].numpy() == pytest.approx(weight, rel=1e-6)
             seen[episode, call] = seen.get((episode, call), 0) + end - start
         outside = ~row.action_mask.numpy()
-        assert not row.advantages.numpy()[outside].any()
+        assert not row.returns.numpy()[outside].any()
     trained = {
         (episode.episode_id, index): int(call.mask.sum())
         for group in groups
@@ -90,9 +91,8 @@ def test_every_token_gets_the_credit_that_local_gives_it(shape: list[int], norm:
 
 
 def test_an_episode_that_straddles_two_steps_keeps_its_total_weight() -> None:
-    from ajet.backbone.ray.credit import SEGMENTS
     from ajet.backbone.ray.trinity.credit import credited
-    from ajet.backbone.ray.trinity.rows import CREDIT, ROW
+    from ajet.backbone.ray.trinity.rows import ROW
 
     groups = make_groups(BRANCHING, groups=2, size=3)
     loaded = config(loss_norm="sequence_mean")
@@ -105,15 +105,14 @@ def test_an_episode_that_straddles_two_steps_keeps_its_total_weight() -> None:
     for step in steps:
         for row in step:
             name = row.info[ROW].rsplit("_", 1)[0]
-            for (_, start, end), (_, weight) in zip(row.info[SEGMENTS], row.info[CREDIT], strict=True):
-                total[name] = total.get(name, 0.0) + weight * (end - start)
+            total[name] = total.get(name, 0.0) + float(row.returns.sum())
     assert list(total.values()) == pytest.approx([1 / len(episodes)] * len(episodes), rel=1e-6)
 
 
 @pytest.mark.parametrize("shape", [LINEAR, BRANCHING], ids=["linear", "branching"])
 def test_the_cpu_train_engine_computes_the_embedded_trainers_gradient(shape: list[int]) -> None:
     """From trees through experiences and back to trees, against trees alone."""
-    from ajet.backbone.ray.cpu.trinity_trainer import tree_of
+    from ajet.backbone.ray.cpu.trinity_trainer import trees_of
     from ajet.backbone.ray.trinity.credit import credited
 
     groups = make_groups(shape, groups=2, size=3, seed=3)
@@ -121,7 +120,8 @@ def test_the_cpu_train_engine_computes_the_embedded_trainers_gradient(shape: lis
     credit = local_credit(groups, loaded)
     direct = [(episode.tree, credit[episode.episode_id]) for group in groups for episode in group]
     rows, _ = credited(experiences(groups), loaded, step=1)
-    through = [tree_of(row, temperature=1.0) for row in rows]
+    through = trees_of(rows, temperature=1.0)
+    assert len(through) == len(direct)
     one, other = gradient(direct), gradient(through)
     assert one.keys() == other.keys()
     for name, values in one.items():
@@ -146,29 +146,38 @@ def gradient(batch: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["ppo", "gspo", "cispo", "sft"])
-def test_the_loss_is_the_sum_over_tokens_whatever_the_micro_batches(kind: str) -> None:
+def test_the_loss_with_kl_and_entropy_is_a_sum_over_tokens_whatever_the_micro_batches(kind: str) -> None:
     import torch
 
-    from ajet.backbone.ray.trinity.algorithm import AjetPolicyLoss
+    from ajet.backbone.ray.payload import RunPayload
+    from ajet.backbone.ray.trinity.algorithm import AjetEntropy, AjetPolicyLossWithReference
+    from ajet.config import make_config
 
+    given = make_config({"trainer_common.algorithm.policy_loss": kind, "trainer_common.kl_loss_coef": 0.3})
+    payload = RunPayload(given.model_dump(mode="json"), "", "", "m").encode()
     generator = torch.Generator().manual_seed(1)
-    old, new, credit = (torch.randn(6, 5, generator=generator) * 0.1 for _ in range(3))
-    mask = torch.rand(6, 5, generator=generator) > 0.3
-    loss = AjetPolicyLoss(kind=kind, scale=2.0)
+    old, new, advantages, reference = (torch.randn(32, 5, generator=generator) * 0.1 for _ in range(4))
+    entropy = torch.rand(32, 5, generator=generator)
+    mask = torch.rand(32, 5, generator=generator) > 0.3
+    weights = torch.rand(32, 5, generator=generator) * mask
+    loss = AjetPolicyLossWithReference(payload=payload, scale=2.0)
+    bonus = AjetEntropy(entropy_coef=0.1, scale=2.0)
 
-    def of(rows: slice) -> Any:
-        return loss(new[rows], old_logprob=old[rows], action_mask=mask[rows], advantages=credit[rows])[0]
+    def of(rows: slice) -> float:
+        fields = {"action_mask": mask[rows], "advantages": advantages[rows], "returns": weights[rows]}
+        policy, _ = loss(new[rows], old_logprob=old[rows], ref_logprob=reference[rows], **fields)
+        return float(policy - bonus(entropy[rows], **fields)[0])
 
-    whole = of(slice(0, 6))
-    parts = of(slice(0, 1)) + of(slice(1, 4)) + of(slice(4, 6))
-    assert float(whole) == pytest.approx(float(parts), rel=1e-5)
-    assert set(loss.select_keys) == {"old_log_probs", "response_mask", "advantages"}
+    for size in (1, 2, 8, 16):
+        assert sum(of(slice(at, at + size)) for at in range(0, 32, size)) == pytest.approx(of(slice(0, 32)), rel=1e-4)
+    assert set(loss.select_keys) == {"old_log_probs", "response_mask", "advantages", "returns", "ref_log_prob"}
 
 
 def test_a_step_reads_the_whole_of_a_batch_whatever_comes_in_between() -> None:
     from ajet.backbone.ray.trinity.credit import credited
     from ajet.backbone.ray.trinity.rows import BATCH
     from ajet.backbone.ray.trinity.sampling import WholeBatches
+    from ajet.credit import LossNorm
 
     first, _ = credited(experiences(make_groups(BRANCHING, groups=2, seed=1)), config(), step=1)
     second, _ = credited(experiences(make_groups(LINEAR, groups=2, seed=2)), config(), step=2)
@@ -187,7 +196,8 @@ def test_a_step_reads_the_whole_of_a_batch_whatever_comes_in_between() -> None:
 
     async def read() -> list[list[Any]]:
         strategy = WholeBatches.__new__(WholeBatches)
-        strategy._reader, strategy._multiple, strategy._waiting = Store(), 4, {}
+        strategy._reader, strategy._waiting = Store(), {}
+        strategy._ranks, strategy._updates, strategy._norm, strategy._seed = 4, 1, LossNorm.TOKEN_MEAN, 0
         return [(await strategy.sample(step))[0] for step in (1, 2)]
 
     steps = asyncio.run(read())
@@ -199,18 +209,20 @@ def test_a_step_reads_the_whole_of_a_batch_whatever_comes_in_between() -> None:
 
 
 def test_rows_that_fill_up_train_nothing() -> None:
-    from ajet.backbone.ray.cpu.trinity_trainer import tree_of
+    from ajet.backbone.ray.cpu.trinity_trainer import trees_of
     from ajet.backbone.ray.trinity.actors import staleness
     from ajet.backbone.ray.trinity.credit import credited
-    from ajet.backbone.ray.trinity.sampling import filled
+    from ajet.backbone.ray.trinity.rows import UPDATES
+    from ajet.backbone.ray.trinity.sampling import in_place
+    from ajet.credit import LossNorm
 
     rows, _ = credited(experiences(make_groups(LINEAR, groups=1, size=3)), config(), step=1)
-    padded = filled(rows, 4)
-    assert len(padded) == 4
-    assert not padded[-1].action_mask.any()
-    assert rows[0].action_mask.any()
-    assert tree_of(padded[-1], 1.0)[1].calls == []
-    assert staleness(padded, 5) == staleness(rows, 5)
+    counted = staleness(rows, 5)
+    placed = in_place(rows, norm=LossNorm.TOKEN_MEAN, updates=2, ranks=2, seed=(0, 0))
+    assert (len(placed), placed[0].info[UPDATES]) == (4, 2)
+    (blank,) = [row for row in placed if not row.action_mask.any()]
+    assert trees_of([blank], 1.0)[0][1].calls == []
+    assert staleness(placed, 5) == counted
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_advantages_that_need_groups_are_computed_after_all_operators() -> None:
 
 
 def test_registries_take_import_paths() -> None:
-    from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, POLICY_LOSS_FN, SAMPLE_STRATEGY
+    from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, ENTROPY_LOSS_FN, POLICY_LOSS_FN, SAMPLE_STRATEGY
     from trinity.buffer.reader import READER
     from trinity.utils.monitor import MONITOR
 
@@ -54,6 +54,8 @@ def test_registries_take_import_paths() -> None:
         (ALGORITHM_TYPE, names.ALGORITHM),
         (ALGORITHM_TYPE, names.ALGORITHM_WITHOUT_REFERENCE),
         (POLICY_LOSS_FN, names.LOSS),
+        (POLICY_LOSS_FN, names.LOSS_WITHOUT_REFERENCE),
+        (ENTROPY_LOSS_FN, names.ENTROPY),
         (SAMPLE_STRATEGY, names.SAMPLING),
         (READER, names.READER),
         (MONITOR, names.MONITOR),

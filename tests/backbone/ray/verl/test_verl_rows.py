@@ -14,7 +14,6 @@ from ajet.backbone.ray.credit import (
     SEGMENTS,
     SUMMARY,
     credit_batch,
-    mini_batch,
     rowless_tag,
     segments_of,
     summary_of,
@@ -69,11 +68,11 @@ def test_branches_and_rows_change_no_weight(norm: LossNorm) -> None:
     expected = compute_credit([[summarise(episode) for episode in group] for group in groups], settings)
     assert len(rows) > sum(len(group) for group in groups)
     got: dict[tuple[str, int], list[float]] = {}
-    for row, dense in zip(rows, result.dense, strict=True):
+    for row, advantages, weights in zip(rows, result.advantages, result.weights, strict=True):
         name = f"e{row.key[1]}-{row.key.split('_')[1]}"
         for call, start, end in row.tag[SEGMENTS]:
-            got.setdefault((name, call), []).extend(dense[start:end].tolist())
-        assert not dense[row.fields["response_mask"].numpy() == 0].any()
+            got.setdefault((name, call), []).extend((advantages[start:end] * weights[start:end]).tolist())
+        assert not weights[row.fields["response_mask"].numpy() == 0].any()
     for episode, credit in zip([e for group in groups for e in group], expected.episodes, strict=True):
         for index, (call, worth) in enumerate(zip(episode.tree.calls, credit.calls, strict=True)):
             (entry,) = worth.entries
@@ -85,8 +84,7 @@ def test_with_multiplicity_a_token_has_its_rows_entry() -> None:
     settings = CreditSettings(multiplicity=True)
     rows = batch_rows(groups, sharing="multiplicity")
     result = credit_batch([row.key for row in rows], [row.tag for row in rows], settings)
-    weights = [float(np.abs(dense).sum()) for dense in result.dense]
-    assert all(weight > 0 for weight in weights)
+    assert all(weights.any() for weights in result.weights)
     total = sum(summarise(e).row_tokens for group in groups for e in group)
     assert sum(int(row.fields["response_mask"].sum()) for row in rows) == total
 
@@ -151,17 +149,7 @@ def test_groups_that_teach_nothing_leave_the_batch() -> None:
     rows = batch_rows(groups)
     result = credit_batch([row.key for row in rows], [row.tag for row in rows], CreditSettings())
     assert all(result.trained)  # verl can't skip a step
-    assert not any(dense.any() for dense in result.dense)
-
-
-@pytest.mark.parametrize("rows", [1, 5, 16, 17, 100])
-@pytest.mark.parametrize(("updates", "data_parallel"), [(1, 1), (1, 8), (4, 6)])
-def test_a_step_is_so_many_updates(rows: int, updates: int, data_parallel: int) -> None:
-    size = mini_batch(rows, group_size=4, updates=updates, data_parallel=data_parallel) * 4
-    assert size * updates >= rows
-    assert size % data_parallel == 0
-    padded = -(-rows // size) * size
-    assert padded // size <= updates
+    assert not any(weights.any() for weights in result.weights)
 
 
 def test_a_failed_validation_episode_counts_as_no_success() -> None:

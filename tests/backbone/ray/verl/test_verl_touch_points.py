@@ -78,13 +78,55 @@ def test_the_manager_is_built_as_ours_expects() -> None:
     assert "self.agent_loop_workers_class.options" in source
 
 
-def test_losses_and_estimator_are_known_by_name() -> None:
+def test_our_engine_and_estimator_are_known_by_name() -> None:
     import verl  # noqa: F401 - loads the plugin
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+    from verl.workers.engine import EngineRegistry
 
-    for name in ("ppo", "gspo", "cispo", "sft"):
-        assert get_policy_loss_fn(f"ajet_{name}") is not None
-    assert get_adv_estimator_fn("ajet_credit") is not None
+    from ajet.backbone.ray.verl.config import ADVANTAGE_ESTIMATOR, ENGINE
+    from ajet.backbone.ray.verl.train_engine import AjetTrainEngine, hand_through
+
+    assert get_adv_estimator_fn(ADVANTAGE_ESTIMATOR) is hand_through
+    assert EngineRegistry.get_engine_cls("language_model", ENGINE) is AjetTrainEngine
+
+
+def test_on_gpus_our_engine_comes_before_verls() -> None:
+    code = (
+        "from verl.workers.engine import EngineRegistry\n"
+        "engines = EngineRegistry._engines['language_model']['fsdp2']\n"
+        "print(sorted(str(key) for key, engine in engines.items() if engine.__name__ == 'AjetTrainEngine'))"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "VERL_PLATFORM"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert "[\"('cuda', 'amd')\", \"('cuda', 'nvidia')\"]" in done.stdout, done.stderr
+
+
+def test_the_steps_that_our_engine_replaces() -> None:
+    from verl.workers.engine.base import BaseEngine
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+    from verl.workers.engine_workers import TrainingWorker
+
+    text = inspect.getsource(BaseEngine.train_batch)
+    assert "self.forward_backward_batch(data, loss_function" in text
+    assert "self.optimizer_step()" in text
+    text = inspect.getsource(FSDPEngine)
+    assert "self._build_optimizer(module)" in text
+    assert "self._build_lr_scheduler(optimizer)" in text
+    assert "update_lr_scheduler=batch_idx == total_num_iterations - 1" in inspect.getsource(
+        inspect.unwrap(TrainingWorker.train_mini_batch)
+    )
+
+
+def test_rows_stay_where_they_were_put() -> None:
+    """verl cuts a batch by rank and then by update; its sorting is our rows' own method, and it adds none."""
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from ajet.backbone.ray.verl.sampler import PlacedRows
+
+    assert "batch.reorder(" in inspect.getsource(PPOTrainer._balance_batch)
+    rows = PlacedRows(keys=["a", "b"], tags=[{}, {}], partition_id="train")
+    rows.reorder([1, 0])
+    assert rows.keys == ["a", "b"]
 
 
 def test_a_process_of_verls_own_loads_the_plugin() -> None:
@@ -105,6 +147,6 @@ def test_every_key_that_we_set_is_one_that_verl_has() -> None:
         settings = verl_settings(config, RunFacts("/m", Path("/c"), 13), machine)
         composed = compose_verl_config(settings, given=settings)
         assert composed.trainer.total_training_steps == 13
-        assert composed.actor_rollout_ref.actor.policy_loss.loss_mode == "ajet_ppo"
+        assert composed.actor_rollout_ref.actor.policy_loss.loss_mode == "ajet"
     with pytest.raises(ConfigError, match=r"did you mean actor_rollout_ref\.actor\.optim\.lr"):
         compose_verl_config({}, given={"actor_rollout_ref.actor.optim.lrr": 1})

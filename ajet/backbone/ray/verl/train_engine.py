@@ -1,0 +1,145 @@
+"""`AjetTrainEngine`: verl's FSDP engine with the embedded trainer's loss, optimiser and learning rate.
+
+verl's own loss weighs the KL and entropy terms of all tokens alike, and sees weight and advantage of a token as one
+number. Here a row has both, and `ajet.trainer.loss` makes the loss of a micro-batch from them: a sum over tokens, so it
+is the same whatever rows, micro-batches and ranks they came in. verl's registry of engines is by device and vendor;
+ours are registered for them, so verl builds ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils.metric import AggregationType, Metric
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.utils.padding import no_padding_2_padding
+
+from ajet.backbone.ray.payload import KEY, RunPayload
+from ajet.backbone.ray.verl.rows import WEIGHTS
+from ajet.backbone.training_settings import train_settings
+from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss
+
+VENDORS = ("nvidia", "amd")
+"""Of devices that verl calls `cuda`."""
+METRICS = {"policy/sum": "pg_loss", "kl/sum": "kl_loss", "clip_fraction/sum": "clip_fraction", "ratio/sum": "ratio"}
+"""Our sums, and the names under which verl reports them."""
+
+
+class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+    """Finds the run's settings where verl keeps further arguments of the optimiser.
+
+    The optimiser's class and such arguments are what verl is told; weights that are no matrices don't decay.
+    """
+
+    optimizer: torch.optim.Optimizer
+
+    def initialize(self) -> None:
+        """Read the settings, unless this is the reference model's engine."""
+        if not self.engine_config.forward_only:
+            run = RunPayload.decode(self.optimizer_config.override_optimizer_config[KEY])
+            self._settings = train_settings(run.load_config(), run.total_steps)
+        super().initialize()
+
+    def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> Any:
+        """One update. Rows without any weight change nothing, the optimiser's state included."""
+        weights = data[WEIGHTS].values().abs().sum().to(self._device())
+        torch.distributed.all_reduce(weights, group=self.get_data_parallel_group())
+        self._weighs = bool(weights > 0)
+        return super().train_batch(data, RowLoss(self._settings.loss))
+
+    def optimizer_step(self) -> float:
+        """Nothing, if nothing has a weight."""
+        if self._weighs:
+            return float(super().optimizer_step())
+        self.optimizer.zero_grad()
+        return 0.0
+
+    def _device(self) -> Any:
+        return next(self.module.parameters()).device
+
+    def _build_optimizer(self, module: Any) -> torch.optim.Optimizer:
+        settings = self._settings.optim
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        groups = [
+            {"params": [p for p in trained if p.dim() > 1], "weight_decay": settings.weight_decay},
+            {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        given = self.optimizer_config
+        kind = getattr(import_module(given.optimizer_impl), given.optimizer)
+        more = {key: value for key, value in given.override_optimizer_config.items() if key != KEY}
+        if "adam" in given.optimizer.lower():
+            more = {"betas": settings.betas, "eps": settings.eps, **more}
+        made: torch.optim.Optimizer = kind(groups, lr=settings.lr, **more)
+        return made
+
+    def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+        settings = self._settings.optim
+        return torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: settings.lr_at(step) / settings.lr if settings.lr else 1.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowLoss:
+    """The loss of one micro-batch of rows; called as verl calls its losses."""
+
+    settings: LossSettings
+
+    def __call__(self, model_output: Any, data: TensorDict, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
+        new = no_padding_2_padding(model_output["log_probs"], data)
+        entropy = model_output.get("entropy")
+        names = [WEIGHTS, "advantages", "old_log_probs", "rollout_log_probs"]
+        has_reference = self.settings.kl_coef > 0 and self.settings.policy_loss is not PolicyLoss.SFT
+        if has_reference:
+            names.append("ref_log_prob")
+        rows = data.select(*names).to_padded_tensor()
+        at = rows[WEIGHTS][:, : new.shape[1]].nonzero(as_tuple=True)
+        ranks = int(data["dp_size"])  # verl averages gradients over ranks, and ours is a sum
+        if not len(at[0]):
+            return new.sum() * 0.0, {name: _metric(0.0) for name in METRICS.values()}
+
+        def picked(name: str) -> Tensor:
+            values: Tensor = rows[name][at].to(new.dtype)
+            return values
+
+        edges = EdgeTensors(
+            sampler_E=picked("rollout_log_probs"),
+            trajectory_E=at[0],
+            entry_edge_M=torch.arange(len(at[0]), device=new.device),
+            advantage_M=picked("advantages"),
+            weight_M=picked(WEIGHTS),
+            old_E=picked("old_log_probs"),
+            reference_E=picked("ref_log_prob") if has_reference else None,
+        )
+        entropy_E = None if entropy is None else no_padding_2_padding(entropy, data)[at]
+        result = policy_loss(new[at], edges, self.settings, entropy_E)
+        zero = torch.zeros(())
+        metrics = {theirs: _metric(float(result.sums.get(ours, zero)) * ranks) for ours, theirs in METRICS.items()}
+        return result.loss * ranks, metrics
+
+
+def _metric(value: float) -> Any:
+    """Micro-batches add up."""
+    return Metric(aggregation=AggregationType.SUM, value=value)
+
+
+def hand_through(token_level_rewards: Tensor, response_mask: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    """verl's advantage estimator: the "rewards" are our advantages."""
+    advantages = token_level_rewards * response_mask
+    return advantages, advantages
+
+
+def register(device: str, estimator: str) -> None:
+    """Make engine and estimator known to verl."""
+    from verl.trainer.ppo.core_algos import register_adv_est
+
+    register_adv_est(estimator)(hand_through)
+    vendors: Any = list(VENDORS) if device == "cuda" else None
+    EngineRegistry.register("language_model", ["fsdp", "fsdp2"], device, vendors)(AjetTrainEngine)

@@ -1,0 +1,198 @@
+"""A step of Trinity's GPU trainer, its loss and its worker, changes the weights as one of the embedded trainer does.
+
+Worker and loss are Trinity's own, on the CPU and without Ray. Needs Trinity.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from equality import (
+    CASES,
+    MODEL,
+    STEPS,
+    aligned,
+    assert_same_change,
+    known_logprobs,
+    local_change,
+    make_batch,
+    make_case,
+    reference_model,
+    samples_of,
+)
+from ray_runs import enter_trinity_on_cpu, installed
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not installed("trinity-rft"), reason="needs Trinity: run `make test-trinity`"),
+]
+if installed("trinity-rft"):
+    enter_trinity_on_cpu()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group() -> Iterator[None]:
+    """The worker of verl that Trinity builds, without Ray."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    import torch
+    import verl.utils.attention_utils as attention
+    import verl.workers.engine.fsdp.transformer_impl as fsdp
+    from verl.workers.engine import EngineRegistry
+
+    attention._get_attention_functions = lambda: (None, None, None, unpad)  # else flash-attn's
+    for name in ("max_memory_allocated", "max_memory_reserved"):  # asked for metrics
+        setattr(torch.cpu, name, lambda: 0)
+    torch.distributed.init_process_group("gloo")
+    EngineRegistry.register("language_model", ["fsdp", "fsdp2"], "cpu")(fsdp.FSDPEngineWithLMHead)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def unpad(values: Any, mask: Any) -> tuple[Any, Any, Any]:
+    """The values where the mask is set, their places, and where each row begins."""
+    import torch
+
+    places = mask.flatten().nonzero().flatten()
+    begins = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0))
+    return values.flatten(0, 1)[places], places, begins
+
+
+def composed(config: Any) -> Any:
+    """Trinity's configuration for GPUs."""
+    from ajet.backbone.ray.mapping import Machine, RunFacts
+    from ajet.backbone.ray.payload import RunPayload
+    from ajet.backbone.ray.trinity.config import compose_trinity_config, trinity_settings
+    from ajet.engine.model_source import ModelSource
+
+    path = ModelSource.resolve(MODEL).path
+    payload = RunPayload(config.model_dump(mode="json"), os.getcwd(), "", path, total_steps=STEPS).encode()
+    config.ajet.trainer_common.n_gpus_per_node = 2
+    config.ajet.rollout.n_vllm_engine = 1
+    facts = RunFacts(path, Path("/c"), STEPS, payload=payload, scratch=Path("/s"))
+    return compose_trinity_config(trinity_settings(config, facts, Machine("cuda")))
+
+
+def make_worker() -> Any:
+    """Its engine on the CPU, with plain descent."""
+    import torch
+    from equality import LR
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
+
+    from ajet.engine.model_source import ModelSource
+
+    worker = TrainingWorker(
+        TrainingWorkerConfig(
+            model_type="language_model",
+            model_config=HFModelConfig(
+                path=ModelSource.resolve(MODEL).path,
+                use_remove_padding=False,
+                enable_gradient_checkpointing=False,
+                override_config={"attn_implementation": "sdpa"},
+            ),
+            engine_config=FSDPEngineConfig(
+                strategy="fsdp2",
+                model_dtype="fp32",
+                use_torch_compile=False,
+                mixed_precision={"param_dtype": "fp32"},
+                use_dynamic_bsz=True,
+                max_token_len_per_gpu=150,
+                infer_max_token_len_per_gpu=150,
+            ),
+            optimizer_config=FSDPOptimizerConfig(lr=LR, clip_grad=1e9, total_training_steps=STEPS),
+            checkpoint_config=CheckpointConfig(),
+        )
+    )
+    worker.reset()
+    worker.engine.optimizer = torch.optim.SGD(worker.engine.module.parameters(), lr=LR)
+    return worker
+
+
+def trinity_change(worker: Any, groups: Any, config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a step of the worker adds to each parameter, and its metrics."""
+    import logging
+
+    import torch
+    from tensordict import TensorDict
+    from trinity.trainer.verl.losses import build_trinity_loss
+    from trinity.trainer.verl.utils import to_data_proto
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import left_right_2_no_padding
+
+    from ajet.backbone.ray.trinity.credit import credited
+    from ajet.backbone.ray.trinity.rows import UPDATES, experiences_of
+    from ajet.backbone.ray.trinity.sampling import in_place
+    from ajet.credit import LossNorm
+
+    reference = known_logprobs(groups, reference_model())
+    rows, known = [], {}
+    for group in groups:
+        for episode in group:
+            samples = samples_of(episode)
+            made = experiences_of(episode, samples, uid=episode.group_id, span=(1.0, 2.0))
+            rows += made
+            for row, sample in zip(made, samples, strict=True):
+                known[id(row)] = torch.from_numpy(aligned(episode, sample, reference))
+    kept, _ = credited(rows, config, step=1)
+    trinity = composed(config)
+    sampling = trinity.algorithm.sample_strategy_args
+    placed = in_place(
+        kept,
+        norm=LossNorm(sampling["norm"]),
+        updates=sampling["updates"],
+        ranks=sampling["ranks"],
+        seed=(sampling["seed"], 0),
+    )
+    proto = to_data_proto(placed, 0, torch.nn.Module(), logging.getLogger())
+    width = proto.batch["responses"].shape[1]
+    referred = [known.get(id(row), torch.zeros(1)) for row in placed]
+    proto.batch["ref_log_prob"] = torch.stack(
+        [torch.nn.functional.pad(values, (0, width - len(values))) for values in referred]
+    )
+    proto.batch["old_log_probs"] = proto.batch["rollout_log_probs"]
+    columns = {name: values for name, values in proto.batch.items()}
+    data = left_right_2_no_padding(TensorDict(columns, batch_size=len(placed)))
+    size = len(placed) // placed[0].info[UPDATES]
+    tu.assign_non_tensor(
+        data,
+        calculate_entropy=trinity.algorithm.entropy_loss_fn != "none",
+        global_batch_size=size,
+        mini_batch_size=size,
+        epochs=1,
+        seed=1,
+        dataloader_kwargs={"shuffle": False},
+        temperature=1.0,
+        compute_loss=True,
+    )
+    worker.set_loss_fn(build_trinity_loss(trinity.algorithm))
+    before = weights_of(worker)
+    result = worker.train_mini_batch(data)
+    after = weights_of(worker)
+    return {name: after[name] - before[name] for name in before}, tu.get(result, "metrics")
+
+
+def weights_of(worker: Any) -> dict[str, Any]:
+    named = worker.engine.module.named_parameters()
+    return {
+        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
+        for name, value in named
+    }
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_a_step_changes_the_weights_as_the_embedded_trainers_does(case: str) -> None:
+    config = make_case(case)
+    groups = make_batch(sampler_gap=0.0)
+    ours, metrics = local_change(groups, config)
+    theirs, reported = trinity_change(make_worker(), groups, config)
+    assert_same_change(ours, theirs)
+    assert metrics["train/updates"] == len(reported["grad_norm"])
