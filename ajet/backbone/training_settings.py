@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ajet.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, Overlong, ZeroVariance
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from ajet.trainer.correction import Correction
     from ajet.trainer.divergence import AdaptiveKL
     from ajet.trainer.loss import LossSettings
+    from ajet.trainer.optimizer import OptimSettings
     from ajet.trainer.trainer import TrainSettings
 
 KL_TYPES = {
@@ -91,26 +93,13 @@ def _baseline(config: Config) -> Baseline:
 
 def train_settings(config: Config, total_steps: int) -> TrainSettings:
     """How a batch becomes an update."""
-    from ajet.trainer.optimizer import OptimSettings
     from ajet.trainer.trainer import TrainSettings
 
     common = config.ajet.trainer_common
-    optim = common.optim
     budget = common.micro_tokens if common.max_tokens_per_step == "auto" else common.max_tokens_per_step
     return TrainSettings(
-        loss=_loss_settings(config),
-        optim=OptimSettings(
-            lr=learning_rate(config),
-            betas=(optim.betas[0], optim.betas[1]),
-            eps=optim.eps,
-            weight_decay=optim.weight_decay,
-            clip_grad=optim.clip_grad,
-            state_bits=optim.state_bits,
-            warmup_steps=warmup_steps(config, total_steps),
-            schedule=optim.lr_scheduler_type,
-            min_lr_ratio=optim.min_lr_ratio,
-            total_steps=total_steps,
-        ),
+        loss=replace(loss_settings(config), correction=correction_settings(config)),
+        optim=optim_settings(config, total_steps),
         kl_adaptive=_kl_adaptive(config),
         reference_sync=common.kl_reference_sync,
         mini_batches=common.mini_batch_num,
@@ -121,7 +110,27 @@ def train_settings(config: Config, total_steps: int) -> TrainSettings:
     )
 
 
-def _loss_settings(config: Config) -> LossSettings:
+def optim_settings(config: Config, total_steps: int) -> OptimSettings:
+    """How the weights are updated."""
+    from ajet.trainer.optimizer import OptimSettings
+
+    optim = config.ajet.trainer_common.optim
+    return OptimSettings(
+        lr=learning_rate(config),
+        betas=(optim.betas[0], optim.betas[1]),
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        clip_grad=optim.clip_grad,
+        state_bits=optim.state_bits,
+        warmup_steps=warmup_steps(config, total_steps),
+        schedule=optim.lr_scheduler_type,
+        min_lr_ratio=optim.min_lr_ratio,
+        total_steps=total_steps,
+    )
+
+
+def loss_settings(config: Config) -> LossSettings:
+    """The loss and its terms, without a correction for the sampler."""
     from ajet.trainer.divergence import KLType
     from ajet.trainer.loss import LossSettings, PolicyLoss
 
@@ -130,8 +139,7 @@ def _loss_settings(config: Config) -> LossSettings:
     kind = KL_TYPES.get(common.kl_loss_type)
     if kind is None:
         raise FeatureUnavailableError(
-            f"ajet.trainer_common.kl_loss_type: the local backbone has no {common.kl_loss_type!r}; "
-            f"available: {', '.join(KL_TYPES)}"
+            f"ajet.trainer_common.kl_loss_type: there is no {common.kl_loss_type!r}; available: {', '.join(KL_TYPES)}"
         )
     low, high = clip_range(algorithm)
     return LossSettings(
@@ -142,11 +150,12 @@ def _loss_settings(config: Config) -> LossSettings:
         kl_coef=common.kl_loss_coef if common.use_kl_loss and not algorithm.use_kl_in_reward else 0.0,
         kl_type=KLType(kind),
         entropy_coef=algorithm.entropy_coef,
-        correction=_correction(config),
+        correction=None,
     )
 
 
-def _correction(config: Config) -> Correction | None:
+def correction_settings(config: Config) -> Correction | None:
+    """How a sampler that differs from the trainer is corrected for."""
     from ajet.trainer.correction import Correction, CorrectionMode, Level
 
     given = config.ajet.trainer_common.algorithm.rollout_correction

@@ -7,7 +7,6 @@ sampled.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from trinity.algorithm.entropy_loss_fn.entropy_loss_fn import EntropyLossFn
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.training_settings import train_settings
-from ajet.trainer.loss import EdgeTensors, LossSettings, policy_loss
+from ajet.backbone.training_settings import loss_settings
+from ajet.trainer.loss import EdgeTensors, policy_loss
 
 METRICS = {"policy/sum": "pg_loss", "kl/sum": "kl_loss", "clip_fraction/sum": "clip_fraction", "ratio/sum": "ratio"}
 """Our sums, and the names under which Trinity reports their means."""
@@ -44,12 +43,6 @@ class AjetAlgorithmWithoutReference(AjetAlgorithm):
     use_reference: bool = False
 
 
-def loss_settings(payload: str) -> LossSettings:
-    """The run's loss. There is nothing to correct: the ratio is to the sampler itself."""
-    run = RunPayload.decode(payload)
-    return replace(train_settings(run.load_config(), run.total_steps).loss, correction=None)
-
-
 class AjetPolicyLoss(PolicyLossFn):  # type: ignore[misc]
     """Without a KL term. Trinity asks for the fields that `__call__` names.
 
@@ -59,7 +52,8 @@ class AjetPolicyLoss(PolicyLossFn):  # type: ignore[misc]
 
     def __init__(self, backend: str = "verl", *, payload: str, scale: float = 1.0) -> None:
         super().__init__(backend=backend)
-        self._settings = loss_settings(payload)
+        # nothing to correct: the ratio is to the sampler itself
+        self._settings = loss_settings(RunPayload.decode(payload).load_config())
         self._scale = scale
 
     def __call__(

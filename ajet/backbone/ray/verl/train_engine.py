@@ -9,7 +9,7 @@ ours are registered for them, so verl builds ours.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -23,7 +23,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from ajet.backbone.ray.payload import KEY, RunPayload
 from ajet.backbone.ray.verl.rows import WEIGHTS
-from ajet.backbone.training_settings import train_settings
+from ajet.backbone.training_settings import correction_settings, loss_settings, optim_settings
 from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss
 
 VENDORS = ("nvidia", "amd")
@@ -44,7 +44,9 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         """Read the settings, unless this is the reference model's engine."""
         if not self.engine_config.forward_only:
             run = RunPayload.decode(self.optimizer_config.override_optimizer_config[KEY])
-            self._settings = train_settings(run.load_config(), run.total_steps)
+            config = run.load_config()
+            self._loss = RowLoss(replace(loss_settings(config), correction=correction_settings(config)))
+            self._optim = optim_settings(config, run.total_steps)
         super().initialize()
 
     def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> Any:
@@ -52,7 +54,7 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         weights = data[WEIGHTS].values().abs().sum().to(self._device())
         torch.distributed.all_reduce(weights, group=self.get_data_parallel_group())
         self._weighs = bool(weights > 0)
-        return super().train_batch(data, RowLoss(self._settings.loss))
+        return super().train_batch(data, self._loss)
 
     def optimizer_step(self) -> float:
         """Nothing, if nothing has a weight."""
@@ -65,7 +67,7 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return next(self.module.parameters()).device
 
     def _build_optimizer(self, module: Any) -> torch.optim.Optimizer:
-        settings = self._settings.optim
+        settings = self._optim
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         groups = [
             {"params": [p for p in trained if p.dim() > 1], "weight_decay": settings.weight_decay},
@@ -80,7 +82,7 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return made
 
     def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-        settings = self._settings.optim
+        settings = self._optim
         return torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: settings.lr_at(step) / settings.lr if settings.lr else 1.0
         )

@@ -142,7 +142,6 @@ def test_a_gpu_without_flash_attention_pads() -> None:
         ({f"{COMMON}.optim.state_bits": 8}, "state_bits"),
         ({f"{COMMON}.kl_reference_sync": 5}, "kl_reference_sync"),
         ({f"{COMMON}.kl_adaptive": {"target": 0.1}}, "kl_adaptive"),
-        ({f"{COMMON}.algorithm.rollout_correction": {"mode": "masked"}}, "rollout_correction"),
         ({"rollout.temperature": 1e-6}, "rollout.temperature"),
         ({"rollout.engine": "remote"}, "rollout.engine"),
         ({"rollout.temperature": 0.0}, "rollout.temperature"),
