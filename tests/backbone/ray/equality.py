@@ -27,7 +27,6 @@ CASES = {
         "algorithm.entropy_coef": 0.05,
         "algorithm.loss_norm": "sequence_mean",
     },
-    "dr-grpo": {"algorithm.loss_norm": "dr_grpo"},
     "cispo": {"algorithm.policy_loss": "cispo"},
     "sft": {"algorithm.policy_loss": "sft"},
     "one-update": {"mini_batch_num": 1, "use_kl_loss": True, "kl_loss_coef": 0.5, "algorithm.entropy_coef": 0.05},
@@ -116,8 +115,8 @@ def reference_model() -> Any:
     return model
 
 
-def local_trainer(config: Any) -> Any:
-    """The embedded trainer, with plain descent in place of AdamW."""
+def local_trainer(config: Any, *, adam: bool = False) -> Any:
+    """The embedded trainer, by default with plain descent in place of AdamW."""
     import torch
 
     from ajet.backbone.training_settings import train_settings
@@ -127,15 +126,19 @@ def local_trainer(config: Any) -> Any:
     settings = train_settings(config, STEPS)
     model = ModelSource.resolve(MODEL).model("float32", "sdpa", "cpu")
     trainer = Trainer(model, settings, reference=reference_model() if settings.loss.kl_coef else None)
-    trainer.optimizer._adam = torch.optim.SGD(model.parameters(), lr=LR)  # type: ignore[assignment]
+    if not adam:
+        trainer.optimizer._adam = torch.optim.SGD(model.parameters(), lr=LR)  # type: ignore[assignment]
     return trainer
 
 
-def local_change(groups: list[list[Any]], config: Any) -> tuple[dict[str, Any], dict[str, float]]:
-    """What a step of the embedded trainer adds to each parameter, and its metrics."""
-    trainer = local_trainer(config)
+def local_change(
+    groups: list[list[Any]], config: Any, *, steps: int = 1, adam: bool = False
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """What steps of the embedded trainer add to each parameter, and the last one's metrics."""
+    trainer = local_trainer(config, adam=adam)
     before = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
-    metrics = trainer.update(credited(groups, config))
+    for _ in range(steps):
+        metrics = trainer.update(credited(groups, config))
     change = {name: value.detach() - before[name] for name, value in trainer.model.named_parameters()}
     return change, metrics
 

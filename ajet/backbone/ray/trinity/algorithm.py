@@ -43,24 +43,17 @@ class AjetAlgorithmWithoutReference(AjetAlgorithm):
     use_reference: bool = False
 
 
-class AjetPolicyLoss(PolicyLossFn):  # type: ignore[misc]
-    """Without a KL term. Trinity asks for the fields that `__call__` names.
+class _RowLoss:
+    """What both losses share. A token's weight is where Trinity has returns, which nothing else here uses.
 
-    `scale`: data-parallel ranks, because gradients are averaged over them. A token's weight is where Trinity has
-    returns, which nothing else here uses.
+    `scale`: data-parallel ranks, because gradients are averaged over them.
     """
 
     def __init__(self, backend: str = "verl", *, payload: str, scale: float = 1.0) -> None:
-        super().__init__(backend=backend)
+        super().__init__(backend=backend)  # type: ignore[call-arg]
         # nothing to correct: the ratio is to the sampler itself
         self._settings = loss_settings(RunPayload.decode(payload).load_config())
         self._scale = scale
-
-    def __call__(
-        self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor, advantages: Tensor, returns: Tensor
-    ) -> tuple[Tensor, dict[str, float]]:
-        """One micro-batch of padded rows."""
-        return self._loss(logprob, old_logprob, advantages, returns)
 
     def _loss(
         self, logprob: Tensor, old: Tensor, advantages: Tensor, weights: Tensor, reference: Tensor | None = None
@@ -87,7 +80,17 @@ class AjetPolicyLoss(PolicyLossFn):  # type: ignore[misc]
         return {}
 
 
-class AjetPolicyLossWithReference(AjetPolicyLoss):
+class AjetPolicyLoss(_RowLoss, PolicyLossFn):  # type: ignore[misc]
+    """Without a KL term. Trinity hands over the fields that `__call__` names."""
+
+    def __call__(
+        self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor, advantages: Tensor, returns: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
+        """One micro-batch of padded rows."""
+        return self._loss(logprob, old_logprob, advantages, returns)
+
+
+class AjetPolicyLossWithReference(_RowLoss, PolicyLossFn):  # type: ignore[misc]
     """With a KL term."""
 
     def __call__(

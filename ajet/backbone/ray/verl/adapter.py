@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ajet.backbone.ray import launcher
 from ajet.backbone.ray.mapping import Machine, Note, RunFacts, Settings
 from ajet.backbone.ray.start import check_gpus, detect_machine
-from ajet.backbone.ray.verl.config import PLATFORM, check_honoured, show, verl_settings
+from ajet.backbone.ray.verl.config import PLATFORM, check_honoured, checkpoint_step, show, verl_settings
 from ajet.backbone.ray.watcher import MetricsTail, Source
 from ajet.observe.metric_names import from_verl
 from ajet.schema.errors import MissingDependencyError, UserError
@@ -81,9 +81,15 @@ class VerlAdapter:
         return True
 
     def newest_step(self, config: Config, checkpoints: Path) -> int | None:
-        newest = checkpoints / "latest_checkpointed_iteration.txt"
-        return int(newest.read_text()) if newest.exists() else None
+        """Of the newest checkpoint, or of the one that `resume` names."""
+        given = config.ajet.trainer_common.resume
+        return _newest(checkpoints) if given in ("auto", "never") else checkpoint_step(given)
 
     def newest_weights(self, config: Config, checkpoints: Path) -> Path | None:
-        step = self.newest_step(config, checkpoints)
+        step = _newest(checkpoints)
         return None if step is None else checkpoints / f"global_step_{step}" / "actor" / "huggingface"
+
+
+def _newest(checkpoints: Path) -> int | None:
+    newest = checkpoints / "latest_checkpointed_iteration.txt"
+    return int(newest.read_text()) if newest.exists() else None

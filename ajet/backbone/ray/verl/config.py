@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from ajet.backbone.plan import serving_engine, training_steps, validation_repeats
@@ -99,6 +100,13 @@ def pass_through(config: Config) -> Settings:
     return settings | dict(flatten(config.ajet.verl))
 
 
+def checkpoint_step(folder: str) -> int | None:
+    """The step of one of verl's checkpoints: its folder is named after it."""
+    name = PurePath(folder).name
+    step = name.removeprefix("global_step_")
+    return int(step) if step != name and step.isdecimal() else None
+
+
 def show(config: Config, detect_machine: Callable[[], Machine]) -> str:
     """verl's final configuration as YAML, after what verl can't honour. Needs verl."""
     from omegaconf import OmegaConf
@@ -168,6 +176,8 @@ def _notes(config: Config, machine: Machine) -> Iterator[Note]:
             "verl would subtract the KL from advantages that are already computed; set use_kl_loss: true instead",
             refused=True,
         )
+    if common.resume not in ("auto", "never") and checkpoint_step(common.resume) is None:
+        yield Note("ajet.trainer_common.resume", "verl's checkpoints are folders named global_step_N", refused=True)
     for key in pass_through(config):
         if key.removeprefix("+").startswith(OURS):
             yield Note(
@@ -357,7 +367,7 @@ def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "trainer.resume_mode": {"auto": "auto", "never": "disable"}.get(common.resume, "resume_path"),
     }
     if settings["trainer.resume_mode"] == "resume_path":
-        settings["trainer.resume_from_path"] = common.resume
+        settings["trainer.resume_from_path"] = str(Path(common.resume).absolute())
     return settings
 
 

@@ -42,3 +42,16 @@ def test_the_newest_checkpoint_is_the_one_that_verl_names(tmp_path: Path) -> Non
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
     assert ADAPTER.newest_step(config, tmp_path) == 3
     assert ADAPTER.newest_weights(config, tmp_path) == tmp_path / "global_step_3" / "actor" / "huggingface"
+
+
+def test_a_run_goes_on_from_the_checkpoint_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("9")
+    config = make_config({"trainer_common.resume": "elsewhere/global_step_4"})
+    assert ADAPTER.newest_step(config, tmp_path) == 4
+    assert not [note for note in ADAPTER.notes(config, Machine("cuda")) if note.refused]
+    (note,) = [
+        note
+        for note in ADAPTER.notes(make_config({"trainer_common.resume": "elsewhere/step_4"}), Machine("cuda"))
+        if note.refused
+    ]
+    assert note.key == "ajet.trainer_common.resume"

@@ -181,6 +181,48 @@ def weights_of(worker: Any) -> dict[str, Any]:
     }
 
 
+CORRECTED = {
+    "algorithm.rollout_correction.mode": "masked",
+    "algorithm.rollout_correction.low": 0.95,
+    "algorithm.rollout_correction.high": 1.05,
+}
+
+
+def test_the_sampler_is_corrected_for_as_in_the_embedded_trainer() -> None:
+    config = make_case("kl", **CORRECTED)
+    groups = make_batch()
+    ours, metrics = local_change(groups, config)
+    assert 0 < metrics["loss/correction_masked"] < 1
+    assert_same_change(ours, verl_change(make_worker(config), groups, config)[0])
+
+
+def test_optimiser_and_learning_rate_are_the_embedded_trainers() -> None:
+    """AdamW with decay, warm-up and clipping over three steps. A large eps keeps changes in proportion to gradients."""
+    given = {"eps": 1.0, "lr": 20.0, "weight_decay": 0.01, "clip_grad": 0.5, "lr_warmup_steps": 2}
+    given |= {"lr_scheduler_type": "linear", "min_lr_ratio": 0.1}
+    config = make_case("sft", mini_batch_num=1, **{f"optim.{key}": value for key, value in given.items()})
+    groups = make_batch()
+    ours, metrics = local_change(groups, config, steps=3, adam=True)
+    worker = make_worker(config, optimizer="AdamW")
+    before = weights_of(worker)
+    rates = [verl_change(worker, groups, config)[1]["lr"][0] for _ in range(3)]
+    after = weights_of(worker)
+    assert_same_change(ours, {name: after[name] - before[name] for name in before})
+    assert metrics["train/lr"] == pytest.approx(rates[1])  # verl reports the next step's
+
+
+def test_a_batch_that_teaches_nothing_changes_nothing() -> None:
+    config = make_case("one-update", **{"optim.weight_decay": 0.1})
+    groups = make_batch()
+    for group in groups:
+        for episode in group:
+            episode.reward = 1.0
+    worker = make_worker(config, optimizer="AdamW")
+    change, _ = verl_change(worker, groups, config)
+    assert not any(values.any() for values in change.values())
+    assert not worker.engine.optimizer.state
+
+
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_step_changes_the_weights_as_the_embedded_trainers_does(case: str) -> None:
     config = make_case(case)
