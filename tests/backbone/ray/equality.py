@@ -27,6 +27,7 @@ CASES = {
         "algorithm.entropy_coef": 0.05,
         "algorithm.loss_norm": "sequence_mean",
     },
+    "dr-grpo": {"algorithm.loss_norm": "dr_grpo"},
     "cispo": {"algorithm.policy_loss": "cispo"},
     "sft": {"algorithm.policy_loss": "sft"},
     "one-update": {"mini_batch_num": 1, "use_kl_loss": True, "kl_loss_coef": 0.5, "algorithm.entropy_coef": 0.05},

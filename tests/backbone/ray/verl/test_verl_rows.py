@@ -105,13 +105,14 @@ def test_with_multiplicity_cut_and_left_out_rows_keep_their_leaf(response: int, 
         tokens += sum(int(sample.response_mask.sum()) for sample in samples)
     result = credit_batch([row.key for row in rows], [row.tag for row in rows], settings)
     by_id = {episode.episode_id: episode for episode in result.episodes}
-    for row, (name, leaf), dense in zip(rows, leaves, result.dense, strict=True):
+    for row, (name, leaf), advantages, weights in zip(rows, leaves, result.advantages, result.weights, strict=True):
         summary = json.loads(row.tag[SUMMARY])
         for call, start, end in row.tag[SEGMENTS]:
             at = summary["calls"][call]["leaves"].index(leaf)
             advantage, weight = by_id[name].calls[call].entries[at]
             assert weight == pytest.approx(1 / tokens)
-            assert dense[start:end] == pytest.approx(advantage * weight)
+            assert advantages[start:end] == pytest.approx(advantage)
+            assert weights[start:end] == pytest.approx(weight)
 
 
 def test_episodes_without_rows_count_in_the_baseline() -> None:
