@@ -26,7 +26,7 @@ from ajet.credit import (
 )
 from ajet.credit.returns import returns_of
 from ajet.schema.call_tree import ROOT, Call, CallTree, Run
-from ajet.schema.episode import Episode, EpisodeStatus, Ledger
+from ajet.schema.episode import Episode, EpisodeStatus, Ledger, Outcome
 
 
 def single(reward: float, tokens: int = 10, name: str = "e") -> EpisodeSummary:
@@ -316,6 +316,38 @@ def test_summary_of_a_tree() -> None:
     assert [call.previous for call in summary.calls] == [ROOT, ROOT, 1, ROOT]
     assert returns_of(summary, 1.0).whole == [0.0, 1.0, 1.0, 1.0]
     assert EpisodeSummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
+
+
+def test_a_retry_is_what_the_call_before_it_led_to() -> None:
+    """One call, then two replies to the next prompt, of which the second is built upon."""
+    episode = best_of_two()
+    tree = episode.tree
+    tree.calls[0].agent = "b"  # the first prompt's other reply is another agent's now
+    tree.calls[3].agent = "a"  # and the last prompt's two replies are the same agent's
+    summary = summarise(episode)
+    assert [call.next for call in summary.calls] == [ROOT, 3, ROOT, ROOT]
+    assert [call.previous for call in summary.calls] == [ROOT, ROOT, 1, 1]
+
+
+def test_calls_that_were_shown_the_same_are_in_the_same_state() -> None:
+    episode = best_of_two()
+    system = {"role": "system", "content": "Explore."}
+    door = {"role": "tool", "content": "A door.", "tool_call_id": "x1"}
+    calls = episode.tree.calls
+    calls[0].new_messages = [system, door]
+    calls[1].new_messages = [door]
+    calls[2].new_messages = [system, {"role": "assistant", "content": "East."}, {**door, "tool_call_id": "x2"}]
+    calls[3].new_messages = [{"role": "tool", "content": "A wall."}]
+    states = [call.state for call in summarise(episode).calls]
+    assert states[1] == states[2]
+    assert len(set(states)) == 3
+
+
+def test_the_summary_knows_success_and_what_was_cut() -> None:
+    episode = best_of_two()
+    episode.is_success, episode.outcomes = True, (Outcome.LENGTH,)
+    summary = summarise(episode)
+    assert (summary.success, summary.cut) == (True, True)
 
 
 def test_multiplicity_has_an_entry_for_each_leaf() -> None:

@@ -33,6 +33,7 @@ def tree() -> CallTree:
             versions=[(0, 1), (1, 2)],
             sampling=Sampling(stop=("x",), stop_token_ids=(9,)),
             reply={"role": "assistant", "content": "é"},
+            replaces_outcome=index == 1,
             new_messages=[{"role": "user", "content": "Go."}],
             fork=Fork("message_changed", 0, "messages[1]", 3) if index else None,
         )

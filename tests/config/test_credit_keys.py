@@ -1,0 +1,51 @@
+"""Keys of credit: what `auto` means, and what can't be meant together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ajet.backbone.training_settings import credit_settings, train_settings
+from ajet.config import make_config
+from ajet.config.contradictions import contradictions
+from ajet.credit import Baseline, LossNorm
+
+ALGORITHM = "trainer_common.algorithm"
+
+
+@pytest.mark.parametrize(
+    ("asked", "gamma", "baseline"),
+    [
+        ("auto", 1.0, Baseline.EPISODE),
+        ("auto", 0.9, Baseline.TURN),
+        ("turn", 1.0, Baseline.TURN),
+        ("state", 0.9, Baseline.STATE),
+    ],
+)
+def test_the_configuration_alone_chooses_the_baseline(asked: str, gamma: float, baseline: Baseline) -> None:
+    config = make_config({f"{ALGORITHM}.baseline": asked, "rollout.gamma": gamma})
+    assert credit_settings(config).baseline is baseline
+
+
+def test_kl_in_the_reward_switches_the_loss_term_off() -> None:
+    both = {"trainer_common.use_kl_loss": True, f"{ALGORITHM}.loss_norm": "dr_grpo"}
+    assert train_settings(make_config(both), 1).loss.kl_coef > 0
+    settings = train_settings(make_config({**both, f"{ALGORITHM}.use_kl_in_reward": True}), 1)
+    assert settings.loss.kl_coef == 0
+    assert settings.loss_norm is LossNorm.DR_GRPO
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({f"{ALGORITHM}.baseline": "episode", "rollout.gamma": 0.9}, "undiscounted returns"),
+        ({f"{ALGORITHM}.baseline": "state", f"{ALGORITHM}.adv_estimator": "reinforce_plus_plus"}, "over the batch"),
+        ({f"{ALGORITHM}.adv_estimator": "pass_at_k", "rollout.num_repeat": 4}, "not below rollout.num_repeat"),
+        ({f"{ALGORITHM}.adv_estimator": "pass_at_k", "rollout.num_repeat": 8, "rollout.gamma": 0.9}, "rollout.gamma"),
+        ({f"{ALGORITHM}.adv_estimator": "reinforce_plus_plus_baseline", "rollout.num_repeat": 1}, "nothing would be"),
+    ],
+)
+def test_what_cannot_be_meant_together_is_refused(keys: dict[str, Any], message: str) -> None:
+    (found,) = contradictions(make_config(keys).ajet, "local")
+    assert message in found.what
