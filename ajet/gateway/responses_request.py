@@ -6,12 +6,13 @@ Fields are honoured, known to be without effect on the model, or refused by name
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ajet.gateway import fields
 from ajet.gateway.caller import Caller
 from ajet.gateway.fields import BadField, kind
-from ajet.gateway.model_name import RequestedModel, read_model
+from ajet.gateway.model_name import read_model
 from ajet.gateway.openai_chat import read_sampling
 from ajet.gateway.refused_fields import NO_EFFECT, REFUSED, UNSET, refuse_unsupported
 from ajet.gateway.responses_items import read_input, read_text_format
@@ -57,8 +58,8 @@ def read_response_call(body: dict[str, Any], caller: Caller) -> ResponseCall:
     """Check a request's body."""
     _refuse(body)
     asked = read_model(body, caller)
-    before = _previous(body, caller, asked)
-    new = read_input(body.get("input"), caller.session.responses.item)
+    before = _previous(body, caller)
+    new = read_input(body.get("input"), partial(caller.session.responses.item, agent=caller.agent))
     instructions = fields.text(body, "instructions")
     messages = [{"role": "system", "content": instructions}] if instructions else []
     messages += before + new
@@ -108,13 +109,13 @@ def _refuse(body: dict[str, Any]) -> None:
             raise BadField("include", f"include: {value!r:.60} is not supported; only {', '.join(_INCLUDED)}")
 
 
-def _previous(body: dict[str, Any], caller: Caller, asked: RequestedModel) -> list[Message]:
+def _previous(body: dict[str, Any], caller: Caller) -> list[Message]:
     """The conversation of `previous_response_id`. An agent's key reaches that agent's responses only."""
     response_id = fields.text(body, "previous_response_id")
     if not response_id:
         return []
-    stored = caller.session.responses.get(response_id)
-    if stored is None or caller.agent not in (None, stored.agent):
+    stored = caller.session.responses.get(response_id, caller.agent)
+    if stored is None:
         raise BadField(
             "previous_response_id",
             f"there is no stored response {response_id!r:.80} in this episode: send the whole conversation as input",

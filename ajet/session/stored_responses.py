@@ -42,7 +42,8 @@ class StoredResponses:
         self._most = most
         self._most_bytes = most_bytes
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._items: dict[str, dict[str, Any]] = {}
+        self._items: dict[str, tuple[str, dict[str, Any]]] = {}
+        """By id: the agent, and the item."""
         self._bytes = 0
 
     def put(
@@ -51,7 +52,7 @@ class StoredResponses:
         """Store a response: `before` is the conversation it continued, `new` what it added, its reply included."""
         stored = StoredResponse(agent, [*before, *new], items, len(_encode(new)))
         self._responses[response_id] = stored
-        self._items.update((item["id"], item) for item in items)
+        self._items.update((item["id"], (agent, item)) for item in items)
         self._bytes += stored.size
         while len(self._responses) > self._most or (self._bytes > self._most_bytes and len(self._responses) > 1):
             _, oldest = self._responses.popitem(last=False)
@@ -59,11 +60,15 @@ class StoredResponses:
             for item in oldest.items:
                 del self._items[item["id"]]
 
-    def get(self, response_id: str) -> StoredResponse | None:
-        return self._responses.get(response_id)
+    def get(self, response_id: str, agent: str | None = None) -> StoredResponse | None:
+        """A response, if it is this agent's (None: anybody's)."""
+        stored = self._responses.get(response_id)
+        return stored if stored is not None and agent in (None, stored.agent) else None
 
-    def item(self, item_id: str) -> dict[str, Any] | None:
-        return self._items.get(item_id)
+    def item(self, item_id: str, agent: str | None = None) -> dict[str, Any] | None:
+        """An output item, if it is this agent's (None: anybody's)."""
+        owner, item = self._items.get(item_id, ("", None))
+        return item if agent in (None, owner) else None
 
     def clear(self) -> None:
         self._responses.clear()

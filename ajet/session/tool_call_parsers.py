@@ -6,7 +6,10 @@ To add a family: a `ReplyParser` here (its marks, and a function that reads what
 
 from __future__ import annotations
 
+import ast
+import json
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -198,10 +201,68 @@ KIMI = ReplyParser(
     ),
 )
 
+# ------------------------------------------------------------ MiniMax M2
+# <minimax:tool_call><invoke name="name"><parameter name="key">value</parameter>…</invoke>…</minimax:tool_call>
+
+_MINIMAX_CALL = re.compile(r"\s*<invoke name=\"([^\"]+)\">(.*?)</invoke>\s*", re.DOTALL)
+_MINIMAX_PARAMETER = re.compile(r"\s*<parameter name=\"([^\"]+)\">(.*?)</parameter>\s*", re.DOTALL)
+
+
+def _read_minimax(body: str, tools: Sequence[Tool]) -> list[Call]:
+    calls: list[Call] = []
+    at = 0
+    while found := _MINIMAX_CALL.match(body, at):
+        calls.append(Call(found[1], tagged_arguments(_MINIMAX_PARAMETER, found[2], found[1], tools)))
+        at = found.end()
+    if not calls or body[at:].strip():
+        raise Incomplete('no <invoke name="…">…</invoke>')
+    return calls
+
+
+MINIMAX = ReplyParser(
+    "minimax", Markup(blocks=(Block("<minimax:tool_call>", ("</minimax:tool_call>",), _read_minimax),))
+)
+
+# ------------------------------------------------------------ Granite 3
+# <|tool_call|>[{"name": …, "arguments": {…}}, …]
+
+GRANITE = ReplyParser("granite", Markup(blocks=(Block("<|tool_call|>", (), json_calls),)))
+
+# ------------------------------------------------------------ LFM2
+# <|tool_call_start|>[name(key=value, …), …]<|tool_call_end|>, as calls in Python
+
+
+def _read_lfm(body: str, tools: Sequence[Tool]) -> list[Call]:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of escapes that Python doesn't know
+            tree = ast.parse(body.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Incomplete(f"not a list of calls: {error}") from None
+    if not isinstance(tree, ast.List) or not tree.elts:
+        raise Unreadable("not a list of calls")
+    return [_python_call(element) for element in tree.elts]
+
+
+def _python_call(element: ast.expr) -> Call:
+    if not isinstance(element, ast.Call) or element.args or any(one.arg is None for one in element.keywords):
+        raise Unreadable("not a call with named arguments")
+    try:
+        values = {str(one.arg): ast.literal_eval(one.value) for one in element.keywords}
+        return Call(ast.unparse(element.func), json.dumps(values, ensure_ascii=False, allow_nan=False))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Unreadable(f"an argument is not a plain value: {error}") from None
+
+
+LFM = ReplyParser("lfm", Markup(blocks=(Block("<|tool_call_start|>", ("<|tool_call_end|>",), _read_lfm),)))
+
 # ------------------------------------------------------------ which family?
 
 _BY_TEMPLATE = (
     ("<｜tool▁call▁begin｜>", DEEPSEEK),
+    ("<minimax:tool_call>", MINIMAX),
+    ("<|tool_list_start|>", LFM),
+    ("<|tool_call_start|>", LFM),
+    ("<|tool_call|>", GRANITE),
     ("<arg_key>", GLM),
     ("<function=", QWEN_XML),
     ("<|tool_call_begin|>", KIMI),

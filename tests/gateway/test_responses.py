@@ -23,6 +23,7 @@ from ajet.gateway import Gateway
 from ajet.gateway.caller import agent_key
 from ajet.schema.call_tree import Call
 from ajet.schema.errors import EngineError
+from ajet.schema.generation import Completion, GenerateRequest
 from ajet.session import EpisodeSession
 from ajet.session.stored_responses import StoredResponses
 
@@ -229,23 +230,46 @@ def test_instructions_are_not_carried_over() -> None:
 def test_an_agent_continues_only_its_own_responses() -> None:
     async def run() -> None:
         async with place() as here:
-            mine = (await post(here, "/v1/responses", {"model": "ajet-solver", "input": "x"})).json()["id"]
+            first = (await post(here, "/v1/responses", {"model": "ajet-solver", "input": "x"})).json()
+            mine, item = first["id"], [{"type": "item_reference", "id": first["output"][0]["id"]}]
             for agent, status in (("solver", 200), ("critic", 400)):
                 key = agent_key(here.key.api_key, agent, "t")
                 body = {"input": "y", "previous_response_id": mine}
                 assert (await post(here, "/v1/responses", body, key)).status == status
+                assert (await post(here, "/v1/responses", {"input": item}, key)).status == status
             assert (await post(here, "/v1/rewards", {"reward": 1, "call": mine})).status == 200
             assert (await post(here, "/v1/responses", {"input": "y", "previous_response_id": mine})).status == 200
 
     asyncio.run(run())
 
 
-def test_an_engine_that_fails_in_the_stream_is_reported_in_it() -> None:
+def test_an_engine_that_fails_at_once_is_an_error() -> None:
     async def run(client: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.APIStatusError):
             await client.responses.create(model="m", input="hello", stream=True)
 
     talk(run, EngineError("broken"))
+
+
+class BreakingEngine(LineEngine):
+    """Says its line and then fails."""
+
+    async def generate(self, request: GenerateRequest, on_tokens: Any = None) -> Completion:
+        await super().generate(request, on_tokens)
+        raise EngineError("broken")
+
+
+def test_an_engine_that_fails_in_the_middle_ends_the_stream_with_a_failed_response() -> None:
+    async def run() -> None:
+        async with place(BreakingEngine("a long reply")) as here:
+            reply = await post(here, "/v1/responses", {"input": "x", "stream": True})
+            lines = [line[6:] for line in reply.body.decode().splitlines() if line.startswith("data: ")]
+            last = json.loads(lines[-1])
+            assert last["type"] == "response.failed" and last["response"]["status"] == "failed"
+            assert "broken" in last["response"]["error"]["message"]
+            assert here.session.responses.get(last["response"]["id"]) is None
+
+    asyncio.run(run())
 
 
 MALFORMED: list[tuple[str, Any]] = [

@@ -105,6 +105,25 @@ def write_kimi(calls: list[Call]) -> str:
     return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
 
 
+def write_minimax(calls: list[Call]) -> str:
+    inner = "\n".join(
+        f'<invoke name="{name}">\n'
+        + "".join(f'<parameter name="{key}">{plain(value)}</parameter>\n' for key, value in arguments.items())
+        + "</invoke>"
+        for name, arguments in calls
+    )
+    return f"<minimax:tool_call>\n{inner}\n</minimax:tool_call>"
+
+
+def write_granite(calls: list[Call]) -> str:
+    return "<|tool_call|>" + dumped([{"name": name, "arguments": arguments} for name, arguments in calls])
+
+
+def write_lfm(calls: list[Call]) -> str:
+    inner = ", ".join(f"{n}({', '.join(f'{key}={value!r}' for key, value in a.items())})" for n, a in calls)
+    return f"<|tool_call_start|>[{inner}]<|tool_call_end|>"
+
+
 WRITERS: list[tuple[str, Callable[[list[Call]], str]]] = [
     ("hermes", write_hermes),
     ("llama3", write_llama),
@@ -117,6 +136,9 @@ WRITERS: list[tuple[str, Callable[[list[Call]], str]]] = [
     ("qwen_xml", write_qwen_xml_bare),
     ("glm", write_glm),
     ("kimi", write_kimi),
+    ("minimax", write_minimax),
+    ("granite", write_granite),
+    ("lfm", write_lfm),
 ]
 writers = pytest.mark.parametrize(("family", "write"), WRITERS, ids=[write.__name__ for _, write in WRITERS])
 
@@ -295,3 +317,22 @@ def test_the_template_reveals_the_family(template: str | None, family: str) -> N
     assert pick_parser(template).name == family
     tokenizer = type("Tokenizer", (), {"chat_template": {"default": "x", "tool_use": template or ""}})()
     assert pick_parser(tokenizer).name == family
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|tool_call_start|>[search('x')]<|tool_call_end|>",
+        "<|tool_call_start|>[search(text=open)]<|tool_call_end|>",
+        "<|tool_call_start|>[search(text=1e999)]<|tool_call_end|>",
+        "<|tool_call_start|>[search(**{})]<|tool_call_end|>",
+        "<|tool_call_start|>search()<|tool_call_end|>",
+        "<|tool_call_start|>[search(text='x'",
+        "<|tool_call_start|>[" + "(" * 5000,
+        "<|tool_call_start|>[" + "a." * 5000 + "b()]<|tool_call_end|>",
+    ],
+    ids=range(8),
+)
+def test_python_that_is_no_plain_call_stays_text(text: str) -> None:
+    reply = pick_parser("<|tool_list_start|>").parse(text, TOOLS)
+    assert reply.message["content"] == text and "tool_calls" not in reply.message and reply.malformed
