@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ajet.job import AgentJetJob
     from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
     from ajet.task_runner.breakpoints import bp
     from ajet.tuner import AjetTuner
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["AjetTuner", "Task", "Workflow", "WorkflowOutput", "WorkflowTask", "__version__", "bp"]
+__all__ = ["AgentJetJob", "AjetTuner", "Task", "Workflow", "WorkflowOutput", "WorkflowTask", "__version__", "bp"]
 
 _HOMES = {
+    "AgentJetJob": "ajet.job",
     "AjetTuner": "ajet.tuner",
     "Task": "ajet.schema.task",
     "Workflow": "ajet.workflow",

@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import openai
     from openai.types.chat import ChatCompletion
 
+DASHSCOPE_URL = "https://dashscope.aliyuncs.com/compatible-mode/v1"
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_RETRIES = 5
 """Of one call that fails for a passing reason (busy, unreachable, 5xx): with the client's backoff, some 15 seconds."""
@@ -132,6 +134,15 @@ class HelperModel:
                 weakref.finalize(section, _shared.pop, id(section), None)
             return _shared[id(section)]
 
+    @classmethod
+    def former(cls, model: str, api_key: str | None = None) -> HelperModel:
+        """The model that an old file names without an endpoint: at DashScope, if there is a key for it, or else where
+        OPENAI_BASE_URL says. DASHSCOPE_API_KEY may hold several keys, separated by `|`; the first is used."""
+        key = api_key or os.environ.get("DASHSCOPE_API_KEY", "").partition("|")[0]
+        if not key:
+            return cls(model)
+        return cls(model, os.environ.get("DASHSCOPE_BASE_URL", DASHSCOPE_URL), key)
+
     def endpoint(self) -> Endpoint:
         """Where the model is. Raises ConfigError if nothing says so."""
         base_url = self._base_url or os.environ.get("OPENAI_BASE_URL")
@@ -148,10 +159,16 @@ class HelperModel:
 
         Raises HelperBudgetError before a call that the budget doesn't allow, HelperError if the call fails.
         """
+        return await asyncio.wrap_future(self._begin(messages, sampling))
+
+    def complete_blocking(self, messages: Sequence[Message], **sampling: Any) -> str:
+        """`complete`, for code that doesn't await."""
+        return self._begin(messages, sampling).result()
+
+    def _begin(self, messages: Sequence[Message], sampling: dict[str, Any]) -> Future[str]:
         self.endpoint()
         self.budget.take_call()
-        call = asyncio.run_coroutine_threadsafe(self._call(list(messages), sampling), self._own_loop())
-        return await asyncio.wrap_future(call)
+        return asyncio.run_coroutine_threadsafe(self._call(list(messages), sampling), self._own_loop())
 
     async def _call(self, messages: list[Message], sampling: dict[str, Any]) -> str:
         from openai import OpenAIError

@@ -49,10 +49,12 @@ def split_import_path(text: str) -> ImportPath:
 
 
 def find_file(path: str, base_dirs: Sequence[str | Path] = ()) -> Path:
-    """The file that a relative `path` refers to, looked up in the working directory, then in each of `base_dirs`."""
+    """The file that a relative `path` refers to, looked up in the working directory, then in each of `base_dirs`, then
+    in the folders above those."""
     given = Path(path).expanduser()
     candidates = [given] if given.is_absolute() else [Path.cwd() / given, *(Path(base) / given for base in base_dirs)]
-    for candidate in candidates:
+    above = [] if given.is_absolute() else [folder / given for folder in _folders_above(base_dirs)]
+    for candidate in (*candidates, *above):
         if candidate.is_file():
             return candidate.resolve()
     looked = " or ".join(dict.fromkeys(str(candidate.parent) for candidate in candidates))
@@ -65,6 +67,11 @@ def find_file(path: str, base_dirs: Sequence[str | Path] = ()) -> Path:
         if neighbour.suffix == given.suffix and neighbour.is_file()
     ]
     raise ImportPathError(message + _instead(given.name, near))
+
+
+def _folders_above(base_dirs: Sequence[str | Path]) -> list[Path]:
+    """The folders above `base_dirs`, nearest first. A repository's YAML names its code from the repository's root."""
+    return list(dict.fromkeys(folder for base in base_dirs for folder in Path(base).resolve().parents))
 
 
 def load_symbol(text: str, base_dirs: Sequence[str | Path] = (), *, expects: type | None = None) -> Any:
@@ -140,10 +147,11 @@ def _load_file(file: Path) -> ModuleType:
 
 
 def _load_module(name: str, base_dirs: Sequence[str | Path]) -> ModuleType:
-    """Import a module by its dotted name, also from the working directory and `base_dirs`."""
+    """Import a module by its dotted name, also from the working directory, `base_dirs` and the folders above."""
     folders = [Path.cwd(), *(Path(base).resolve() for base in base_dirs)]
-    top = name.partition(".")[0]
-    home = next((folder for folder in folders if (folder / top).is_dir() or (folder / f"{top}.py").is_file()), None)
+    home = _home_of_module(name, [*folders, *_folders_above(base_dirs)])
+    if home is None:
+        home = _home_of_module(name.partition(".")[0], folders)
     for folder in folders:
         _last_on_path(folder)
     with _first_on_path(home), _errors_named(name, None):
@@ -154,6 +162,15 @@ def _load_module(name: str, base_dirs: Sequence[str | Path]) -> ModuleType:
             if name == missing or name.startswith(missing + "."):
                 raise ImportPathError(f"there is no module {missing!r}" + _neighbours(missing, folders)) from None
             raise
+
+
+def _home_of_module(name: str, folders: Sequence[Path]) -> Path | None:
+    """The first folder that holds a module of this name."""
+    for folder in folders:
+        place = folder.joinpath(*name.split("."))
+        if place.is_dir() or place.with_name(f"{place.name}.py").is_file():
+            return folder
+    return None
 
 
 def _neighbours(missing: str, folders: Sequence[Path]) -> str:
@@ -190,8 +207,16 @@ def _errors_named(place: str, file: Path | None) -> Iterator[None]:
         at = f"{where[-1].filename}:{where[-1].lineno}: " if where else ""
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name:
-            hint = f"; install it, or put {error.name.partition('.')[0]}.py next to the file"
+            hint = _missing_module(error.name)
         raise ImportPathError(f"{at}importing {place} failed with {type(error).__name__}: {error}{hint}") from error
+
+
+def _missing_module(name: str) -> str:
+    """What to do about a module that a user's file imports and that isn't there."""
+    top = name.partition(".")[0]
+    if top != "ajet":
+        return f"; install it, or put {top}.py next to the file"
+    return f"; this version has no {name}: docs/from_agentjet.md lists the names of older files and what replaces them"
 
 
 @contextmanager

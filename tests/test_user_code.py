@@ -140,3 +140,12 @@ def test_a_class_is_imported_under_its_key(tmp_path: Path) -> None:
     assert issubclass(mine, Task)
     with pytest.raises(ImportPathError, match=r"^ajet\.rollout\.user_workflow: .*did you mean 'Mine'"):
         import_class(f"{file}->Mne", Task, key="ajet.rollout.user_workflow")
+
+
+def test_code_is_also_found_above_the_base_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "repo" / "tutorial" / "deep" / "agent.py", "class Agent: place = 'repo'")
+    write(tmp_path / "here" / "tutorial" / "other.py", "")
+    monkeypatch.chdir(tmp_path / "here")
+    base = tmp_path / "repo" / "tutorial" / "deep"
+    assert load_symbol("tutorial.deep.agent->Agent", [base]).place == "repo"
+    assert find_file("tutorial/deep/agent.py", [base]) == base / "agent.py"

@@ -6,7 +6,9 @@ in the workflow; meanwhile nothing times out and episodes run one at a time.
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import wait
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ajet.backbone import LaunchOptions
@@ -22,6 +24,8 @@ from ajet.task_reader import build_reader, read_training_tasks
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.observe.experiment import ExperimentFolder
+
+log = logging.getLogger(__name__)
 
 EXIT_ALL_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -47,7 +51,15 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) ->
 def debug_config(config: Config) -> Config:
     """The config with the seed and the engine size that `ajet.debug` asks for."""
     debug, rollout = config.ajet.debug, config.ajet.rollout
-    changes: dict[str, int] = {}
+    changes: dict[str, int | str] = {}
+    named = rollout.engine_by_former_name
+    if named in ("vllm", "sglang") and rollout.vllm.python is None and find_spec(named) is None:
+        log.warning(
+            "rollout.name: %s is not installed here, so the embedded engine answers in this debug run; rollout.engine: "
+            "%s insists on it",
+            *(named, named),
+        )
+        changes["engine"] = "torch"
     if debug.debug_vllm_seed is not None:
         changes["seed"] = debug.debug_vllm_seed
     if debug.debug_tensor_parallel_size is not None:

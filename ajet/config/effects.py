@@ -17,19 +17,29 @@ IGNORED_BLOCKS = ("hydra", "defaults")
 """Top-level blocks that old files carry; a config is complete without them."""
 
 FOR_OLD_FILES: Mapping[str, str] = {
+    "context_tracker.alien_llm_model": "ajet.helper names the helper model",
+    "context_tracker.alien_llm_response_length": "ajet.helper names the helper model",
     "context_tracker.fix_retokenization_drift": "sampled token ids are kept as sampled",
     "context_tracker.timeline_merging_policy": "conversations are always merged exactly, token by token",
     "debug.debug_vllm_port": "vLLM gets a free port",
     "enable_experimental_interchange_server": "the gateway is always available",
+    "execute_test": "benchmarks/ measures what a run reaches",
+    "execute_testing_lambda": "benchmarks/ measures what a run reaches",
     "interchange": "the gateway is always available",
     "interchange_server": "the gateway is always available",
     "judge": "the judge is set in task_judge",
+    "rollout.ajet_action_when_overflow": "failure_reward.overflow says what becomes of overlong episodes",
+    "rollout.log_prob_micro_batch_size": "batches are split by tokens",
+    "rollout.log_prob_micro_batch_size_per_gpu": "batches are split by tokens",
     "rollout.mode": "model calls are always asynchronous",
     "rollout.multi_turn.expected_steps": "nothing depends on it",
+    "rollout.step_skip_action": "what a step of an environment skips is the workflow's own choice",
     "task_judge.alien_llm_model": "ajet.helper names the helper model",
     "task_judge.alien_llm_response_length": "ajet.helper names the helper model",
     "task_runner.llm_infer_submit_method": "model calls are always asynchronous",
     "trainer_common.algorithm.per_agent_groups": "agents are always compared with agents of the same name",
+    "trainer_common.log_prob_micro_batch_size": "batches are split by tokens",
+    "trainer_common.log_prob_micro_batch_size_per_gpu": "batches are split by tokens",
 }
 """Keys (or groups, below `ajet`) that are accepted for old files, without effect, and why."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from ajet.config.section import (
     AboveZero,
     Count,
+    NoneIsEmpty,
     NotBool,
     OneOrMore,
     Positive,
@@ -103,6 +104,14 @@ class RolloutConfig(Section):
     """Former name of `engine`, used if `engine` isn't given."""
     mode: str | None = None
     """Accepted for old files, without effect. Model calls are always asynchronous."""
+    step_skip_action: Any = None
+    """Accepted for old files, without effect. What a step of an environment skips is the workflow's own choice."""
+    ajet_action_when_overflow: str | None = None
+    """Accepted for old files, without effect. `failure_reward.overflow` says what becomes of such episodes."""
+    log_prob_micro_batch_size: Count | None = None
+    """Accepted for old files, without effect. Batches are split by tokens."""
+    log_prob_micro_batch_size_per_gpu: Count | None = None
+    """Accepted for old files, without effect. Batches are split by tokens."""
     num_repeat: Positive = 4
     """Episodes per task (the size of its group). Group-relative advantages need at least 2."""
     min_group_size: Positive | None = None
@@ -138,8 +147,9 @@ class RolloutConfig(Section):
     calls, such as titles from a small model."""
     force_disable_toolcalls: bool = False
     """Remove tools from every request, so that replies are text only."""
-    compute_madness_checklist: Annotated[list[OutputCheck], OneOrMore] = ["nonsense"]
-    """Checks of each reply for abnormal output: `nonsense`, `non_ascii`, `format_type_1`, `wrong_toolcall`."""
+    compute_madness_checklist: Annotated[list[OutputCheck], OneOrMore, NoneIsEmpty] = ["nonsense"]
+    """Checks of each reply for abnormal output: `nonsense`, `non_ascii`, `format_type_1`, `wrong_toolcall`. [] or
+    null: none."""
     agent_madness_termination: bool = True
     """Refuse further model calls of an episode after the first abnormal reply."""
     agent_madness_reward: Real = -1.0
@@ -174,6 +184,11 @@ class RolloutConfig(Section):
         if self.name is not None and "engine" not in self.model_fields_set:
             self.__dict__["engine"] = self.name
         return self
+
+    @property
+    def engine_by_former_name(self) -> str | None:
+        """The engine, if only `name`, as in old files, says which."""
+        return None if "engine" in self.model_fields_set else self.name
 
     @property
     def group_size_needed(self) -> int:

@@ -75,6 +75,10 @@ class AjetConfig(Section):
     """Accepted for old files, without effect. The gateway is always available."""
     interchange_server: InterchangeServerConfig | None = None
     """Accepted for old files, without effect. The gateway is always available."""
+    execute_test: bool = False
+    """Accepted for old files, without effect. `benchmarks/` measures what a run reaches."""
+    execute_testing_lambda: str | None = None
+    """Accepted for old files, without effect. `benchmarks/` measures what a run reaches."""
     judge: Block = Block()
     """Accepted for old files, without effect. A judge of your own may read it."""
     verl: Block = Block()

@@ -100,8 +100,14 @@ def _one_as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _none_as_empty(value: Any) -> Any:
+    """Python's `None`, which YAML reads as text, and null stand for an empty list."""
+    return [] if value is None or value == "None" else value
+
+
 NotBool = BeforeValidator(_refuse_bool)
 OneOrMore = BeforeValidator(_one_as_list)
+NoneIsEmpty = BeforeValidator(_none_as_empty)
 
 Int = Annotated[int, NotBool]
 Count = Annotated[int, Field(ge=0), NotBool]

@@ -140,6 +140,10 @@ class ContextTrackerConfig(Section):
     """With `log_tool_format_check`: also log what was wrong with it."""
     detect_timeline_snap: bool = True
     """Explain each fork of a conversation: which message or template rule caused it, and how many tokens it cost."""
+    alien_llm_model: str | None = None
+    """Accepted for old files, without effect. `ajet.helper` names the helper model."""
+    alien_llm_response_length: Positive | None = None
+    """Accepted for old files, without effect. `ajet.helper` names the helper model."""
 
 
 class DebugConfig(Section):

@@ -184,7 +184,7 @@ class DataGenerationConfig(Section):
 class RandomDummyConfig(Section):
     """`ajet.task_reader.random_dummy`: made-up tasks, to try a workflow without data."""
 
-    num_tasks: Positive = 8
+    num_tasks: Positive = 1000
     """Training tasks."""
     num_validation_tasks: Count = 0
     """Validation tasks."""

@@ -208,6 +208,10 @@ class TrainerCommonConfig(Section):
     """Folder for checkpoints instead of the experiment's own."""
     save_trajectory_as_json_file: bool = False
     """Also write each episode as a JSON file."""
+    log_prob_micro_batch_size: Count | None = None
+    """Accepted for old files, without effect. Batches are split by tokens."""
+    log_prob_micro_batch_size_per_gpu: Count | None = None
+    """Accepted for old files, without effect. Batches are split by tokens."""
     nnodes: Positive = 1
     """Machines."""
     n_gpus_per_node: Count = 8

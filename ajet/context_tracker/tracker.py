@@ -284,6 +284,11 @@ class ContextTracker:
     # ------------------------------------------------------------------ the episode
 
     @property
+    def context_overflow(self) -> bool:
+        """Whether a prompt left no room for a reply."""
+        return Outcome.OVERFLOW in self._outcomes
+
+    @property
     def outcomes(self) -> set[Outcome]:
         """What the model has done so far that may cut the episode short."""
         last = max((r for r in self._records if r.ended and r.reply), key=lambda r: r.ended, default=None)

@@ -21,6 +21,7 @@ import yaml
 from ajet.observe.logs import FileLog
 from ajet.observe.metrics import MetricsSink, make_sinks, rewind_metrics
 from ajet.observe.secrets import Masker
+from ajet.observe.trackers import require_trackers
 from ajet.schema.errors import UserError
 
 _LOCK = ".running"
@@ -58,14 +59,14 @@ class EventLog:
 class ExperimentFolder:
     """An open experiment folder, made by `open` and closed when the run ends."""
 
-    def __init__(self, path: Path, config: Any, masker: Masker, lock: int) -> None:
+    def __init__(self, path: Path, config: Any, masker: Masker, lock: int, *, with_trackers: bool = True) -> None:
         self.path = path
         self.name = path.name
         self.masker = masker
         """Masks this run's secrets."""
         self._lock = lock
         self.events = EventLog(path / "events.jsonl", masker)
-        self.metrics: MetricsSink = make_sinks(config, path, masker)
+        self.metrics: MetricsSink = make_sinks(config, path, masker, with_trackers=with_trackers)
         self._log = FileLog(path / "run.log", masker)
 
     @classmethod
@@ -83,6 +84,8 @@ class ExperimentFolder:
         `exp_dir` is the folder of all experiments (default: `saved_experiments`). `fresh` moves an earlier run aside. A
         debug run has its own folder (`<name>-debug`) and always starts afresh.
         """
+        if backbone != "debug":  # refused before an earlier run's folder is touched
+            require_trackers(config)
         path = _path_of(config, exp_dir, source_yaml)
         if backbone == "debug":
             path = path.with_name(f"{path.name}-debug")
@@ -104,7 +107,7 @@ class ExperimentFolder:
         masked = masker.value(resolved)
         changes = _changes(path / "config.resolved.yaml", masked) if resumed else {}
         (path / "config.resolved.yaml").write_text(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True), "utf-8")
-        folder = cls(path, config, masker, lock)
+        folder = cls(path, config, masker, lock, with_trackers=backbone != "debug")
         folder.events.write("resumed" if resumed else "started", backbone=backbone, pid=os.getpid(), changed=changes)
         return folder
 

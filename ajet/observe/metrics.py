@@ -122,7 +122,7 @@ def _plain(value: float) -> float | str:
     return str(number)
 
 
-def make_sinks(config: Any, folder: Path, masker: Masker) -> MetricsSink:
+def make_sinks(config: Any, folder: Path, masker: Masker, *, with_trackers: bool = True) -> MetricsSink:
     """`metrics.jsonl`, and the trackers of `trainer_common.logger`.
 
     `console` and `file` in that list stand for what is always on: the progress display and `metrics.jsonl`.
@@ -131,5 +131,5 @@ def make_sinks(config: Any, folder: Path, masker: Masker) -> MetricsSink:
 
     ajet = config.ajet
     names = [name for name in dict.fromkeys(ajet.trainer_common.logger) if name not in ("console", "file")]
-    trackers = [make_tracker(name, config, folder, masker) for name in names]
+    trackers = [make_tracker(name, config, folder, masker) for name in names if with_trackers]
     return FanOut([JsonlSink(folder / "metrics.jsonl"), *trackers])

@@ -150,16 +150,28 @@ def make_tracker(name: str, config: Any, folder: Path, masker: Masker) -> Metric
     if "->" in name:
         factory: Callable[[RunInfo], MetricsSink] = cast(Any, import_class(name, object, key=key))
     elif name in _TRACKERS:
-        factory, package = _TRACKERS[name]
-        if importlib.util.find_spec(package) is None:
-            raise MissingDependencyError(
-                f"{key}: {name!r} needs the package {package!r}. Install it with `pip install 'agentjet[trackers]'`, "
-                f"or remove {name!r} from the list."
-            )
+        _require(name)
+        factory = _TRACKERS[name][0]
     else:
         known = ", ".join(["console", "file", *_TRACKERS])
         raise ConfigError(f"{key}: unknown tracker {name!r}. Known: {known}, or your own as 'path.py->MySink'.")
     return BackgroundSink(name, lambda: factory(run), masker)
+
+
+def require_trackers(config: Any) -> None:
+    """Raise a `MissingDependencyError` if a tracker in `trainer_common.logger` needs a package that isn't there."""
+    for name in config.ajet.trainer_common.logger:
+        if name in _TRACKERS:
+            _require(name)
+
+
+def _require(name: str) -> None:
+    package = _TRACKERS[name][1]
+    if importlib.util.find_spec(package) is None:
+        raise MissingDependencyError(
+            f"ajet.trainer_common.logger: {name!r} needs the package {package!r}. Install it with "
+            f"`pip install {package}`, or train without it: trainer_common.logger=console"
+        )
 
 
 class BackgroundSink:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections import defaultdict
+from functools import cached_property
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from ajet.schema.errors import RewardError
 
@@ -37,6 +39,28 @@ class WorkflowTask(BaseModel):
     task_tag: str = ""
     """A label for per-tag metrics, taken from the task's metadata (`tag`)."""
     gym_env: Any = None
+    _tuner: Any = PrivateAttr(default=None)
+
+    def remember_tuner(self, tuner: Any) -> None:
+        """Called before the workflow runs, for the three names below, which old files use."""
+        self._tuner = tuner
+
+    @property
+    def tokenizer(self) -> Any:
+        """`tuner.tokenizer`."""
+        return self._tuner.tokenizer
+
+    @property
+    def llm_inference_fn(self) -> Any:
+        """`tuner.llm_inference_fn`: awaits messages, returns the reply."""
+        return self._tuner.llm_inference_fn
+
+    @cached_property
+    def observation_window(self) -> dict[str, defaultdict[int, Any]]:
+        """What an old workflow writes about its progress, by `task_thread_index`. Nothing reads it; nothing stops it
+        (`stop` and `hard_stop` are false): deadlines do."""
+        kinds: dict[str, type[Any]] = {"info": str, "step": int, "token": int, "stop": bool, "hard_stop": bool}
+        return {name: defaultdict(kind) for name, kind in kinds.items()}
 
 
 class WorkflowOutput(BaseModel):

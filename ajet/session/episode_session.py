@@ -106,6 +106,11 @@ class EpisodeSession:
         ids: list[int] = self._renderer.tokenizer.encode(text)
         return ids
 
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._renderer.tokenizer
+
     def decode_token(self, token_id: int) -> str:
         """The text of one token, for log-probabilities."""
         return self._renderer.decode([token_id])

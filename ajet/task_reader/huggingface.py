@@ -47,7 +47,7 @@ class HuggingFaceReader(BaseTaskReader):
         skipped = 0
         for number, row in enumerate(self._splits[split], start=1):
             try:
-                tasks.append(task_from_record(row, self.reader_config.fields))
+                tasks.append(task_from_record(row, self.reader_config.fields, query_needed=False))
             except BadRecord as error:
                 place = f"{path} [{split}], row {number}: {error}"
                 if skipped >= self.reader_config.skip_bad_lines:
@@ -56,6 +56,12 @@ class HuggingFaceReader(BaseTaskReader):
                 log.warning("skipped %s", place)
         if not tasks:
             raise TaskDataError(f"{path} [{split}] contains no tasks")
+        if without := sum(not task.main_query for task in tasks):
+            log.warning(
+                "%s [%s]: %d of %d records have no field %s: their main_query is empty, their fields are in metadata; "
+                "ajet.task_reader.fields.main_query names yours",
+                *(path, split, without, len(tasks), " / ".join(self.reader_config.fields.main_query)),
+            )
         return tasks
 
     def _load(self) -> dict[str, Iterable[dict[str, Any]]]:

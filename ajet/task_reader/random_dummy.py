@@ -12,7 +12,8 @@ VALIDATION_OFFSET = 1_000_000
 
 
 class RandomDummyReader(BaseTaskReader):
-    """`random_dummy.num_tasks` sums, the same for the same `task_reader.seed`."""
+    """`random_dummy.num_tasks` sums, the same for the same `task_reader.seed`. `metadata.random_number` is the task's
+    number, for workflows that draw at random by it."""
 
     def get_training_tasks(self) -> list[Task]:
         return [self._task("train", index, 0) for index in range(self.reader_config.random_dummy.num_tasks)]
@@ -27,5 +28,5 @@ class RandomDummyReader(BaseTaskReader):
         return Task(
             main_query=f"What is {left} + {right}?",
             task_id=f"dummy-{split}-{index}",
-            metadata={"answer": str(left + right)},
+            metadata={"answer": str(left + right), "random_number": index},
         )

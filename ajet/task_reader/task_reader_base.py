@@ -31,8 +31,9 @@ class BadRecord(ValueError):
     """A record that can't become a task. The reader adds where it is."""
 
 
-def task_from_record(record: Any, fields: FieldsConfig) -> Task:
-    """A record of a data set as a task: known fields by name, everything else as metadata."""
+def task_from_record(record: Any, fields: FieldsConfig, *, query_needed: bool = True) -> Task:
+    """A record of a data set as a task: known fields by name, everything else as metadata. With
+    `query_needed=False`, a record without a problem's text gets an empty one."""
     if not isinstance(record, dict):
         raise BadRecord(f"expected an object with fields, found {_kind(record)}")
     rest = dict(record)
@@ -47,6 +48,8 @@ def task_from_record(record: Any, fields: FieldsConfig) -> Task:
     messages = _messages(messages)
     if query is None:
         query = next((m["content"] for m in reversed(messages) if isinstance(m.get("content"), str)), None)
+    if query is None and not query_needed:
+        query = ""
     if query is None:
         raise BadRecord(
             f"no field {' / '.join(fields.main_query)} (fields here: {', '.join(map(str, record)) or 'none'}); "

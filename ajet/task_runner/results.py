@@ -114,6 +114,7 @@ async def _execute(
 ) -> WorkflowOutput:
     workflow = workflow_class(name=workflow_class.__name__)
     tuner = await open_tuner(workflow.trainable_targets)
+    workflow_task.remember_tuner(tuner)
     output: Any = workflow.execute(workflow_task, tuner)
     if inspect.isawaitable(output):
         output = await output

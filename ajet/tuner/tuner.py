@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_key
 from ajet.gateway.endpoints import bare_call_id
 from ajet.helper import Endpoint, HelperModel
-from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET
+from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message
 from ajet.schema.errors import FeatureUnavailableError
 from ajet.schema.task import finite_reward
 from ajet.session import EpisodeSession
@@ -163,6 +163,41 @@ class AjetTuner:
         if self._session is None:
             raise FeatureUnavailableError("the context tracker lives in the process that runs the episode")
         return self._session.tracker
+
+    # ------------------------------------------------------------ names that old files use
+
+    @property
+    def trainable_targets(self) -> list[str]:
+        """The workflow's `trainable_targets`; []: all are trained."""
+        return list(self._trainable_targets)
+
+    @property
+    def context_tracker(self) -> ContextTracker:
+        """`get_context_tracker()`."""
+        return self.get_context_tracker()
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the tuned model, in the process that runs the episode."""
+        if self._session is None:
+            raise FeatureUnavailableError(
+                "the tokenizer lives in the process that runs the episode: use task_runner.wrapper_type: asyncio"
+            )
+        return self._session.tokenizer
+
+    async def llm_inference_fn(
+        self,
+        messages: Sequence[Message],
+        custom_sampling_params: dict[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        request_id: str = "",
+    ) -> dict[str, Any]:
+        """The tuned model's reply to `messages`, as a message."""
+        client = self.as_raw_openai_sdk_client()
+        options: dict[str, Any] = {**(custom_sampling_params or {}), **({"tools": list(tools)} if tools else {})}
+        reply = await client.chat.completions.create(messages=list(messages), **options)
+        message: dict[str, Any] = reply.choices[0].message.model_dump(exclude_none=True)
+        return message
 
     # ------------------------------------------------------------ which model answers
 

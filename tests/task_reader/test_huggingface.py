@@ -73,14 +73,24 @@ def test_errors_name_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "rows.txt").write_text("x")
     (tmp_path / "bad.json").write_text("{")
-    (tmp_path / "wrong.jsonl").write_text('{"question": "a"}\n{"question": null}\n')
+    (tmp_path / "wrong.jsonl").write_text('{"question": "a"}\n{"question": 7}\n')
     with pytest.raises(TaskDataError, match="dataset_path is missing"):
         read_training_tasks(reader())
     with pytest.raises(TaskDataError, match="unknown file type; expected one of"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "rows.txt")))
     with pytest.raises(TaskDataError, match="can't read"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "bad.json")))
-    with pytest.raises(TaskDataError, match=r"wrong\.jsonl \[train\], row 2: no field"):
+    with pytest.raises(TaskDataError, match=r"wrong\.jsonl \[train\], row 2: the problem should be text"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "wrong.jsonl")))
     with pytest.raises(TaskDataError, match=r"can't read.*no such file or folder"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "nowhere")))
+
+
+def test_records_without_a_question_keep_their_fields_and_are_mentioned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n{"problem": "2+2?", "answer": "4"}\n')
+    tasks = read_training_tasks(reader(dataset_path=str(tmp_path / "rows.jsonl")))
+    assert seen(tasks) == [("", {"problem": "1+1?", "answer": "2"}), ("", {"problem": "2+2?", "answer": "4"})]
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "2 of 2 records have no field" in said and "task_reader.fields.main_query" in said

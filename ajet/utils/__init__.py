@@ -1,0 +1,1 @@
+"""Names that old files import from `ajet.utils`, bound to our own parts."""
