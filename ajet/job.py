@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,6 @@ import yaml
 
 from ajet.config.section import Block
 from ajet.schema.errors import ConfigError
-from ajet.user_code import source_file
 
 ARGUMENTS = {
     "project_name": "project_name",
@@ -63,7 +63,7 @@ class AgentJetJob:
     def set_workflow(self, workflow: type[Any] | str) -> None:
         """The workflow: a class in a file, or `module->Class`."""
         if not isinstance(workflow, str):
-            file = source_file(workflow)
+            file = _file_of(workflow)
             if file is None:
                 raise ConfigError(
                     f"{workflow.__name__} is defined in no file: write it to one, so that runs can load it"
@@ -107,6 +107,14 @@ class AgentJetJob:
         for group in groups:
             place = place[group] if place.get(group) is not None else _new_group(place, group)
         place[last] = value
+
+
+def _file_of(workflow: type[Any]) -> Path | None:
+    """The file that defines a class; None for one from a notebook or a prompt."""
+    try:
+        return Path(inspect.getfile(workflow))
+    except (OSError, TypeError):
+        return None
 
 
 def _new_group(place: Block, name: str) -> Block:
