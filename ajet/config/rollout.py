@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 
 from ajet.config.section import (
     AboveZero,
@@ -179,19 +179,17 @@ class RolloutConfig(Section):
     val_kwargs: ValKwargsConfig = ValKwargsConfig()
     """How replies are sampled in validation."""
 
-    _engine_by_former_name: str | None = PrivateAttr(default=None)
-
     @model_validator(mode="after")
     def _name_means_engine(self) -> RolloutConfig:
         if self.name is not None and "engine" not in self.model_fields_set:
             self.__dict__["engine"] = self.name
-            self._engine_by_former_name = self.name
         return self
 
     @property
     def engine_by_former_name(self) -> str | None:
         """The engine, if only `name`, as in old files, says which."""
-        return self._engine_by_former_name
+        former: str | None = self.__dict__["name"]
+        return None if "engine" in self.model_fields_set else former
 
     @property
     def group_size_needed(self) -> int:
