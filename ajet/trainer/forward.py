@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ajet.attention_rules import length_dependent_rope
 from ajet.trainer.attention import pack_arguments, plan_attention, tree_attention
 from ajet.trainer.pack import Edges, Layout, Pack
 
@@ -92,7 +93,8 @@ class RowForward:
         row_starts = np.array([start for start, _ in rows])
         edge_row = np.searchsorted(row_starts, pack.edges.position, side="right") - 1
         parts, order = [], []
-        for batch in row_batches(pack, self.budget):
+        alone = length_dependent_rope(model) is not None  # together, rows would change each other's positions
+        for batch in row_batches(pack, 1 if alone else self.budget):
             edges = np.flatnonzero(np.isin(edge_row, batch))
             line = {row: index for index, row in enumerate(batch)}
             lines = np.array([line[int(row)] for row in edge_row[edges]])

@@ -12,8 +12,9 @@ from small_models import VOCAB, small_model
 from windowed_models import windowed_model
 
 from ajet.trainer import attention, tree_check
+from ajet.trainer.forward import RowForward
 from ajet.trainer.optimizer import OptimSettings
-from ajet.trainer.pack import items_of
+from ajet.trainer.pack import Layout, items_of, make_packs
 from ajet.trainer.trainer import Trainer, TrainSettings
 from ajet.trainer.tree_check import check_trees, tree_support
 
@@ -28,14 +29,16 @@ def test_ordinary_families_train_trees(family: str) -> None:
     assert check_trees(model, items_of(credited_batch())) is None
 
 
+LONGROPE = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 16}
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_a_rotary_embedding_that_depends_on_the_length_trains_rows_and_says_so(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
     if kind == "longrope":
-        factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-        rope |= {**factors, "original_max_position_embeddings": 16}
+        rope |= LONGROPE
     model = small_model("llama", rope_parameters=rope)
     trainer = Trainer(model, TrainSettings(optim=OPTIM))
     with caplog.at_level(logging.WARNING, "ajet.trainer"):
@@ -80,3 +83,15 @@ def test_routing_that_flips_for_a_rounding_error_is_no_difference(monkeypatch: p
     assert all(after[name].dtype is torch.bfloat16 and torch.equal(after[name], before[name]) for name in before)
     monkeypatch.setattr(attention, "visibility_of", lambda mask: mask._replace(size=mask.size + 1))
     assert "differ" in str(check_trees(model, items))
+
+
+def test_rows_whose_rotary_embedding_depends_on_the_length_are_computed_one_by_one() -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, **LONGROPE}
+    model = small_model("llama", rope_parameters=rope)
+    (pack,) = make_packs(items_of(credited_batch(3)), Layout.FLAT)
+    lengths = [end - start for start, end in pack.rows]
+    assert min(lengths) < 16 < max(lengths)
+    with torch.no_grad():
+        together = RowForward()(model, pack).logprob_E
+        alone = RowForward(budget=1)(model, pack).logprob_E
+    assert torch.equal(together, alone)
