@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ajet.backbone.failures import FailureWatch
 from ajet.backbone.plan import validation_repeats
-from ajet.observe.episode_metrics import episode_metrics, is_success
-from ajet.schema.episode import Episode, EpisodeGroup
+from ajet.observe.episode_metrics import by_group, episode_metrics, is_success, played, try_counts
+from ajet.schema.episode import EpisodeGroup
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,17 +17,20 @@ if TYPE_CHECKING:
 
 
 def validation_metrics(groups: Sequence[EpisodeGroup], threshold: float) -> dict[str, float]:
-    """Under `val/`: mean reward, success, pass@k, all-pass@k, by tag. A failed episode counts as unsuccessful."""
+    """Under `val/`: mean reward, success, pass@k, all-pass@k, by tag; all over the same episodes (those played).
+
+    A failed episode counts as unsuccessful, with the reward of `failure_reward` or else 0; `val/fault_share` is the
+    share of those that failed for reasons of neither the workflow nor the model.
+    """
     episodes = [episode for group in groups for episode in (*group.episodes, *group.failed)]
     metrics = episode_metrics(episodes, prefix="val/", success_threshold=threshold)
-    tried = [_tries(group, threshold) for group in groups]
-    tried = [(passed, tries) for passed, tries in tried if tries]
+    tried = [[is_success(episode, threshold) for episode in group] for group in by_group(played(episodes))]
     if not tried:
         return metrics
-    metrics["val/success"] = sum(passed for passed, _ in tried) / sum(tries for _, tries in tried)
-    largest = max(tries for _, tries in tried)
-    for k in sorted({2**power for power in range(1, largest.bit_length()) if 2**power <= largest} | {largest} - {1}):
-        enough = [(passed, tries) for passed, tries in tried if tries >= k]
+    metrics["val/success"] = metrics["val/success/rate"]
+    metrics["val/fault_share"] = metrics["val/episode/fault_share"]
+    for k in try_counts(tried):
+        enough = [(sum(group), len(group)) for group in tried if len(group) >= k]
         metrics[f"val/all_pass@{k}"] = sum(math.comb(p, k) / math.comb(n, k) for p, n in enough) / len(enough)
     return metrics
 
@@ -42,10 +46,5 @@ def evaluate(config: Config) -> dict[str, float]:
     with Runtime(config) as runtime:
         repeats = validation_repeats(config)
         groups = runtime.run(runtime.pool.run_groups(tasks, num_repeat=repeats, validation=True))
+    FailureWatch(config.ajet.task_judge.max_error_share).look_at_groups("the validation", groups)
     return validation_metrics(groups, config.ajet.task_judge.success_threshold)
-
-
-def _tries(group: EpisodeGroup, threshold: float) -> tuple[int, int]:
-    """How many episodes succeeded, and how many there are."""
-    everyone: list[Episode] = [*group.episodes, *group.failed]
-    return sum(is_success(episode, threshold) for episode in everyone), len(everyone)

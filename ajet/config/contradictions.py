@@ -124,6 +124,17 @@ def _rollout_engine(ajet: AjetConfig) -> Iterator[Contradiction]:
         )
 
 
+def _keys(ajet: AjetConfig) -> Iterator[Contradiction]:
+    ttl, timeout = ajet.gateway.key_ttl, ajet.rollout.episode_timeout
+    if ttl is not None and ttl < timeout:
+        yield Contradiction(
+            ("gateway.key_ttl", "rollout.episode_timeout"),
+            f"an episode may take {timeout:g} s (rollout.episode_timeout), but its key expires after {ttl:g} s "
+            "(gateway.key_ttl): its later model calls would be refused",
+            "leave gateway.key_ttl out, or raise it",
+        )
+
+
 def _helper(ajet: AjetConfig) -> Iterator[Contradiction]:
     helper = ajet.helper
     if helper.model is None and (helper.base_url is not None or helper.api_key is not None):
@@ -218,6 +229,7 @@ CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _reference,
     _rubric_scores,
     _rollout_engine,
+    _keys,
     _helper,
     _baselines,
     _pass_at_k,

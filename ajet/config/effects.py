@@ -80,6 +80,7 @@ ONLY_ON: Mapping[str, tuple[BackboneName, ...]] = {
     "rollout.remote": _OWN,
     "rollout.scripted_replies": _OWN,
     "rollout.vllm": _OWN,
+    "task_judge.max_error_share": _TRAINING,
     "task_reader.shuffle": _TRAINING,
     "trainer_common": _TRAINING,
     "trainer_common.algorithm.rollout_correction": ("local", "verl"),

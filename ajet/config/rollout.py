@@ -115,7 +115,8 @@ class RolloutConfig(Section):
     num_repeat: Positive = 4
     """Episodes per task (the size of its group). Group-relative advantages need at least 2."""
     min_group_size: Positive | None = None
-    """Usable episodes that a group needs to be trained; a smaller one is refilled, then dropped. null: `num_repeat`."""
+    """Usable episodes that a group needs to be trained. null: all that `failure_reward` doesn't drop, and at least 2.
+    Only episodes that failed by a fault (of engine, isolation or infrastructure) are replaced."""
     temperature: Temperature = 0.9
     """Temperature during training. Overrides what the client asks for."""
     top_p: TopP = 1.0
@@ -155,9 +156,13 @@ class RolloutConfig(Section):
     agent_madness_reward: Real = -1.0
     """Former name of `failure_reward.abnormal`, used if that isn't given."""
     enable_oversample: bool = False
-    """Start more episodes per group than needed, and stop as soon as there are enough and their rewards differ."""
+    """Start more episodes per group than needed, and stop the others as soon as the group is decided."""
     submit_oversample_multiplier: Annotated[float, Field(ge=1, le=100), NotBool] = 1.5
     """With `enable_oversample`: episodes started per group at first, as a multiple of `num_repeat`."""
+    oversample_keep: Literal["first_started", "first_ended"] = "first_started"
+    """With `enable_oversample`: which episodes make the group. `first_started`: those that were started first, so the
+    others only stand in for faults. `first_ended`: those that ended first, and one whose reward differs: faster, but
+    the group is a biased sample of the policy's episodes."""
     tensor_model_parallel_size: Positive = 1
     """GPUs per inference engine."""
     n_vllm_engine: Positive = 1
@@ -190,8 +195,3 @@ class RolloutConfig(Section):
         """The engine, if only `name`, as in old files, says which."""
         former: str | None = self.__dict__["name"]
         return None if "engine" in self.model_fields_set else former
-
-    @property
-    def group_size_needed(self) -> int:
-        """`min_group_size`, or `num_repeat` if that isn't given."""
-        return self.min_group_size or self.num_repeat

@@ -96,17 +96,22 @@ class TaskRunnerConfig(Section):
     """With `multi-processing`: most processes at a time. `auto`: `rollout.max_env_worker`."""
 
 
-Treatment = Real | Literal["judge", "drop"]
+Treatment = Real | Literal["judge", "mask", "drop"]
 
 
 class FailureRewardConfig(Section):
     """`ajet.failure_reward`: what to do with episodes that did not end well: a number (train with this reward), `judge`
-    (train with the judge's or the workflow's reward) or `drop` (don't train).
+    (train with the workflow's or the judge's reward, else with `otherwise`), `mask` (as `judge`, but without loss: the
+    episode counts in its group's baseline and in the metrics only) or `drop` (leave it out of its group). None of them
+    is replaced by another attempt.
     """
 
-    workflow_error: Real | Literal["drop"] = "drop"
+    otherwise: Real = 0.0
+    """The reward where `judge` or `mask` apply and nobody gives one: there is no judge, or it can't judge because the
+    workflow returned no output."""
+    workflow_error: Real | Literal["mask", "drop"] = "drop"
     """The workflow raised, or did not return a WorkflowOutput."""
-    timeout: Real | Literal["drop"] = "drop"
+    timeout: Real | Literal["mask", "drop"] = "drop"
     """`rollout.episode_timeout` ran out."""
     truncated: Treatment = "judge"
     """A reply was cut off by its length limit, or `multi_turn.max_steps` was used up."""
@@ -168,8 +173,8 @@ class GatewayConfig(Section):
     """Address to listen on. Anything but loopback lets other machines in (with an episode's key)."""
     port: Port = 0
     """Port; 0: any free one."""
-    key_ttl: AboveZero = 3600.0
-    """Seconds for which an episode's key is valid."""
+    key_ttl: AboveZero | None = None
+    """Seconds for which an episode's key is valid. null: an hour, or `rollout.episode_timeout` if that is longer."""
     header_deadline: AboveZero = 10.0
     """Seconds within which a request's headers must arrive."""
     body_deadline: AboveZero = 30.0

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from ajet.config.section import Block, Count, NotBool, OneOrMore, Positive, Real, Section, Temperature
+from ajet.config.section import Block, Count, NotBool, OneOrMore, Positive, Real, Section, Share, Temperature
 
 BuiltInReader = Literal[
     "jsonl_dataset_file",
@@ -287,6 +287,11 @@ class TaskJudgeConfig(Section):
     """Your judge: `module.path->Class` or `path/file.py->Class`. Needed only if workflows return no reward."""
     success_threshold: Real = 1.0
     """Reward from which an episode counts as a success, unless the workflow or the judge says so."""
+    math_verify: bool | None = None
+    """Whether `MathAnswerAsJudge` asks the package math-verify where its own exact rules can't decide. null: if it is
+    installed."""
+    max_error_share: Share = 0.2
+    """The run stops when the judge failed in more than this share of a step's episodes."""
     alien_llm_model: str = ""
     """Accepted for old files, without effect. A judge of your own may read it; see also `ajet.helper`."""
     alien_llm_response_length: Positive = 512

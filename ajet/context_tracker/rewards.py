@@ -17,7 +17,7 @@ import numpy as np
 
 from ajet.context_tracker.conversation import CallRecord
 from ajet.context_tracker.settings import TrackerSettings
-from ajet.schema.call_tree import CallTree
+from ajet.schema.call_tree import CallTree, DropReason
 from ajet.schema.episode import Ledger
 from ajet.schema.errors import RewardError
 
@@ -57,13 +57,19 @@ class Rewards:
             self.episode = value
 
     def total(
-        self, reward: float | Sequence[float] | None, records: Sequence[CallRecord], *, failed: bool
+        self,
+        reward: float | Sequence[float] | None,
+        records: Sequence[CallRecord],
+        *,
+        failed: bool,
+        otherwise: float | None = None,
     ) -> float | None:
         """The episode's reward. A list is distributed over its calls, which get nothing else; its sum is the episode's
-        reward.
+        reward. None takes the one that the workflow gave meanwhile, else `otherwise`.
         """
         if reward is None:
-            return None if failed else self.episode
+            given = otherwise if self.episode is None else self.episode
+            return None if failed else given
         if isinstance(reward, Sequence):
             return _distribute(reward, records)
         return reward
@@ -96,9 +102,17 @@ def _some(names: Collection[str], limit: int = 8) -> str:
 
 
 def mask_calls(
-    tree: CallTree, records: Sequence[CallRecord], settings: TrackerSettings, *, failed: bool, output: str | None
+    tree: CallTree,
+    records: Sequence[CallRecord],
+    settings: TrackerSettings,
+    *,
+    untrained: DropReason | None,
+    output: str | None,
 ) -> Ledger:
-    """Set the masks and drop reasons of all calls. Return the balanced ledger of everything sampled."""
+    """Set the masks and drop reasons of all calls. Return the balanced ledger of everything sampled.
+
+    `untrained`: why no call of the episode is trained.
+    """
     if settings.abandoned_calls == "mask":
         for record in abandoned(records, output):
             record.call.drop = "abandoned"
@@ -109,8 +123,8 @@ def mask_calls(
             continue
         count = len(record.reply.ids)
         ledger.captured += count
-        if failed and call.drop is None:
-            call.drop = "failed_episode"
+        if call.drop is None:
+            call.drop = untrained
         if call.drop is not None:
             call.mask = np.zeros(count, np.bool_)
             leave_out(ledger, call.drop, count)
@@ -123,7 +137,7 @@ def mask_calls(
 
 def leave_out(ledger: Ledger, reason: str, count: int) -> None:
     """Book tokens that are not trained."""
-    place = ledger.masked if reason in ("abandoned", "not_trainable") else ledger.dropped
+    place = ledger.masked if reason in ("abandoned", "failure_reward", "not_trainable") else ledger.dropped
     place[reason] = place.get(reason, 0) + count
 
 

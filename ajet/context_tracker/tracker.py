@@ -20,13 +20,13 @@ import numpy as np
 from ajet.context_tracker.abnormal import find_abnormal
 from ajet.context_tracker.conversation import Audit, CallRecord, Conversations, Turn, Walk
 from ajet.context_tracker.growth import Growth, Node
-from ajet.context_tracker.messages import split_reasoning, tools_key
+from ajet.context_tracker.messages import content_text, split_reasoning, tools_key
 from ajet.context_tracker.prompting import Prompt, Prompting, Request, changed_message
 from ajet.context_tracker.renderer import Renderer
 from ajet.context_tracker.rewards import Rewards, mask_calls
 from ajet.context_tracker.settings import TrackerSettings
 from ajet.context_tracker.template_probe import THOUGHT_END
-from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, IntArray
+from ajet.schema.call_tree import ROOT, Call, CallTree, DropReason, Fork, IntArray
 from ajet.schema.chat import Message, Tool
 from ajet.schema.episode import Ledger, Outcome
 from ajet.schema.errors import (
@@ -301,6 +301,12 @@ class ContextTracker:
         return [record.call for record in self._records]
 
     @property
+    def last_reply(self) -> str:
+        """The text of the latest reply; empty if there is none."""
+        last = max((r for r in self._records if r.ended and r.reply), key=lambda r: r.ended, default=None)
+        return "" if last is None else content_text(last.call.reply.get("content"), "reply")
+
+    @property
     def in_flight(self) -> list[str]:
         """Calls that have begun but not ended."""
         return [record.call.name for record in self._records if record.in_flight]
@@ -311,23 +317,31 @@ class ContextTracker:
         return self._growth.export([(r.call, r.prompt, r.reply) for r in self._records], self._toolsets)
 
     def finish(
-        self, reward: float | Sequence[float] | None, *, failed: bool = False, output: str | None = None
+        self,
+        reward: float | Sequence[float] | None,
+        *,
+        failed: bool = False,
+        output: str | None = None,
+        otherwise: float | None = None,
+        masked: bool = False,
     ) -> FinishedCalls:
         """End the episode. A list holds one reward for each call that got a reply; None takes the one that the
-        workflow gave by `reward`, unless the episode `failed`.
+        workflow gave by `reward`, else `otherwise`, unless the episode `failed`.
 
         `output` is the text that the workflow returned: it tells which of several replies to one prompt was used.
+        `masked`: the episode keeps its reward, but none of its tokens is trained.
         """
         if self._finished:
             raise SessionClosedError("the episode is already finished")
         for name in self.in_flight:
             self.abort(name, "the episode ended first")
-        total = self._rewards.total(reward, self._records, failed=failed)
+        total = self._rewards.total(reward, self._records, failed=failed, otherwise=otherwise)
         self._finished = True
         for record in self._records:
             record.ids = None  # the tree holds them
         tree = self.tree
-        ledger = mask_calls(tree, self._records, self.settings, failed=total is None, output=output)
+        untrained: DropReason | None = "failed_episode" if total is None else "failure_reward" if masked else None
+        ledger = mask_calls(tree, self._records, self.settings, untrained=untrained, output=output)
         return FinishedCalls(tree, ledger, total, self._rewards.by_agent, tuple(sorted(self.outcomes)))
 
     # ------------------------------------------------------------------ limits and checks

@@ -22,6 +22,9 @@ from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import EngineOverloadedError, ModelCallError, SessionClosedError
 from ajet.session import EpisodeSession
 
+KEY_TTL_S = 3600.0
+"""How long keys are valid at least, unless the configuration says otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
@@ -31,7 +34,7 @@ class GatewaySettings:
     port: int = 0
     address_settings: str = "gateway.host or gateway.port"
     """What the user can change if the address can't be had, for the message."""
-    key_ttl_s: float = 3600.0
+    key_ttl_s: float = KEY_TTL_S
     max_concurrent_per_episode: int = 64
     allowed_origins: tuple[str, ...] = ()
     """Web pages that may call from a browser."""
@@ -44,7 +47,7 @@ class GatewaySettings:
         return cls(
             host=gateway.host,
             port=gateway.port,
-            key_ttl_s=gateway.key_ttl,
+            key_ttl_s=gateway.key_ttl or max(KEY_TTL_S, config.ajet.rollout.episode_timeout),
             max_concurrent_per_episode=gateway.max_concurrent_per_episode,
             allowed_origins=tuple(gateway.allowed_origins),
             limits=HttpLimits(gateway.header_deadline, gateway.body_deadline, body, max(4 * body, 64 * 1024 * 1024)),

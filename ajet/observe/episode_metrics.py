@@ -2,7 +2,9 @@
 
 | prefix | what |
 |---|---|
-| `reward/…`, `success/rate`, `success/pass@k` | over usable episodes; pass@k over groups of at least k episodes |
+| `reward/…`, `success/rate`, `success/pass@k` | over all episodes that were played; pass@k over groups of at least k |
+| `reward/counted_as_zero` | how many of them failed without a reward, and count as 0 |
+| `episode/fault_share` | share of them that failed by a fault of the engine, the infrastructure or the judge |
 | `episode/…` | counts and means: turns, calls, agents, sampled and trained tokens, reply length |
 | `status/…`, `outcome/…`, `failure/…` | how many episodes ended how |
 | `masked/…`, `dropped/…`, `fork/…` | tokens without loss by reason; calls that could not extend another, by reason |
@@ -22,7 +24,10 @@ from collections.abc import Iterable, Sequence
 
 from ajet.observe.metrics import aggregate_log_metrics
 from ajet.schema.call_tree import ROOT
-from ajet.schema.episode import Episode
+from ajet.schema.episode import Episode, EpisodeStatus
+
+FAULTS = (EpisodeStatus.ENGINE_ERROR, EpisodeStatus.JUDGE_ERROR)
+"""How an episode ends that failed for reasons other than its workflow and model."""
 
 
 def is_success(episode: Episode, threshold: float = 1.0) -> bool:
@@ -48,39 +53,59 @@ def episode_metrics(
         return {}
     usable = [episode for episode in everyone if episode.usable]
     result: dict[str, float] = {"episode/count": float(len(everyone)), "episode/usable": float(len(usable))}
-    result |= _rewards(usable)
-    result |= _success(usable, success_threshold)
-    result |= _sizes(usable)
+    counted = played(everyone)
+    if counted:
+        result["episode/fault_share"] = _mean([float(episode.status in FAULTS) for episode in counted])
+        result |= _rewards(counted)
+        result |= _success(counted, success_threshold)
+        result |= _sizes(counted)
+        result |= _by_tag(counted, success_threshold)
     result |= _reasons(everyone)
-    result |= _by_tag(usable, success_threshold)
     times = [{f"episode_{name}": seconds for name, seconds in episode.timings.items()} for episode in everyone]
     result |= aggregate_log_metrics(times, "time")
-    result |= aggregate_log_metrics((episode.log_metrics for episode in usable), "user")
+    result |= aggregate_log_metrics((episode.log_metrics for episode in counted), "user")
     return {f"{prefix}{name}": value for name, value in result.items()}
 
 
-def _rewards(usable: Sequence[Episode]) -> dict[str, float]:
-    rewards = [float(episode.reward) for episode in usable if episode.reward is not None]
-    if not rewards:
-        return {}
+def played(episodes: Iterable[Episode]) -> list[Episode]:
+    """The episodes that count: all but those that were stopped because nobody needed them any more."""
+    return [episode for episode in episodes if episode.status is not EpisodeStatus.CANCELLED]
+
+
+def counted_reward(episode: Episode) -> float:
+    """What an episode counts in a mean: its reward, or 0 if it failed and nothing gives it one."""
+    return 0.0 if episode.reward is None else float(episode.reward)
+
+
+def by_group(episodes: Iterable[Episode]) -> list[list[Episode]]:
+    """The episodes of each group; those that belong to none, by task."""
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.group_id or episode.task_id, []).append(episode)
+    return list(groups.values())
+
+
+def _rewards(counted: Sequence[Episode]) -> dict[str, float]:
+    rewards = [counted_reward(episode) for episode in counted]
     mean = _mean(rewards)
     std = math.sqrt(_mean([(reward - mean) ** 2 for reward in rewards]))
-    return {"reward/mean": mean, "reward/std": std, "reward/min": min(rewards), "reward/max": max(rewards)}
+    result = {"reward/mean": mean, "reward/std": std, "reward/min": min(rewards), "reward/max": max(rewards)}
+    return result | {"reward/counted_as_zero": float(sum(not episode.usable for episode in counted))}
 
 
-def _success(usable: Sequence[Episode], threshold: float) -> dict[str, float]:
-    if not usable:
-        return {}
-    groups: dict[str, list[bool]] = {}
-    for episode in usable:
-        groups.setdefault(episode.group_id or episode.task_id, []).append(is_success(episode, threshold))
-    result = {"success/rate": _mean([float(success) for group in groups.values() for success in group])}
-    largest = max(map(len, groups.values()))
-    sizes = sorted({2**power for power in range(1, largest.bit_length()) if 2**power <= largest} | {largest} - {1})
-    for k in sizes:
-        tried = [pass_at_k(sum(group), len(group), k) for group in groups.values() if len(group) >= k]
+def _success(counted: Sequence[Episode], threshold: float) -> dict[str, float]:
+    groups = [[is_success(episode, threshold) for episode in group] for group in by_group(counted)]
+    result = {"success/rate": _mean([float(success) for group in groups for success in group])}
+    for k in try_counts(groups):
+        tried = [pass_at_k(sum(group), len(group), k) for group in groups if len(group) >= k]
         result[f"success/pass@{k}"] = _mean(tried)
     return result
+
+
+def try_counts(groups: Sequence[Sequence[object]]) -> list[int]:
+    """The k of pass@k: powers of two, and the size of the largest group."""
+    largest = max(map(len, groups))
+    return sorted({2**power for power in range(1, largest.bit_length()) if 2**power <= largest} | {largest} - {1})
 
 
 def staleness(episodes: Sequence[Episode], version: int) -> dict[str, float]:
@@ -95,10 +120,8 @@ def staleness(episodes: Sequence[Episode], version: int) -> dict[str, float]:
     return {"train/staleness": lag / tokens} if tokens else {}
 
 
-def _sizes(usable: Sequence[Episode]) -> dict[str, float]:
-    if not usable:
-        return {}
-    trees = [episode.tree for episode in usable]
+def _sizes(counted: Sequence[Episode]) -> dict[str, float]:
+    trees = [episode.tree for episode in counted]
     lengths = [float(len(tree.runs[call.run].ids)) for tree in trees for call in tree.calls if call.run != ROOT]
     result = {
         "episode/calls": _mean([float(len(tree.calls)) for tree in trees]),
@@ -128,14 +151,14 @@ def _reasons(episodes: Sequence[Episode]) -> dict[str, float]:
     return {name: float(count) for name, count in sorted(counts.items())}
 
 
-def _by_tag(usable: Sequence[Episode], threshold: float) -> dict[str, float]:
+def _by_tag(counted: Sequence[Episode], threshold: float) -> dict[str, float]:
     tags: dict[str, list[Episode]] = {}
-    for episode in usable:
+    for episode in counted:
         if episode.tag:
             tags.setdefault(episode.tag, []).append(episode)
     result: dict[str, float] = {}
     for tag, tagged in sorted(tags.items()):
-        result[f"tag/{tag}/reward"] = _mean([float(episode.reward or 0.0) for episode in tagged])
+        result[f"tag/{tag}/reward"] = _mean([counted_reward(episode) for episode in tagged])
         result[f"tag/{tag}/success"] = _mean([float(is_success(episode, threshold)) for episode in tagged])
     return result
 

@@ -138,6 +138,7 @@ class Runtime:
             trainable_targets=attempt.trainable_targets,
             step=attempt.step,
             task=task.task_id,
+            occurrence=attempt.occurrence,
             repeat=task.task_thread_index,
         )
         return model.open_session(attempt.episode_id, settings, self._limits, attempt.deadline_s)

@@ -36,6 +36,7 @@ DropReason = Literal[
     "too_many_samples",
     "aborted",
     "failed_episode",
+    "failure_reward",
 ]
 
 

@@ -118,7 +118,8 @@ class EpisodeGroup:
     group_id: str
     task_id: str
     episodes: list[Episode]
-    """The usable ones, at most `num_repeat`."""
+    """Those that make the group: usable, at most `num_repeat`."""
     failed: list[Episode] = field(default_factory=list)
+    """All others: without a reward, or surplus of oversampling."""
     complete: bool = True
-    """False: fewer than `min_group_size` usable episodes after refilling. Never trained."""
+    """False: too few usable episodes (see `min_group_size`), or the judge failed. Never trained."""

@@ -53,6 +53,10 @@ class FeatureUnavailableError(UserError):
     """A key that loads, but whose feature this version does not have."""
 
 
+class JudgeFailedError(UserError):
+    """The judge failed in more than `task_judge.max_error_share` of a step's episodes. Shows the last failure."""
+
+
 class RewardError(UserError):
     """A reward that is missing, of the wrong type, or does not fit the episode. Never taken for 0."""
 

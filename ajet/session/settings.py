@@ -36,10 +36,13 @@ class SeedKey(NamedTuple):
     step: int = 0
     task: str = ""
     repeat: int = 0
+    occurrence: int = 0
+    """Of the task's groups in the step, which one."""
 
     def of_call(self, agent: str, index: int) -> int:
         """The seed of an agent's `index`-th call, of 48 bits: exact in any JSON reader."""
-        text = "\x1f".join(map(str, (*self, agent, index)))
+        group = (self.occurrence,) if self.occurrence else ()  # a task's only group draws the same as ever
+        text = "\x1f".join(map(str, (self.seed, self.step, self.task, self.repeat, agent, index, *group)))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
 
 
@@ -94,6 +97,7 @@ class SessionSettings:
         step: int = 0,
         task: str = "",
         repeat: int = 0,
+        occurrence: int = 0,
     ) -> SessionSettings:
         """From a loaded `Config`. `validation` uses `rollout.val_kwargs`, and lets clients choose for themselves."""
         rollout = config.ajet.rollout
@@ -112,7 +116,7 @@ class SessionSettings:
             force_disable_toolcalls=rollout.force_disable_toolcalls,
             log_tool_format_check=config.ajet.context_tracker.log_tool_format_check,
             log_tool_format_error_detail=config.ajet.context_tracker.log_tool_format_error_detail,
-            seed_key=SeedKey(rollout.seed, step, task, repeat),
+            seed_key=SeedKey(rollout.seed, step, task, repeat, occurrence),
         )
 
     def log_tool_format(self, episode_id: str, agent: str, malformed: Sequence[str]) -> None:

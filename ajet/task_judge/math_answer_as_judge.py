@@ -1,22 +1,30 @@
 """`MathAnswerAsJudge`, and `same_answer`: when two written answers are the same mathematical answer.
 
-Answers are compared exactly: 0.333 is not 1/3, and nothing is evaluated. Numbers are compared as fractions, however
-they are written: `1,234`, `\\frac{1}{2}`, `1 1/2`, `.5`, `50\\%`, `1.2e3`, `3\\times10^{4}`, `$12`, `90^\\circ`. Other
-text is compared without its LaTeX markup; lists, tuples and intervals are compared part by part.
+Our rules are exact: 0.333 is not 1/3, and nothing is evaluated. Numbers are compared as fractions, however they are
+written: `1,234`, `\\frac{1}{2}`, `1 1/2`, `.5`, `50\\%`, `1.2e3`, `3\\times10^{4}`, `$12`, `90^\\circ`. Other text is
+compared without its LaTeX markup; lists, tuples and intervals part by part, sets in any order. What these rules can't
+decide goes to the library math-verify, if it is installed (`ajet.task_judge.symbolic`).
 """
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.schema.errors import JudgeFault
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
+from ajet.task_judge.symbolic import symbolic_check
+
+if TYPE_CHECKING:
+    from ajet.config import Config
 
 MAX_LENGTH = 2000
 """Longer answers are compared as text only: whatever a model writes must not keep the judge busy."""
+
+MAX_SYMBOLIC = 300
+"""Longer answers are left to our own rules: a symbolic library may take any time for them."""
 
 MAX_EXPONENT = 400
 """Larger powers of ten are beyond float's range and count as text: `1e999999999` would fill the memory."""
@@ -39,24 +47,51 @@ _UNIT = (
     r"|square|cubic|per|people|points?|ways?|times)(?![a-z])"
 )
 _UNITS = re.compile(rf"(?<=[\d.)}}%])\s*{_UNIT}(?:\s+{_UNIT}){{0,3}}(?:\^\(?[23]\)?)?$")
-_BRACKETS = {"(": ")", "[": "]", "{": "}"}
+_BRACKETS = {"(": ")", "[": "]", "{": "}", "⦃": "⦄"}
+_CLOSING = frozenset(_BRACKETS.values())
+SET = "⦃⦄"
+"""The braces of a set, which LaTeX writes as `\\{` and `\\}`."""
+MAX_DEPTH = 20
+"""Deeper nested lists count as text."""
+_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
+_MATHS_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "and sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt pi frac mod gcd lcm max "
+        "min inf infty union cap cup matrix pmatrix bmatrix vmatrix array cases",
+    )
+)
+"""Words that mean the same in an answer for us and for a symbolic library; any other is prose."""
 
 
 class MathAnswerAsJudge(BaseJudge):
     """1.0 if `workflow_output.metadata["final_answer"]` is the answer in `task.metadata["answer"]`, else 0.0.
 
-    No answer (`None` or empty) is wrong. A workflow without the key, or a task without a reference answer, is a mistake
-    in the setup: it raises JudgeFault.
+    No answer (`None` or empty) is wrong, and so is an episode that the model ended before its workflow could report
+    one. A workflow without the key, or a task without a reference answer, is a mistake in the setup: it raises
+    JudgeFault.
     """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._symbolic = symbolic_check(config.ajet.task_judge.math_verify)
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
         task = workflow_task.task
-        given = self._read(workflow_output.metadata, "final_answer", "the workflow's WorkflowOutput(metadata={…})")
+        output = workflow_output.metadata
+        early = "ended_early" in output and "final_answer" not in output
+        given = None if early else self._read(output, "final_answer", "the workflow's WorkflowOutput(metadata={…})")
         expected = self._read(task.metadata, "answer", f"the metadata of task {task.task_id!r}")
         if expected is None or not str(expected).strip():
             raise JudgeFault(f"MathAnswerAsJudge: task {task.task_id!r} has an empty reference answer")
-        right = given is not None and same_answer(str(given), str(expected))
+        right = given is not None and self._same(str(given), str(expected))
         return (1.0 if right else 0.0), right
+
+    def _same(self, given: str, expected: str) -> bool:
+        surely = compare_answers(given, expected)
+        if surely is None and self._symbolic is not None:
+            return self._symbolic.same(final_answer(given), final_answer(expected))
+        return bool(surely)
 
     @staticmethod
     def _read(metadata: dict[str, Any], key: str, owner: str) -> Any:
@@ -67,8 +102,32 @@ class MathAnswerAsJudge(BaseJudge):
 
 
 def same_answer(given: str, expected: str) -> bool:
-    """Whether `given` (a reply or a bare answer) has the same answer as `expected`."""
-    return _same(_clean(final_answer(given)), _clean(final_answer(expected)))
+    """Whether `given` (a reply or a bare answer) has the same answer as `expected`, by our exact rules alone."""
+    return bool(compare_answers(given, expected))
+
+
+def compare_answers(given: str, expected: str) -> bool | None:
+    """Whether the answers are the same; None if that takes more than exact rules.
+
+    Numbers, words and empty or very long answers are always decided here.
+    """
+    mine, theirs = _clean(final_answer(given)), _clean(final_answer(expected))
+    if _same(mine, theirs):
+        return True
+    if not mine or not theirs or max(len(mine), len(theirs)) > MAX_SYMBOLIC:
+        return False
+    if _number(mine) is not None and _number(theirs) is not None:
+        return False
+    if _is_prose(mine) or _is_prose(theirs):
+        return False
+    return None
+
+
+def _is_prose(text: str) -> bool:
+    """Whether it holds words that a symbolic library would take for products of letters."""
+    if len(text) > 1 and text.replace(" ", "").isalpha():
+        return True
+    return any(word not in _MATHS_WORDS for word in _WORD.findall(text))
 
 
 def final_answer(text: str) -> str:
@@ -120,6 +179,7 @@ def _clean(answer: str) -> str:
         text = text.replace(old, new)
     text = re.sub(r"\\(?:text|mathrm|textbf|mathbf|operatorname|mbox)\s*\{([^{}]*)\}", r" \1", text)
     text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\displaystyle|\\limits", "", text)
+    text = text.replace(r"\{", "⦃").replace(r"\}", "⦄")
     text = re.sub(r"\\[!,;: ]|~", " ", text)
     text = text.replace("{,}", ",")
     text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree", "", text)
@@ -129,7 +189,7 @@ def _clean(answer: str) -> str:
     text = _plain_fractions(text)
     text = re.sub(r"\^\{([^{}]*)\}", r"^(\1)", text)
     text = re.sub(r"\s+", " ", text).strip().lower()
-    text = re.sub(r"\s*([=,*/^%()\[\]{}<>])\s*", r"\1", text)
+    text = re.sub(r"\s*([=,*/^%()\[\]{}<>⦃⦄])\s*", r"\1", text)
     text = re.sub(r"^[a-z]=(?=.)", "", text)
     return _UNITS.sub("", text).strip().rstrip(".")
 
@@ -154,7 +214,7 @@ def _one_fraction(before: str, top: str, bottom: str) -> str:
     return f"{whole}{top.strip()}/{bottom.strip()}" if plain else f"{whole}({top.strip()})/({bottom.strip()})"
 
 
-def _same(given: str, expected: str) -> bool:
+def _same(given: str, expected: str, depth: int = 0) -> bool:
     if not given or not expected:
         return False
     if given == expected:
@@ -165,10 +225,31 @@ def _same(given: str, expected: str) -> bool:
             # 50 % is 0.5; but asked "what percentage", the reference is 50
             return mine == theirs or mine == theirs * 100 or theirs == mine * 100
         return mine == theirs
-    parts, other_parts = _parts(given), _parts(expected)
-    if parts is not None and other_parts is not None:
-        return len(parts) == len(other_parts) and all(map(_same, parts, other_parts))
+    listed, other = _listed(given), _listed(expected)
+    if listed is not None and other is not None and depth < MAX_DEPTH:
+        return listed.brackets == other.brackets and _same_parts(listed, other, depth + 1)
     return mine is None and theirs is None and _no_spaces(given) == _no_spaces(expected)
+
+
+class _List(NamedTuple):
+    """What stands between commas."""
+
+    brackets: str
+    parts: list[str]
+
+
+def _same_parts(one: _List, other: _List, depth: int) -> bool:
+    if len(one.parts) != len(other.parts):
+        return False
+    if one.brackets != SET:
+        return all(_same(mine, theirs, depth) for mine, theirs in zip(one.parts, other.parts, strict=True))
+    left = list(other.parts)
+    for mine in one.parts:
+        match = next((theirs for theirs in left if _same(mine, theirs, depth)), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return True
 
 
 def _no_spaces(text: str) -> str:
@@ -213,20 +294,32 @@ def _scaled(sign: str, digits: str, exponent: str | None) -> Fraction | None:
     return -value if sign == "-" else value
 
 
-def _parts(text: str) -> list[str] | None:
-    """The elements of `(a,b)`, `[a,b)`, `{a,b}` or `a,b`, preceded by the brackets."""
-    inner, brackets = text, ""
-    if text[0] in _BRACKETS and text[-1] in _BRACKETS.values() and len(text) > 2:
-        inner, brackets = text[1:-1], text[0] + text[-1]
+def _listed(text: str) -> _List | None:
+    """The elements of `(a,b)`, `[a,b)`, `\\{a,b\\}` or `a,b`."""
+    brackets = ""
+    if _is_enclosed(text):
+        brackets, text = text[0] + text[-1], text[1:-1]
     elif _GROUPED.fullmatch(text):
         return None
-    if "," not in inner:
-        return None
     parts, depth, start = [], 0, 0
-    for index, char in enumerate(inner):
-        depth += (char in "([{") - (char in ")]}")
+    for index, char in enumerate(text):
+        depth += (char in _BRACKETS) - (char in _CLOSING)
         if char == "," and depth == 0:
-            parts.append(inner[start:index].strip())
+            parts.append(text[start:index].strip())
             start = index + 1
-    parts.append(inner[start:].strip())
-    return [brackets, *parts] if brackets else parts
+    parts.append(text[start:].strip())
+    if len(parts) < 2 and brackets != SET:
+        return None
+    return _List(SET if brackets == "{}" else brackets, parts)
+
+
+def _is_enclosed(text: str) -> bool:
+    """Whether the first bracket is closed by the last character."""
+    if len(text) < 3 or text[0] not in _BRACKETS:
+        return False
+    depth = 0
+    for index, char in enumerate(text):
+        depth += (char in _BRACKETS) - (char in _CLOSING)
+        if depth == 0:
+            return index == len(text) - 1
+    return False

@@ -58,6 +58,10 @@ class TaskStream:
             )
         self.position = int(state["position"])
 
+    def epoch_at(self, position: int) -> int:
+        """The epoch of a position. No task occurs twice in one."""
+        return position // len(self.tasks)
+
     def task_at(self, position: int) -> Task:
         """The task at a position of the endless stream."""
         epoch, index = divmod(position, len(self.tasks))

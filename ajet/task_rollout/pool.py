@@ -1,7 +1,8 @@
 """`RolloutPool`: many episodes, at most N at a time, alone or in groups per task. Doesn't know which backbone uses it.
 
-A failed episode never ends the run: it is returned as data. A group with too few usable episodes is refilled; if that
-doesn't help, it is marked incomplete, and incomplete groups are never trained.
+A failed episode never ends the run: it is returned as data. Only an episode that failed by a fault of the engine or
+the infrastructure is replaced; to replace what the policy may have caused would leave only the survivors. A group with
+too few usable episodes is marked incomplete, and incomplete groups are never trained.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.task import Task, WorkflowTask
@@ -59,6 +61,7 @@ class RolloutPool:
         batch_index: int = 0,
         repeat: int = 0,
         step: int = 0,
+        occurrence: int = 0,
         validation: bool = False,
         stop: asyncio.Event | None = None,
     ) -> Episode:
@@ -81,7 +84,12 @@ class RolloutPool:
                 if self._on_start is not None and not stop.is_set():
                     self._on_start(workflow_task)
                 episode = await self.runner.run(
-                    workflow_task, validation=validation, group_id=group_id, step=step, stop=stop
+                    workflow_task,
+                    validation=validation,
+                    group_id=group_id,
+                    step=step,
+                    occurrence=occurrence,
+                    stop=stop,
                 )
         finally:
             del self._stops[workflow_task.episode_uuid]
@@ -98,23 +106,28 @@ class RolloutPool:
         num_repeat: int | None = None,
         batch_index: int = 0,
         step: int = 0,
+        occurrence: int = 0,
         validation: bool = False,
     ) -> EpisodeGroup:
         """Run `num_repeat` episodes of a task (default: the config's), whose rewards will be compared.
 
-        While the group has fewer than `min_group_size` usable episodes, failed ones are replaced, at most `num_repeat`
-        times. With `enable_oversample`, `submit_oversample_multiplier` times as many are started, and the group ends
-        as soon as `num_repeat` are usable and their rewards differ. Validation groups are neither refilled nor
-        oversampled.
+        An episode that failed by a fault is replaced while the group needs it, at most `num_repeat` times; one that
+        `failure_reward` drops makes the group smaller. With `enable_oversample`, `submit_oversample_multiplier` times
+        as many are started, and `oversample_keep` decides which of them make the group. Validation groups are neither
+        refilled nor oversampled.
+
+        `occurrence`: of the groups of this task in the step, which one this is. Each draws replies of its own.
         """
         size = num_repeat or (self._val_repeat if validation else self._rollout.num_repeat)
-        plan = _GroupPlan(size=size, needed=size, start=size, refills=0)
+        plan = _GroupPlan(size=size, needed=0, start=size)
         if not validation:
-            plan.refills = size
-            plan.needed = min(self._rollout.min_group_size or size, size)
+            needed = self._rollout.min_group_size
+            plan = _GroupPlan(size=size, needed=None if needed is None else min(needed, size), start=size, refills=size)
             if self._rollout.enable_oversample:
                 plan.start = math.ceil(size * self._rollout.submit_oversample_multiplier)
-        return await _Group(self, task, group_id or uuid.uuid4().hex, plan, batch_index, step, validation).run()
+                plan.keep_first_ended = self._rollout.oversample_keep == "first_ended"
+        place = _Place(group_id or uuid.uuid4().hex, batch_index, step, occurrence, validation)
+        return await _Group(self, task, place, plan).run()
 
     async def run_groups(
         self,
@@ -123,19 +136,25 @@ class RolloutPool:
         step: int = 0,
         num_repeat: int | None = None,
         validation: bool = False,
+        earlier: Sequence[Task] = (),
     ) -> list[EpisodeGroup]:
-        """A batch: one group per task, in the order of `tasks`."""
-        return await _all(
-            self.run_group(
-                task,
-                num_repeat=num_repeat,
-                batch_index=index,
-                step=step,
-                validation=validation,
-                group_id=f"{step}-{index}-{task.task_id}",
+        """A batch: one group per task, in the order of `tasks`. `earlier`: the tasks that the step has run already."""
+        seen = Counter(task.task_id for task in earlier)
+        work = []
+        for index, task in enumerate(tasks, len(earlier)):
+            work.append(
+                self.run_group(
+                    task,
+                    num_repeat=num_repeat,
+                    batch_index=index,
+                    step=step,
+                    occurrence=seen[task.task_id],
+                    validation=validation,
+                    group_id=f"{step}-{index}-{task.task_id}",
+                )
             )
-            for index, task in enumerate(tasks)
-        )
+            seen[task.task_id] += 1
+        return await _all(work)
 
     async def run_episodes(self, tasks: Sequence[Task], *, validation: bool = False) -> list[Episode]:
         """One episode per task, in the order of `tasks`."""
@@ -169,87 +188,132 @@ class RolloutPool:
             stop.set()
 
 
+class _Place(NamedTuple):
+    """Where a group belongs in the run."""
+
+    group_id: str
+    batch_index: int
+    step: int
+    occurrence: int
+    validation: bool
+
+
 @dataclass(slots=True)
 class _GroupPlan:
     size: int
-    """How many usable episodes the group is meant to have, at most."""
-    needed: int
-    """How many usable episodes it needs to be trained."""
+    """Episodes that make the group; those that are dropped among them are missing."""
+    needed: int | None
+    """Usable episodes that make it trainable. None: all that aren't dropped, at least 2."""
     start: int
-    """How many episodes start immediately."""
-    refills: int
-    """How many episodes may replace failed ones."""
+    """Episodes started at once."""
+    refills: int = 0
+    """Episodes that may be started for those that ended by a fault."""
+    keep_first_ended: bool = False
+    """`oversample_keep`."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """One group, running."""
+    """One group under way."""
 
     pool: RolloutPool
     task: Task
-    group_id: str
+    place: _Place
     plan: _GroupPlan
-    batch_index: int
-    step: int
-    validation: bool
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    usable: list[Episode] = field(default_factory=list)
-    """In the order in which they ended."""
-    failed: list[Episode] = field(default_factory=list)
+    played: list[Episode] = field(default_factory=list)
+    """Ended, by anything but a fault. In the order in which they ended."""
+    faults: list[Episode] = field(default_factory=list)
+    cancelled: list[Episode] = field(default_factory=list)
 
     async def run(self) -> EpisodeGroup:
-        running: set[asyncio.Task[Episode]] = set()
+        running: dict[asyncio.Task[Episode], int] = {}
         started = 0
         try:
             while True:
                 for _ in range(self._to_start(started, len(running))):
-                    running.add(asyncio.create_task(self._episode(started)))
+                    running[asyncio.create_task(self._episode(started))] = started
                     started += 1
                 if not running:
                     break
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    episode = task.result()
-                    (self.usable if episode.usable else self.failed).append(episode)
-                if self._is_decided(started, len(running)):
+                    del running[task]
+                    self._sort(task.result())
+                if self._is_decided(started, running.values()):
                     self.stop.set()
         finally:
             self.stop.set()
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        kept = self._kept()
+        return self._group()
+
+    def _sort(self, episode: Episode) -> None:
+        if episode.status is EpisodeStatus.CANCELLED:
+            self.cancelled.append(episode)
+        elif episode.status is EpisodeStatus.ENGINE_ERROR:
+            self.faults.append(episode)
+        else:
+            self.played.append(episode)
+
+    def _group(self) -> EpisodeGroup:
+        chosen = self._chosen()
+        kept = [episode for episode in chosen if episode.usable]
+        others = [episode for episode in self.played if not any(episode is one for one in kept)]
         return EpisodeGroup(
-            self.group_id,
+            self.place.group_id,
             self.task.task_id,
             episodes=sorted(kept, key=lambda episode: episode.repeat),
-            failed=self.failed,
-            complete=len(kept) >= self.plan.needed,
+            failed=[*others, *self.faults, *self.cancelled],
+            complete=len(kept) >= self._needed(chosen) and not _judge_failed(chosen),
         )
 
     def _to_start(self, started: int, running: int) -> int:
-        if self.stop.is_set():
-            return 0
         if not started:
-            return self.plan.start
-        lacking = self.plan.needed - len(self.usable) - running
-        refills_left = self.plan.start + self.plan.refills - started
-        return max(0, min(lacking, refills_left))
+            return 0 if self.stop.is_set() else self.plan.start
+        chosen = self._chosen()
+        if self.stop.is_set() or _judge_failed(chosen):
+            return 0
+        lacking = self._needed(chosen) - _usable(chosen) - running
+        return max(0, min(lacking, self._replaceable(started)))
 
-    def _is_decided(self, started: int, running: int) -> bool:
-        """Whether the episodes still running can't change what is trained."""
-        if any(episode.status is EpisodeStatus.CANCELLED for episode in self.failed):
-            return True  # the run is ending
-        if len(self.usable) >= self.plan.size:
-            return self.plan.start == self.plan.size or _rewards_differ(self.usable)
-        refills_left = self.plan.start + self.plan.refills - started
-        return len(self.usable) + running + refills_left < self.plan.needed
+    def _replaceable(self, started: int) -> int:
+        """Faults that may still be replaced."""
+        refilled = started - self.plan.start
+        return min(len(self.faults), self.plan.refills) - refilled
 
-    def _kept(self) -> list[Episode]:
-        """The first to end. If they all have the same reward, a later one with another reward replaces the last."""
-        first, later = self.usable[: self.plan.size], self.usable[self.plan.size :]
+    def _needed(self, chosen: Sequence[Episode]) -> int:
+        """Usable episodes that make the group trainable."""
+        if self.plan.needed is not None:
+            return self.plan.needed
+        dropped = len(chosen) - _usable(chosen)
+        return max(min(2, self.plan.size), self.plan.size - dropped)
+
+    def _is_decided(self, started: int, running: Collection[int]) -> bool:
+        """Nothing that still runs can change what is trained."""
+        if self.cancelled:
+            return True  # somebody ends the run
+        chosen = self._chosen()
+        if len(chosen) < self.plan.size:  # hopeless, if faults can't be replaced any more
+            possible = _usable(chosen) + len(running) + max(0, self._replaceable(started))
+            return bool(self.faults) and possible < self._needed(chosen)
+        if self.plan.keep_first_ended:
+            return _rewards_differ(chosen)
+        return min(running, default=math.inf) > max(episode.repeat for episode in chosen)
+
+    def _chosen(self) -> list[Episode]:
+        """The episodes that make the group: the first `size`, dropped ones included. None is preferred for its end.
+
+        With `keep_first_ended`, the first to end; if these all have one reward, a later one that differs takes the last
+        one's place.
+        """
+        size = self.plan.size
+        if not self.plan.keep_first_ended:
+            return sorted(self.played, key=lambda episode: episode.repeat)[:size]
+        first, later = self.played[:size], self.played[size:]
         if first and not _rewards_differ(first):
-            other = next((episode for episode in later if episode.reward != first[0].reward), None)
+            other = next((episode for episode in later if episode.usable and episode.reward != first[0].reward), None)
             if other is not None:
                 first[-1] = other
         return first
@@ -257,11 +321,12 @@ class _Group:
     async def _episode(self, repeat: int) -> Episode:
         return await self.pool.run_episode(
             self.task,
-            group_id=self.group_id,
-            batch_index=self.batch_index,
+            group_id=self.place.group_id,
+            batch_index=self.place.batch_index,
             repeat=repeat,
-            step=self.step,
-            validation=self.validation,
+            step=self.place.step,
+            occurrence=self.place.occurrence,
+            validation=self.place.validation,
             stop=self.stop,
         )
 
@@ -277,5 +342,13 @@ async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-def _rewards_differ(episodes: list[Episode]) -> bool:
-    return len({episode.reward for episode in episodes}) > 1
+def _rewards_differ(episodes: Sequence[Episode]) -> bool:
+    return len({episode.reward for episode in episodes if episode.usable}) > 1
+
+
+def _usable(episodes: Sequence[Episode]) -> int:
+    return sum(episode.usable for episode in episodes)
+
+
+def _judge_failed(episodes: Sequence[Episode]) -> bool:
+    return any(episode.status is EpisodeStatus.JUDGE_ERROR for episode in episodes)

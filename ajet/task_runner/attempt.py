@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.gateway.gateway import EpisodeKey
     from ajet.session import EpisodeSession
-    from ajet.task_runner.results import WorkflowResult
+    from ajet.task_runner.results import EarlyEnding, WorkflowResult
     from ajet.tuner import AjetTuner
 
 OpenSession = Callable[[list[str] | None], Awaitable["EpisodeSession"]]
 """Opens the attempt's session, given the workflow's `trainable_targets`."""
+
+EndedEarly = Callable[[bool], "EarlyEnding | None"]
+"""How the attempt ended, once its workflow has raised: see `ajet.task_runner.results.AskEnding`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,8 @@ class Attempt:
     group_id: str = ""
     step: int = 0
     """The training step. Together with the seed, it decides which tokens are sampled."""
+    occurrence: int = 0
+    """Of the groups of its task in the step, which one it belongs to."""
     validation: bool = False
     trainable_targets: tuple[str, ...] = ()
     deadline_s: float | None = None
@@ -80,6 +85,8 @@ class AttemptRunner(Protocol):
         """Wait until attempts can begin. Doesn't count as an episode's time. Raises a `UserError`."""
         ...
 
-    def begin(self, workflow_task: WorkflowTask, open_session: OpenSession) -> RunningAttempt: ...
+    def begin(
+        self, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly
+    ) -> RunningAttempt: ...
 
     async def aclose(self) -> None: ...

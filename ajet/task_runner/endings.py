@@ -1,9 +1,9 @@
 """`ending_of`: pure rules that turn what is known about an attempt into its status, reward and failure.
 
 An *outcome* is the model's own doing (a reply cut off at its maximum length, a context overflow, too many steps,
-abnormal output): the episode is kept, with the reward set in `ajet.failure_reward`. A *fault* teaches the model
-nothing: `engine_error` and `judge_error` carry no reward. `workflow_error` and `timeout` lie in between:
-`failure_reward` decides, and by default they are dropped.
+abnormal output): the episode is kept, with the reward set in `ajet.failure_reward`, whether or not the workflow caught
+the error. A *fault* teaches the model nothing: `engine_error` and `judge_error` carry no reward. `workflow_error` and
+`timeout` lie in between: `failure_reward` decides, and by default they are dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from ajet.schema.episode import EpisodeStatus, Failure, Outcome
+from ajet.schema.episode import Episode, EpisodeStatus, Failure, Outcome
 from ajet.schema.errors import EngineError, EngineOverloadedError, GenerationTimeoutError
 from ajet.task_runner.results import WorkflowResult
 
@@ -61,6 +61,10 @@ class Ending:
     is_success: bool | None = None
     retry: bool = False
     """The engine was at fault: the episode may be attempted again."""
+    otherwise: float | None = None
+    """The reward if the workflow gave none by `tuner.reward` either."""
+    masked: bool = False
+    """The episode counts with its reward, but none of its tokens is trained."""
 
 
 def ending_of(facts: AttemptFacts, rules: FailureRewardConfig) -> Ending:
@@ -69,47 +73,82 @@ def ending_of(facts: AttemptFacts, rules: FailureRewardConfig) -> Ending:
         return Ending(EpisodeStatus.CANCELLED, failure=Failure("EpisodeCancelled", "the episode was stopped"))
     if facts.stop is Stop.DEADLINE:
         message = f"ajet.rollout.episode_timeout: the episode did not end within {facts.timeout_s:g} s"
-        return Ending(EpisodeStatus.TIMEOUT, _number(rules.timeout), Failure("EpisodeTimeout", message, facts.where))
+        return _failed(EpisodeStatus.TIMEOUT, rules.timeout, Failure("EpisodeTimeout", message, facts.where), rules)
     assert facts.result is not None
     if facts.result.finished:
         return _finished(facts.result, facts.outcomes, rules)
     return _raised(facts, facts.result, rules)
 
 
+def judged_early(outcomes: frozenset[Outcome], rules: FailureRewardConfig, *, cut: bool = False) -> Outcome | None:
+    """The outcome that ended a workflow by an error, if the judge is to be asked about it all the same.
+
+    `cut`: the error says that a reply was cut off.
+    """
+    outcome = _ended_by(outcomes, cut=cut)
+    return outcome if outcome is not None and _treatment_of(outcome, rules) in ("judge", "mask") else None
+
+
+def dropped_by(episode: Episode) -> str | None:
+    """The key of `ajet.failure_reward` that dropped this episode."""
+    if episode.usable:
+        return None
+    if episode.status in (EpisodeStatus.WORKFLOW_ERROR, EpisodeStatus.TIMEOUT):
+        return str(episode.status)
+    outcome = _gravest(frozenset(episode.outcomes)) if episode.status is EpisodeStatus.TRUNCATED else None
+    return None if outcome is None else _key_of(outcome)
+
+
 def _finished(result: WorkflowResult, outcomes: frozenset[Outcome], rules: FailureRewardConfig) -> Ending:
     outcome = _gravest(outcomes)
-    status = EpisodeStatus.COMPLETED if outcome is None else EpisodeStatus.TRUNCATED
     treatment = "judge" if outcome is None else _treatment_of(outcome, rules)
-    if outcome is not None and treatment != "judge":
-        reward = _number(treatment)
-        failure = Failure(outcome, f"ajet.failure_reward.{_key_of(outcome)}: drop") if reward is None else None
-        return Ending(status, reward, failure, is_success=False)
+    if treatment not in ("judge", "mask"):
+        assert outcome is not None
+        dropped = Failure(outcome, f"ajet.failure_reward.{_key_of(outcome)}: drop") if treatment == "drop" else None
+        return _failed(EpisodeStatus.TRUNCATED, treatment, dropped, rules)
     if result.failed_in == "judge":
         return Ending(EpisodeStatus.JUDGE_ERROR, failure=result.failure)
-    return Ending(status, result.reward, is_success=result.is_success)
+    if outcome is None:
+        return Ending(EpisodeStatus.COMPLETED, result.reward, is_success=result.is_success)
+    return Ending(
+        EpisodeStatus.TRUNCATED,
+        result.reward,
+        is_success=result.is_success,
+        otherwise=rules.otherwise,
+        masked=treatment == "mask",
+    )
 
 
 def _raised(facts: AttemptFacts, result: WorkflowResult, rules: FailureRewardConfig) -> Ending:
-    outcome = _gravest(facts.outcomes & set(ENDS_CALLS))
-    if outcome is not None:
-        treatment = _treatment_of(outcome, rules)
-        failure = result.failure
-        if treatment == "judge" and failure is not None:
-            hint = (
-                f" [the workflow didn't catch the error of the model's {outcome}, so there is no output to judge; to "
-                f"train such episodes, catch the error, or set ajet.failure_reward.{_key_of(outcome)} to a number]"
-            )
-            failure = replace(failure, message=failure.message + hint)
-        return Ending(EpisodeStatus.TRUNCATED, _number(treatment), failure, is_success=False)
     if result.debugger_quit:
         return Ending(EpisodeStatus.CANCELLED, failure=result.failure)
+    outcome = _ended_by(facts.outcomes, cut=result.cut_reply)
+    if outcome is not None:
+        ending = _failed(EpisodeStatus.TRUNCATED, _treatment_of(outcome, rules), result.failure, rules)
+        if ending.otherwise is None or result.reward is None:
+            return ending
+        return replace(ending, reward=result.reward, is_success=result.is_success)
     if result.failed_in == "judge":
         return Ending(EpisodeStatus.JUDGE_ERROR, failure=result.failure)
     if result.failed_in == "isolation":
         return Ending(EpisodeStatus.ENGINE_ERROR, failure=result.failure, retry=True)
     if facts.engine_failure is not None or result.model_error in ENGINE_CODES:
         return Ending(EpisodeStatus.ENGINE_ERROR, failure=result.failure, retry=True)
-    return Ending(EpisodeStatus.WORKFLOW_ERROR, _number(rules.workflow_error), result.failure)
+    return _failed(EpisodeStatus.WORKFLOW_ERROR, rules.workflow_error, result.failure, rules)
+
+
+def _failed(status: EpisodeStatus, treatment: Treatment, failure: Failure | None, rules: FailureRewardConfig) -> Ending:
+    """The ending of an episode without output, before a judge's reward."""
+    if treatment == "drop":
+        return Ending(status, failure=failure, is_success=False)
+    if isinstance(treatment, str):
+        return Ending(status, failure=failure, is_success=False, otherwise=rules.otherwise, masked=treatment == "mask")
+    return Ending(status, float(treatment), failure, is_success=False)
+
+
+def _ended_by(outcomes: frozenset[Outcome], *, cut: bool) -> Outcome | None:
+    """The outcome to which a workflow's error is put down."""
+    return _gravest(outcomes & {*ENDS_CALLS, *([Outcome.LENGTH] if cut else [])})
 
 
 def _key_of(outcome: Outcome) -> str:
@@ -125,7 +164,3 @@ def _treatment_of(outcome: Outcome, rules: FailureRewardConfig) -> Treatment:
 
 def _gravest(outcomes: frozenset[Outcome]) -> Outcome | None:
     return next((outcome for outcome in BY_GRAVITY if outcome in outcomes), None)
-
-
-def _number(treatment: Treatment) -> float | None:
-    return None if isinstance(treatment, str) else float(treatment)

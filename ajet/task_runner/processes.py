@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ajet.schema.episode import Failure
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.task import WorkflowTask
-from ajet.task_runner.attempt import OpenSession, RunningAttempt, SessionProvider
+from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
 from ajet.task_runner.fork_server import PACKET
 from ajet.task_runner.results import WorkflowResult
 from ajet.task_runner.worker import LINE_LIMIT
@@ -163,8 +163,8 @@ class ProcessRunner:
             self.server = ForkServerClient(self._config, self._base_dirs)
         await self.server.ready()
 
-    def begin(self, workflow_task: WorkflowTask, open_session: OpenSession) -> RunningAttempt:
-        return _AttemptInProcess(self.server, self._sessions, workflow_task, open_session)
+    def begin(self, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly) -> RunningAttempt:
+        return _AttemptInProcess(self.server, self._sessions, workflow_task, open_session, ended_early)
 
     async def aclose(self) -> None:
         self.server.close()
@@ -177,11 +177,13 @@ class _AttemptInProcess:
         sessions: SessionProvider,
         workflow_task: WorkflowTask,
         open_session: OpenSession,
+        ended_early: EndedEarly,
     ) -> None:
         self._server = server
         self._sessions = sessions
         self._task = workflow_task
         self._open_session = open_session
+        self._ended_early = ended_early
         self._channel, theirs = socket.socketpair()
         self._stderr, their_stderr = os.pipe()
         os.set_blocking(self._stderr, False)
@@ -203,6 +205,7 @@ class _AttemptInProcess:
             return WorkflowResult(failure=Failure("IsolationFault", self._not_started), failed_in="isolation")
         reader, self._writer = await asyncio.open_connection(sock=self._channel, limit=LINE_LIMIT)
         phase: Literal["isolation", "workflow", "judge"] = "isolation"
+        raised = False
         try:
             self._writer.write(self._task.model_dump_json(exclude={"gym_env"}).encode() + b"\n")
             while line := await reader.readline():
@@ -213,6 +216,9 @@ class _AttemptInProcess:
                     phase = "workflow"
                 elif "judging" in message:
                     phase = "judge"
+                elif "raised" in message:
+                    raised = True
+                    self._writer.write(json.dumps(self._ended_early(bool(message["cut"]))).encode() + b"\n")
                 else:
                     key = await self._sessions.access(await self._open_session(message["targets"]))
                     access = {"base_url": key.base_url, "api_key": key.api_key}
@@ -230,6 +236,8 @@ class _AttemptInProcess:
             failure.kind = "JudgeFault"
         elif phase == "isolation":
             failure.kind = "IsolationFault"
+        if raised:
+            return WorkflowResult(failure=failure, failed_in="workflow", unjudged=failure)
         return WorkflowResult(finished=phase == "judge", failure=failure, failed_in=phase)
 
     async def where(self) -> str:

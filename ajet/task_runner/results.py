@@ -14,20 +14,39 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from ajet.schema.episode import Failure
 from ajet.schema.errors import JudgeFault, ModelCallError, RewardError, WorkflowFault
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
-from ajet.task_judge.base_judge import BaseJudge, judge
+from ajet.task_judge.base_judge import BaseJudge, Judgement, judge
 from ajet.workflow import Workflow
 
 log = logging.getLogger(__name__)
 
 OpenTuner = Callable[[list[str] | None], Awaitable[Any]]
 """Given the workflow's `trainable_targets`, opens the attempt's session and returns the tuner."""
+
+LENGTH_ERRORS = frozenset({"LengthFinishReasonError"})
+"""Exceptions by which a client library reports that a reply was cut off at its maximum length."""
+
+
+class EarlyEnding(NamedTuple):
+    """The model's own doing, which ended a workflow by an error that it didn't catch."""
+
+    outcome: str
+    last_reply: str
+
+    def output(self) -> WorkflowOutput:
+        """What the judge gets in place of the workflow's output."""
+        return WorkflowOutput(metadata={"ended_early": self.outcome, "last_reply": self.last_reply})
+
+
+AskEnding = Callable[[bool], Awaitable[EarlyEnding | None]]
+"""Asks how the episode ended once the workflow has raised. The argument: whether its error says that a reply was cut.
+None: it wasn't the model's doing, or the judge isn't wanted."""
 
 
 class WorkflowInterrupted(BaseException):
@@ -51,6 +70,10 @@ class WorkflowResult:
     """`isolation`: its process could not be started."""
     model_error: str = ""
     """Code of the model call's error that the workflow didn't catch (see `ajet.schema.errors`)."""
+    cut_reply: bool = False
+    """The error that the workflow didn't catch says that a reply was cut off."""
+    unjudged: Failure | None = None
+    """Why the judge gave no reward to an episode that ended early."""
     debugger_quit: bool = False
     """The user quit the debugger, which ends the run."""
     workflow_s: float = 0.0
@@ -59,8 +82,9 @@ class WorkflowResult:
     def to_json(self) -> str:
         """Values that JSON can't represent become their `repr`."""
         plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        if self.failure is not None:
-            plain["failure"] = asdict(self.failure)
+        for name in ("failure", "unjudged"):
+            if plain[name] is not None:
+                plain[name] = asdict(plain[name])
         return json.dumps(plain, default=_as_text)
 
     @classmethod
@@ -81,10 +105,12 @@ async def run_workflow(
     open_tuner: OpenTuner,
     *,
     judge_retries: int = 0,
+    ask_ending: AskEnding | None = None,
     on_judge: Callable[[], None] = lambda: None,
 ) -> WorkflowResult:
-    """Run the workflow, then the judge if there is no reward yet. Raises only `WorkflowInterrupted`.
+    """Run the workflow, then the judge if there is no reward yet. User code's exceptions are in the result.
 
+    If the workflow raised because of the model's own doing, the judge is asked as well, unless `ask_ending` says no.
     A cancellation is a failure like any other: if it was ours, nobody reads the result.
     """
     started = time.perf_counter()
@@ -101,11 +127,18 @@ async def run_workflow(
         result.finished = False
         _blame(result, "workflow", error)
     result.workflow_s = time.perf_counter() - started
-    if result.finished and result.reward is None and judge_ is not None:
-        started = time.perf_counter()
+    if judge_ is None or result.reward is not None or result.debugger_quit:
+        return result
+    started = time.perf_counter()
+    if result.finished:
         on_judge()
         await _judge(result, judge_, workflow_task, output, judge_retries)
-        result.judge_s = time.perf_counter() - started
+    elif ask_ending is not None and (early := await ask_ending(result.cut_reply)) is not None:
+        on_judge()
+        await _judge_early(result, judge_, workflow_task, early, judge_retries)
+    else:
+        return result
+    result.judge_s = time.perf_counter() - started
     return result
 
 
@@ -129,24 +162,46 @@ async def _execute(
 async def _judge(
     result: WorkflowResult, judge_: BaseJudge, workflow_task: WorkflowTask, output: WorkflowOutput, retries: int
 ) -> None:
+    try:
+        judgement = await _ask(judge_, workflow_task, output, retries, logging.WARNING)
+    except WorkflowInterrupted:
+        raise
+    except BaseException as error:  # noqa: BLE001 - user code, as above
+        _blame(result, "judge", error)
+    else:
+        result.reward = judgement.reward
+        if output.is_success is None:
+            result.is_success = judgement.is_success
+
+
+async def _judge_early(
+    result: WorkflowResult, judge_: BaseJudge, workflow_task: WorkflowTask, early: EarlyEnding, retries: int
+) -> None:
+    """A judge that needs what the workflow would have returned may raise here: that is no fault of its own."""
+    try:
+        judgement = await _ask(judge_, workflow_task, early.output(), retries, logging.DEBUG)
+    except WorkflowInterrupted:
+        raise
+    except BaseException as error:  # noqa: BLE001 - user code, as above
+        result.unjudged, result.debugger_quit = describe(error), _quits(error)
+    else:
+        result.reward, result.is_success = judgement.reward, judgement.is_success
+
+
+async def _ask(
+    judge_: BaseJudge, workflow_task: WorkflowTask, output: WorkflowOutput, retries: int, level: int
+) -> Judgement:
     """Judging again costs no model calls: a judge that raised is asked again, unless its answer was invalid."""
     for attempt in range(retries + 1):
         try:
-            judgement = await judge(judge_, workflow_task, output)
-        except WorkflowInterrupted:
+            return await judge(judge_, workflow_task, output)
+        except (WorkflowInterrupted, JudgeFault, bdb.BdbQuit):
             raise
-        except BaseException as error:  # noqa: BLE001 - user code, as above
-            _blame(result, "judge", error)
-            if isinstance(error, JudgeFault) or result.debugger_quit:
-                return
-            if attempt < retries:
-                log.warning("the judge raised %s: %s; asking it again", type(error).__name__, error)
-        else:
-            result.failure, result.failed_in, result.model_error = None, "", ""
-            result.reward = judgement.reward
-            if output.is_success is None:
-                result.is_success = judgement.is_success
-            return
+        except BaseException as error:
+            if attempt == retries:
+                raise
+            log.log(level, "the judge raised %s: %s; asking it again", type(error).__name__, error)
+    raise AssertionError("unreachable")
 
 
 def finite_rewards(reward: Any) -> float | list[float] | None:
@@ -166,7 +221,8 @@ def _blame(result: WorkflowResult, where: Literal["workflow", "judge"], error: B
     result.failed_in = where
     result.failure = describe(error)
     result.model_error = _model_error_code(error)
-    result.debugger_quit = any(isinstance(link, bdb.BdbQuit) for link in _chain(error))
+    result.cut_reply = any(type(link).__name__ in LENGTH_ERRORS for link in _chain(error))
+    result.debugger_quit = _quits(error)
 
 
 def describe(error: BaseException) -> Failure:
@@ -191,6 +247,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         waiting += [link.__cause__, link.__context__]
         if isinstance(link, BaseExceptionGroup):
             waiting += link.exceptions
+
+
+def _quits(error: BaseException) -> bool:
+    return any(isinstance(link, bdb.BdbQuit) for link in _chain(error))
 
 
 def _codes(family: type[ModelCallError]) -> Iterator[str]:

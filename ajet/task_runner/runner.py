@@ -20,16 +20,16 @@ from ajet.schema.errors import RewardError, SessionClosedError, UserError
 from ajet.schema.task import WorkflowTask
 from ajet.task_runner.attempt import Attempt, AttemptRunner, RunningAttempt, SessionProvider
 from ajet.task_runner.breakpoints import debugging
-from ajet.task_runner.endings import AttemptFacts, Ending, Stop, ending_of
-from ajet.task_runner.results import WorkflowResult
+from ajet.task_runner.endings import AttemptFacts, Ending, Stop, ending_of, judged_early
+from ajet.task_runner.results import EarlyEnding, WorkflowResult
 
 if TYPE_CHECKING:
-    from ajet.config.sections import FailureRewardConfig
     from ajet.session import EpisodeSession
 
+EXAMPLE_JUDGE = "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"
 NO_REWARD = (
     "the workflow returned reward=None and there is no judge: return WorkflowOutput(reward=…), "
-    "or set ajet.task_judge.judge_protocol"
+    f"or set ajet.task_judge.judge_protocol, for example to {EXAMPLE_JUDGE}"
 )
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,8 @@ class TaskRunner:
         self.sessions = sessions
         self.attempts = attempts
         config = sessions.config.ajet
-        self._rules = config.failure_reward
+        self.rules = config.failure_reward
+        self._unjudged_told = False
         self._retries = config.rollout.episode_retries
         self._timeout_s = config.rollout.episode_timeout
         if config.task_runner.wrapper_type == "multi-processing":
@@ -55,6 +56,7 @@ class TaskRunner:
         validation: bool = False,
         group_id: str = "",
         step: int = 0,
+        occurrence: int = 0,
         stop: asyncio.Event | None = None,
     ) -> Episode:
         """Run the episode. If the engine was at fault, try again, up to `rollout.episode_retries` times.
@@ -66,13 +68,27 @@ class TaskRunner:
             episode_id = base_id if number == 1 else f"{base_id}.{number}"
             await self.attempts.ready()
             task = workflow_task.model_copy(update={"episode_uuid": episode_id})
-            attempt = Attempt(task, episode_id, group_id, step, validation)
-            episode, ending = await _AttemptRun(self, attempt, stop).run(self._rules)
+            attempt = Attempt(task, episode_id, group_id, step, occurrence, validation)
+            episode, ending = await _AttemptRun(self, attempt, stop).run()
             episode.attempts = number
             if not ending.retry or number > self._retries or (stop is not None and stop.is_set()):
                 break
             log.warning("episode %s: %s; running it again", episode_id, _in_short(ending.failure))
         return episode
+
+    def note_unjudged(self, failure: Failure) -> None:
+        """The judge could give no reward to an episode that ended early: say so, once."""
+        if self._unjudged_told:
+            return
+        self._unjudged_told = True
+        log.warning(
+            "the judge can't judge an episode that the model ended early (%s: %s), so such episodes get "
+            "ajet.failure_reward.otherwise: %g. It may look at workflow_output.metadata['ended_early'] and "
+            "['last_reply']; or catch the error in the workflow and return what there is",
+            failure.kind,
+            failure.message,
+            self.rules.otherwise,
+        )
 
     @property
     def timeout_s(self) -> float | None:
@@ -94,11 +110,12 @@ class _AttemptRun:
         self._timeout_s = runner.timeout_s
         self._started = time.monotonic()
 
-    async def run(self, rules: FailureRewardConfig) -> tuple[Episode, Ending]:
+    async def run(self) -> tuple[Episode, Ending]:
+        rules = self._runner.rules
         if self._stop is not None and self._stop.is_set():
             ending = ending_of(AttemptFacts(Stop.CANCELLED), rules)
             return self._episode(ending, None), ending
-        running = self._runner.attempts.begin(self._attempt.workflow_task, self._open_session)
+        running = self._runner.attempts.begin(self._attempt.workflow_task, self._open_session, self._ended_early)
         try:
             facts = await self._wait(running)
         finally:
@@ -111,8 +128,18 @@ class _AttemptRun:
         if self._session is not None:
             facts.outcomes = frozenset(self._session.tracker.outcomes)
             facts.engine_failure = self._session.engine_failure
+        if facts.result is not None and facts.result.unjudged is not None:
+            self._runner.note_unjudged(facts.result.unjudged)
         ending = ending_of(facts, rules)
         return self._episode(ending, facts.result), ending
+
+    def _ended_early(self, cut: bool) -> EarlyEnding | None:
+        """Asked once the workflow has raised. `cut`: its error says that a reply was cut off."""
+        if self._session is None or self._over:
+            return None
+        tracker = self._session.tracker
+        outcome = judged_early(frozenset(tracker.outcomes), self._runner.rules, cut=cut)
+        return None if outcome is None else EarlyEnding(outcome, tracker.last_reply)
 
     async def _open_session(self, targets: list[str] | None) -> EpisodeSession:
         """Called once, when the workflow object exists."""
@@ -189,9 +216,11 @@ class _AttemptRun:
             return FinishedCalls(CallTree(), Ledger()), ending
         tracker = self._session.tracker
         output = "\n".join(value for value in result.metadata.values() if isinstance(value, str))
-        failed = ending.reward is None and ending.failure is not None
+        failed = ending.reward is None and ending.otherwise is None and ending.failure is not None
         try:
-            calls = tracker.finish(ending.reward, failed=failed, output=output)
+            calls = tracker.finish(
+                ending.reward, failed=failed, output=output, otherwise=ending.otherwise, masked=ending.masked
+            )
         except RewardError as error:
             failure = Failure(type(error).__name__, str(error))
             return tracker.finish(None, failed=True), Ending(EpisodeStatus.WORKFLOW_ERROR, failure=failure)

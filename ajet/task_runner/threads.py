@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ajet.schema.errors import LostThreadsError
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_runner.attempt import OpenSession, RunningAttempt, SessionProvider
-from ajet.task_runner.results import WorkflowInterrupted, WorkflowResult, run_workflow
+from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
+from ajet.task_runner.results import EarlyEnding, WorkflowInterrupted, WorkflowResult, run_workflow
 from ajet.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ThreadRunner:
         self._judge = judge
         self._sessions = sessions
 
-    def begin(self, workflow_task: WorkflowTask, open_session: OpenSession) -> RunningAttempt:
+    def begin(self, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly) -> RunningAttempt:
         sessions = self._sessions
 
         async def on_service_loop(targets: list[str] | None) -> AjetTuner:
@@ -69,9 +69,21 @@ class ThreadRunner:
             opening = asyncio.run_coroutine_threadsafe(on_service_loop(targets), sessions.loop)
             return await asyncio.wrap_future(opening)
 
-        retries = sessions.config.ajet.rollout.episode_retries
+        async def early_ending(cut: bool) -> EarlyEnding | None:
+            return ended_early(cut)
+
+        async def ask_ending(cut: bool) -> EarlyEnding | None:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(early_ending(cut), sessions.loop))
+
         thread = self.threads.start(
-            lambda: run_workflow(self._workflow_class, self._judge, workflow_task, open_tuner, judge_retries=retries)
+            lambda: run_workflow(
+                self._workflow_class,
+                self._judge,
+                workflow_task,
+                open_tuner,
+                judge_retries=sessions.config.ajet.rollout.episode_retries,
+                ask_ending=ask_ending,
+            )
         )
         return _AttemptInThread(thread, self.threads)
 

@@ -1,7 +1,7 @@
 """What a worker process does after the fork: run one workflow and the judge, then exit.
 
 Its channel carries one JSON object per line. The worker receives the task, asks for access to the model once its
-workflow exists, reports when judging begins, and sends the result.
+workflow exists, asks how the episode ended if the workflow raised, reports when judging begins, and sends the result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from ajet.config import Config
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import load_judge
-from ajet.task_runner.results import WorkflowResult, describe, run_workflow
+from ajet.task_runner.results import EarlyEnding, WorkflowResult, describe, run_workflow
 from ajet.tuner import AjetTuner
 from ajet.workflow import Workflow
 
@@ -71,6 +71,11 @@ async def _serve(config: Config, workflow_class: type[Workflow], base_dirs: list
         access = json.loads(await reader.readline())
         return AjetTuner.remote(access["base_url"], access["api_key"], config, trainable_targets=targets)
 
+    async def ask_ending(cut: bool) -> EarlyEnding | None:
+        send(raised=True, cut=cut)
+        ending = json.loads(await reader.readline())
+        return None if ending is None else EarlyEnding(*ending)
+
     workflow_task = WorkflowTask.model_validate_json(await reader.readline())
     send(started=True)
     try:
@@ -85,6 +90,7 @@ async def _serve(config: Config, workflow_class: type[Workflow], base_dirs: list
             workflow_task,
             open_tuner,
             judge_retries=retries,
+            ask_ending=ask_ending,
             on_judge=lambda: send(judging=True),  # the judge is to blame for a crash from here on
         )
     send(result=result.to_json())

@@ -356,6 +356,7 @@ def contradictions() -> Iterator[Mutation]:
         ("mini_batch_num", "33", "trainer_common.mini_batch_num", "lower mini_batch_num to 32"),
         ("engine", "remote", "rollout.engine", "use --backbone=debug"),
         ("num_repeat", "4\n    min_group_size: 5", "rollout.min_group_size", "lower min_group_size"),
+        ("host", "127.0.0.1\n    key_ttl: 600", "gateway.key_ttl", "leave gateway.key_ttl out, or raise it"),
         ("engine", "vllm\n    deterministic: true", "rollout.deterministic", "set rollout.engine: torch"),
     ):
         yield Mutation(f"contradiction {key}", replaced(number_of(key), f"{key}: {value}"), (f"ajet.{blamed}: ", says))

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ajet.task_judge.math_answer_as_judge import final_answer, same_answer
+from ajet.task_judge.math_answer_as_judge import compare_answers, final_answer, same_answer
 
 SAME = [
     ("42", "42"),
@@ -62,6 +62,10 @@ SAME = [
     ("5 square meters", "5"),
     (r"I think \boxed{3}, no: \boxed{4}", "4"),
     (r"\boxed{4} or \boxed{", "4"),
+    (r"\{1,2\}", r"\{2, 1\}"),
+    (r"\left\{1, \frac12\right\}", "{0.5,1}"),
+    ("(1,2),(3,4)", "(1, 2), (3, 4)"),
+    (r"\{(1,2),(3,4)\}", r"\{(3,4),(1,2)\}"),
 ]
 DIFFERENT = [
     ("42", "43"),
@@ -85,6 +89,11 @@ DIFFERENT = [
     (r"\boxed{3} then \boxed{4}", "3"),
     ("50%", "5"),
     ("1/3", "0.3333333333"),
+    (r"\{1,2\}", r"\{1,2,3\}"),
+    (r"\{1,2,2\}", r"\{1,1,2\}"),
+    (r"\{5\}", "5"),
+    ("(1,2),(3,4)", "(1,2),(4,3)"),
+    ("(" * 900 + "1,2" + ")" * 900, "(" * 900 + "1,3" + ")" * 900),
 ]
 
 
@@ -135,3 +144,23 @@ def test_no_text_keeps_the_judge_busy(hostile: str) -> None:
     before = time.process_time()
     assert not same_answer(hostile, "5")
     assert time.process_time() - before < 2
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "surely"),
+    [
+        ("0.5", r"\frac12", True),
+        ("0.333", "1/3", False),
+        ("eat", "tea", False),
+        ("5 million", "5", False),
+        ("5 or more", "5", False),
+        ("", "x", False),
+        ("x" * 400, "x", False),
+        ("(x+1)^2", "x^2+2x+1", None),
+        (r"\sqrt{8}", r"2\sqrt{2}", None),
+        ("3c+2ab", "2ab+3c", None),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}", None),
+    ],
+)
+def test_what_exact_rules_decide(given: str, expected: str, surely: bool | None) -> None:
+    assert compare_answers(given, expected) is surely

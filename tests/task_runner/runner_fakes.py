@@ -66,13 +66,25 @@ class SmallTracker:
     def reward(self, value: float, call: str | None = None, agent: str | None = None) -> None:
         self.episode_reward = value
 
-    def finish(self, reward: Any, *, failed: bool = False, output: str | None = None) -> FinishedCalls:
+    @property
+    def last_reply(self) -> str:
+        return str(self.replies[-1]["content"]) if self.replies else ""
+
+    def finish(
+        self,
+        reward: Any,
+        *,
+        failed: bool = False,
+        output: str | None = None,
+        otherwise: float | None = None,
+        masked: bool = False,
+    ) -> FinishedCalls:
         if isinstance(reward, list):
             if len(reward) != len(self.replies):
                 raise RewardError(f"{len(reward)} rewards for {len(self.replies)} model calls")
             reward = sum(reward)
         if reward is None and not failed:
-            reward = self.episode_reward
+            reward = otherwise if self.episode_reward is None else self.episode_reward
         return FinishedCalls(CallTree(), Ledger(), reward, outcomes=tuple(self.outcomes))
 
 

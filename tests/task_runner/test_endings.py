@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ajet.config.sections import FailureRewardConfig
-from ajet.schema.episode import EpisodeStatus, Failure, Outcome
+from ajet.schema.call_tree import CallTree
+from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger, Outcome
 from ajet.schema.errors import EngineError
-from ajet.task_runner.endings import AttemptFacts, Ending, Stop, ending_of
+from ajet.task_runner.endings import AttemptFacts, Ending, Stop, dropped_by, ending_of, judged_early
 from ajet.task_runner.results import WorkflowResult
 
 DEFAULTS = FailureRewardConfig()
@@ -54,23 +55,62 @@ def test_a_configured_reward_outweighs_a_judge_that_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "rules", "reward"),
+    ("outcome", "rules", "reward", "otherwise"),
     [
-        (Outcome.OVERFLOW, {}, None),
-        (Outcome.OVERFLOW, {"overflow": -1}, -1.0),
-        (Outcome.MAX_STEPS, {"truncated": 0.25}, 0.25),
-        (Outcome.ABNORMAL, {}, -1.0),
+        (Outcome.OVERFLOW, {}, None, 0.0),
+        (Outcome.MAX_STEPS, {"otherwise": -0.5}, None, -0.5),
+        (Outcome.OVERFLOW, {"overflow": -1}, -1.0, None),
+        (Outcome.MAX_STEPS, {"truncated": 0.25}, 0.25, None),
+        (Outcome.MAX_STEPS, {"truncated": "drop"}, None, None),
+        (Outcome.ABNORMAL, {}, -1.0, None),
     ],
 )
-def test_an_outcome_that_the_workflow_lets_through(outcome, rules, reward) -> None:
+def test_an_outcome_that_the_workflow_lets_through(outcome, rules, reward, otherwise) -> None:
     ending = end(raised(), outcome, rules=FailureRewardConfig(**rules))
     assert (ending.status, ending.reward, ending.retry) == (EpisodeStatus.TRUNCATED, reward, False)
+    assert (ending.otherwise, ending.is_success) == (otherwise, False)
     assert ending.failure is not None
-    assert ("set ajet.failure_reward." in ending.failure.message) == (reward is None)
 
 
-def test_a_cut_reply_excuses_no_error_of_the_workflow() -> None:
+def test_the_judges_word_on_an_outcome_that_the_workflow_let_through() -> None:
+    ending = end(raised(reward=0.25, is_success=False), Outcome.MAX_STEPS)
+    assert (ending.status, ending.reward, ending.masked) == (EpisodeStatus.TRUNCATED, 0.25, False)
+    asked = {outcome: judged_early(frozenset({outcome}), DEFAULTS) for outcome in Outcome}
+    assert asked == {
+        Outcome.LENGTH: None,  # the reply was returned: what the workflow raised is its own
+        Outcome.OVERFLOW: Outcome.OVERFLOW,
+        Outcome.MAX_STEPS: Outcome.MAX_STEPS,
+        Outcome.ABNORMAL: None,  # a number needs no judge
+    }
+    assert judged_early(frozenset({Outcome.LENGTH}), DEFAULTS, cut=True) is Outcome.LENGTH
+
+
+def test_a_cut_reply_excuses_no_error_of_the_workflow_but_one_that_says_so() -> None:
     assert end(raised(), Outcome.LENGTH).status is EpisodeStatus.WORKFLOW_ERROR
+    assert end(raised(cut_reply=True), Outcome.LENGTH).status is EpisodeStatus.TRUNCATED
+    assert end(raised(cut_reply=True)).status is EpisodeStatus.WORKFLOW_ERROR
+
+
+def test_masked_episodes_keep_their_reward() -> None:
+    rules = FailureRewardConfig(truncated="mask", workflow_error="mask", otherwise=-0.5)
+    cut = end(RETURNED, Outcome.LENGTH, rules=rules)
+    assert (cut.reward, cut.masked) == (0.5, True)
+    failed = end(raised(), rules=rules)
+    assert (failed.status, failed.reward, failed.otherwise) == (EpisodeStatus.WORKFLOW_ERROR, None, -0.5)
+    assert failed.masked
+    assert not end(RETURNED, rules=rules).masked
+
+
+def test_which_key_dropped_an_episode() -> None:
+    def ended(status: EpisodeStatus, *outcomes: Outcome, reward: float | None = None) -> str | None:
+        return dropped_by(Episode("e", "t", status, CallTree(), Ledger(), reward=reward, outcomes=outcomes))
+
+    assert ended(EpisodeStatus.WORKFLOW_ERROR) == "workflow_error"
+    assert ended(EpisodeStatus.TIMEOUT) == "timeout"
+    assert ended(EpisodeStatus.TRUNCATED, Outcome.LENGTH) == "truncated"
+    assert ended(EpisodeStatus.TRUNCATED, Outcome.LENGTH, Outcome.OVERFLOW) == "overflow"
+    assert ended(EpisodeStatus.WORKFLOW_ERROR, reward=0.0) is None
+    assert ended(EpisodeStatus.JUDGE_ERROR) is ended(EpisodeStatus.ENGINE_ERROR) is None
 
 
 def test_workflow_error_and_timeout_are_dropped_or_rewarded() -> None:

@@ -64,6 +64,9 @@ class Agent(Workflow):
         if act.startswith("judge"):
             return WorkflowOutput(metadata={"act": act})
         client = tuner.as_raw_openai_sdk_client()
+        if act.startswith("early"):
+            for length in (1, 2000):
+                await client.chat.completions.create(model="any", messages=[{"role": "user", "content": "x" * length}])
         reply = await client.chat.completions.create(model="any", messages=[{"role": "user", "content": "hi"}])
         if act == "reward":
             tuner.reward(0.5)
@@ -73,6 +76,12 @@ class Agent(Workflow):
 class Judge(BaseJudge):
     def compute_reward(self, workflow_task, workflow_output):
         act = workflow_output.metadata.get("act")
+        if "ended_early" in workflow_output.metadata:
+            if workflow_task.task.main_query == "early_exit":
+                os._exit(9)
+            if workflow_task.task.main_query == "early_raise":
+                return workflow_output.metadata["final_answer"]
+            return len(workflow_output.metadata["last_reply"]) / 10, False
         if act == "judge_exit":
             os._exit(9)
         if act == "judge_none":
@@ -196,6 +205,15 @@ def test_workers_are_fresh_light_and_see_the_users_config(tmp_path: Path) -> Non
         assert one.metadata["when"].startswith("<object object")
 
     play(tmp_path, scene)
+
+
+def test_what_the_model_ended_is_judged_in_the_worker(tmp_path: Path) -> None:
+    async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
+        episodes = [await episode_of(runner, act) for act in ("early", "early_raise", "early_exit")]
+        assert [episode.status for episode in episodes] == [EpisodeStatus.TRUNCATED] * 3
+        assert [episode.reward for episode in episodes] == [0.5, -0.25, -0.25]
+
+    play(tmp_path, scene, failure_reward__otherwise=-0.25)
 
 
 def test_a_workflow_that_dies_while_it_is_made(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from runner_fakes import SmallProvider, runner_of
 from waiting import until
 
-from ajet.schema.episode import Episode, EpisodeStatus
+from ajet.schema.episode import Episode, EpisodeStatus, Outcome
 from ajet.schema.errors import ConfigError, EngineError, LostThreadsError, SessionClosedError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
@@ -257,15 +257,105 @@ def test_a_judge_that_raises_is_asked_again_without_running_the_workflow_again()
     assert episode.failure is not None and episode.failure.kind == "ConnectionError"
 
 
+async def raising(_task: WorkflowTask, _tuner: Any) -> WorkflowOutput:
+    raise KeyError("mine")
+
+
 # ---------------------------------------------------------------- the model and the engine
 
 
-def test_an_overflow_let_through_is_truncated() -> None:
-    episode = run(lambda: runner_of(Talk, max_model_len=1))
-    assert (episode.status, episode.reward) == (EpisodeStatus.TRUNCATED, None)
-    assert episode.failure is not None and "ajet.failure_reward.overflow" in episode.failure.message
-    episode = run(lambda: runner_of(Talk, max_model_len=1, failure_reward__overflow=-1))
+class Growing(Workflow):
+    """Its second prompt is too long, and it catches nothing."""
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client()
+        for length in (1, 100):
+            await client.chat.completions.create(model="any", messages=[{"role": "user", "content": "x" * length}])
+        raise AssertionError("unreachable")
+
+
+def test_an_overflow_let_through_without_a_judge() -> None:
+    episode = run(lambda: runner_of(Growing, max_model_len=10, failure_reward__otherwise=-0.25))
+    assert (episode.status, episode.reward, episode.is_success) == (EpisodeStatus.TRUNCATED, -0.25, False)
+    assert episode.failure is not None and "maximum context length" in episode.failure.message
+    episode = run(lambda: runner_of(Growing, max_model_len=10, failure_reward__overflow=-1))
     assert (episode.status, episode.reward) == (EpisodeStatus.TRUNCATED, -1.0)
+    episode = run(lambda: runner_of(Growing, max_model_len=10, failure_reward__overflow="drop"))
+    assert (episode.status, episode.reward) == (EpisodeStatus.TRUNCATED, None)
+
+
+def test_an_overflow_let_through_is_judged() -> None:
+    seen = []
+
+    class Looking(BaseJudge):
+        def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+            seen.append(workflow_output)
+            return 0.5, False
+
+    episode = run(lambda: runner_of(Growing, "hello", max_model_len=10, judge=Looking))
+    assert (episode.status, episode.reward, episode.is_success) == (EpisodeStatus.TRUNCATED, 0.5, False)
+    assert seen == [WorkflowOutput(metadata={"ended_early": "overflow", "last_reply": "hello"})]
+    assert episode.failure is not None and episode.failure.kind == "BadRequestError"
+    run(lambda: runner_of(Growing, max_model_len=10, judge=Looking, failure_reward__overflow=-1))
+    assert len(seen) == 1  # a number needs no judge
+    run(lambda: runner_of(workflow_that(raising), judge=Looking))
+    assert len(seen) == 1  # an error of the workflow's own is not judged
+
+
+def test_a_judge_that_cannot_judge_an_early_end_is_not_at_fault(caplog: pytest.LogCaptureFixture) -> None:
+    class Needing(BaseJudge):
+        def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+            return float(workflow_output.metadata["final_answer"] == "hello")
+
+    async def main() -> list[Episode]:
+        runner = runner_of(Growing, "hello", max_model_len=10, judge=Needing, failure_reward__otherwise=-0.25)
+        return [await runner.run(TASK) for _ in range(3)]
+
+    for episode in asyncio.run(main()):
+        assert (episode.status, episode.reward, episode.is_success) == (EpisodeStatus.TRUNCATED, -0.25, False)
+        assert episode.failure is not None and episode.failure.kind == "BadRequestError"
+    told = [record.getMessage() for record in caplog.records if "can't judge an episode" in record.getMessage()]
+    assert len(told) == 1 and "KeyError" in told[0]
+
+
+def test_a_reward_given_on_the_way_counts_before_otherwise() -> None:
+    async def act(_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        tuner.reward(0.75)
+        client = tuner.as_raw_openai_sdk_client()
+        await client.chat.completions.create(model="any", messages=QUESTION)
+        return WorkflowOutput()
+
+    episode = run(lambda: runner_of(workflow_that(act), max_model_len=1))
+    assert (episode.status, episode.reward) == (EpisodeStatus.TRUNCATED, 0.75)
+
+
+def test_a_client_that_refuses_a_cut_reply() -> None:
+    import openai
+
+    async def act(_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client()
+        reply = await client.chat.completions.create(model="any", messages=QUESTION)
+        tracker.outcomes.add(Outcome.LENGTH)
+        raise openai.LengthFinishReasonError(completion=reply)
+
+    tracker: Any = None
+
+    async def main() -> Episode:
+        nonlocal tracker
+        runner = runner_of(workflow_that(act), judge=judge_that((0.25, False)))
+        opened = runner.sessions.open_session
+
+        async def open_session(attempt: Any) -> Any:
+            nonlocal tracker
+            session = await opened(attempt)
+            tracker = session.tracker
+            return session
+
+        runner.sessions.open_session = open_session  # type: ignore[method-assign]
+        return await runner.run(TASK)
+
+    episode = asyncio.run(main())
+    assert (episode.status, episode.reward) == (EpisodeStatus.TRUNCATED, 0.25)
 
 
 def test_an_overflow_that_the_workflow_handles_is_judged() -> None:

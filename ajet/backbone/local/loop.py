@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
+from ajet.backbone.failures import FailureWatch
 from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
 from ajet.backbone.plan import imitates_a_file, training_steps, validates_after, validation_repeats
@@ -82,6 +83,7 @@ class LocalRun:
         self.saved = 0
         self.barren = 0
         self.hints = Hints()
+        self.failures = FailureWatch(config.ajet.task_judge.max_error_share)
         self.score: tuple[int, float] | None = None
         """Step and mean reward of the latest validation."""
         self.reader_state: dict[str, Any] = {}
@@ -160,6 +162,7 @@ class LocalRun:
         everyone = [episode for group in groups for episode in (*group.episodes, *group.failed)]
         self._notice_barren(everyone)
         self.hints.look_at(step, everyone)
+        self.failures.look_at(f"step {step}", everyone)
         metrics = episode_metrics(everyone, success_threshold=self.threshold)
         metrics |= extra | credit.metrics | _ledger(everyone)
         metrics |= step_names(metrics)
@@ -180,12 +183,14 @@ class LocalRun:
         wanted = self.config.ajet.data.train_batch_size
         resample = self.credit_settings.zero_variance is ZeroVariance.RESAMPLE
         groups: list[EpisodeGroup] = []
+        ran: list[Task] = []
         teaching = 0
         for _ in range(RESAMPLE_ROUNDS if resample else 1):
             tasks: list[Task] = self.stream.next_batch()
             self.progress.phase("rollout", len(tasks) * self.config.ajet.rollout.num_repeat)
-            fresh = self.runtime.run(self.runtime.pool.run_groups(tasks, step=step))
+            fresh = self.runtime.run(self.runtime.pool.run_groups(tasks, step=step, earlier=ran))
             groups += fresh
+            ran += tasks
             summaries = [[summarise(episode) for episode in group.episodes] for group in fresh if group.complete]
             teaching += sum(teaches(group, self.credit_settings) for group in summaries)
             if teaching >= wanted:
@@ -249,6 +254,7 @@ class LocalRun:
         for group in groups:
             for episode in (*group.episodes, *group.failed):
                 self._write_episode(episode, None, self.step, validation=True)
+        self.failures.look_at_groups(f"the validation after step {self.step}", groups)
         metrics = validation_metrics(groups, self.threshold)
         metrics["time/validate"] = time.perf_counter() - began
         if "val/reward/mean" in metrics:

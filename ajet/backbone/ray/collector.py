@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ajet.backbone.failures import FailureWatch
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.validation import validation_metrics
 from ajet.credit import EpisodeCredit
@@ -20,6 +21,7 @@ from ajet.observe.metric_names import step_names
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.secrets import Masker
 from ajet.schema.episode import Episode, EpisodeGroup
+from ajet.schema.errors import JudgeFailedError
 
 COLLECTOR = "ajet_episode_collector"
 """The actor's name in Ray."""
@@ -36,6 +38,7 @@ class EpisodeCollector:
         self._queries: dict[str, str] = {}
         self._failure: asyncio.Future[str] | None = None
         self._recorder = self._open_recorder()
+        self._failures = FailureWatch(self._config.ajet.task_judge.max_error_share)
 
     async def watch(self) -> None:
         """Never returns: Ray raises in the caller if this process dies."""
@@ -78,6 +81,10 @@ class EpisodeCollector:
         if validation or added is not None:  # verl has no place for a validation's; a step's go with verl's own
             self._write(step, metrics | (added or {}))
         self._record(step, episodes, {item.episode_id: item for item in credit}, validation)
+        try:
+            self._failures.look_at(f"the validation after step {step}" if validation else f"step {step}", episodes)
+        except JudgeFailedError as error:
+            await self.report_failure(f"{type(error).__name__}: {error}")
         return metrics
 
     def _first_failure(self) -> asyncio.Future[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ajet import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
+from ajet.task_judge.base_judge import BaseJudge
 
 
 class Babbler(Workflow):
@@ -75,3 +76,33 @@ class Broken(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
         raise RuntimeError("the tool server is down")
+
+
+class Restless(Workflow):
+    """Stops, or goes on and on until a further call is refused, which it doesn't catch. Leaves the reward open."""
+
+    name: str = "restless"
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client(agent_name="restless")
+        messages = [{"role": "user", "content": workflow_task.task.main_query}]
+        while True:
+            completion = await client.chat.completions.create(model="m", messages=messages)
+            said = completion.choices[0].message.content or ""
+            if sum(map(ord, said)) % 2:
+                return WorkflowOutput(metadata={"final_answer": said})
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
+
+
+class OnlyAnswers(BaseJudge):
+    """1 for an answer; it needs one."""
+
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> float:
+        return float(bool(workflow_output.metadata["final_answer"] is not None))
+
+
+class Unable(BaseJudge):
+    """Always raises."""
+
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> float:
+        raise OSError("the reference answers are gone")

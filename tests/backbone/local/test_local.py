@@ -19,9 +19,10 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.local import run
 from ajet.cli.main import main
 from ajet.config.loader import load_config
+from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
-from ajet.schema.errors import UserError
+from ajet.schema.errors import JudgeFailedError, UserError
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -145,6 +146,56 @@ def test_equal_rewards_train_nothing_and_say_so(tmp_path: Path) -> None:
 def test_a_workflow_that_always_fails_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tool server is down"):
         train(tmp_path, "Broken", **{"trainer_common.total_training_steps": 50})
+
+
+def test_what_the_model_ended_counts_and_is_trained(tmp_path: Path) -> None:
+    judge = f"{HERE / 'talkers.py'}->OnlyAnswers"
+    steps = {"rollout.multi_turn.max_steps": 2, "data.train_batch_size": 3, "rollout.num_repeat": 10}
+    lengths = {"data.max_response_length": 256, "rollout.max_model_len": 512}
+    code, experiment = train(tmp_path, "Restless", **{"task_judge.judge_protocol": judge}, **steps, **lengths)
+    assert code == 0
+    for step in read_metrics(experiment / "metrics.jsonl"):
+        assert step["episode/count"] == 30  # nothing was started in place of another
+        ended_early = step["outcome/max_steps"]
+        assert 3 <= ended_early <= 15
+        assert step["train/reward/mean"] == step["train/success"] == pytest.approx(1 - ended_early / 30)
+        assert step["train/incomplete_groups"] == 0
+        assert step["ledger/trained"] == step["ledger/captured"]
+    assert "can't judge an episode that the model ended early (KeyError" in (experiment / "run.log").read_text()
+
+
+def test_masked_episodes_count_without_being_trained(tmp_path: Path) -> None:
+    judge = f"{HERE / 'talkers.py'}->OnlyAnswers"
+    lengths = {"data.max_prompt_length": 24, "data.max_response_length": 24, "rollout.max_model_len": 48}
+    steps = {"rollout.num_repeat": 10, "trainer_common.total_training_steps": 1}
+    more = {"failure_reward.overflow": "mask", "failure_reward.otherwise": -1, "task_judge.judge_protocol": judge}
+    code, experiment = train(tmp_path, "Restless", **lengths, **steps, **more)
+    assert code == 0
+    step = read_metrics(experiment / "metrics.jsonl")[0]
+    ended_early = step["outcome/overflow"]
+    assert step["train/reward/mean"] == pytest.approx(1 - 2 * ended_early / 20)
+    assert step["masked/failure_reward"] > 0
+    assert step["ledger/trained"] == step["ledger/captured"] - step["masked/failure_reward"]
+    assert step["credit/zero_variance_groups"] == 0  # the masked ones are what the others are compared with
+
+
+def test_a_judge_that_fails_ends_the_run(tmp_path: Path) -> None:
+    judge = {"task_judge.judge_protocol": f"{HERE / 'talkers.py'}->Unable"}
+    with pytest.raises(JudgeFailedError, match=r"(?s)in 6 of 6 episodes of step 1.*OSError.*talkers\.py"):
+        train(tmp_path, "Restless", **judge, **{"rollout.multi_turn.max_steps": 30, "rollout.max_model_len": 2000})
+
+
+def test_a_task_that_stands_twice_in_a_step_is_drawn_twice(tmp_path: Path) -> None:
+    batch = {"data.train_batch_size": 6, "rollout.num_repeat": 2, "trainer_common.test_freq": 0}
+    batch["trainer_common.total_training_steps"] = 1
+    _, experiment = train(tmp_path, **batch)
+    recorded = [row.episode for row in EpisodeStore(experiment / "episodes.sqlite").all()]
+    drawn: dict[tuple[str, int], list[bytes]] = {}
+    for episode in recorded:
+        said = b"".join(run.ids.tobytes() for run in episode.tree.runs if run.call >= 0)
+        drawn.setdefault((episode.task_id, episode.repeat), []).append(said)
+    assert len(drawn) == 6
+    assert all(len(set(replies)) == len(replies) == 2 for replies in drawn.values())
 
 
 def test_lora_with_kl_to_its_base(tmp_path: Path) -> None:

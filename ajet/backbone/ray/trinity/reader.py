@@ -28,9 +28,11 @@ class TrinityTaskReader(BufferReader):  # type: ignore[misc]
         if config.is_eval:
             tasks = validation_tasks(loaded)
             self._task_at: Callable[[int], AjetTask] = tasks.__getitem__
+            self._occurrence: Callable[[int], int] = lambda index: 0
             self._end = len(tasks)
         else:
-            self._task_at = training_stream(loaded).task_at
+            stream = training_stream(loaded)
+            self._task_at, self._occurrence = stream.task_at, stream.epoch_at
             self._end = run.total_steps * loaded.ajet.data.train_batch_size
 
     async def read(self, batch_size: int | None = None, **_: Any) -> list[Task]:
@@ -59,6 +61,6 @@ class TrinityTaskReader(BufferReader):  # type: ignore[misc]
             repeat_times=self._config.repeat_times,
             workflow_args=self._config.workflow_args,
             is_eval=self._config.is_eval,
-            raw_task={"task": self._task_at(index).model_dump_json()},
+            raw_task={"task": self._task_at(index).model_dump_json(), "occurrence": self._occurrence(index)},
             index={"index": index},
         )

@@ -81,6 +81,7 @@ class GroupWorkflow(Workflow):  # type: ignore[misc]
             group_id=uid,
             batch_index=int(self.task.task_id),
             step=step_of(self.task.batch_id),
+            occurrence=self.task.raw_task["occurrence"],
             validation=validation,
             num_repeat=self._repeats,
         )

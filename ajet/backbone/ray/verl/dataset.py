@@ -37,13 +37,19 @@ class TaskDataset(Dataset[dict[str, Any]]):
         return self._length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return item_of(self._stream.task_at(index) if self._training else self._tasks[index], index)
+        if not self._training:
+            return item_of(self._tasks[index], index)
+        return item_of(self._stream.task_at(index), index, self._stream.epoch_at(index))
 
 
-def item_of(task: Task, index: int) -> dict[str, Any]:
-    """A task as verl carries it; all but `ajet_task` is for verl's own bookkeeping."""
+def item_of(task: Task, index: int, occurrence: int = 0) -> dict[str, Any]:
+    """A task as verl carries it; all but ours (`ajet_…`) is for verl's own bookkeeping.
+
+    `occurrence` tells apart the groups of one task in a step.
+    """
     return {
         "ajet_task": task.model_dump_json(),
+        "ajet_occurrence": occurrence,
         "index": index,
         "raw_prompt": task.init_messages or [{"role": "user", "content": task.main_query or ""}],
         "data_source": "ajet",

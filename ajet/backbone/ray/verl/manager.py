@@ -82,6 +82,9 @@ class EpisodeManager(AgentLoopManagerTQ):  # type: ignore[misc]
         """Record these groups' episodes with their credit; the metrics of the step."""
         ended = self._collector.end_step.remote(step, list(groups), list(credit), validation)
         metrics: dict[str, float] = ray.get(ended)
+        reason = ray.get(self._collector.failure.remote())
+        if reason is not None:
+            raise RuntimeError(reason)
         return metrics
 
     def set_mini_batch(self, size: int) -> None:

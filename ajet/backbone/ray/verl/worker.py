@@ -59,20 +59,21 @@ class EpisodeWorker:
         for index in range(len(batch)):
             uid = str(_at(batch, "uid", index))
             task = Task.model_validate_json(_at(batch, "ajet_task", index))
-            group = asyncio.create_task(self._guarded(uid, task, index, step, validation))
+            occurrence = int(_at(batch, "ajet_occurrence", index))
+            group = asyncio.create_task(self._guarded(uid, task, index, step, occurrence, validation))
             self._groups.add(group)
             group.add_done_callback(self._groups.discard)
 
-    async def _guarded(self, uid: str, task: Task, index: int, step: int, validation: bool) -> None:
+    async def _guarded(self, uid: str, task: Task, index: int, step: int, occurrence: int, validation: bool) -> None:
         try:
-            await self._group(uid, task, index, step, validation)
+            await self._group(uid, task, index, step, occurrence, validation)
         except (UserError, LostThreadsError) as error:
             self._give_up(f"{type(error).__name__}: {error}")
         except Exception as error:  # the trainer waits for this group, and must learn of any failure
             log.exception("group %s of task %s failed", uid, task.task_id)
             self._give_up(f"{type(error).__name__}: {error}")
 
-    async def _group(self, uid: str, task: Task, index: int, step: int, validation: bool) -> None:
+    async def _group(self, uid: str, task: Task, index: int, step: int, occurrence: int, validation: bool) -> None:
         partition = "val" if validation else "train"
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
         group = await self._runner.run_group(
@@ -80,6 +81,7 @@ class EpisodeWorker:
             group_id=uid,
             batch_index=index,
             step=step,
+            occurrence=occurrence,
             validation=validation,
             num_repeat=validation_repeats(self._runner.config) if validation else None,
         )

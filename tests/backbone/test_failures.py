@@ -1,0 +1,43 @@
+"""What a run says about dropped episodes, and when a failing judge ends it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ajet.backbone.failures import FailureWatch
+from ajet.schema.call_tree import CallTree
+from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
+from ajet.schema.errors import JudgeFailedError
+
+
+def episodes(status: EpisodeStatus, count: int, failure: Failure | None = None) -> list[Episode]:
+    reward = None if failure else 1.0
+    return [Episode("e", "t", status, CallTree(), Ledger(), reward=reward, failure=failure) for _ in range(count)]
+
+
+def well(count: int) -> list[Episode]:
+    return episodes(EpisodeStatus.COMPLETED, count)
+
+
+UNJUDGED = Failure("OSError", "no answers", "Traceback: line 3")
+
+
+def test_a_judge_may_fail_now_and_then() -> None:
+    watch = FailureWatch(0.2)
+    watch.look_at("step 1", [*well(8), *episodes(EpisodeStatus.JUDGE_ERROR, 2, UNJUDGED)])
+    watch.look_at("step 2", [])
+    with pytest.raises(JudgeFailedError, match=r"(?s)in 3 of 10 episodes of step 3.*OSError: no answers\nTraceback"):
+        watch.look_at("step 3", [*well(7), *episodes(EpisodeStatus.JUDGE_ERROR, 3, UNJUDGED)])
+
+
+def test_many_drops_are_said_once_with_the_key(caplog: pytest.LogCaptureFixture) -> None:
+    watch = FailureWatch(0.2)
+    few = episodes(EpisodeStatus.WORKFLOW_ERROR, 1, Failure("KeyError", "x"))
+    watch.look_at("step 1", [*well(9), *few])
+    assert not caplog.records
+    many = [*few, *episodes(EpisodeStatus.TIMEOUT, 2, Failure("EpisodeTimeout", "late"))]
+    for step in (2, 3):
+        watch.look_at(f"step {step}", [*well(7), *many])
+    (said,) = caplog.records
+    assert "3 of 10 episodes of step 2" in said.getMessage()
+    assert "EpisodeTimeout by ajet.failure_reward.timeout: drop" in said.getMessage()
