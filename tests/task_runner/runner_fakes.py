@@ -63,7 +63,7 @@ class SmallTracker:
 
     def abort(self, call_id: str, why: str) -> None: ...
 
-    def reward(self, value: float, call: str | None = None, agent: str | None = None) -> None:
+    def reward(self, value: float, call: str | None = None, agent: str | None = None, *, replace: bool = False) -> None:
         self.episode_reward = value
 
     @property
