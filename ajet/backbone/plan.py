@@ -132,6 +132,8 @@ def needed(config: Config, backbone: BackboneName) -> list[Requirement]:
         packages.append("vllm")
     if ajet.model.lora.enabled and backbone == "local":
         packages.append("peft")
+    if ajet.trainer_common.optim.state_bits == 8 and backbone == "local":
+        packages.append("bitsandbytes")
     if ajet.model.attn == "flash_attention_2":
         packages.append("flash-attn")
     packages += [TRACKERS[name] for name in ajet.trainer_common.logger if name in TRACKERS]

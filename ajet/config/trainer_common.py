@@ -128,7 +128,7 @@ class OptimConfig(Section):
     eps: AboveZero = 1e-8
     """Added to the root of the second moment before dividing by it."""
     state_bits: Literal[32, 8] = 32
-    """Bits of each number of the optimiser's state. 8 needs bitsandbytes and a GPU, and a quarter of the memory."""
+    """Bits of each number of the optimiser's state. 8 needs bitsandbytes, and a quarter of the memory."""
     clip_grad: AboveZero = 1.0
     """Norm at which the gradient is clipped."""
     lr_warmup_steps: Count = 0

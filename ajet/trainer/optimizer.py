@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ajet.schema.errors import FeatureUnavailableError, MissingDependencyError
+from ajet.schema.errors import MissingDependencyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,8 @@ def adam_8bit() -> Any:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise MissingDependencyError(
-            f"ajet.trainer_common.optim.state_bits: 8 needs bitsandbytes ({error}): pip install bitsandbytes"
+            f"ajet.trainer_common.optim.state_bits: 8 needs bitsandbytes ({error}): pip install 'agentjet[bitsandbytes]'"
         ) from error
-    if not torch.cuda.is_available():
-        raise FeatureUnavailableError("ajet.trainer_common.optim.state_bits: 8 needs a GPU; set it to 32")
     return AdamW8bit
 
 
@@ -113,6 +111,8 @@ class MasterAdamW:
         found: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             for key, value in self._adam.state.get(master, {}).items():
+                if key.startswith("qmap"):  # one table that all 8-bit states share; a file holds no shared tensors
+                    value = value.clone()
                 found[f"{name}|{key}"] = torch.tensor(value) if isinstance(value, int) else value
             if master is not self.parameters[name]:
                 found[f"{name}|master"] = master

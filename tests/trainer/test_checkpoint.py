@@ -184,6 +184,28 @@ def test_a_moving_reference_and_coefficient_resume_bit_for_bit(tmp_path: Path) -
     assert second.kl_coef != 0.1
 
 
+def test_states_in_8_bits_resume_bit_for_bit(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    settings = TrainSettings(optim=OptimSettings(lr=1e-3, state_bits=8))
+
+    def build(seed: int = 0) -> Trainer:
+        # bitsandbytes leaves parameters below 4096 numbers in 32 bits
+        return Trainer(small_model(seed=seed, intermediate_size=256), settings)
+
+    trainer, again = build(), build(seed=5)
+    trainer.update(credited_batch(0))
+    assert {str(tensor.dtype) for name, tensor in trainer.optimizer.tensors().items() if "state1" in name} == {
+        "torch.uint8", "torch.float32",
+    }  # fmt: skip
+    found = CheckpointFolder(tmp_path).save(1, {}, lambda path: write_trainer(trainer, None, path))
+    assert found is not None
+    read_trainer(again, found)
+    for step in (1, 2):
+        trainer.update(credited_batch(step))
+        again.update(credited_batch(step))
+    assert gap(weights(trainer.model), weights(again.model)) == 0.0
+
+
 def test_dropout_of_adapters_resumes_bit_for_bit(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
 
