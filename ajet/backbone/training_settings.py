@@ -61,10 +61,17 @@ def warmup_steps(config: Config, total_steps: int) -> int:
     return optim.lr_warmup_steps or int(optim.lr_warmup_ratio * total_steps)
 
 
+def taught_alone(config: Config) -> bool:
+    """Whether a teacher's advantage is the only one."""
+    distillation = config.ajet.trainer_common.algorithm.distillation
+    return distillation.teacher is not None and distillation.mode == "alone"
+
+
 def credit_settings(config: Config) -> CreditSettings:
     """How rewards become advantages and weights."""
     ajet = config.ajet
     algorithm = ajet.trainer_common.algorithm
+    taught = algorithm.distillation.teacher is not None
     overlong = None
     if algorithm.overlong.buffer:
         overlong = Overlong(ajet.data.max_response_length, algorithm.overlong.buffer, algorithm.overlong.penalty)
@@ -72,7 +79,8 @@ def credit_settings(config: Config) -> CreditSettings:
         estimator=AdvantageEstimator(algorithm.adv_estimator),
         baseline=_baseline(config),
         loss_norm=LossNorm(algorithm.loss_norm),
-        zero_variance=ZeroVariance(algorithm.zero_variance_groups),
+        # a teacher has something to say about groups with equal rewards too
+        zero_variance=ZeroVariance.KEEP if taught else ZeroVariance(algorithm.zero_variance_groups),
         gamma=ajet.rollout.gamma,
         state_weight=algorithm.state_weight,
         pass_k=algorithm.pass_k,
@@ -98,7 +106,11 @@ def train_settings(config: Config, total_steps: int) -> TrainSettings:
     common = config.ajet.trainer_common
     budget = common.micro_tokens if common.max_tokens_per_step == "auto" else common.max_tokens_per_step
     return TrainSettings(
-        loss=replace(loss_settings(config), correction=correction_settings(config)),
+        loss=replace(
+            loss_settings(config),
+            correction=correction_settings(config),
+            distillation_coef=common.algorithm.distillation.coef,
+        ),
         optim=optim_settings(config, total_steps),
         kl_adaptive=_kl_adaptive(config),
         reference_sync=common.kl_reference_sync,

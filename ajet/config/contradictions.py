@@ -87,6 +87,26 @@ def _optimiser(ajet: AjetConfig) -> Iterator[Contradiction]:
         )
 
 
+def _teacher(ajet: AjetConfig) -> Iterator[Contradiction]:
+    algorithm = ajet.trainer_common.algorithm
+    teacher, place = algorithm.distillation.teacher, "trainer_common.algorithm"
+    if teacher is None:
+        return
+    if algorithm.policy_loss == "sft":
+        yield Contradiction(
+            (f"{place}.distillation.teacher", f"{place}.policy_loss"),
+            "a teacher's opinion is an advantage, and policy_loss: sft uses none",
+            "set policy_loss: ppo",
+        )
+    if teacher.startswith(("http://", "https://")) and ajet.rollout.temperature != 1:
+        yield Contradiction(
+            (f"{place}.distillation.teacher", "rollout.temperature"),
+            f"a server gives log-probabilities of temperature 1, and rollout.temperature is "
+            f"{ajet.rollout.temperature:g}",
+            "set rollout.temperature: 1.0",
+        )
+
+
 def _reference(ajet: AjetConfig) -> Iterator[Contradiction]:
     trainer = ajet.trainer_common
     if trainer.kl_reference_sync and ajet.model.lora.enabled:
@@ -196,7 +216,9 @@ def _pass_at_k(ajet: AjetConfig) -> Iterator[Contradiction]:
 
 def _training(ajet: AjetConfig, backbone: BackboneName) -> Iterator[Contradiction]:
     rollout, algorithm = ajet.rollout, ajet.trainer_common.algorithm
-    if algorithm.adv_estimator != "reinforce_plus_plus" and rollout.num_repeat < 2 and algorithm.policy_loss != "sft":
+    taught_alone = algorithm.distillation.teacher is not None and algorithm.distillation.mode == "alone"
+    compares = algorithm.adv_estimator != "reinforce_plus_plus" and algorithm.policy_loss != "sft" and not taught_alone
+    if compares and rollout.num_repeat < 2:
         yield Contradiction(
             ("rollout.num_repeat", "trainer_common.algorithm.adv_estimator"),
             f"{algorithm.adv_estimator} compares the episodes of one task, and rollout.num_repeat is 1: "
@@ -227,6 +249,7 @@ CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _batches,
     _optimiser,
     _reference,
+    _teacher,
     _rubric_scores,
     _rollout_engine,
     _keys,

@@ -85,6 +85,8 @@ ONLY_ON: Mapping[str, tuple[BackboneName, ...]] = {
     "trainer_common": _TRAINING,
     "trainer_common.algorithm.rollout_correction": ("local", "verl"),
     "trainer_common.algorithm.rollout_correction.mode": _TRAINING,
+    "trainer_common.algorithm.distillation": ("local",),
+    "trainer_common.algorithm.distillation.teacher": _TRAINING,
     "trainer_common.fsdp_config": _RAY,
     "trainer_common.kl_adaptive.horizon": ("local",),
     "trainer_common.keep_best": ("local",),

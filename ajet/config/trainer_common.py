@@ -62,6 +62,20 @@ class OverlongConfig(Section):
     """Don't train episodes whose last reply was cut by its length; they still count in the baseline."""
 
 
+class DistillationConfig(Section):
+    """`ajet.trainer_common.algorithm.distillation`: learn from a teacher's opinion of the tokens that were sampled."""
+
+    teacher: str | None = None
+    """A model (a folder, a hub id) with the vocabulary of `model.path`, loaded into this process, or the address of a
+    vLLM server (`http://host:8000/v1`) that has it. null: no teacher."""
+    coef: AboveZero = 1.0
+    """Weight of a token's advantage from the teacher: its log-probability under the teacher minus that under the
+    policy."""
+    mode: Literal["alone", "add"] = "alone"
+    """`alone`: the teacher's advantage is the only one; rewards are measured, not trained. `add`: it is added to the
+    reward's."""
+
+
 class AlgorithmConfig(Section):
     """`ajet.trainer_common.algorithm`: from rewards to a loss."""
 
@@ -97,6 +111,8 @@ class AlgorithmConfig(Section):
     """Correct for a sampler that differs from the trainer."""
     zero_variance_groups: Literal["skip", "keep", "resample"] = "skip"
     """What to do with groups whose rewards are all equal: leave them out, keep them, or run other tasks instead."""
+    distillation: DistillationConfig = DistillationConfig()
+    """Learn from a teacher's opinion of the tokens that were sampled."""
     sft: SftConfig = SftConfig()
     """What `policy_loss: sft` imitates."""
     overlong: OverlongConfig = OverlongConfig()

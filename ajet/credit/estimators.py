@@ -141,15 +141,17 @@ def teaches(group: Sequence[EpisodeSummary], settings: CreditSettings) -> bool:
     return _compare_group(group, settings).varied
 
 
-def imitation_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditSettings) -> Credit:
-    """Advantage 1 for every call, with the usual weights: supervised fine-tuning."""
+def imitation_credit(
+    groups: Sequence[Sequence[EpisodeSummary]], settings: CreditSettings, *, advantage: float = 1.0
+) -> Credit:
+    """The same advantage for every call, with the usual weights: 1 to imitate, 0 where a teacher adds its own."""
     trained = [[True] * len(group) for group in groups]
     weights = token_weights(groups, trained, settings.loss_norm, settings.dr_grpo_length, settings.multiplicity)
     credited = []
     for group, group_weights in zip(groups, weights, strict=True):
         row = []
         for episode, weight in zip(group, group_weights, strict=True):
-            calls = _entries(episode, [1.0] * len(episode.calls), weight, settings.multiplicity)
+            calls = _entries(episode, [advantage] * len(episode.calls), weight, settings.multiplicity)
             row.append(EpisodeCredit(episode.episode_id, calls))
         credited.append(row)
     return Credit(credited, metrics=_metrics(groups, credited, [False] * len(groups)))

@@ -46,6 +46,8 @@ class LossSettings:
     entropy_coef: float = 0.0
     correction: Correction | None = field(default_factory=Correction)
     """For a sampler that differs from the trainer. None: off."""
+    distillation_coef: float = 1.0
+    """Weight of a teacher's advantage, where there is a teacher."""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,8 @@ class EdgeTensors:
     old_E: Tensor | None = None
     """π_old from the trainer's own forward pass. None: the current policy, detached (one update per batch)."""
     reference_E: Tensor | None = None
+    teacher_E: Tensor | None = None
+    """A teacher's logprobs. Its advantage, log teacher - log π_old, is added to that of each token."""
     log_ratio_T: Tensor | None = None
     """GSPO: mean log ratio π / π_old of each trajectory. None: every trajectory is whole within the pack."""
     sampler_log_ratio_T: Tensor | None = None
@@ -99,7 +103,12 @@ def policy_loss(
         if settings.policy_loss is PolicyLoss.GSPO:
             log_ratio_E = _trajectory_log_ratio(log_ratio_E, edges) + new_E - new_E.detach()
         ratio_M = log_ratio_E.clamp(max=MOST_LOG_RATIO).exp()[at]
-        token_M, clipped_M = TOKEN_LOSSES[settings.policy_loss](ratio_M, new_E[at], edges.advantage_M, settings)
+        advantage_M = edges.advantage_M
+        if edges.teacher_E is not None:
+            taught_M = (edges.teacher_E - old_E).detach()[at]
+            note("teacher_kl", -taught_M)
+            advantage_M = advantage_M + settings.distillation_coef * taught_M
+        token_M, clipped_M = TOKEN_LOSSES[settings.policy_loss](ratio_M, new_E[at], advantage_M, settings)
         note("clip_fraction", clipped_M)
         note("ratio", ratio_M.detach())
         result.sums["ratio/max"] = ratio_M.detach().max()

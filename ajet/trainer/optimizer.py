@@ -59,7 +59,8 @@ def adam_8bit() -> Any:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise MissingDependencyError(
-            f"ajet.trainer_common.optim.state_bits: 8 needs bitsandbytes ({error}): pip install 'agentjet[bitsandbytes]'"
+            f"ajet.trainer_common.optim.state_bits: 8 needs bitsandbytes ({error}): "
+            "pip install 'agentjet[bitsandbytes]'"
         ) from error
     return AdamW8bit
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,14 +23,21 @@ from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Item, Pack, items_of
 from ajet.trainer.planner import CostModel, plan
+from ajet.trainer.teacher import Logprobs
 from ajet.trainer.tree_check import check_trees, tree_support
 
 log = logging.getLogger("ajet.trainer")
 
 Batch = Sequence[tuple[CallTree, EpisodeCredit]]
-_CallKey = tuple[int, int]
-_Logprobs = dict[_CallKey, NDArray[np.float64]]
-"""Logprobs of calls' trained tokens, by (episode of the batch, call)."""
+
+
+class _Known(NamedTuple):
+    """What is known of a batch's tokens before its first update."""
+
+    old: Logprobs | None
+    reference: Logprobs | None
+    teacher: Logprobs | None
+
 
 AUTO_TOKENS_CPU = 16384
 """Tokens of a pack on a CPU, where a longer pack gains nothing."""
@@ -74,14 +81,15 @@ class Trainer:
         """Batches so far, those without anything to train included."""
         self.kl_coef = settings.loss.kl_coef
         """The present coefficient of the KL term."""
-        self.before: _Logprobs = {}
+        self.before: Logprobs = {}
         """Logprobs of the last batch under the weights before its update: the recorder stores them."""
         self.optimizer = MasterAdamW(model.named_parameters(), settings.optim)
         self._costs = CostModel.of(model)
         self._forward: Forward | None = None
         device = next(model.parameters()).device
         self._device = device
-        self._budget = settings.max_tokens or (AUTO_TOKENS_CPU if device.type == "cpu" else AUTO_TOKENS_GPU)
+        self.budget = settings.max_tokens or (AUTO_TOKENS_CPU if device.type == "cpu" else AUTO_TOKENS_GPU)
+        """Unique tokens per pass."""
         self._wants_reference = settings.loss.kl_coef > 0 and settings.loss.policy_loss is not PolicyLoss.SFT
         if self._wants_reference and reference is None and not hasattr(model, "disable_adapter"):
             raise ValueError("a KL term needs a reference model (or a LoRA model, whose base is the reference)")
@@ -92,20 +100,23 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------------ the update
 
-    def update(self, batch: Batch) -> dict[str, float]:
-        """Train on the batch. Returns metrics; `train/updates` is the number of optimiser steps taken."""
+    def update(self, batch: Batch, teacher: Logprobs | None = None) -> dict[str, float]:
+        """Train on the batch. Returns metrics; `train/updates` is the number of optimiser steps taken.
+
+        `teacher`: a teacher's logprobs of all trained tokens, for distillation.
+        """
         meter = _Meter()
         self.before = {}
         items = items_of(batch)
         if items:
-            self._train(items, meter)
+            self._train(items, teacher, meter)
         else:
             meter.values["tokens/trained"] = 0.0
         meter.values["train/updates"] = float(meter.applied)
         self._after_step(meter)
         return meter.values
 
-    def _train(self, items: list[Item], meter: _Meter) -> None:
+    def _train(self, items: list[Item], teacher: Logprobs | None, meter: _Meter) -> None:
         """Every pass over the batch."""
         began = time.perf_counter()
         forward = self._executor(items)
@@ -122,7 +133,7 @@ class Trainer:
                 if epoch:
                     packs_of = [self._plan(part, forward) for part in self._mini_batches(items)]
                 for packs in packs_of:
-                    self._step(forward, packs, old, reference, meter)
+                    self._step(forward, packs, _Known(old, reference, teacher), meter)
         meter.time("time/update", began)
 
     def _needs_old(self, packs_of: list[list[Pack]]) -> bool:
@@ -146,11 +157,11 @@ class Trainer:
                 for name, parameter in self.reference.named_parameters():
                     parameter.copy_(current[name])
 
-    def logprobs(self, batch: Batch) -> _Logprobs:
+    def logprobs(self, batch: Batch) -> Logprobs:
         """The current policy's logprobs of all trained tokens, by (episode, call)."""
         return self._measure(batch, self.model)
 
-    def reference_logprobs(self, batch: Batch) -> _Logprobs:
+    def reference_logprobs(self, batch: Batch) -> Logprobs:
         """The reference's logprobs of all trained tokens, by (episode, call)."""
         if self.reference is not None:
             return self._measure(batch, self.reference)
@@ -159,10 +170,9 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------------ its parts
 
-    def _step(
-        self, forward: Forward, packs: list[Pack], old: _Logprobs | None, reference: _Logprobs | None, meter: _Meter
-    ) -> None:
+    def _step(self, forward: Forward, packs: list[Pack], known: _Known, meter: _Meter) -> None:
         """One optimiser step: the packs' gradients add up."""
+        old = known.old
         settings = replace(self.settings.loss, kl_coef=self.kl_coef)
         entropy = Entropy.GRADIENT if settings.entropy_coef else Entropy.VALUE
         log_ratio_T = sampler_log_ratio_T = None
@@ -173,7 +183,7 @@ class Trainer:
             if settings.correction is not None and settings.correction.by_trajectory:
                 sampler_log_ratio_T, _ = self._over_trajectories(packs, lambda pack: self._sampler_log_ratio(pack, old))
         for pack in packs:
-            edges = self._tensors(pack, old, reference)
+            edges = self._tensors(pack, known)
             edges.log_ratio_T, edges.sampler_log_ratio_T = log_ratio_T, sampler_log_ratio_T
             with self._adapter_dropout():
                 logprobs = forward(self.model, pack, entropy=entropy)
@@ -200,14 +210,14 @@ class Trainer:
         sums, numbers = zip(*parts, strict=True)
         return torch.stack(sums).sum(0), torch.stack(numbers).sum(0)
 
-    def _log_ratio(self, forward: Forward, pack: Pack, old: _Logprobs) -> Tensor:
+    def _log_ratio(self, forward: Forward, pack: Pack, old: Logprobs) -> Tensor:
         with torch.no_grad():
             return forward(self.model, pack).logprob_E - self._on_device(_at(pack, old))
 
-    def _sampler_log_ratio(self, pack: Pack, old: _Logprobs) -> Tensor:
+    def _sampler_log_ratio(self, pack: Pack, old: Logprobs) -> Tensor:
         return self._on_device(_at(pack, old) - pack.edges.sampler_logprob)
 
-    def _reference_logprobs(self, forward: Forward, packs_of: list[list[Pack]]) -> _Logprobs | None:
+    def _reference_logprobs(self, forward: Forward, packs_of: list[list[Pack]]) -> Logprobs | None:
         if not self._wants_reference:
             return None
         if self.reference is None:
@@ -216,9 +226,9 @@ class Trainer:
         with forward.session(self.reference):
             return self._logprobs(forward, packs_of, self.reference)
 
-    def _logprobs(self, forward: Forward, packs_of: list[list[Pack]], model: Any) -> _Logprobs:
+    def _logprobs(self, forward: Forward, packs_of: list[list[Pack]], model: Any) -> Logprobs:
         """To be called inside a session of this model."""
-        known: _Logprobs = {}
+        known: Logprobs = {}
         with torch.no_grad():
             for packs in packs_of:
                 for pack in packs:
@@ -227,7 +237,7 @@ class Trainer:
                         known[key] = values[where]
         return known
 
-    def _measure(self, batch: Batch, model: Any) -> _Logprobs:
+    def _measure(self, batch: Batch, model: Any) -> Logprobs:
         items = items_of(batch)
         if not items:
             return {}
@@ -236,7 +246,7 @@ class Trainer:
             return self._logprobs(forward, [self._plan(items, forward)], model)
 
     def _plan(self, items: list[Item], forward: Forward) -> list[Pack]:
-        return plan(items, self._costs, self._budget, trees=isinstance(forward, BestForward))
+        return plan(items, self._costs, self.budget, trees=isinstance(forward, BestForward))
 
     def _executor(self, items: list[Item]) -> Forward:
         """Chosen once: trees, unless the model can't compute them or its first trees differ from rows."""
@@ -244,7 +254,7 @@ class Trainer:
             why = tree_support(self.model) or check_trees(self.model, items)
             if why is not None:
                 log.warning("training in rows, without sharing between branches: %s", why)
-            self._forward = RowForward(self._budget) if why is not None else BestForward(self._budget)
+            self._forward = RowForward(self.budget) if why is not None else BestForward(self.budget)
         return self._forward
 
     def _mini_batches(self, items: list[Item]) -> list[list[Item]]:
@@ -268,8 +278,9 @@ class Trainer:
             for part, scale in zip(drawn, scales, strict=True)
         ]
 
-    def _tensors(self, pack: Pack, old: _Logprobs | None, reference: _Logprobs | None) -> EdgeTensors:
+    def _tensors(self, pack: Pack, known: _Known) -> EdgeTensors:
         edges = pack.edges
+        old, reference, teacher = known
         device = self._device
         return EdgeTensors(
             sampler_E=self._on_device(edges.sampler_logprob),
@@ -279,6 +290,7 @@ class Trainer:
             weight_M=self._on_device(edges.entry_weight),
             old_E=None if old is None else self._on_device(_at(pack, old)),
             reference_E=None if reference is None else self._on_device(_at(pack, reference)),
+            teacher_E=None if teacher is None else self._on_device(_at(pack, teacher)),
         )
 
     def _on_device(self, values: NDArray[np.float64]) -> Tensor:
@@ -323,7 +335,7 @@ def _adapter_dropouts(model: Any) -> list[Any]:
     ]
 
 
-def _at(pack: Pack, known: _Logprobs) -> NDArray[np.float64]:
+def _at(pack: Pack, known: Logprobs) -> NDArray[np.float64]:
     """Logprobs in the order of the pack's edges."""
     return np.concatenate([known[key] for key, _ in pack.edges.by_call()])
 

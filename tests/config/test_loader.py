@@ -259,6 +259,14 @@ def test_a_group_at_the_top_by_mistake(folder: Path) -> None:
         ),
         (["trainer_common.kl_reference_sync=5", "model.lora.enabled=true"], "or train whole weights"),
         (["trainer_common.kl_adaptive.target=0.1", "trainer_common.use_kl_loss=false"], "and there is none"),
+        (
+            ["trainer_common.algorithm.distillation.teacher=http://127.0.0.1:9/v1", "rollout.temperature=0.7"],
+            "log-probabilities of temperature 1",
+        ),
+        (
+            ["trainer_common.algorithm.distillation.teacher=big", "trainer_common.algorithm.policy_loss=sft"],
+            "set policy_loss: ppo",
+        ),
         (["trainer_common.algorithm.rollout_correction.low=9"], "swap them"),
         (["rollout.temperature=1e-6"], "nothing would be learnt"),
         (["helper.base_url=http://127.0.0.1:9/v1"], "ajet.helper.base_url: helper has an endpoint but no model"),

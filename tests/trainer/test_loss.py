@@ -20,8 +20,10 @@ def token_gradients(
     trajectory: list[int] | None = None,
     sampler_gaps: list[float] | None = None,
     weights: list[float] | None = None,
+    taught: list[float] | None = None,
 ) -> np.ndarray:
-    """d loss / d log π of each token. `log_ratios`: log π / π_old; `sampler_gaps`: log π_old / π_sampler."""
+    """d loss / d log π of each token. `log_ratios`: log π / π_old; `sampler_gaps`: log π_old / π_sampler; `taught`:
+    log π_teacher / π_old."""
     count = len(log_ratios)
     old = torch.full((count,), -2.0, dtype=torch.float64)
     new = (old + torch.tensor(log_ratios, dtype=torch.float64)).requires_grad_()
@@ -32,6 +34,7 @@ def token_gradients(
         advantage_M=torch.tensor(advantages, dtype=torch.float64),
         weight_M=torch.tensor(weights or [1.0] * count, dtype=torch.float64),
         old_E=old,
+        teacher_E=None if taught is None else old + torch.tensor(taught, dtype=torch.float64),
     )
     (gradient,) = torch.autograd.grad(policy_loss(new, edges, settings).loss, new)
     found: np.ndarray = gradient.numpy()
@@ -118,3 +121,28 @@ def test_corrections_multiply_the_gradient_by_their_factor(
         sampler_gaps=GAPS,
     )
     assert got == pytest.approx(expected)
+
+
+def test_a_teachers_opinion_is_added_to_the_advantage() -> None:
+    for loss in (PolicyLoss.PPO, PolicyLoss.GSPO, PolicyLoss.CISPO):
+        got = token_gradients([0.0, 0.0], [0.5, 0.0], LossSettings(loss, distillation_coef=2.0), taught=[0.3, -1.0])
+        assert got == pytest.approx([-(0.5 + 0.6), 2.0])
+
+
+def test_distillation_descends_the_reverse_divergence() -> None:
+    """Over a whole vocabulary, weighted with the policy's own probabilities, the gradient is that of KL(π, teacher)."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(20, generator=generator, dtype=torch.float64).requires_grad_()
+    teacher = torch.randn(20, generator=generator, dtype=torch.float64).log_softmax(-1)
+    log = logits.log_softmax(-1)
+    (true,) = torch.autograd.grad((log.exp() * (log - teacher)).sum(), logits, retain_graph=True)
+    edges = EdgeTensors(
+        sampler_E=log.detach(),
+        trajectory_E=torch.arange(20),
+        entry_edge_M=torch.arange(20),
+        advantage_M=torch.zeros(20, dtype=torch.float64),
+        weight_M=log.detach().exp(),
+        teacher_E=teacher,
+    )
+    (got,) = torch.autograd.grad(policy_loss(log, edges, LossSettings()).loss, logits)
+    assert torch.allclose(got, true, atol=1e-12)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ajet.backbone.local.teacher import teacher_of
 from ajet.backbone.training_settings import train_settings
 from ajet.credit import Credit, EpisodeSummary
 from ajet.engine.model_source import ModelSource
@@ -54,6 +55,7 @@ class Learner:
         self.trainer = Trainer(
             model, replace(settings, gradient_checkpointing=on_gpu), reference=self._reference(settings.loss.kl_coef)
         )
+        self._teacher = teacher_of(config, runtime, self.tokenizer, self.trainer.budget)
 
     def _reference(self, kl_coef: float) -> Any:
         """The starting weights, frozen. With LoRA, the base weights serve as reference."""
@@ -70,7 +72,8 @@ class Learner:
         self._runtime.run(self._engine.pause())
         torch.set_num_threads(self._cpu_threads)
         try:
-            metrics = self.trainer.update(batch)
+            taught = None if self._teacher is None else self._teacher.logprobs(batch)
+            metrics = self.trainer.update(batch, taught)
             self._runtime.run(self._engine.load_weights(None, version))
         finally:
             self._runtime.run(self._engine.resume())

@@ -18,7 +18,7 @@ from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
 from ajet.backbone.plan import imitates_a_file, training_steps, validates_after, validation_repeats
 from ajet.backbone.report import EXIT_NOTHING_TRAINED, NOTHING_TRAINED
-from ajet.backbone.training_settings import credit_settings
+from ajet.backbone.training_settings import credit_settings, taught_alone
 from ajet.backbone.validation import validation_metrics
 from ajet.context_tracker import describe_reasons, top_reasons
 from ajet.credit import Credit, ZeroVariance, compute_credit, imitation_credit, summarise, teaches
@@ -211,6 +211,8 @@ class LocalRun:
                         call.entries = []
                     row[index] = by_id.get(episode.episode_id, episode)
             return blank, {"train/imitated_episodes": float(len(by_id))}
+        if taught_alone(self.config):
+            return imitation_credit(summaries, self.credit_settings, advantage=0.0), {}
         extra: dict[str, float] = {}
         if self.common.algorithm.use_kl_in_reward:
             flat = [summary for group in summaries for summary in group]

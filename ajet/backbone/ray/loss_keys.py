@@ -45,6 +45,8 @@ def _of_both(config: Config, title: str) -> Iterator[Note]:
     common = config.ajet.trainer_common
     if common.use_kl_loss and common.kl_loss_coef and common.kl_loss_type not in KL_TYPES:
         yield Note(f"{PLACE}.kl_loss_type", f"available: {', '.join(KL_TYPES)}", refused=True)
+    if common.algorithm.distillation.teacher is not None:
+        yield Note(f"{PLACE}.algorithm.distillation.teacher", "only `local` learns from a teacher", refused=True)
     if common.kl_reference_sync:
         yield Note(f"{PLACE}.kl_reference_sync", f"{title}'s reference stays the starting model", refused=True)
     if common.kl_adaptive.target is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from waiting import wait_until
 
@@ -19,6 +20,7 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.local import run
 from ajet.cli.main import main
 from ajet.config.loader import load_config
+from ajet.engine.model_source import ModelSource
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
@@ -225,6 +227,31 @@ def test_kl_in_the_reward_replaces_the_loss_term_and_falls_on_rewards_of_calls(t
     assert steps[1]["credit/advantage/std"] == pytest.approx(without[1]["credit/advantage/std"], abs=1e-4)
     assert steps[2]["credit/advantage/std"] != pytest.approx(without[2]["credit/advantage/std"], abs=1e-4)
     assert "loss/kl" not in steps[1] and "loss/kl" not in steps[2]
+
+
+TEACHER = "trainer_common.algorithm.distillation.teacher"
+
+
+def test_a_teacher_trains_where_rewards_do_not(tmp_path: Path) -> None:
+    source = ModelSource.resolve("tiny:qwen2-0.3m")
+    model: Any = source.model("float32")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    teacher = tmp_path / "teacher"
+    model.save_pretrained(teacher)
+    tokenizer = source.tokenizer()
+    tokenizer.save_pretrained(teacher)
+    for mode in ("alone", "add"):
+        overrides = {TEACHER: teacher, "trainer_common.algorithm.distillation.mode": mode}
+        code, experiment = train(tmp_path, "Indifferent", fresh=True, **overrides)
+        assert code == 0
+        steps = [step for step in read_metrics(experiment / "metrics.jsonl") if step["step"]]
+        assert all(step["loss/teacher_kl"] != 0.0 and step["train/grad_norm"] > 0 for step in steps)
+    tokenizer.add_tokens(["<another>"])
+    tokenizer.save_pretrained(teacher)
+    with pytest.raises(UserError, match=r"distillation\.teacher.*another vocabulary"):
+        train(tmp_path, "Indifferent", fresh=True, **{TEACHER: teacher})
 
 
 def test_imitation_of_conversations(tmp_path: Path) -> None:

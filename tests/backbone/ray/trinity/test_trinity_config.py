@@ -148,6 +148,7 @@ def test_staleness_is_bounded_when_nothing_else_waits() -> None:
         (f"{COMMON}.optim.state_bits", 8),
         (f"{COMMON}.ppo_epochs", 2),
         (f"{COMMON}.kl_reference_sync", 5),
+        (f"{COMMON}.algorithm.distillation.teacher", "big"),
         (f"{COMMON}.kl_adaptive.target", 0.1),
         (f"{COMMON}.algorithm.rollout_correction.mode", "masked"),
         (f"{COMMON}.kl_loss_type", "full"),

@@ -141,6 +141,7 @@ def test_a_gpu_without_flash_attention_pads() -> None:
         ({"verl.algorithm.gamma": 0.5}, "algorithm.gamma"),
         ({f"{COMMON}.optim.state_bits": 8}, "state_bits"),
         ({f"{COMMON}.kl_reference_sync": 5}, "kl_reference_sync"),
+        ({f"{COMMON}.algorithm.distillation": {"teacher": "big"}}, "distillation"),
         ({f"{COMMON}.kl_adaptive": {"target": 0.1}}, "kl_adaptive"),
         ({"rollout.temperature": 1e-6}, "rollout.temperature"),
         ({"rollout.engine": "remote"}, "rollout.engine"),
