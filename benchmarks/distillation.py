@@ -1,7 +1,7 @@
 """How many steps does the quickstart's agent need with a teacher, and how many with its reward alone?
 
 The teacher is the model that a run of `configs/quickstart.yaml` ends with. Student and GRPO then start from the
-quickstart's model and have eight episodes per step: four tasks, each played twice.
+quickstart's model and have four episodes per step: two tasks, each played twice.
 
     python benchmarks/distillation.py [--seeds 3] [--teacher FOLDER]
 """
@@ -22,7 +22,7 @@ from ajet.observe.metrics import read_metrics
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "configs" / "quickstart.yaml"
 SMALL_STEPS = (
-    "data.train_batch_size=4",
+    "data.train_batch_size=2",
     "rollout.num_repeat=2",
     "trainer_common.optim.lr=5e-4",
     "trainer_common.optim.lr_scheduler_type=cosine",
