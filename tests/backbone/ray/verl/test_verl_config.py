@@ -166,10 +166,9 @@ def test_what_verl_honours_in_part_is_named(overrides: dict[str, Any], named: st
     assert any(named in note.key and not note.refused for note in notes)
 
 
-def test_sequence_mean_is_fine_without_kl_and_entropy() -> None:
-    overrides = {f"{COMMON}.algorithm.loss_norm": "sequence_mean", f"{COMMON}.use_kl_loss": False}
-    assert not any("loss_norm" in note.key for note in check_honoured(make_config(overrides), GPU))
-    assert settings(overrides)[f"{ACTOR}.use_kl_loss"] is False
+def test_every_norm_goes_with_kl_and_entropy() -> None:
+    for norm in ("token_mean", "sequence_mean", "dr_grpo"):
+        settings({f"{COMMON}.algorithm.loss_norm": norm, f"{COMMON}.algorithm.entropy_coef": 0.1})
 
 
 def test_the_users_own_verl_keys_pass_through_and_win() -> None:
