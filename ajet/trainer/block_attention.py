@@ -245,7 +245,11 @@ class BlockAttention(torch.autograd.Function):
             seen = _block(key[tile.seen]), _block(value[tile.seen])
             read, lse = map(_tokens, kernel.forward(_block(query[tile.asking]), *seen, added=calls.added(tile, query)))
             if index >= len(calls.rows):
-                read, lse = _joined(output[tile.asking], lse_NH[tile.asking], read, lse)
+                before, lse_before = output[tile.asking], lse_NH[tile.asking]
+                _join(before, lse_before, read, lse)
+                if isinstance(tile.asking, slice):
+                    continue  # these are views
+                read, lse = before, lse_before
             output[tile.asking], lse_NH[tile.asking] = read, lse
         if sinks_H is not None:
             sinks = sinks_H.to(lse_NH.dtype)
@@ -296,7 +300,8 @@ def _tokens(block_1HND: Tensor) -> Tensor:
     return block_1HND.transpose(1, 2)[0]
 
 
-def _joined(output: Tensor, lse: Tensor, block: Tensor, block_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over some keys, together with that over other keys."""
+def _join(output: Tensor, lse: Tensor, block: Tensor, block_lse: Tensor) -> None:
+    """Add a block's keys to attention computed over other keys, in place."""
     share = torch.sigmoid(block_lse - lse)
-    return output.lerp(block, share.unsqueeze(-1).to(output.dtype)), torch.logaddexp(lse, block_lse)
+    output.lerp_(block, share.unsqueeze(-1).to(output.dtype))
+    torch.logaddexp(lse, block_lse, out=lse)
