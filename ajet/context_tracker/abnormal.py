@@ -7,7 +7,6 @@ language, code, tables, separators and long numbers pass.
 from __future__ import annotations
 
 import json
-import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,49 +14,10 @@ from typing import Any
 
 from ajet.context_tracker.encoder import XML_TAG
 from ajet.context_tracker.messages import content_text, split_reasoning
+from ajet.context_tracker.nonsense import find_nonsense
 from ajet.schema.chat import Message, Tool
 
-LETTER_RUN = 40
-"""No word in any language repeats a letter this often in a row."""
-SYMBOL_RUN = 400
-"""Lines of dashes and numbers with many zeros are shorter."""
-PHRASE_REPEATS = 20
-LINE_REPEATS = 16
-LONGEST_PHRASE_WORDS = 8
-LONGEST_PHRASE_LETTERS = 32
-LONGEST_LINE_BLOCK = 4
-UNSPACED_WORD = 60
-"""Longer words are searched letter by letter: languages without spaces, or a word that never ends."""
-GARBAGE_CHARACTERS = 4
-GARBAGE_SHARE = 0.001
-"""A reply cut by length may end in part of a character, and a long reply may hold a few: more than that is garbage."""
-SALAD_SCRIPTS = 4
-SALAD_LETTERS = 40
-
-GARBAGE = re.compile("[\ufffd\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ue000-\uf8ff\ufdd0-\ufdef]")
 TOOL_SYNTAX = re.compile(r"</?tool_calls?>|\[TOOL_CALLS\]|<\|python_tag\|>|<function=|<｜tool▁call|<\|tool_calls?")
-SCRIPTS = (  # (first code point, name): coarse, but fine enough to notice a mixture
-    (0x0041, "latin"),
-    (0x0370, "greek"),
-    (0x0400, "cyrillic"),
-    (0x0530, "armenian"),
-    (0x0590, "hebrew"),
-    (0x0600, "arabic"),
-    (0x0900, "indic"),
-    (0x0E00, "thai"),
-    (0x0F00, "tibetan"),
-    (0x10A0, "georgian"),
-    (0x1100, "hangul"),
-    (0x1200, "ethiopic"),
-    (0x1E00, "latin"),
-    (0x1F00, "greek"),
-    (0x2000, "symbols"),
-    (0x2E80, "cjk"),
-    (0xAC00, "hangul"),
-    (0xD800, "other"),
-    (0xF900, "cjk"),
-    (0xFE00, "other"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +55,7 @@ def find_abnormal(
 def nonsense(reply: Reply) -> str | None:
     """Control tokens as text, endless repetition, undecodable bytes, a salad of scripts."""
     for text in (reply.content, reply.reasoning):
-        if text and (found := _control_text(text, reply.controls) or _repetition(text) or _garbage(text)):
+        if text and (found := _control_text(text, reply.controls) or find_nonsense(text)):
             return found
     return None
 
@@ -163,70 +123,3 @@ def _control_text(text: str, controls: Collection[str]) -> str | None:
         if token in text and len(token) > 2 and not XML_TAG.fullmatch(token):
             return f"the control token {token} written as text"
     return None
-
-
-def _repetition(text: str) -> str | None:
-    half = LETTER_RUN // 2
-    for at in range(0, len(text) - half + 1, half):  # a long run fills one of these blocks
-        if text[at] == text[at + half - 1] and text[at : at + half] == text[at] * half:
-            run = _run(text, at)
-            if run >= (LETTER_RUN if text[at].isalpha() else SYMBOL_RUN) and not text[at].isspace():
-                return f"the character {text[at]!r} {run} times in a row"
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
-    if block := _repeated(lines, LONGEST_LINE_BLOCK, LINE_REPEATS):
-        return f"the line {block[0][:40]!r} at least {LINE_REPEATS} times in a row"
-    words = text.split()
-    if block := _repeated(words, LONGEST_PHRASE_WORDS, PHRASE_REPEATS):
-        return f"the words {' '.join(block)[:40]!r} at least {PHRASE_REPEATS} times in a row"
-    for word in words:
-        if len(word) > UNSPACED_WORD and (block := _repeated(word, LONGEST_PHRASE_LETTERS, PHRASE_REPEATS)):
-            return f"the letters {''.join(block)!r} at least {PHRASE_REPEATS} times in a row"
-    return None
-
-
-def _run(text: str, at: int) -> int:
-    """The length of the run of equal characters around this position."""
-    before, after = text[: at + 1], text[at:]
-    return len(before) - len(before.rstrip(text[at])) + len(after) - len(after.lstrip(text[at])) - 1
-
-
-def _repeated(items: Sequence[str], longest: int, repeats: int) -> Sequence[str] | None:
-    """A block of up to `longest` items, containing a letter, that occurs `repeats` times in a row."""
-    for period in range(1, longest + 1):
-        run = period * (repeats - 1)
-        if len(items) < run + period:
-            return None
-        same = bytes(map(operator.eq, items[period:], items))
-        at = same.find(b"\x01" * run)
-        while at >= 0:
-            block = items[at : at + period]
-            if any(character.isalpha() for item in block for character in item):
-                return block
-            end = same.find(b"\x00", at)
-            at = same.find(b"\x01" * run, end) if end >= 0 else -1
-    return None
-
-
-def _garbage(text: str) -> str | None:
-    if text.isascii() and text.isprintable():
-        return None
-    found = GARBAGE.findall(text)
-    if len(found) >= max(GARBAGE_CHARACTERS, GARBAGE_SHARE * len(text)):
-        return f"{len(found)} characters that aren't text, the first is {found[0]!r}"
-    if text.isascii():
-        return None
-    letters = [_script(character) for character in text if character.isalpha()]
-    switches = sum(map(operator.ne, letters[1:], letters))
-    if len(letters) >= SALAD_LETTERS and len(set(letters)) >= SALAD_SCRIPTS and switches * 3 > len(letters):
-        return f"letters of {len(set(letters))} scripts mixed within words"
-    return None
-
-
-def _script(character: str) -> str:
-    code = ord(character)
-    name = "latin"
-    for first, script in SCRIPTS:
-        if code < first:
-            break
-        name = script
-    return name

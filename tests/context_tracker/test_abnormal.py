@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import pytest
+from honest_texts import garbage, honest_texts
 from tracker_helpers import SEARCH, called
 
 from ajet.context_tracker.abnormal import find_abnormal
 
+HONEST, GARBAGE = honest_texts(), garbage()
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "</s>", "<s>")
 
 
@@ -49,9 +52,9 @@ ORDINARY = {
 
 NONSENSE = {
     "control token": "Sure. <|im_start|>user\nWhat?",
-    "one letter": "The answer is a" + "a" * 60,
+    "one letter": "The answer is a" + "a" * 150,
     "one symbol": "The answer is " + "!" * 900,
-    "one word": "I think " + "the " * 30,
+    "one word": "I think " + "the " * 80,
     "one phrase": "go to the next page and " * 25,
     "chinese phrase": "答案是" + "好的好的" * 20,
     "one line": "Let me check the file again.\n" * 20,
@@ -80,6 +83,28 @@ def test_nonsense_is_found_in_the_midst_of_a_long_reply(name: str) -> None:
     middle = "\n".join(sentences[:30]) + "\n" + NONSENSE[name] + "\n" + "\n".join(sentences[30:])
     if name not in ("salad",):  # a little of it isn't noticed among ordinary text
         assert check(middle) is not None
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_text_raises_no_alarm(name: str) -> None:
+    assert check(HONEST[name]) is None
+
+
+def test_there_are_enough_honest_texts() -> None:
+    assert len(set(HONEST.values())) >= 200
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_is_found(name: str) -> None:
+    assert check(GARBAGE[name]) is not None
+
+
+def test_a_long_text_of_any_kind_takes_no_time() -> None:
+    texts = [HONEST["language: thai"] * 400, HONEST["language: russian"] * 400, "null, " * 20_000, "ab" * 60_000]
+    before = time.process_time()
+    for text in texts:
+        check(text)
+    assert time.process_time() - before < 4
 
 
 def test_words_at_random_are_not_nonsense() -> None:
@@ -137,6 +162,6 @@ def test_tool_calls_that_could_not_be_read() -> None:
 
 
 def test_checks_run_in_the_order_of_the_list() -> None:
-    assert (check("naïve " * 30, "non_ascii", "nonsense") or "").startswith("non_ascii")
-    assert (check("naïve " * 30, "nonsense", "non_ascii") or "").startswith("nonsense")
-    assert check("naïve " * 30, "wrong_toolcall") is None
+    assert (check("naïve " * 80, "non_ascii", "nonsense") or "").startswith("non_ascii")
+    assert (check("naïve " * 80, "nonsense", "non_ascii") or "").startswith("nonsense")
+    assert check("naïve " * 80, "wrong_toolcall") is None

@@ -88,7 +88,7 @@ def test_the_last_reply_cut_by_length_is_an_outcome() -> None:
 def test_an_abnormal_reply_is_recorded_and_ends_the_episode() -> None:
     drive = Drive()
     with pytest.raises(AbnormalOutputError, match="nonsense: the words 'so'"):
-        drive.ask([user("Go.")], said("so " * 40))
+        drive.ask([user("Go.")], said("so " * 80))
     with pytest.raises(AbnormalOutputError, match="ended after an abnormal reply"):
         drive.begin([user("Go.")])
     episode = drive.tracker.finish(-1.0)
@@ -97,10 +97,10 @@ def test_an_abnormal_reply_is_recorded_and_ends_the_episode() -> None:
 
 def test_checks_may_only_mark_or_be_off() -> None:
     drive = Drive(settings=replace(WIDE, terminate_on_abnormal=False))
-    drive.ask([user("Go.")], said("so " * 40))
+    drive.ask([user("Go.")], said("so " * 80))
     assert drive.tracker.outcomes == {Outcome.ABNORMAL}
     off = Drive(settings=replace(WIDE, checks=()))
-    off.ask([user("Go.")], said("so " * 40))
+    off.ask([user("Go.")], said("so " * 80))
     assert off.tracker.outcomes == set()
 
 
