@@ -232,7 +232,8 @@ def _first_on_path(folder: Path | None) -> Iterator[None]:
     _last_on_path(folder)
     own = {entry.stem for entry in folder.iterdir() if entry.suffix == ".py" or entry.is_dir()}
     giving_way = {top for top in own if (home := _home_of(top)) != folder and home in _FOLDERS}
-    for name in [name for name in sys.modules if name.partition(".")[0] in giving_way]:
+    # list: another thread may be importing meanwhile
+    for name in [name for name in list(sys.modules) if name.partition(".")[0] in giving_way]:
         del sys.modules[name]
     # A new list each time: another thread may be searching the old one for an import, and must not skip an entry.
     sys.path = [str(folder), *sys.path]
