@@ -168,7 +168,8 @@ def test_what_verl_honours_in_part_is_named(overrides: dict[str, Any], named: st
 
 def test_every_norm_goes_with_kl_and_entropy() -> None:
     for norm in ("token_mean", "sequence_mean", "dr_grpo"):
-        settings({f"{COMMON}.algorithm.loss_norm": norm, f"{COMMON}.algorithm.entropy_coef": 0.1})
+        overrides = {f"{COMMON}.algorithm.loss_norm": norm, f"{COMMON}.algorithm.entropy_coef": 0.1}
+        assert not [note for note in check_honoured(make_config(overrides), GPU) if note.refused]
 
 
 def test_the_users_own_verl_keys_pass_through_and_win() -> None:
