@@ -1,0 +1,1 @@
+"""Ready agents, usable with or without training: see `model_function`."""

@@ -1,0 +1,1 @@
+"""Confined places in which episodes run commands: see `sandbox`."""
