@@ -1,8 +1,8 @@
 """`Tool`: what an agent may call by name, with arguments that a JSON schema describes.
 
 A tool's class holds what all episodes share; what one episode leaves behind (a working directory, an undo list) lives
-in the object that `open` returns, which the episode closes. A call never raises for what the model did wrong: it answers
-with a `ToolResult` that the model can act on.
+in the object that `open` returns, which the episode closes. A call never raises for what the model did wrong: it
+answers with a `ToolResult` that the model can act on.
 """
 
 from __future__ import annotations
