@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"schema", "attention_rules"},
     "session": {"schema", "context_tracker", "engine"},
     "gateway": {"schema", "session", "http"},
-    "tuner": {"schema", "session", "gateway", "http", "helper"},
+    "tuner": {"schema", "session", "gateway", "http", "helper", "agents"},
     "workflow": {"schema", "tuner"},
     "task_runner": {
         "schema",

@@ -2,14 +2,24 @@
 
     async def model(messages, *, tools=None, **sampling) -> message
 
-`messages`, `tools` and the returned assistant message are plain dicts in OpenAI's form. `tuner.as_model_function()` is
-the model being trained; `as_model_function` makes one from a client or any coroutine, so that one agent serves for a
-script, an evaluation and training alike.
+`messages`, `tools` and the returned assistant message are plain dicts in OpenAI's form; the message has `role`, `content`
+(a string) and, if the model wrote them, `reasoning_content` and `tool_calls`. `tuner.as_model_function()` is the model
+being trained; `as_model_function` makes one from a client or any coroutine, so that one agent serves for a script, an
+evaluation and training alike.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    import openai
+    from openai.types.chat import ChatCompletion
 
 Message = dict[str, Any]
 ToolSchema = dict[str, Any]
@@ -21,3 +31,60 @@ class ModelFunction(Protocol):
     async def __call__(
         self, messages: list[Message], *, tools: list[ToolSchema] | None = None, **sampling: Any
     ) -> Message: ...
+
+
+def as_model_function(source: Any, model: str = "") -> ModelFunction:
+    """The model function of an `openai.OpenAI` or `openai.AsyncOpenAI`, whose model is `model`; a coroutine function is
+    one already."""
+    if type(source).__module__.partition(".")[0] == "openai":
+        if not model:
+            raise ConfigError("as_model_function needs the name of the model that this client should ask")
+        return OpenAIModelFunction(lambda: source, model)
+    if inspect.iscoroutinefunction(source) or inspect.iscoroutinefunction(getattr(source, "__call__", None)):
+        return cast(ModelFunction, source)
+    raise ConfigError(
+        "a model function is `async def model(messages, *, tools=None, **sampling) -> message`, or made from an OpenAI "
+        f"client; this is of type {type(source).__name__}"
+    )
+
+
+class OpenAIModelFunction:
+    """A model that OpenAI's client reaches."""
+
+    def __init__(self, client: Callable[[], openai.AsyncOpenAI | openai.OpenAI], model: str) -> None:
+        """`client` is asked on every call for one that works on the running event loop."""
+        self._client = client
+        self._model = model
+
+    async def __call__(
+        self, messages: list[Message], *, tools: list[ToolSchema] | None = None, **sampling: Any
+    ) -> Message:
+        if sampling.get("stream") or (sampling.get("n") or 1) != 1:
+            raise TypeError("a model function returns one whole message: it takes neither stream nor n")
+        from openai.resources.chat import AsyncCompletions
+
+        create: Any = self._client().chat.completions.create
+        arguments = _arguments({"model": self._model, "messages": messages, "tools": tools, **sampling})
+        blocking = not isinstance(create.__self__, AsyncCompletions)
+        return _message(await (asyncio.to_thread(create, **arguments) if blocking else create(**arguments)))
+
+
+def _arguments(request: dict[str, Any]) -> dict[str, Any]:
+    """The request as arguments of `create`, which takes fields it doesn't know in `extra_body`."""
+    from openai.resources.chat import AsyncCompletions
+
+    known = inspect.signature(AsyncCompletions.create).parameters
+    arguments = {key: value for key, value in request.items() if key in known and value is not None}
+    if further := {key: value for key, value in request.items() if key not in known and value is not None}:
+        arguments["extra_body"] = {**further, **arguments.get("extra_body", {})}
+    return arguments
+
+
+def _message(reply: ChatCompletion) -> Message:
+    written = reply.choices[0].message
+    message: Message = {"role": "assistant", "content": written.content or ""}
+    if reasoning := getattr(written, "reasoning_content", None):
+        message["reasoning_content"] = reasoning
+    if written.tool_calls:
+        message["tool_calls"] = [call.model_dump(exclude_none=True) for call in written.tool_calls]
+    return message

@@ -6,16 +6,19 @@ To add a framework: a function here that builds its client (importing the librar
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import openai
 from openai.resources.chat import AsyncChat, AsyncCompletions
 from openai.types.chat import ChatCompletion
 
+from ajet.agents.model_function import ModelFunction, OpenAIModelFunction
 from ajet.schema.errors import MissingDependencyError
 from ajet.tuner.connection import Connection
 from ajet.tuner.loop_bridge import AnsweredBridge, LoopBridge
@@ -106,6 +109,19 @@ def openai_client(connection: Connection) -> TunedOpenAI:
     return client
 
 
+def model_function(connection: Connection) -> ModelFunction:
+    """A model function for any thread and event loop: each loop has a client of its own."""
+    clients: WeakKeyDictionary[asyncio.AbstractEventLoop, TunedOpenAI] = WeakKeyDictionary()
+
+    def client() -> TunedOpenAI:
+        loop = asyncio.get_running_loop()
+        if loop not in clients:
+            clients[loop] = openai_client(connection)
+        return clients[loop]
+
+    return OpenAIModelFunction(client, connection.model)
+
+
 # ------------------------------------------------------------ OpenAI's client, with a short cut
 
 _PATH = "/chat/completions"
@@ -166,17 +182,28 @@ class _Chat(AsyncChat):
 
 
 class _Completions(AsyncCompletions):
-    async def create(self, *args: Any, **kwargs: Any) -> Any:
+    async def create(self, *messages: Any, **kwargs: Any) -> Any:
+        """OpenAI's own `create`, which may also be given the messages as its only positional argument."""
         client: Any = self._client
+        if messages:
+            if len(messages) > 1 or "messages" in kwargs:
+                raise TypeError("create takes the messages once, and everything else by name")
+            kwargs["messages"] = messages[0]
         kwargs.setdefault("model", getattr(client, "default_model", ""))
-        if not args and isinstance(client, TunedOpenAI) and _is_body(kwargs):
-            return await client.whole_reply(kwargs)
-        return await super().create(*args, **kwargs)
+        if isinstance(client, TunedOpenAI) and (body := _body(kwargs)) is not None:
+            return await client.whole_reply(body)
+        return await super().create(**kwargs)
 
 
-def _is_body(kwargs: dict[str, Any]) -> bool:
-    """Whether the arguments are, as they stand, the JSON body of a request for a whole (not streamed) reply."""
-    return "messages" in kwargs and not kwargs.get("stream") and kwargs.keys() <= _BODY_FIELDS and _is_json(kwargs)
+def _body(kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The JSON body of the request, if the arguments are, as they stand, one for a whole (not streamed) reply."""
+    extra = kwargs.get("extra_body")
+    if extra is not None:
+        kwargs = {key: value for key, value in kwargs.items() if key != "extra_body"}
+    if "messages" not in kwargs or kwargs.get("stream") or not kwargs.keys() <= _BODY_FIELDS:
+        return None
+    body = kwargs if extra is None else {**kwargs, **extra} if isinstance(extra, dict) else None
+    return body if _is_json(body) else None
 
 
 def _is_json(value: Any) -> bool:

@@ -18,6 +18,7 @@ from ajet.tuner.connection import Connection, post_reward
 from ajet.tuner.loop_bridge import LoopBridge
 
 if TYPE_CHECKING:
+    from ajet.agents.model_function import ModelFunction
     from ajet.context_tracker import ContextTracker
     from ajet.gateway.gateway import Gateway
 
@@ -114,6 +115,18 @@ class AjetTuner:
         from ajet.tuner.clients import anthropic_client
 
         return anthropic_client(self._own_connection(agent_name, target_tag))
+
+    def as_model_function(
+        self, agent_name: str = DEFAULT_AGENT, target_tag: str = DEFAULT_TARGET, debug_model: Any = None
+    ) -> ModelFunction:
+        """`await model(messages, tools=…, temperature=…)` returns the assistant's message, as plain dicts.
+
+        It may be called from any thread and event loop. A `debug_model` that is neither a name nor a `HelperModel` is
+        a model function itself."""
+        from ajet.agents.model_function import as_model_function
+        from ajet.tuner.clients import model_function
+
+        return as_model_function(self._client(model_function, agent_name, target_tag, debug_model))
 
     def as_oai_baseurl_apikey(
         self,

@@ -130,6 +130,19 @@ def test_requests_are_those_of_the_plain_client(arguments: dict[str, Any]) -> No
     assert ours == plain and ours is not None
 
 
+def test_messages_without_a_name() -> None:
+    async def workflow(tuner: AjetTuner) -> None:
+        create = tuner.as_raw_openai_sdk_client().chat.completions.create
+        assert (await create(USER)).choices[0].message.content == "hi"
+        assert [chunk async for chunk in await create(USER, stream=True)]
+        with pytest.raises(TypeError, match="messages once"):
+            await create(USER, "ajet-solver")
+        with pytest.raises(TypeError, match="messages once"):
+            await create(USER, messages=USER)
+
+    assert len(in_workflow(LineEngine("hi"), workflow).tracker.calls) == 2
+
+
 def test_replies_are_those_of_the_plain_client() -> None:
     """By the short way and by the client's own: equal as objects, and as JSON except for names and times."""
 
