@@ -2,10 +2,10 @@
 
     async def model(messages, *, tools=None, **sampling) -> message
 
-`messages`, `tools` and the returned assistant message are plain dicts in OpenAI's form; the message has `role`, `content`
-(a string) and, if the model wrote them, `reasoning_content` and `tool_calls`. `tuner.as_model_function()` is the model
-being trained; `as_model_function` makes one from a client or any coroutine, so that one agent serves for a script, an
-evaluation and training alike.
+`messages`, `tools` and the returned assistant message are plain dicts in OpenAI's form; the message has `role`,
+`content` (a string) and, if the model wrote them, `reasoning_content` and `tool_calls`. `tuner.as_model_function()` is
+the model being trained; `as_model_function` makes one from a client or any coroutine, so that one agent serves for a
+script, an evaluation and training alike.
 """
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ class ModelFunction(Protocol):
 def as_model_function(source: Any, model: str = "") -> ModelFunction:
     """The model function of an `openai.OpenAI` or `openai.AsyncOpenAI`, whose model is `model`; a coroutine function is
     one already."""
-    if type(source).__module__.partition(".")[0] == "openai":
-        if not model:
-            raise ConfigError("as_model_function needs the name of the model that this client should ask")
-        return OpenAIModelFunction(lambda: source, model)
-    if inspect.iscoroutinefunction(source) or inspect.iscoroutinefunction(getattr(source, "__call__", None)):
+    if callable(source):
         return cast(ModelFunction, source)
-    raise ConfigError(
-        "a model function is `async def model(messages, *, tools=None, **sampling) -> message`, or made from an OpenAI "
-        f"client; this is of type {type(source).__name__}"
-    )
+    from openai import AsyncOpenAI, OpenAI
+
+    if not isinstance(source, AsyncOpenAI | OpenAI):
+        raise ConfigError(
+            "a model function is `async def model(messages, *, tools=None, **sampling) -> message`, or made from an "
+            f"OpenAI client; this is of type {type(source).__name__}"
+        )
+    model = model or getattr(source, "default_model", "")
+    if not model:
+        raise ConfigError("as_model_function needs the name of the model that this client should ask")
+    return OpenAIModelFunction(lambda: source, model)
 
 
 class OpenAIModelFunction:
