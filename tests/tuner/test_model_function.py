@@ -92,7 +92,7 @@ def test_messages_are_whole_and_sampling_is_passed_on() -> None:
 
     session = run(workflow, f"<think>Hm.</think>Well.{CALL}", training=False)
     (call,) = session.tracker.calls
-    assert call.sampling["top_k"] == 3 and call.agent == "solver"
+    assert call.sampling.top_k == 3 and call.agent == "solver"
 
 
 def test_targets_that_are_not_trained_use_the_debug_model() -> None:
