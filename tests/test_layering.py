@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "http": {"schema"},
     "helper": {"schema", "config"},
     "sandbox": {"schema", "http"},
-    "tools": {"schema", "sandbox"},
+    "tools": {"schema", "user_code", "sandbox"},
     "agents": {"schema", "sandbox", "tools"},
     "environment": {"schema", "http", "user_code"},
     "task_reader": {"schema", "config", "user_code", "helper"},

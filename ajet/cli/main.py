@@ -45,6 +45,7 @@ COMMANDS = {
     "export": Command("…", "export a run's weights or episodes for other programs"),
     "chat": Command("CONF|EXPERIMENT", "talk to a model or checkpoint"),
     "serve": Command("CONF|EXPERIMENT", "serve it as an OpenAI-compatible endpoint"),
+    "tools": Command("[TOOL ...]", "list the tools that agents can be given"),
     "vllm": Command("serve MODEL", "start a vLLM server with the settings ajet needs"),
 }
 """Subcommands by name."""

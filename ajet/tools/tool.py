@@ -7,14 +7,19 @@ answers with a `ToolResult` that the model can act on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ajet.sandbox.sandbox import Sandbox
+from ajet.schema.errors import UserError
 
 Json = Any
 Arguments = dict[str, Json]
+
+
+class ToolSetupError(UserError):
+    """Tools that can't be made or opened as asked: unknown names, wrong options, two tools of one name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class ToolContext:
     """The `WorkflowTask`, if the agent runs in an episode."""
 
 
+@runtime_checkable
 class OpenTool(Protocol):
     """A tool as one episode uses it."""
 
@@ -53,6 +59,7 @@ class OpenTool(Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
 class Tool(Protocol):
     """A tool before any episode uses it. `ajet.tools.Toolset` opens, validates, calls and closes it."""
 
@@ -63,3 +70,46 @@ class Tool(Protocol):
     """JSON schema of the arguments (`type: object`)."""
 
     async def open(self, context: ToolContext) -> OpenTool: ...
+
+
+@runtime_checkable
+class ToolSource(Protocol):
+    """Several tools whose names are known only once something is reached, such as a server."""
+
+    async def connect(self, context: ToolContext) -> ToolConnection:
+        """Reach it, for one episode. Raises `ToolSetupError`."""
+
+
+class ToolConnection(Protocol):
+    """What a `ToolSource` is while an episode uses it."""
+
+    tools: Sequence[Tool]
+
+    async def close(self) -> None: ...
+
+
+class StatelessTool:
+    """Base of tools that remember nothing between calls: define `run`, and say `name`, `description`, `parameters`."""
+
+    name: str
+    description: str
+    parameters: dict[str, Json]
+
+    async def run(self, arguments: Arguments, context: ToolContext) -> ToolResult:
+        """Answer one call."""
+        raise NotImplementedError(f"{type(self).__name__} must define `run(self, arguments, context)`")
+
+    async def open(self, context: ToolContext) -> OpenTool:
+        return _WithContext(self, context)
+
+
+@dataclass(frozen=True, slots=True)
+class _WithContext:
+    tool: StatelessTool
+    context: ToolContext
+
+    async def call(self, arguments: Arguments) -> ToolResult:
+        return await self.tool.run(arguments, self.context)
+
+    async def close(self) -> None:
+        """There is nothing to free."""

@@ -51,7 +51,7 @@ FLAGS = {
 }
 """The surface that users' scripts rely on: a flag may be added here, never taken away."""
 
-NAMES = {"chat", "config", "doctor", "eval", "export", "init", "report", "serve", "validate", "view", "vllm"}
+NAMES = {"chat", "config", "doctor", "eval", "export", "init", "report", "serve", "validate", "view", "vllm", "tools"}
 
 
 def test_the_surface_is_what_users_know() -> None:

@@ -185,3 +185,10 @@ def test_a_judge_that_asks_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     for answer, reward in (("Paris", 1.0), ("Rome", 0.0)):
         judged: Any = judge.compute_reward(task, WorkflowOutput(metadata={"final_answer": answer}))
         assert asyncio.run(judged) == (reward, bool(reward))
+
+
+def test_tools_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "program.py").write_text(code("tools.md", "def weather("))
+    runpy.run_path(str(tmp_path / "program.py"))
+    shown = code("tools.md", "sun for 2 days\n1844")
+    assert capsys.readouterr().out == shown

@@ -1,0 +1,279 @@
+"""`Toolset`: the tools of one episode, opened together and closed together.
+
+    async with Toolset([Calculator(), Finish()], context) as toolset:
+        toolset.schemas()                                          # for the model
+        result = await toolset.call("calculator", '{"expression": "6*7"}')
+
+`call` never raises for what a model or a tool does wrong: a name that doesn't exist, arguments that aren't JSON or
+don't fit the schema, an exception, a call that never ends, endless output. The result says what was wrong and what to
+do. Only a sandbox that itself died (`SandboxError`) is raised: no message to the model helps there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any
+
+import jsonschema
+import referencing
+import referencing.exceptions
+
+from ajet.sandbox.sandbox import SandboxError
+from ajet.tools.text import as_text, describe_error, shorten
+from ajet.tools.tool import Arguments, OpenTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
+
+log = logging.getLogger(__name__)
+
+ARGUMENT_CHARS = 4_000_000
+"""A call with longer arguments is refused before it is parsed."""
+PROBLEMS_SHOWN = 5
+"""How many problems of one call's arguments the model is told at once."""
+
+# Patterns are the tool author's, but the text they run on is the model's: one bad pair would freeze the process.
+_VALIDATOR = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": None, "patternProperties": None})
+_NO_FETCHING: referencing.Registry[Any] = referencing.Registry()
+"""A `$ref` to another host is an error and not a request."""
+
+
+class Toolset:
+    """Opened tools. An async context manager."""
+
+    def __init__(
+        self,
+        tools: Sequence[Tool | ToolSource],
+        context: ToolContext | None = None,
+        *,
+        call_seconds: float = 300.0,
+        output_chars: int = 20_000,
+    ) -> None:
+        """`call_seconds`: the longest a call may take. `output_chars`: the most that the model is shown of a result."""
+        self._tools = tools
+        self._context = context or ToolContext()
+        self._call_seconds = call_seconds
+        self._output_chars = output_chars
+        self._open: dict[str, _Entry] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Toolset:
+        try:
+            for tool in self._tools:
+                if isinstance(tool, ToolSource):
+                    connection = await tool.connect(self._context)
+                    self._stack.push_async_callback(connection.close)
+                    for each in connection.tools:
+                        await self._add(each)
+                else:
+                    await self._add(tool)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close all tools. One that fails to close is logged; the others are closed all the same."""
+        self._open = {}
+        await self._stack.aclose()
+
+    async def _add(self, tool: Tool) -> None:
+        if tool.name in self._open:
+            raise ToolSetupError(f"two tools are called {tool.name!r}: give one of them another name")
+        validator = _validator(tool)
+        opened = await tool.open(self._context)
+        self._stack.push_async_callback(_close, tool.name, opened)
+        self._open[tool.name] = _Entry(tool, opened, validator)
+
+    @property
+    def names(self) -> list[str]:
+        """The tools' names, in order."""
+        return list(self._open)
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """The tools in OpenAI's form."""
+        return [tool_schema(entry.tool) for entry in self._open.values()]
+
+    async def call(self, name: str, arguments: str | dict[str, Any]) -> ToolResult:
+        """Call a tool with arguments as the model wrote them (JSON text) or already parsed."""
+        started = time.perf_counter()
+        result = await self._answer(name, arguments)
+        output = shorten(as_text(result.output), self._output_chars)
+        metrics = {**result.metrics, "seconds": time.perf_counter() - started}
+        return replace(result, output=output, metrics=metrics)
+
+    async def _answer(self, name: str, arguments: str | dict[str, Any]) -> ToolResult:
+        entry = self._open.get(name)
+        if entry is None:
+            return _failed(self._unknown(name))
+        try:
+            parsed = parse_arguments(arguments)
+            entry.check(parsed)
+        except ValueError as error:
+            return _failed(f"{name} was not called: {error}\nExpected: {signature_line(entry.tool)}")
+        try:
+            async with asyncio.timeout(self._call_seconds) as limit:
+                result: Any = await entry.opened.call(parsed)
+        except SandboxError:
+            raise
+        except (Exception, SystemExit) as error:  # whatever a tool raises is an answer to the model
+            if isinstance(error, TimeoutError) and limit.expired():
+                return _failed(
+                    f"{name} did not finish within {self._call_seconds:g} s and was stopped. Ask for less work."
+                )
+            log.debug("tool %s raised", name, exc_info=True)
+            return _failed(f"{name} failed: {describe_error(error)}")
+        if not isinstance(result, ToolResult):
+            return ToolResult(as_text(result))
+        return result
+
+    def _unknown(self, name: str) -> str:
+        if not self._open:
+            return f"There is no tool {name[:100]!r}: this agent has no tools. Answer without one."
+        near = get_close_matches(name, self._open, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return f"There is no tool {name[:100]!r}.{hint} The tools are: {', '.join(self._open)}."
+
+
+class _Entry:
+    """One opened tool."""
+
+    def __init__(self, tool: Tool, opened: OpenTool, validator: Any) -> None:
+        self.tool = tool
+        self.opened = opened
+        self._validator = validator
+
+    def check(self, arguments: Arguments) -> None:
+        """Raises ValueError that says what doesn't fit the schema."""
+        try:
+            errors = sorted(
+                self._validator.iter_errors(arguments), key=lambda error: list(map(str, error.absolute_path))
+            )
+        except RecursionError:
+            raise ValueError("the arguments are nested too deeply") from None
+        except referencing.exceptions.Unresolvable as error:
+            raise ValueError(f"the tool's own schema refers to something that isn't there: {error.ref}") from None
+        if errors:
+            lines = [_problem(error, self.tool) for error in errors[:PROBLEMS_SHOWN]]
+            if len(errors) > PROBLEMS_SHOWN:
+                lines.append(f"and {len(errors) - PROBLEMS_SHOWN} more")
+            raise ValueError("; ".join(lines))
+
+
+async def schemas_of(tools: Sequence[Tool | ToolSource]) -> list[dict[str, Any]]:
+    """The tools in OpenAI's form, without an episode. A server is asked for its tools."""
+    schemas: list[dict[str, Any]] = []
+    for tool in tools:
+        if isinstance(tool, ToolSource):
+            connection = await tool.connect(ToolContext())
+            schemas += map(tool_schema, connection.tools)
+            await connection.close()
+        else:
+            schemas.append(tool_schema(tool))
+    return schemas
+
+
+def tool_schema(tool: Tool) -> dict[str, Any]:
+    """A tool in OpenAI's form."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+def signature_line(tool: Tool) -> str:
+    """A tool's arguments on one line: `search(pattern: string, path?: string)`."""
+    properties: dict[str, Any] = tool.parameters.get("properties", {})
+    required = tool.parameters.get("required", [])
+    shown = [f"{name}{'' if name in required else '?'}: {type_of(schema)}" for name, schema in properties.items()]
+    return f"{tool.name}({', '.join(shown)})"
+
+
+def parse_arguments(arguments: str | dict[str, Any]) -> Arguments:
+    """The arguments of a call as a dict. Raises ValueError that a model can act on."""
+    if isinstance(arguments, dict):
+        return arguments
+    if not isinstance(arguments, str):
+        raise ValueError(f"the arguments must be a JSON object, not {type(arguments).__name__}")
+    if len(arguments) > ARGUMENT_CHARS:
+        raise ValueError(f"the arguments have {len(arguments)} characters; at most {ARGUMENT_CHARS} are accepted")
+    if not arguments.strip():
+        return {}
+    try:
+        parsed = json.loads(arguments, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        near = arguments[max(0, error.pos - 20) : error.pos + 20]
+        raise ValueError(
+            f"the arguments aren't valid JSON: {error.msg} at character {error.pos}, near {near!r}. "
+            "Send one JSON object, with quotes and line breaks inside strings escaped"
+        ) from None
+    except RecursionError:
+        raise ValueError("the arguments are nested too deeply") from None
+    if not isinstance(parsed, dict):
+        raise ValueError(f"the arguments must be a JSON object, not {_json_type(parsed)}")
+    return parsed
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not valid JSON: send a number")
+
+
+def _validator(tool: Tool) -> Any:
+    if tool.parameters.get("type") != "object":
+        raise ToolSetupError(f"tool {tool.name!r}: parameters must be a JSON schema with `type: object`")
+    try:
+        _VALIDATOR.check_schema(tool.parameters)
+    except jsonschema.SchemaError as error:
+        raise ToolSetupError(f"tool {tool.name!r}: parameters are no valid JSON schema: {error.message}") from None
+    return _VALIDATOR(tool.parameters, registry=_NO_FETCHING)
+
+
+def _problem(error: Any, tool: Tool) -> str:
+    """One violation of the schema, for the model."""
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
+    if error.validator == "additionalProperties" and not place:
+        known = tool.parameters.get("properties", {})
+        extra = [name for name in error.instance if name not in known]
+        return f"it has no argument {', '.join(map(repr, extra))}"
+    if error.validator == "required":
+        missing = [name for name in error.validator_value if name not in error.instance]
+        return f"{place or 'the call'} lacks {', '.join(map(repr, missing))}"
+    if error.validator == "type":
+        return f"{place or 'the value'} must be {_types(error.validator_value)}, not {_json_type(error.instance)}"
+    if error.validator == "enum":
+        return f"{place} must be one of {', '.join(map(str, error.validator_value))}"
+    return f"{place or 'the call'}: {shorten(error.message, 300)}"
+
+
+def _types(value: Any) -> str:
+    return " or ".join(value) if isinstance(value, list) else str(value)
+
+
+def type_of(schema: Any) -> str:
+    """The type that a JSON schema asks for, in short."""
+    if not isinstance(schema, dict):
+        return "any"
+    if "enum" in schema:
+        return " | ".join(json.dumps(value) for value in schema["enum"])
+    if "type" in schema:
+        return _types(schema["type"])
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    return " or ".join(type_of(choice) for choice in choices) if choices else "any"
+
+
+def _json_type(value: Any) -> str:
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", type(None): "null"}
+    return names.get(type(value), "object")
+
+
+def _failed(message: str) -> ToolResult:
+    return ToolResult(message, success=False)
+
+
+async def _close(name: str, opened: OpenTool) -> None:
+    try:
+        await opened.close()
+    except Exception:  # the episode's result stands; the other tools must be closed too
+        log.warning("tool %s failed to close", name, exc_info=True)

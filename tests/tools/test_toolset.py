@@ -1,0 +1,225 @@
+"""What a model gets to read when it, or a tool, does something wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet.sandbox.sandbox import SandboxError
+from ajet.tools import OpenTool, StatelessTool, ToolContext, ToolResult, Toolset, ToolSetupError, tool
+from ajet.tools.calculator import Calculator
+from ajet.tools.finish import Finish
+
+
+@tool
+def repeat(text: str, times: int = 2) -> str:
+    """Repeat a text.
+
+    Args:
+        text: What to repeat.
+        times: How often.
+    """
+    return text * times
+
+
+class Raw(StatelessTool):
+    """Answers what the test wants."""
+
+    def __init__(self, answer: Any, name: str = "raw") -> None:
+        self.name, self.description = name, "Raw."
+        self.parameters: dict[str, Any] = {"type": "object"}
+        self.answer = answer
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+async def call(one: Any, arguments: Any, name: str | None = None, **options: Any) -> ToolResult:
+    async with Toolset([one, Finish()], **options) as toolset:
+        return await toolset.call(name or one.name, arguments)
+
+
+def answer(*args: Any, **kwargs: Any) -> ToolResult:
+    result = asyncio.run(call(*args, **kwargs))
+    json.dumps(result.output).encode()
+    return result
+
+
+def test_a_call_is_answered() -> None:
+    result = answer(repeat, '{"text": "ab", "times": 3}')
+    assert result.success and result.output == "ababab" and result.metrics["seconds"] >= 0
+
+
+def test_schemas_are_openais() -> None:
+    async def schemas() -> list[dict[str, Any]]:
+        async with Toolset([repeat, Finish()]) as toolset:
+            return toolset.schemas()
+
+    first, second = asyncio.run(schemas())
+    assert first["type"] == "function" and first["function"]["name"] == "repeat"
+    assert first["function"]["parameters"]["properties"]["text"]["description"] == "What to repeat."
+    assert second["function"]["name"] == "finish"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ('{"text": "a', "aren't valid JSON"),
+        ("[1]", "must be a JSON object, not array"),
+        ('"x"', "must be a JSON object, not string"),
+        ("{}", "the call lacks 'text'"),
+        ("", "the call lacks 'text'"),
+        ('{"text": 5}', "text must be string, not integer"),
+        ('{"text": "a", "times": "b"}', "times must be integer, not string"),
+        ('{"text": "a", "time": 3}', "it has no argument 'time'"),
+        ('{"text": "a", "times": NaN}', "NaN is not valid JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"text": "' + "a" * 5_000_000 + '"}', "at most"),
+        ('{"text": "a", "times": ' + "9" * 5000 + "}", "was not called"),
+        (5, "must be a JSON object, not int"),
+    ],
+)
+def test_bad_arguments_are_explained(arguments: Any, said: str) -> None:
+    result = answer(repeat, arguments)
+    assert not result.success and said in result.output
+    assert "Expected: repeat(text: string, times?: integer)" in result.output
+
+
+def test_a_name_that_does_not_exist_is_answered_with_those_that_do() -> None:
+    result = answer(repeat, "{}", name="repeats")
+    assert not result.success and "Did you mean 'repeat'?" in result.output and "finish" in result.output
+
+
+class Awkward(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (ValueError("bad day"), "raw failed: ValueError: bad day"),
+        (SystemExit(3), "SystemExit: 3"),
+        (Awkward(), "can't be shown"),
+        (ValueError("x" * 10_000_000), "left out"),
+        (KeyError(), "raw failed: KeyError"),
+    ],
+)
+def test_a_tool_that_raises_is_an_answer(raised: BaseException, said: str) -> None:
+    result = answer(Raw(raised), "{}")
+    assert not result.success and said in result.output and len(result.output) < 5000
+
+
+def test_a_dead_sandbox_is_raised() -> None:
+    with pytest.raises(SandboxError):
+        answer(Raw(SandboxError("gone")), "{}")
+
+
+def test_a_tool_that_hangs_is_stopped() -> None:
+    @tool(timeout=None)
+    async def hang() -> None:
+        """Hang."""
+        await asyncio.Event().wait()
+
+    result = answer(hang, "{}", call_seconds=0.05)
+    assert not result.success and "did not finish within 0.05 s" in result.output
+
+
+def test_long_output_is_cut_in_the_middle() -> None:
+    result = answer(repeat, {"text": "a", "times": 100_000_000}, output_chars=1000)
+    assert result.success and len(result.output) < 1100 and "99999000 of 100000000 characters left out" in result.output
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (ToolResult("\ud800"), "?"),
+        (ToolResult(b"\x00\xff" * 10), "[20 bytes of binary data]"),  # type: ignore[arg-type]
+        ("plain", "plain"),
+        (None, "done"),
+        ({"a": [1, {2}]}, '{"a": [1, "{2}"]}'),
+    ],
+)
+def test_whatever_a_tool_answers_becomes_text(value: Any, shown: str) -> None:
+    assert answer(Raw(value), "{}").output == shown
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ToolSetupError, match="two tools are called 'finish'"):
+        answer(Finish(), "{}")
+
+
+def test_a_schema_that_is_none_is_refused() -> None:
+    class Wrong(Raw):
+        def __init__(self) -> None:
+            super().__init__(None, "wrong")
+            self.parameters = {"type": "object", "properties": {"a": {"type": "strin"}}}
+
+    with pytest.raises(ToolSetupError, match="no valid JSON schema"):
+        answer(Wrong(), "{}")
+
+
+def test_a_reference_elsewhere_is_not_fetched() -> None:
+    class Remote(Raw):
+        def __init__(self) -> None:
+            super().__init__(None, "remote")
+            self.parameters = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/x.json"}}}
+
+    result = answer(Remote(), {"a": 1})
+    assert not result.success and "http://127.0.0.1:9/x.json" in result.output
+
+
+def test_patterns_are_not_run_on_the_models_text() -> None:
+    class Slow(Raw):
+        def __init__(self) -> None:
+            super().__init__(ToolResult("ok"), "slow")
+            self.parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
+
+    assert answer(Slow(), {"a": "a" * 40 + "!"}).output == "ok"
+
+
+class Recorder(Raw):
+    def __init__(self, name: str, log: list[str], fails: str = "") -> None:
+        super().__init__(ToolResult("ok"), name)
+        self.log, self.fails = log, fails
+
+    async def open(self, context: ToolContext) -> OpenTool:
+        if self.fails == "open":
+            raise OSError("no")
+        self.log.append(f"open {self.name}")
+        return self  # type: ignore[return-value]
+
+    async def close(self) -> None:
+        self.log.append(f"close {self.name}")
+        if self.fails == "close":
+            raise OSError("no")
+
+
+def test_tools_are_closed_whatever_happens() -> None:
+    async def use(fails: str) -> list[str]:
+        log: list[str] = []
+        try:
+            async with Toolset([Recorder("a", log), Recorder("b", log, fails), Recorder("c", log)]):
+                raise KeyError
+        except (KeyError, OSError):
+            return log
+
+    assert asyncio.run(use("close")) == ["open a", "open b", "open c", "close c", "close b", "close a"]
+    assert asyncio.run(use("open")) == ["open a", "close a"]
+
+
+@given(st.text() | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists).map(json.dumps))
+def test_any_text_as_arguments_is_answered(arguments: str) -> None:
+    assert isinstance(answer(Calculator(), arguments).output, str)
+
+
+@given(st.text())
+def test_any_text_as_a_name_is_answered(name: str) -> None:
+    assert not answer(Calculator(), "{}", name=name or "?").success
