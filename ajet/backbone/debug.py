@@ -112,7 +112,7 @@ class _DebugRun:
 
 
 def _first_tasks(config: Config) -> list[Task]:
-    reader = build_reader(config.ajet.task_reader, config.base_dirs)
+    reader = build_reader(config)
     return read_training_tasks(reader)[: config.ajet.debug.debug_first_n_tasks]
 
 

@@ -40,7 +40,7 @@ def evaluate(config: Config) -> dict[str, float]:
     from ajet.runtime.runtime import Runtime
     from ajet.task_reader import build_reader, read_validation_tasks
 
-    tasks = read_validation_tasks(build_reader(config.ajet.task_reader, config.base_dirs))
+    tasks = read_validation_tasks(build_reader(config))
     if not tasks:
         raise ConfigError("ajet.task_reader: this config has no validation tasks")
     with Runtime(config) as runtime:

@@ -99,7 +99,7 @@ def choose_backbone(flag: BackboneName | None, config: Config) -> tuple[Backbone
 def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: RunBackbone) -> int:
     """Open the experiment folder, run, and close it. Nothing that was started outlives this."""
     from ajet.config.effects import notes
-    from ajet.observe.experiment import ExperimentFolder
+    from ajet.observe.experiment import ExperimentFolder, folder_of
     from ajet.runtime.companions import start_service
     from ajet.runtime.processes import recorded_run
 
@@ -112,6 +112,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             source_yaml=config.yaml_path,
             backbone=config.ajet.backbone or DEFAULT_BACKBONE,
         )
+        config.remember_folder(folder_of(config, arguments.exp_dir, config.yaml_path).resolve())
         status: list[Any] = ["failed", {}]
         stack.callback(lambda: experiment.close(status[0], **status[1]))
         try:

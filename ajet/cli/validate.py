@@ -76,7 +76,7 @@ def load(config: Config) -> Loaded:
     assert text is not None
     workflow = import_class(text, Workflow, key="ajet.rollout.user_workflow", base_dirs=config.base_dirs)
     judge = load_judge(config, config.base_dirs)
-    reader = build_reader(config.ajet.task_reader, config.base_dirs)
+    reader = build_reader(config)
     return Loaded(workflow, judge, read_training_tasks(reader), read_validation_tasks(reader))
 
 

@@ -119,6 +119,8 @@ class Config(Section):
 
     _yaml_path: Path | None = PrivateAttr(default=None)
 
+    _folder: Path | None = PrivateAttr(default=None)
+
     _ignored_blocks: tuple[str, ...] = PrivateAttr(default=())
 
     def remember_source(self, path: Path, ignored_blocks: Iterable[str] = ()) -> None:
@@ -147,6 +149,15 @@ class Config(Section):
         if self.ajet.experiment_dir != "auto":
             return Path(self.ajet.experiment_dir).expanduser()
         return Path("saved_experiments") / self.ajet.experiment_name
+
+    @property
+    def cache_path(self) -> Path:
+        """The folder, in the run's, of what was asked of a helper model: kept by `--fresh`, shared with debug runs."""
+        return (self._folder or self.experiment_path) / "cache"
+
+    def remember_folder(self, folder: Path) -> None:
+        """Record the run's folder, where the command line chose it."""
+        self._folder = folder
 
     def user_blocks(self) -> dict[str, Any]:
         """The user's own top-level blocks."""

@@ -86,7 +86,7 @@ class ExperimentFolder:
         """
         if backbone != "debug":  # refused before an earlier run's folder is touched
             require_trackers(config)
-        path = _path_of(config, exp_dir, source_yaml)
+        path = folder_of(config, exp_dir, source_yaml)
         if backbone == "debug":
             path = path.with_name(f"{path.name}-debug")
         path.mkdir(parents=True, exist_ok=True)
@@ -95,9 +95,11 @@ class ExperimentFolder:
             _empty(path)
         elif fresh and (path / "config.resolved.yaml").exists():
             os.close(lock)
-            path.rename(_aside(path))
+            earlier = path.rename(_aside(path))
             path.mkdir()
             lock = _lock(path)
+            if (earlier / "cache").is_dir():  # by content, so it is as good as new
+                shutil.copytree(earlier / "cache", path / "cache")
         resumed = (path / "config.resolved.yaml").exists()
         resolved = config.model_dump(mode="json")
         asked = source_yaml.read_text(encoding="utf-8") if source_yaml else ""
@@ -188,7 +190,8 @@ def is_running(path: Path) -> bool:
         os.close(handle)
 
 
-def _path_of(config: Any, exp_dir: str | Path | None, source_yaml: Path | None) -> Path:
+def folder_of(config: Any, exp_dir: str | Path | None, source_yaml: Path | None) -> Path:
+    """Where a run's folder is, or will be (that of a debug run is beside it)."""
     if exp_dir is None:
         return Path(config.experiment_path)
     name = config.ajet.experiment_name

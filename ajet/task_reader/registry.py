@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 
-from ajet.config.tasks import TaskReaderConfig
+from ajet.config import Config
 from ajet.schema.errors import FeatureUnavailableError
 from ajet.schema.task import Task
 from ajet.task_reader.task_reader_base import BaseTaskReader, require_tasks, with_unique_ids
@@ -31,9 +29,9 @@ NOT_YET = {
 """Types that a config may name, but which this version can't use."""
 
 
-def build_reader(reader_config: TaskReaderConfig, base_dirs: Sequence[str | Path] = ()) -> BaseTaskReader:
+def build_reader(config: Config) -> BaseTaskReader:
     """The reader named by `task_reader.type`, possibly the user's own."""
-    kind = reader_config.type
+    kind = config.ajet.task_reader.type
     if kind in NOT_YET:
         raise FeatureUnavailableError(
             f"ajet.task_reader.type: {kind}: {NOT_YET[kind]} are not available in this version; "
@@ -43,9 +41,10 @@ def build_reader(reader_config: TaskReaderConfig, base_dirs: Sequence[str | Path
         module, _, name = READERS[kind].partition(":")
         reader_class = getattr(import_module(module), name)
     else:
-        reader_class = load_symbol(kind, base_dirs, expects=BaseTaskReader)
-    reader = reader_class(reader_config)
+        reader_class = load_symbol(kind, config.base_dirs, expects=BaseTaskReader)
+    reader = reader_class(config.ajet.task_reader)
     assert isinstance(reader, BaseTaskReader)
+    reader.config = config
     return reader
 
 

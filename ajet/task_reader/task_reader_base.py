@@ -7,6 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from typing import Any
 
+from ajet.config import Config
 from ajet.config.tasks import FieldsConfig, TaskReaderConfig
 from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task
@@ -14,6 +15,9 @@ from ajet.schema.task import Task
 
 class BaseTaskReader(ABC):
     """Built with the YAML's `ajet.task_reader` section; each of its two lists is asked for once."""
+
+    config: Config
+    """The whole configuration, for readers that ask a helper model or keep a cache. Set before a list is asked for."""
 
     def __init__(self, reader_config: TaskReaderConfig) -> None:
         self.reader_config = reader_config

@@ -52,7 +52,7 @@ ajet:
 
 
 def planned(config: Config, backbone: BackboneName) -> RunPlan:
-    reader = build_reader(config.ajet.task_reader, config.base_dirs)
+    reader = build_reader(config)
     tasks = training_samples(config, read_training_tasks(reader))
     return RunPlan.of(config, backbone, tasks, len(read_validation_tasks(reader)))
 

@@ -59,9 +59,7 @@ def test_a_bad_line_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     Path("data/train.jsonl").write_text('{"question": "1 + 1?"}\n' * 16 + '{"question": "What is 40 + 2?"; "a": 1}\n')
-    reader = build_reader(
-        make_config({"task_reader.jsonl_dataset_file.training.file_path": "data/train.jsonl"}).ajet.task_reader
-    )
+    reader = build_reader(make_config({"task_reader.jsonl_dataset_file.training.file_path": "data/train.jsonl"}))
     with pytest.raises(TaskDataError) as failed:
         reader.get_training_tasks()
     assert f"error: {failed.value}\n" in [block.code for block in blocks_of(ROOT / "docs" / "tasks.md")]

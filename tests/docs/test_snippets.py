@@ -126,7 +126,7 @@ def test_a_reader_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     Path("my_reader.py").write_text(code("tasks.md", "class MyReader"))
     config = make_config({"task_reader.type": "my_reader.py->MyReader", "task_reader.options": {"level": 3}})
-    reader = build_reader(config.ajet.task_reader)
+    reader = build_reader(config)
     assert reader.get_training_tasks()[7].main_query == "Level 3, problem 7"
     assert len(reader.get_validation_tasks()) == 10
 
@@ -134,7 +134,7 @@ def test_a_reader_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_record_becomes_a_task(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(code("tasks.md", '{"id": "a-1"'))
     config = make_config({"task_reader.jsonl_dataset_file.training.file_path": str(tmp_path / "a.jsonl")})
-    (task,) = build_reader(config.ajet.task_reader).get_training_tasks()
+    (task,) = build_reader(config).get_training_tasks()
     assert (task.task_id, task.main_query) == ("a-1", "What is 40 + 2?")
     assert task.metadata == {"answer": "42", "tag": "easy"}
 

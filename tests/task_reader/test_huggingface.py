@@ -27,7 +27,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def reader(**keys: Any) -> BaseTaskReader:
     overrides = {f"task_reader.huggingface_dat_repo.{key}": value for key, value in keys.items()}
     config = make_config({"task_reader.type": "huggingface_dat_repo", **overrides})
-    return build_reader(config.ajet.task_reader)
+    return build_reader(config)
 
 
 def expected() -> list[tuple[str, dict[str, Any]]]:

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from ajet.config import make_config
-from ajet.config.tasks import TaskReaderConfig
+from ajet.config import Config, make_config
 from ajet.schema.errors import FeatureUnavailableError, ImportPathError, TaskDataError
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 
 
-def reader_config(**keys: Any) -> TaskReaderConfig:
-    return make_config({f"task_reader.{key.replace('__', '.')}": value for key, value in keys.items()}).ajet.task_reader
+def reader_config(**keys: Any) -> Config:
+    return make_config({f"task_reader.{key.replace('__', '.')}": value for key, value in keys.items()})
 
 
 def jsonl(tmp_path: Path, *lines: Any, name: str = "tasks.jsonl", **keys: Any) -> list[Task]:
@@ -133,6 +132,7 @@ class MyReader(BaseTaskReader):
         super().__init__(reader_config)
         self.count = reader_config.options.count
     def get_training_tasks(self):
+        assert self.config.ajet.task_reader is self.reader_config
         return [Task(main_query=f"task {index}") for index in range(self.count)]
 
 class Wrong(BaseTaskReader):
@@ -148,7 +148,8 @@ def test_a_reader_of_the_users_own(tmp_path: Path) -> None:
 
     def own(name: str) -> list[Task]:
         config = reader_config(type=f"own.py->{name}", options={"count": 3})
-        return read_training_tasks(build_reader(config, [tmp_path]))
+        config.remember_source(tmp_path / "run.yaml")
+        return read_training_tasks(build_reader(config))
 
     assert len({task.task_id for task in own("MyReader")}) == 3
     with pytest.raises(TaskDataError, match=r"should return a list of ajet\.Task, but returned str"):

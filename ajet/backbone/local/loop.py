@@ -56,7 +56,7 @@ class LocalRun:
         self.config = config
         self.experiment = experiment
         self.common = config.ajet.trainer_common
-        reader = build_reader(config.ajet.task_reader, config.base_dirs)
+        reader = build_reader(config)
         self.imitates = self.common.algorithm.policy_loss == "sft"
         self.from_file = imitates_a_file(config)
         self.validation_tasks = read_validation_tasks(reader)

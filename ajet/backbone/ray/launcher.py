@@ -181,7 +181,7 @@ def prepare(
 
     check_user_classes(config)
     common = config.ajet.trainer_common
-    reader = build_reader(config.ajet.task_reader, config.base_dirs)
+    reader = build_reader(config)
     tasks, validates = read_training_tasks(reader), bool(read_validation_tasks(reader))
     if common.val_only and not validates:
         raise ConfigError("ajet.trainer_common.val_only: this config has no validation tasks, see ajet.task_reader")

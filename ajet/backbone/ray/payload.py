@@ -58,6 +58,8 @@ class RunPayload:
         config.ajet.model.path = self.model_path
         if self.yaml_path:
             config.remember_source(Path(self.yaml_path))
+        if self.experiment_dir:
+            config.remember_folder(Path(self.experiment_dir))
         return config
 
     def enter(self) -> None:
@@ -69,7 +71,7 @@ def training_stream(config: Config) -> TaskStream:
     """The run's training tasks, in their order over all epochs."""
     reader = config.ajet.task_reader
     return TaskStream(
-        read_training_tasks(build_reader(reader, config.base_dirs)),
+        read_training_tasks(build_reader(config)),
         seed=reader.seed,
         batch_size=config.ajet.data.train_batch_size,
         shuffle=reader.shuffle,
@@ -78,4 +80,4 @@ def training_stream(config: Config) -> TaskStream:
 
 def validation_tasks(config: Config) -> list[Task]:
     """The run's validation tasks."""
-    return read_validation_tasks(build_reader(config.ajet.task_reader, config.base_dirs))
+    return read_validation_tasks(build_reader(config))

@@ -110,7 +110,7 @@ def show(config: Config, machine: Machine) -> str:
 
     from ajet.task_reader import build_reader, read_training_tasks
 
-    tasks = read_training_tasks(build_reader(config.ajet.task_reader, config.base_dirs))
+    tasks = read_training_tasks(build_reader(config))
     checkpoints = config.experiment_path / "checkpoints"
     facts = RunFacts(config.ajet.model.path, checkpoints, training_steps(config, len(tasks)), payload="…")
     composed = compose_trinity_config(trinity_settings(config, facts, machine))

@@ -119,7 +119,7 @@ def show(config: Config, detect_machine: Callable[[], Machine]) -> str:
     except NoGpuError:
         machine = Machine("cuda")
         remarks = [f"# for machines with GPUs and flash-attn: this one has no GPU ({PLATFORM}=cpu shows the CPU's)"]
-    tasks = read_training_tasks(build_reader(config.ajet.task_reader, config.base_dirs))
+    tasks = read_training_tasks(build_reader(config))
     checkpoints = config.experiment_path / "checkpoints"
     facts = RunFacts(config.ajet.model.path, checkpoints, training_steps(config, len(tasks)), payload="…")
     composed = compose_verl_config(verl_settings(config, facts, machine), given=pass_through(config))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "engine"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
 from http_server import Answer, Server
 
 from ajet.config.sections import HelperConfig

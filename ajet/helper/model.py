@@ -135,6 +135,26 @@ class HelperModel:
             return _shared[id(section)]
 
     @classmethod
+    def chosen(cls, config: Any, model: str | None, key: str) -> HelperModel:
+        """The model that `key` of the YAML names, at the endpoint of `ajet.helper` and within its budget; that of
+        `ajet.helper` itself if `key` names none. Without `ajet.helper`, it is where `former` looks."""
+        section = config.ajet.helper
+        if section.model is None and not model:
+            raise ConfigError(
+                f"{key}: a helper model is needed and none is named. Set ajet.helper.model and ajet.helper.base_url, "
+                f"or {key}"
+            )
+        if not model or model == section.model:
+            return cls.from_config(config)
+        if section.model is None:
+            return cls.former(model)
+        return cls.from_config(config).named(model)
+
+    def named(self, model: str) -> HelperModel:
+        """Another model at the same endpoint, within the same budget."""
+        return HelperModel(model, self._base_url, self._api_key, budget=self.budget)
+
+    @classmethod
     def former(cls, model: str, api_key: str | None = None) -> HelperModel:
         """The model that an old file names without an endpoint: at DashScope, if there is a key for it, or else where
         OPENAI_BASE_URL says. DASHSCOPE_API_KEY may hold several keys, separated by `|`; the first is used."""
@@ -168,7 +188,7 @@ class HelperModel:
     def _begin(self, messages: Sequence[Message], sampling: dict[str, Any]) -> Future[str]:
         self.endpoint()
         self.budget.take_call()
-        return asyncio.run_coroutine_threadsafe(self._call(list(messages), sampling), self._own_loop())
+        return asyncio.run_coroutine_threadsafe(self._call(list(messages), sampling), self.loop())
 
     async def _call(self, messages: list[Message], sampling: dict[str, Any]) -> str:
         from openai import OpenAIError
@@ -200,8 +220,9 @@ class HelperModel:
         base_url, api_key, _ = self.endpoint()
         return AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=MAX_RETRIES)
 
-    def _own_loop(self) -> asyncio.AbstractEventLoop:
-        """A loop in its own thread: an HTTP client belongs to one loop, and each episode's code runs on another."""
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of all calls, in its own thread: an HTTP client belongs to one loop, and each episode's code runs on
+        another."""
         with _lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

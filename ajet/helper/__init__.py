@@ -1,0 +1,31 @@
+"""The helper model: one that helps readers, judges and prompt proposers, and isn't tuned. It has a budget."""
+
+from __future__ import annotations
+
+from ajet.helper.answers import AnswerCache
+from ajet.helper.asker import Asker, UnusableAnswerError, WrongAnswer, json_values, read_json
+from ajet.helper.model import (
+    DASHSCOPE_URL,
+    OPENAI_URL,
+    Budget,
+    Endpoint,
+    HelperBudgetError,
+    HelperError,
+    HelperModel,
+)
+
+__all__ = [
+    "DASHSCOPE_URL",
+    "OPENAI_URL",
+    "AnswerCache",
+    "Asker",
+    "Budget",
+    "Endpoint",
+    "HelperBudgetError",
+    "HelperError",
+    "HelperModel",
+    "UnusableAnswerError",
+    "WrongAnswer",
+    "json_values",
+    "read_json",
+]

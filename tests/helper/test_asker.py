@@ -1,0 +1,151 @@
+"""Questions whose answers must have a form, against a server on a real socket: retries, cache, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
+from http_server import Answer, Server
+
+from ajet.helper import AnswerCache, Asker, HelperError, HelperModel, UnusableAnswerError, WrongAnswer, read_json
+
+ASK = [{"role": "user", "content": "How good is it?"}]
+SCORE = {
+    "type": "object",
+    "properties": {"score": {"type": "number", "minimum": 0, "maximum": 10}},
+    "required": ["score"],
+}
+
+
+def reply(text: str) -> Answer:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    return 200, {}, {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server(lambda *_: reply('{"score": 7}'))
+    yield server
+    server.http.shutdown()
+
+
+def score(text: str) -> Any:
+    return read_json(text, SCORE)["score"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"score": 7}',
+        'Good. ```json\n{"score": 7}\n```',
+        '<think>{"score": 1}</think> {"score": 7} done',
+        'not opened {"score": 2}</think>{"score": 7}',
+        '{"draft": 3} and then {"score": 7, "reason": "a {brace}"}',
+        'broken {"score": then {"score": 7}',
+    ],
+)
+def test_the_value_is_found_in_what_models_write(text: str) -> None:
+    assert score(text) == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("", "no JSON value"),
+        ("seven", "no JSON value"),
+        ('{"score": 11}', "score: 11 is greater than the maximum"),
+        ('{"score": "7"}', "score: '7' is not of type 'number'"),
+        ('{"score": NaN}', "no JSON value"),
+        ("{}", "'score' is a required property"),
+        ("[" * 5000, "no JSON value"),
+    ],
+)
+def test_what_is_wrong_with_an_answer(text: str, wrong: str) -> None:
+    with pytest.raises(WrongAnswer, match=wrong):
+        score(text)
+
+
+def test_a_wrong_answer_is_told_and_asked_again(server: Server) -> None:
+    answers = ["seven", '{"score": 70}', '{"score": 7}']
+    server.handle = lambda *_: reply(answers.pop(0))
+    asker = Asker(HelperModel("m", server.url), retries=2)
+    assert asyncio.run(asker.ask(ASK, score)) == 7
+    last = server.seen[-1][1]["messages"]
+    assert (
+        last[:1] == ASK and last[1]["content"] == '{"score": 70}' and "greater than the maximum" in last[2]["content"]
+    )
+
+
+def test_an_answer_that_stays_wrong_is_an_error_with_its_text(server: Server, tmp_path: Path) -> None:
+    server.handle = lambda *_: reply("I'd say seven")
+    cache = AnswerCache(tmp_path / "a.sqlite")
+    asker = Asker(HelperModel("m", server.url), retries=1, cache=cache)
+    with pytest.raises(UnusableAnswerError, match=r"in 2 tries: it holds no JSON value.*I'd say seven"):
+        asker.ask_blocking(ASK, score)
+    assert not cache.path.exists(), "only usable answers are kept"
+
+
+def test_answers_are_kept_by_content(server: Server, tmp_path: Path) -> None:
+    for _ in range(2):  # the second time as in another process
+        asker = Asker(HelperModel("m", server.url), cache=AnswerCache(tmp_path / "x" / "a.sqlite"))
+        assert asker.ask_blocking(ASK, score, temperature=0) == 7
+    assert len(server.seen) == 1 and asker.cached == 1
+    asker.ask_blocking(ASK, score, temperature=1)
+    asker.ask_blocking(ASK, score, temperature=0, draw=1)
+    Asker(HelperModel("other", server.url), cache=asker.cache).ask_blocking(ASK, score, temperature=0)
+    assert len(server.seen) == 4, "sampling, draw and model are part of the question"
+
+
+def test_a_damaged_cache_is_set_aside(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.sqlite").write_bytes(b"SQLite format 3\0" + b"rubbish" * 500)
+    asker = Asker(HelperModel("m", server.url), cache=AnswerCache(tmp_path / "a.sqlite"))
+    assert asker.ask_blocking(ASK, score) == 7
+    assert "a.sqlite is damaged" in caplog.text and (tmp_path / "a.damaged").exists()
+    assert sqlite3.connect(tmp_path / "a.sqlite").execute("SELECT count(*) FROM answer").fetchone() == (1,)
+
+
+def test_no_more_than_so_many_at_a_time(server: Server) -> None:
+    running, most = [0], [0]
+    lock, three = threading.Lock(), threading.Event()
+
+    def handle(*_: Any) -> Answer:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+            if running[0] == 3:
+                three.set()
+        assert three.wait(10)
+        with lock:
+            running[0] -= 1
+        return reply('{"score": 7}')
+
+    server.handle = handle
+    asker = Asker(HelperModel("m", server.url), max_concurrent=3)
+
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(asker.ask(ASK, score, draw=number) for number in range(9)))
+
+    assert asyncio.run(many()) == [7] * 9 and most[0] == 3
+
+
+def test_a_server_that_hangs_is_named(server: Server) -> None:
+    released = threading.Event()
+
+    def hang(*_: Any) -> Answer:
+        released.wait(30)
+        return reply(json.dumps({}))
+
+    server.handle = hang
+    asker = Asker(HelperModel("m", server.url), timeout_s=0.1)
+    with pytest.raises(HelperError, match=r"Request timed out|no answer within"):
+        asker.ask_blocking(ASK, score)
+    released.set()
