@@ -145,10 +145,10 @@ class HelperModel:
                 f"or {key}"
             )
         if not model or model == section.model:
-            return cls.from_config(config)
+            return HelperModel.from_config(config)
         if section.model is None:
             return cls.former(model)
-        return cls.from_config(config).named(model)
+        return HelperModel.from_config(config).named(model)
 
     def named(self, model: str) -> HelperModel:
         """Another model at the same endpoint, within the same budget."""
