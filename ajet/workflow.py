@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -23,10 +24,11 @@ class Workflow(BaseModel):
     trainable_targets: list[str] | None = None
     """Which `target_tag`s are trained; the others are answered by the helper model. None or []: all are trained."""
 
-    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+    def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput | Awaitable[WorkflowOutput]:
         """Work on the task with models from `tuner`, and return the result.
 
-        Blocking calls are fine: each episode has its own thread (or process) and event loop.
+        `async def` or plain `def`: a plain one is called while no event loop is running in its thread, so that it may
+        start one itself (`asyncio.run`). Blocking calls are fine in both: each episode has its own thread or process.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `async def execute(self, workflow_task, tuner)`")
 

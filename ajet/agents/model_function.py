@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ajet.schema.errors import ConfigError
@@ -48,14 +47,13 @@ def as_model_function(source: Any, model: str = "") -> ModelFunction:
     model = model or getattr(source, "default_model", "")
     if not model:
         raise ConfigError("as_model_function needs the name of the model that this client should ask")
-    return OpenAIModelFunction(lambda: source, model)
+    return OpenAIModelFunction(source, model)
 
 
 class OpenAIModelFunction:
     """A model that OpenAI's client reaches."""
 
-    def __init__(self, client: Callable[[], openai.AsyncOpenAI | openai.OpenAI], model: str) -> None:
-        """`client` is asked on every call for one that works on the running event loop."""
+    def __init__(self, client: openai.AsyncOpenAI | openai.OpenAI, model: str) -> None:
         self._client = client
         self._model = model
 
@@ -64,11 +62,11 @@ class OpenAIModelFunction:
     ) -> Message:
         if sampling.get("stream") or (sampling.get("n") or 1) != 1:
             raise TypeError("a model function returns one whole message: it takes neither stream nor n")
-        from openai.resources.chat import AsyncCompletions
+        from openai import OpenAI
 
-        create: Any = self._client().chat.completions.create
+        create: Any = self._client.chat.completions.create
         arguments = _arguments({"model": self._model, "messages": messages, "tools": tools, **sampling})
-        blocking = not isinstance(create.__self__, AsyncCompletions)
+        blocking = isinstance(self._client, OpenAI)
         return _message(await (asyncio.to_thread(create, **arguments) if blocking else create(**arguments)))
 
 

@@ -1,8 +1,8 @@
-"""`BaseJudge`: derive from it to turn an output into a reward. Also loads a config's judge and checks its answers."""
+"""`BaseJudge`: derive from it to turn an output into a reward. Also loads a config's judge and checks what it
+returns."""
 
 from __future__ import annotations
 
-import inspect
 import numbers
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,14 +51,6 @@ def load_judge(config: Config, base_dirs: Sequence[Path] = ()) -> BaseJudge | No
     if section.judge_protocol is None:
         return None
     return import_class(section.judge_protocol, BaseJudge, key=JUDGE_KEY, base_dirs=base_dirs)(config)
-
-
-async def judge(judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Judgement:
-    """Ask a judge, sync or async. Its exceptions pass through; what it returns is checked."""
-    value = judge.compute_reward(workflow_task, workflow_output)
-    if inspect.isawaitable(value):
-        value = await value
-    return validate_reward(value, type(judge).__name__)
 
 
 def validate_reward(value: Any, judge_name: str = "the judge") -> Judgement:

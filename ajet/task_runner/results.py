@@ -21,7 +21,9 @@ import msgspec
 from ajet.schema.episode import Failure
 from ajet.schema.errors import JudgeFault, ModelCallError, RewardError, WorkflowFault
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
-from ajet.task_judge.base_judge import BaseJudge, Judgement, judge
+from ajet.task_judge.base_judge import BaseJudge, Judgement, validate_reward
+from ajet.task_runner.outside_loop import __file__ as OUTSIDE_LOOP_FILE
+from ajet.task_runner.outside_loop import outside_loop
 from ajet.workflow import Workflow
 
 log = logging.getLogger(__name__)
@@ -148,15 +150,21 @@ async def _execute(
     workflow = workflow_class(name=workflow_class.__name__)
     tuner = await open_tuner(workflow.trainable_targets)
     workflow_task.remember_tuner(tuner)
-    output: Any = workflow.execute(workflow_task, tuner)
-    if inspect.isawaitable(output):
-        output = await output
+    output = await _called(workflow.execute, workflow_task, tuner)
     if not isinstance(output, WorkflowOutput):
         raise WorkflowFault(
             f"{workflow_class.__name__}.execute returned {output!r:.200} of type {type(output).__name__}, "
             "not a WorkflowOutput"
         )
     return output
+
+
+async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What user code returns. A plain function is called while no event loop is running, so that it may start one."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments)
+    value = await outside_loop(lambda: function(*arguments))
+    return await value if inspect.isawaitable(value) else value
 
 
 async def _judge(
@@ -194,7 +202,7 @@ async def _ask(
     """Judging again costs no model calls: a judge that raised is asked again, unless its answer was invalid."""
     for attempt in range(retries + 1):
         try:
-            return await judge(judge_, workflow_task, output)
+            return validate_reward(await _called(judge_.compute_reward, workflow_task, output), type(judge_).__name__)
         except (WorkflowInterrupted, JudgeFault, bdb.BdbQuit):
             raise
         except BaseException as error:
@@ -225,10 +233,13 @@ def _blame(result: WorkflowResult, where: Literal["workflow", "judge"], error: B
     result.debugger_quit = _quits(error)
 
 
+_OUR_FILES = (__file__, OUTSIDE_LOOP_FILE)
+
+
 def describe(error: BaseException) -> Failure:
     """An exception as data. The traceback leaves out our own frames."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename == __file__:
+    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename in _OUR_FILES:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames))
     return Failure(type(error).__name__, str(error) or repr(error), text)

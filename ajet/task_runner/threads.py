@@ -25,6 +25,7 @@ from ajet.schema.errors import LostThreadsError
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
+from ajet.task_runner.outside_loop import cancel_loops, run_with_pauses
 from ajet.task_runner.results import EarlyEnding, WorkflowInterrupted, WorkflowResult, run_workflow
 from ajet.workflow import Workflow
 
@@ -137,11 +138,12 @@ class EpisodeThread(Generic[T]):
         return self._thread.name
 
     def cancel(self) -> None:
-        """Cancel the coroutine at its next `await`."""
+        """Cancel the coroutine at its next `await`, and all tasks of loops that user code runs in the thread."""
         with self._lock:
             self._cancelled = True
             if self._loop is not None and self._task is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._task.cancel)
+                cancel_loops(self._thread.ident, besides=self._loop)
 
     def interrupt(self) -> None:
         """Raise `WorkflowInterrupted` in the thread. Takes effect when it next executes Python code.
@@ -157,6 +159,7 @@ class EpisodeThread(Generic[T]):
             and not _is_delicate(sys._current_frames().get(ident))
         ):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(WorkflowInterrupted))
+            cancel_loops(ident, besides=self._loop)  # a loop that waits for events executes no Python code
 
     def stack(self) -> str:
         """The thread's current stack."""
@@ -167,7 +170,7 @@ class EpisodeThread(Generic[T]):
         try:
             with asyncio.Runner() as runner:
                 try:
-                    value = runner.run(self._supervised())
+                    value = run_with_pauses(runner.get_loop(), self._supervised(), (WorkflowInterrupted,))
                 except WorkflowInterrupted:
                     raise
                 except BaseException as error:  # noqa: BLE001 - sys.exit() in user code must not end the thread unnoticed

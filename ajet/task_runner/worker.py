@@ -20,6 +20,7 @@ from typing import Any
 from ajet.config import Config
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import load_judge
+from ajet.task_runner.outside_loop import run_with_pauses
 from ajet.task_runner.results import EarlyEnding, WorkflowResult, describe, run_workflow
 from ajet.tuner import AjetTuner
 from ajet.workflow import Workflow
@@ -34,7 +35,8 @@ def run_worker(
 ) -> None:
     """Never returns."""
     _detach(stderr)
-    asyncio.run(_serve(config, workflow_class, base_dirs, channel))
+    with asyncio.Runner() as runner:
+        run_with_pauses(runner.get_loop(), _serve(config, workflow_class, base_dirs, channel))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # skip the server's exit handlers, and don't wait for threads that user code left

@@ -6,13 +6,11 @@ To add a framework: a function here that builds its client (importing the librar
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import openai
 from openai.resources.chat import AsyncChat, AsyncCompletions
@@ -32,9 +30,10 @@ def agentscope_model(connection: Connection, *, context_size: int, stream: bool)
         raise MissingDependencyError(
             f"as_agentscope_model needs AgentScope ({error}): pip install 'agentjet[agentscope]'"
         ) from error
-    client: dict[str, Any] = {"timeout": None}
-    if (http_client := connection.async_client(openai.DefaultAsyncHttpxClient)) is not None:
-        client["http_client"] = http_client
+    client: dict[str, Any] = {
+        "timeout": None,
+        "http_client": connection.async_client(openai.DefaultAsyncHttpxClient),
+    }
     model_class: Any = models.OpenAIChatModel  # its signature depends on the version
     parameters = inspect.signature(model_class.__init__).parameters
     if "credential" not in parameters:  # 1.0.x
@@ -80,17 +79,14 @@ def langchain_model(connection: Connection, options: dict[str, Any]) -> Any:
             f"as_langchain_model needs langchain-openai ({error}): pip install 'agentjet[langchain]'"
         ) from error
     model_class: Any = ChatOpenAI
-    clients: dict[str, Any] = {}
-    if connection.bridge is not None:
-        clients["http_client"] = connection.blocking_client(openai.DefaultHttpxClient)
-        clients["http_async_client"] = connection.async_client(openai.DefaultAsyncHttpxClient)
     return model_class(
         **{
             "model": connection.model,
             "base_url": connection.base_url,
             "api_key": connection.api_key,
             "timeout": None,
-            **clients,
+            "http_client": connection.blocking_client(openai.DefaultHttpxClient),
+            "http_async_client": connection.async_client(openai.DefaultAsyncHttpxClient),
             **options,
         }
     )
@@ -110,16 +106,8 @@ def openai_client(connection: Connection) -> TunedOpenAI:
 
 
 def model_function(connection: Connection) -> ModelFunction:
-    """A model function for any thread and event loop: each loop has a client of its own."""
-    clients: WeakKeyDictionary[asyncio.AbstractEventLoop, TunedOpenAI] = WeakKeyDictionary()
-
-    def client() -> TunedOpenAI:
-        loop = asyncio.get_running_loop()
-        if loop not in clients:
-            clients[loop] = openai_client(connection)
-        return clients[loop]
-
-    return OpenAIModelFunction(client, connection.model)
+    """A model function for any thread and event loop."""
+    return OpenAIModelFunction(openai_client(connection), connection.model)
 
 
 # ------------------------------------------------------------ OpenAI's client, with a short cut

@@ -36,23 +36,26 @@ class Connection:
     api_key: str
     model: str
     bridge: LoopBridge | None = None
+    proxied: bool = True
+    """By HTTP, through the proxy that the environment may name."""
 
     @classmethod
     def in_process(cls, bridge: LoopBridge, model: str) -> Connection:
         return cls(IN_PROCESS_URL, IN_PROCESS_KEY, model, bridge)
 
     def async_client(self, client_class: Any) -> Any:
-        """An SDK's own asynchronous HTTP client over the bridge. None: the SDK should make its own."""
-        if self.bridge is None:
-            return None
-        transport, _ = _transports(_http_library(client_class))
-        return client_class(transport=transport(self.bridge), timeout=None)
+        """An SDK's own asynchronous HTTP client, for any event loop."""
+        over_bridge, _, over_http = _transports(_http_library(client_class))
+        if self.bridge is not None:
+            return client_class(transport=over_bridge(self.bridge), timeout=None)
+        proxied = self.proxied
+        return client_class(transport=over_http(lambda: client_class(trust_env=proxied, timeout=None)), timeout=None)
 
     def blocking_client(self, client_class: Any) -> Any:
-        """The same for an SDK's blocking HTTP client."""
+        """An SDK's own blocking HTTP client."""
         if self.bridge is None:
-            return None
-        _, transport = _transports(_http_library(client_class))
+            return client_class(trust_env=self.proxied, timeout=None)
+        _, transport, _ = _transports(_http_library(client_class))
         return client_class(transport=transport(self.bridge), timeout=None)
 
 
@@ -79,8 +82,9 @@ def _http_library(client_class: type) -> ModuleType:
 
 
 @lru_cache
-def _transports(httpx: Any) -> tuple[type, type]:
-    """The asynchronous and the blocking transport for this HTTP library."""
+def _transports(httpx: Any) -> tuple[type, type, type]:
+    """For this HTTP library: the asynchronous and the blocking transport over a bridge, and the asynchronous one over
+    HTTP."""
 
     class AsyncBody(httpx.AsyncByteStream):  # type: ignore[misc]
         def __init__(self, chunks: AsyncIterator[bytes], close: Callable[[], None]) -> None:
@@ -135,7 +139,28 @@ def _transports(httpx: Any) -> tuple[type, type]:
                 raise httpx.ReadTimeout("no answer within the client's timeout", request=request) from None
             return response(answer, Body(chunks, answer.close), request)
 
-    return AsyncTransport, Transport
+    class EveryLoop(httpx.AsyncBaseTransport):  # type: ignore[misc]
+        """A connection belongs to the event loop that opened it, and plain code may run one loop after another."""
+
+        def __init__(self, new_client: Callable[[], Any]) -> None:
+            self._new_client = new_client
+            self._clients: dict[asyncio.AbstractEventLoop, Any] = {}
+
+        async def handle_async_request(self, request: Any) -> Any:
+            loop = asyncio.get_running_loop()
+            if loop not in self._clients:
+                for closed in [one for one in self._clients if one.is_closed()]:
+                    del self._clients[closed]
+                self._clients[loop] = self._new_client()
+            return await self._clients[loop].send(request, stream=True)
+
+        async def aclose(self) -> None:
+            """Connections of other loops end with their loop."""
+            client = self._clients.pop(asyncio.get_running_loop(), None)
+            if client is not None:
+                await client.aclose()
+
+    return AsyncTransport, Transport, EveryLoop
 
 
 def _read_timeout(request: Any) -> float | None:

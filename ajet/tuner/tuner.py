@@ -236,7 +236,7 @@ class AjetTuner:
         if self._session is not None:
             return Connection.in_process(self._bridge(agent, target), MODEL_PREFIX + agent)
         base_url, api_key, model = self._own_endpoint(agent, target)
-        return Connection(base_url, api_key, model)
+        return Connection(base_url, api_key, model, proxied=False)  # a proxy can't reach a gateway nearby
 
     def _bridge(self, agent: str, target: str) -> LoopBridge:
         assert self._session is not None

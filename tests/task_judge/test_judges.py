@@ -12,7 +12,7 @@ import pytest
 from ajet.config import make_config
 from ajet.schema.errors import FeatureUnavailableError, ImportPathError, JudgeFault
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.base_judge import BaseJudge, judge, load_judge, validate_reward
+from ajet.task_judge.base_judge import BaseJudge, load_judge, validate_reward
 from ajet.task_judge.math_answer_as_judge import MathAnswerAsJudge
 
 TASK = WorkflowTask(task=Task(task_id="t1", metadata={"answer": "1/2"}))
@@ -70,12 +70,12 @@ def test_judges_may_be_async() -> None:
             await asyncio.sleep(0)
             return 0.5, True
 
-    assert asyncio.run(judge(Slow(make_config()), TASK, WorkflowOutput())) == (0.5, True)
+    assert validate_reward(asyncio.run(Slow(make_config()).compute_reward(TASK, WorkflowOutput()))) == (0.5, True)
 
 
 def test_a_judge_without_compute_reward_says_so() -> None:
     with pytest.raises(NotImplementedError, match="Empty must define"):
-        asyncio.run(judge(type("Empty", (BaseJudge,), {})(make_config()), TASK, WorkflowOutput()))
+        type("Empty", (BaseJudge,), {})(make_config()).compute_reward(TASK, WorkflowOutput())
 
 
 @pytest.mark.parametrize(

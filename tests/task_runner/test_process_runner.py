@@ -98,9 +98,16 @@ class Unconstructed(Workflow):
 Scene = Callable[[TaskRunner, SmallProvider], Awaitable[None]]
 
 
-def play(folder: Path, scene: Scene, *lines: str | BaseException, workflow: str = "Agent", **overrides: Any) -> None:
+def play(
+    folder: Path,
+    scene: Scene,
+    *lines: str | BaseException,
+    workflow: str = "Agent",
+    code: str = CODE,
+    **overrides: Any,
+) -> None:
     """Run `scene` with a runner whose workflows are isolated."""
-    (folder / "agent.py").write_text(textwrap.dedent(CODE))
+    (folder / "agent.py").write_text(textwrap.dedent(code))
     keys = {
         "rollout.user_workflow": f"{folder}/agent.py->{workflow}",
         "task_judge.judge_protocol": f"{folder}/agent.py->Judge",

@@ -1,0 +1,111 @@
+"""`outside_loop(function)`: call blocking user code from a coroutine, in its own thread, while no event loop is running
+there. So code that starts a loop itself works: `asyncio.run`, `crew.kickoff()`, `agent.run_sync`.
+
+The coroutine must be run by `run_with_pauses`: its loop stands still during the call. The code finds a loop of its own
+as the thread's current one, as a program does at its start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class _Pause:
+    """A function to call while the loop stands still."""
+
+    def __init__(self, function: Callable[[], Any], called: asyncio.Future[None]) -> None:
+        self.function = function
+        self.called = called
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+class _Thread(threading.local):
+    wanted: _Pause | None = None
+
+
+_thread = _Thread()
+
+
+async def outside_loop(function: Callable[[], T]) -> T:
+    """Call `function` with no event loop running. If this is cancelled, the function has returned all the same."""
+    loop = asyncio.get_running_loop()
+    pause = _thread.wanted = _Pause(function, loop.create_future())
+    loop.stop()
+    await pause.called
+    if pause.error is not None:
+        raise pause.error
+    value: T = pause.value
+    return value
+
+
+def run_with_pauses(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], passes: tuple[type[BaseException], ...] = ()
+) -> T:
+    """Run a coroutine that may call `outside_loop`. `passes`: what such a call raises that ends everything at once."""
+    task = loop.create_task(work)
+    task.add_done_callback(lambda _: loop.stop())
+    try:
+        while not task.done():
+            loop.run_forever()
+            pause, _thread.wanted = _thread.wanted, None
+            if pause is not None and not pause.called.done():
+                _call(pause, loop, passes)
+    finally:
+        if task.done() and not task.cancelled():
+            task.exception()  # raised below, or replaced by what is being raised: not to be logged
+    return task.result()
+
+
+def _call(pause: _Pause, loop: asyncio.AbstractEventLoop, passes: tuple[type[BaseException], ...]) -> None:
+    own = asyncio.new_event_loop()
+    asyncio.set_event_loop(own)
+    try:
+        pause.value = pause.function()
+    except passes:
+        raise
+    except BaseException as error:  # noqa: BLE001 - raised where the coroutine waits for it
+        pause.error = error
+    finally:
+        asyncio.set_event_loop(loop)
+        _end(own)
+    if not pause.called.done():
+        pause.called.set_result(None)
+
+
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    """Close the code's loop as `asyncio.run` would."""
+    if loop.is_closed():
+        return
+    try:
+        _cancel_all(loop)
+        if left := asyncio.all_tasks(loop):
+            loop.run_until_complete(asyncio.wait(left))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()
+
+
+def cancel_loops(thread: int | None, besides: asyncio.AbstractEventLoop | None) -> None:
+    """Cancel all tasks of the loops that are running in a thread, other than `besides`."""
+    frame = sys._current_frames().get(thread or -1)
+    while frame is not None:
+        if frame.f_code is asyncio.BaseEventLoop.run_forever.__code__:
+            loop = frame.f_locals["self"]
+            if loop is not besides:
+                with suppress(RuntimeError):  # closed meanwhile
+                    loop.call_soon_threadsafe(_cancel_all, loop)
+        frame = frame.f_back
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
