@@ -57,6 +57,20 @@ def test_the_first_workflow_and_judge(tmp_path: Path) -> None:
     assert episode.failure is None and episode.reward == 1.0 and episode.is_success
 
 
+def test_a_plain_execute(tmp_path: Path) -> None:
+    lines = code("workflows.md", "asyncio.run(model(").splitlines()
+    head = "import asyncio\nfrom ajet import *\n\n\nclass Agent(Workflow):\n"
+    episode = run_workflow(tmp_path, head + "".join(f"    {line}\n" for line in lines), "Paris")
+    assert episode.failure is not None and "returned reward=None" in episode.failure.message
+    assert episode.metadata == {"final_answer": "Paris"}
+
+
+def test_a_model_function(tmp_path: Path) -> None:
+    body = "tools = []\n" + code("workflows.md", "tuner.as_model_function(agent_name")
+    episode = run_workflow(tmp_path, in_execute(body + "return WorkflowOutput(reward=0.0, metadata=message)"), "42")
+    assert episode.failure is None and episode.metadata == {"role": "assistant", "content": "42"}
+
+
 def test_the_judge_that_returns_nothing(tmp_path: Path) -> None:
     judge = f"{tmp_path}/judge.py->ExactAnswer"
     (tmp_path / "judge.py").write_text(
