@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 
+from ajet.session.settings import validation_temperature
+
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config
     from ajet.schema.task import Task
 
 DISTRIBUTION = "agentjet"
+PASS_N = 4
+"""Episodes per validation task where validation samples and nothing else is asked for."""
 TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb", "swanlab": "swanlab", "mlflow": "mlflow-skinny"}
 """`trainer_common.logger` → the package it needs."""
 
@@ -98,9 +102,11 @@ def validates_after(config: Config, step: int, steps: int) -> bool:
 
 def validation_repeats(config: Config) -> int:
     """Episodes per validation task. Greedy replies are all alike, so more than `val_kwargs.num_repeat` tell nothing."""
-    kwargs = config.ajet.rollout.val_kwargs
-    sampled = kwargs.do_sample and kwargs.temperature > 0
-    return max(kwargs.num_repeat, config.ajet.trainer_common.val_pass_n) if sampled else kwargs.num_repeat
+    repeats = config.ajet.rollout.val_kwargs.num_repeat
+    if validation_temperature(config) == 0:
+        return repeats
+    asked = config.ajet.trainer_common.val_pass_n
+    return max(repeats, PASS_N if asked is None else asked)
 
 
 def imitates_a_file(config: Config) -> bool:

@@ -31,6 +31,7 @@ class Loaded(NamedTuple):
 def run(argv: Sequence[str]) -> int:
     """Check one config and print what it would do."""
     arguments = _parser().parse_intermixed_args(argv)
+    from ajet.backbone.early_stop import EarlyStop
     from ajet.backbone.plan import RunPlan, training_samples
     from ajet.cli.launch import choose_backbone, known_backbone
     from ajet.config import load_config
@@ -40,6 +41,8 @@ def run(argv: Sequence[str]) -> int:
     backbone, why = choose_backbone(flag, config)
     config.ajet.backbone = backbone
     loaded = load(config)
+    if backbone == "local":
+        EarlyStop.from_config(config, len(loaded.validation))
     plan = RunPlan.of(config, backbone, training_samples(config, loaded.training), len(loaded.validation))
     for label, text in [("backbone", f"{backbone} ({why})"), *describe(config, plan, loaded)]:
         print(f"  {label:<11}{text}")

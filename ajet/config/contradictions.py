@@ -107,6 +107,66 @@ def _teacher(ajet: AjetConfig) -> Iterator[Contradiction]:
         )
 
 
+def _replay(ajet: AjetConfig) -> Iterator[Contradiction]:
+    algorithm, rollout = ajet.trainer_common.algorithm, ajet.rollout
+    if not algorithm.replay.groups:
+        return
+    place = "trainer_common.algorithm"
+    unfit = {
+        f"{place}.rollout_correction.mode": (
+            algorithm.rollout_correction.mode == "none",
+            "without a correction, replayed tokens would count as if the present policy had sampled them",
+        ),
+        f"{place}.policy_loss": (algorithm.policy_loss == "sft", "policy_loss: sft has no probability ratios"),
+        f"{place}.adv_estimator": (
+            algorithm.adv_estimator == "reinforce_plus_plus",
+            "reinforce_plus_plus compares over the batch, and would compare rewards of several policies",
+        ),
+        f"{place}.use_kl_in_reward": (
+            algorithm.use_kl_in_reward,
+            "the divergence of the present policy can't be read off replies of an earlier one",
+        ),
+        "rollout.top_p": (rollout.top_p < 1, "with top_p below 1, the recorded probabilities are not the sampler's"),
+        "rollout.top_k": (rollout.top_k > 0, "with top_k, the recorded probabilities are not the sampler's"),
+    }
+    for key, (applies, why) in unfit.items():
+        if applies:
+            yield Contradiction(
+                (key, f"{place}.replay.groups"),
+                f"{place}.replay.groups trains replies of earlier policies, and {why}",
+                f"set replay.groups: 0, or change {key.removeprefix(place + '.')}",
+            )
+
+
+def _early_stop(ajet: AjetConfig) -> Iterator[Contradiction]:
+    trainer = ajet.trainer_common
+    asked = [name for name in ("target", "patience") if trainer.early_stop[name] is not None]
+    if asked and trainer.test_freq <= 0:
+        yield Contradiction(
+            ("trainer_common.test_freq", f"trainer_common.early_stop.{asked[0]}"),
+            f"early_stop.{asked[0]} looks at validations, and with test_freq = {trainer.test_freq} there are none",
+            "set test_freq to 1 or more, or leave early_stop out",
+        )
+
+
+def _curriculum(ajet: AjetConfig) -> Iterator[Contradiction]:
+    reader, algorithm = ajet.task_reader, ajet.trainer_common.algorithm
+    if not reader.curriculum.enabled:
+        return
+    if not reader.shuffle:
+        yield Contradiction(
+            ("task_reader.shuffle", "task_reader.curriculum.enabled"),
+            "tasks can't be in file order and be chosen by their solve rates",
+            "leave shuffle out, or set curriculum.enabled: false",
+        )
+    if algorithm.policy_loss == "sft" and algorithm.sft.demonstrations is not None:
+        yield Contradiction(
+            ("task_reader.curriculum.enabled", "trainer_common.algorithm.sft.demonstrations"),
+            "recorded conversations are imitated, so no task is tried and there are no solve rates",
+            "set curriculum.enabled: false",
+        )
+
+
 def _reference(ajet: AjetConfig) -> Iterator[Contradiction]:
     trainer = ajet.trainer_common
     if trainer.kl_reference_sync and ajet.model.lora.enabled:
@@ -250,6 +310,9 @@ CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _optimiser,
     _reference,
     _teacher,
+    _replay,
+    _early_stop,
+    _curriculum,
     _rubric_scores,
     _rollout_engine,
     _keys,

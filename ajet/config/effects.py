@@ -85,8 +85,15 @@ ONLY_ON: Mapping[str, tuple[BackboneName, ...]] = {
     "trainer_common": _TRAINING,
     "trainer_common.algorithm.rollout_correction": ("local", "verl"),
     "trainer_common.algorithm.rollout_correction.mode": _TRAINING,
+    "task_reader.curriculum": ("local",),
+    "task_reader.curriculum.enabled": _TRAINING,
+    "trainer_common.algorithm.replay": ("local",),
+    "trainer_common.algorithm.replay.groups": _TRAINING,
     "trainer_common.algorithm.distillation": ("local",),
     "trainer_common.algorithm.distillation.teacher": _TRAINING,
+    "trainer_common.early_stop": ("local",),
+    "trainer_common.early_stop.patience": _TRAINING,
+    "trainer_common.early_stop.target": _TRAINING,
     "trainer_common.fsdp_config": _RAY,
     "trainer_common.kl_adaptive.horizon": ("local",),
     "trainer_common.keep_best": ("local",),
@@ -95,6 +102,7 @@ ONLY_ON: Mapping[str, tuple[BackboneName, ...]] = {
     "trainer_common.n_gpus_per_node": _RAY,
     "trainer_common.nnodes": _RAY,
     "trainer_common.save_trajectory_as_json_file": _ALL,
+    "trainer_common.val_pass_n": _ALL,
     "trainer_common.ulysses_sequence_parallel_size": _RAY,
     "trinity": ("trinity",),
     "verl": ("verl",),
@@ -174,12 +182,16 @@ def notes(config: Config) -> Iterator[str]:
         backbone = ajet.backbone or "local"
         where = f"{backbone} and the {ajet.rollout.engine} engine" if backbone in _OWN else backbone
         yield f"without effect on {where}: {grouped(elsewhere)}"
-    val = ajet.rollout.val_kwargs
-    if not val.do_sample and val.temperature > 0:
+    val, wanted = ajet.rollout.val_kwargs, ajet.trainer_common.val_pass_n or 1
+    sampled = wanted > 1 if val.do_sample is None else val.do_sample
+    if val.temperature and not sampled:
         yield (
             f"rollout.val_kwargs.temperature {val.temperature:g} has no effect: validation is greedy unless "
             "val_kwargs.do_sample is true"
         )
+    if wanted > 1 and (not sampled or val.temperature == 0):
+        why = "do_sample is false" if val.do_sample is False else "temperature is 0"
+        yield f"trainer_common.val_pass_n {wanted} has no effect: validation is greedy, because val_kwargs.{why}"
 
 
 def grouped(keys: list[str]) -> str:

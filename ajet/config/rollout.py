@@ -79,14 +79,15 @@ class MultiTurnConfig(Section):
 class ValKwargsConfig(Section):
     """`ajet.rollout.val_kwargs`: how replies are sampled in validation."""
 
-    temperature: Temperature = 0.0
-    """Temperature in validation; 0 is greedy."""
+    temperature: Temperature | None = None
+    """Temperature in validation, if it samples; 0 is greedy. null: `rollout.temperature`."""
     top_k: TopK = -1
     """Sample from the k most likely tokens only; -1: from all."""
     top_p: TopP = 1.0
     """Sample from the most likely tokens that together have this probability."""
-    do_sample: bool = False
-    """False: validation is greedy, whatever the temperature."""
+    do_sample: bool | None = None
+    """Whether validation samples. False: it is greedy, whatever the temperature. null: only if
+    `trainer_common.val_pass_n` is above 1."""
     num_repeat: Positive = 1
     """Episodes per validation task. If replies are sampled, `trainer_common.val_pass_n` raises it to what pass@k
     needs."""

@@ -190,6 +190,17 @@ class RandomDummyConfig(Section):
     """Validation tasks."""
 
 
+class CurriculumConfig(Section):
+    """`ajet.task_reader.curriculum`: choose training tasks by how often they were solved lately."""
+
+    enabled: bool = False
+    """Prefer tasks that are sometimes solved and sometimes not, and those that were never tried."""
+    explore: Share = 0.2
+    """Share of the probability that is spread evenly over all tasks, whatever their solve rates."""
+    memory: Share = 0.5
+    """What earlier tries count at each new group of a task, relative to the new ones. 0: only the latest group."""
+
+
 class TaskReaderConfig(Section):
     """`ajet.task_reader`: where tasks come from. Of the blocks, only the one named by `type` is used."""
 
@@ -217,8 +228,10 @@ class TaskReaderConfig(Section):
     """Which fields of a record make a task."""
     shuffle: bool = True
     """Shuffle the training tasks anew in each epoch (by `seed`). False: file order."""
+    curriculum: CurriculumConfig = CurriculumConfig()
+    """Choose training tasks by how often they were solved lately."""
     seed: Annotated[int, Field(ge=0), NotBool] = 0
-    """Seed of the shuffle."""
+    """Seed of the shuffle and of the curriculum."""
     skip_bad_lines: Count = 0
     """Most bad lines per file to skip; each is logged. More are an error."""
 

@@ -76,6 +76,15 @@ class DistillationConfig(Section):
     reward's."""
 
 
+class ReplayConfig(Section):
+    """`ajet.trainer_common.algorithm.replay`: train groups of the last steps once more, beside the new ones."""
+
+    groups: Count = 0
+    """Most past groups per step. 0: none."""
+    max_age: Positive = 4
+    """How many steps ago they may have been sampled. `rollout_correction` weighs their tokens."""
+
+
 class AlgorithmConfig(Section):
     """`ajet.trainer_common.algorithm`: from rewards to a loss."""
 
@@ -109,6 +118,8 @@ class AlgorithmConfig(Section):
     loss."""
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     """Correct for a sampler that differs from the trainer."""
+    replay: ReplayConfig = ReplayConfig()
+    """Train groups of the last steps once more, beside the new ones."""
     zero_variance_groups: Literal["skip", "keep", "resample"] = "skip"
     """What to do with groups whose rewards are all equal: leave them out, keep them, or run other tasks instead."""
     distillation: DistillationConfig = DistillationConfig()
@@ -166,6 +177,19 @@ class KLAdaptiveConfig(Section):
     """Each step changes the coefficient by at most 0.2 / horizon of itself."""
 
 
+class EarlyStopConfig(Section):
+    """`ajet.trainer_common.early_stop`: end the run before its last step, by what its validations measure."""
+
+    metric: Annotated[str, Field(pattern=r"^val/.")] = "val/reward/mean"
+    """A validation's metric, of which higher is better."""
+    target: Real | None = None
+    """Stop as soon as the metric reaches this. null: no such end."""
+    patience: Positive | None = None
+    """Stop after this many validations in a row in which the metric has not risen. null: no such end."""
+    min_delta: NonNegative = 0.0
+    """`patience`: the metric has risen if it is above its best value so far by more than this."""
+
+
 class TrainerCommonConfig(Section):
     """`ajet.trainer_common`: how weights are updated, saved and validated."""
 
@@ -179,8 +203,11 @@ class TrainerCommonConfig(Section):
     """Validate every this many steps, and at the end. -1 or 0: never."""
     val_before_train: bool = False
     """Validate before the first step."""
-    val_pass_n: Positive = 4
-    """Episodes per validation task for pass@k, if validation samples (`rollout.val_kwargs`)."""
+    val_pass_n: Positive | None = None
+    """Episodes per validation task, for pass@k. Above 1, validation samples them unless `rollout.val_kwargs.do_sample`
+    says otherwise. null: 4 if validation samples, else `rollout.val_kwargs.num_repeat`."""
+    early_stop: EarlyStopConfig = EarlyStopConfig()
+    """End the run before its last step, by what its validations measure."""
     val_only: bool = False
     """Only validate; train nothing."""
     algorithm: AlgorithmConfig = AlgorithmConfig()

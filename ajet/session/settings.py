@@ -104,7 +104,7 @@ class SessionSettings:
         temperature, top_p, top_k = rollout.temperature, rollout.top_p, rollout.top_k
         if validation:
             val = rollout.val_kwargs
-            temperature, top_p, top_k = (val.temperature if val.do_sample else 0.0), val.top_p, val.top_k
+            temperature, top_p, top_k = validation_temperature(config), val.top_p, val.top_k
         return cls(
             training=not validation,
             temperature=temperature,
@@ -159,3 +159,12 @@ class SessionSettings:
                 self.top_k,
             )
         return replace(ours, seed=seed)
+
+
+def validation_temperature(config: Any) -> float:
+    """The temperature of validation; 0 where it is greedy. `val_pass_n` above 1 asks for replies that differ."""
+    val, pass_n = config.ajet.rollout.val_kwargs, config.ajet.trainer_common.val_pass_n
+    sampled = (pass_n or 1) > 1 if val.do_sample is None else val.do_sample
+    if not sampled:
+        return 0.0
+    return float(config.ajet.rollout.temperature if val.temperature is None else val.temperature)

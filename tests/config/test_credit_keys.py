@@ -12,6 +12,7 @@ from ajet.config.contradictions import contradictions
 from ajet.credit import Baseline, LossNorm
 
 ALGORITHM = "trainer_common.algorithm"
+REPLAY = {f"{ALGORITHM}.replay.groups": 2}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,22 @@ def test_kl_in_the_reward_switches_the_loss_term_off() -> None:
         ({f"{ALGORITHM}.adv_estimator": "pass_at_k", "rollout.num_repeat": 4}, "not below rollout.num_repeat"),
         ({f"{ALGORITHM}.adv_estimator": "pass_at_k", "rollout.num_repeat": 8, "rollout.gamma": 0.9}, "rollout.gamma"),
         ({f"{ALGORITHM}.adv_estimator": "reinforce_plus_plus_baseline", "rollout.num_repeat": 1}, "nothing would be"),
+        ({**REPLAY, f"{ALGORITHM}.rollout_correction.mode": "none"}, "without a correction"),
+        ({**REPLAY, f"{ALGORITHM}.policy_loss": "sft"}, "no probability ratios"),
+        ({**REPLAY, f"{ALGORITHM}.adv_estimator": "reinforce_plus_plus"}, "rewards of several policies"),
+        ({**REPLAY, f"{ALGORITHM}.use_kl_in_reward": True}, "divergence of the present policy"),
+        ({**REPLAY, "rollout.top_p": 0.9}, "not the sampler's"),
+        ({**REPLAY, "rollout.top_k": 50}, "not the sampler's"),
+        ({"trainer_common.early_stop.target": 0.5, "trainer_common.test_freq": 0}, "there are none"),
+        ({"task_reader.curriculum.enabled": True, "task_reader.shuffle": False}, "in file order"),
+        (
+            {
+                "task_reader.curriculum.enabled": True,
+                f"{ALGORITHM}.policy_loss": "sft",
+                f"{ALGORITHM}.sft.demonstrations": "talks.jsonl",
+            },
+            "no solve rates",
+        ),
     ],
 )
 def test_what_cannot_be_meant_together_is_refused(keys: dict[str, Any], message: str) -> None:

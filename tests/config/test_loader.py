@@ -161,6 +161,13 @@ def test_a_validation_temperature_that_is_not_used_is_named(folder: Path) -> Non
     assert not list(notes(load(folder, "", "rollout.val_kwargs={temperature: 0.5, do_sample: true}")))
 
 
+@pytest.mark.parametrize("asked", ["{do_sample: false}", "{temperature: 0}"])
+def test_samples_that_a_greedy_validation_does_not_draw_are_named(folder: Path, asked: str) -> None:
+    (note,) = notes(load(folder, "", "trainer_common.val_pass_n=8", f"rollout.val_kwargs={asked}"))
+    assert note.startswith("trainer_common.val_pass_n 8 has no effect")
+    assert not list(notes(load(folder, "", "trainer_common.val_pass_n=8")))
+
+
 def test_an_optimiser_key_of_another_program_is_refused(folder: Path) -> None:
     message = refused(folder, "", "trainer_common.optim.learning_rate=1e-4")
     assert "ajet.trainer_common.optim.learning_rate: unknown key" in message

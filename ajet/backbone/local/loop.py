@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
+from ajet.backbone.early_stop import EarlyStop
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
+from ajet.backbone.local.replay import Replay
 from ajet.backbone.plan import imitates_a_file, training_steps, validates_after, validation_repeats
 from ajet.backbone.report import EXIT_NOTHING_TRAINED, NOTHING_TRAINED
 from ajet.backbone.training_settings import credit_settings, taught_alone
 from ajet.backbone.validation import validation_metrics
 from ajet.context_tracker import describe_reasons, top_reasons
 from ajet.credit import Credit, ZeroVariance, compute_credit, imitation_credit, summarise, teaches
-from ajet.observe.episode_metrics import episode_metrics, staleness
+from ajet.observe.episode_metrics import FAULTS, episode_metrics, is_success, played, staleness
 from ajet.observe.metric_names import step_names
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
@@ -32,6 +34,7 @@ from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Ledger
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+from ajet.task_reader.curriculum import Curriculum
 from ajet.task_reader.stream import TaskStream
 from ajet.trainer.checkpoint import Checkpoint, CheckpointFolder, load
 
@@ -77,6 +80,8 @@ class LocalRun:
         self.credit_settings = credit_settings(config)
         self.threshold = config.ajet.task_judge.success_threshold
         self.stream: TaskStream
+        self.taught: list[EpisodeGroup] = []
+        """Of the present step's new groups, those that teach something."""
         self.learner: Learner
         self.total = 0
         self.step = 0
@@ -84,6 +89,8 @@ class LocalRun:
         self.barren = 0
         self.hints = Hints()
         self.failures = FailureWatch(config.ajet.task_judge.max_error_share)
+        self.early_stop = EarlyStop.from_config(config, len(self.validation_tasks))
+        self.replay = Replay.from_config(config)
         self.score: tuple[int, float] | None = None
         """Step and mean reward of the latest validation."""
         self.reader_state: dict[str, Any] = {}
@@ -117,10 +124,7 @@ class LocalRun:
         if self.from_file:
             self.stream = demonstration_batches(self.config, self.runtime.model().renderer)
         else:
-            reader = self.config.ajet.task_reader
-            self.stream = TaskStream(
-                self.tasks, seed=reader.seed, batch_size=self.config.ajet.data.train_batch_size, shuffle=reader.shuffle
-            )
+            self.stream = self._task_stream()
         self.total = training_steps(self.config, len(self.stream.tasks))
         self.learner = Learner(self.config, self.runtime, self.total)
         self.recorder.use_tokenizer(self.learner.tokenizer)
@@ -132,6 +136,15 @@ class LocalRun:
         if self.common.mini_batch_num == self.common.ppo_epochs == 1 and not self.imitates:
             log.info("one update per step: the old policy is the current one, so clipping has no effect")
 
+    def _task_stream(self) -> TaskStream:
+        reader, size = self.config.ajet.task_reader, self.config.ajet.data.train_batch_size
+        curriculum = reader.curriculum
+        if not curriculum.enabled:
+            return TaskStream(self.tasks, seed=reader.seed, batch_size=size, shuffle=reader.shuffle)
+        return Curriculum(
+            self.tasks, seed=reader.seed, batch_size=size, explore=curriculum.explore, memory=curriculum.memory
+        )
+
     def _train(self) -> None:
         if self.step == 0 and self.common.val_before_train and self.validation_tasks:
             self._note(self._validate())
@@ -139,12 +152,17 @@ class LocalRun:
             metrics = self._demonstrate(step) if self.from_file else self._step(step)
             self.step = step
             self.reader_state = self.stream.state_dict()
-            last = step == self.total
+            self.replay.add(step, self.taught)
             if self.validation_tasks and validates_after(self.config, step, self.total):
                 metrics |= self._validate()
             self._note(metrics)
-            if last or _due(step, self.common.save_freq):
+            stopped = self.early_stop.reason
+            if step == self.total or stopped is not None or _due(step, self.common.save_freq):
                 self._save()
+            if stopped is not None:
+                self.progress.message(f"stopped after step {step} of {self.total}: {stopped}")
+                self.experiment.events.write("stopped_early", step=step, reason=stopped)
+                return
 
     # ------------------------------------------------------------------------------------------------ one step
 
@@ -153,8 +171,11 @@ class LocalRun:
         groups = self._rollout(step)
         rolled_out = time.perf_counter()
         usable = [group for group in groups if group.complete]
-        episodes = [episode for group in usable for episode in group.episodes]
-        credit, extra = self._credit(usable)
+        replayed = self.replay.draw(step)
+        trained = [*usable, *replayed]
+        episodes = [episode for group in trained for episode in group.episodes]
+        self.taught = [group for group in usable if self._teaches(group)]
+        credit, extra = self._credit(trained)
         self.progress.phase("train")
         extra |= self.learner.update(episodes, credit, step)
         updated = time.perf_counter()
@@ -167,9 +188,12 @@ class LocalRun:
         metrics |= extra | credit.metrics | _ledger(everyone)
         metrics |= step_names(metrics)
         metrics |= staleness(episodes, version=step - 1)
+        if isinstance(self.stream, Curriculum):
+            metrics |= self.stream.metrics()
         metrics |= {
             "train/epoch": self.stream.epoch,
             "train/incomplete_groups": float(len(groups) - len(usable)),
+            "train/replayed_groups": float(len(replayed)),
             "time/rollout": rolled_out - began,
             "time/train": updated - rolled_out,
             "time/step": time.perf_counter() - began,
@@ -191,11 +215,23 @@ class LocalRun:
             fresh = self.runtime.run(self.runtime.pool.run_groups(tasks, step=step, earlier=ran))
             groups += fresh
             ran += tasks
-            summaries = [[summarise(episode) for episode in group.episodes] for group in fresh if group.complete]
-            teaching += sum(teaches(group, self.credit_settings) for group in summaries)
+            self._note_solved(fresh)
+            teaching += sum(self._teaches(group) for group in fresh if group.complete)
             if teaching >= wanted:
                 break
         return groups
+
+    def _teaches(self, group: EpisodeGroup) -> bool:
+        return teaches([summarise(episode) for episode in group.episodes], self.credit_settings)
+
+    def _note_solved(self, groups: Sequence[EpisodeGroup]) -> None:
+        """Tell a curriculum how often the tasks were solved. Faults are no tries; other failures are failed ones."""
+        if not isinstance(self.stream, Curriculum):
+            return
+        for group in groups:
+            ended = played([*group.episodes, *group.failed])
+            tries = [is_success(episode, self.threshold) for episode in ended if episode.status not in FAULTS]
+            self.stream.note(group.task_id, sum(tries), len(tries))
 
     def _credit(self, groups: list[EpisodeGroup]) -> tuple[Credit, dict[str, float]]:
         summaries = [[summarise(episode) for episode in group.episodes] for group in groups]
@@ -259,6 +295,7 @@ class LocalRun:
         self.failures.look_at_groups(f"the validation after step {self.step}", groups)
         metrics = validation_metrics(groups, self.threshold)
         metrics["time/validate"] = time.perf_counter() - began
+        self._look_for_an_end(metrics)
         if "val/reward/mean" in metrics:
             self.score = (self.step, metrics["val/reward/mean"])
             self.progress.message(
@@ -266,6 +303,13 @@ class LocalRun:
                 f"success {metrics['val/success']:.3f}"
             )
         return metrics
+
+    def _look_for_an_end(self, metrics: dict[str, float]) -> None:
+        try:
+            self.early_stop.look_at(self.step, metrics)
+        except ConfigError:
+            self._save()  # a misspelt metric must not cost the steps so far
+            raise
 
     def _note(self, metrics: dict[str, float]) -> None:
         self.experiment.metrics.log(self.step, metrics)
@@ -300,14 +344,18 @@ class LocalRun:
             return
         self.progress.phase("checkpoint")
         self.recorder.flush()
-        state: dict[str, Any] = {"reader": self.reader_state}
+        state: dict[str, Any] = {"reader": self.reader_state, "early_stop": self.early_stop.state_dict()}
         if self.score is not None and self.score[0] == self.step:
             state["score"] = self.score[1]
-        saved = self.checkpoints.save(self.step, state, self.learner.write)
+        saved = self.checkpoints.save(self.step, state, self._write_checkpoint)
         if saved is not None:
             self.saved = self.step
             self.checkpoints.point(self.experiment.hf, saved)
             self.experiment.events.write("checkpoint", step=self.step, path=str(saved.path))
+
+    def _write_checkpoint(self, folder: Path) -> None:
+        self.learner.write(folder)
+        self.replay.write(folder)
 
     def _checkpoint_to_resume(self) -> Checkpoint | None:
         if self.common.resume == "never":
@@ -320,7 +368,14 @@ class LocalRun:
                 f"{self.experiment.path} is complete: its newest checkpoint is step {checkpoint.step} of "
                 f"{self.total}. To continue, raise ajet.trainer_common.total_training_steps; to start over, use --fresh"
             )
+        self.early_stop.load_state_dict(checkpoint.state.get("early_stop", self.early_stop.state_dict()))
+        if (reason := self.early_stop.reason) is not None and not self.common.val_only:
+            raise ConfigError(
+                f"{self.experiment.path} stopped early, after step {checkpoint.step}: {reason}. To continue, change "
+                "that key; to start over, use --fresh"
+            )
         self.learner.restore(checkpoint)
+        self.replay.read(checkpoint.path)
         self.stream.load_state_dict(checkpoint.state["reader"])
         self.reader_state = self.stream.state_dict()
         self.step = self.saved = checkpoint.step

@@ -47,6 +47,8 @@ def _of_both(config: Config, title: str) -> Iterator[Note]:
         yield Note(f"{PLACE}.kl_loss_type", f"available: {', '.join(KL_TYPES)}", refused=True)
     if common.algorithm.distillation.teacher is not None:
         yield Note(f"{PLACE}.algorithm.distillation.teacher", "only `local` learns from a teacher", refused=True)
+    if common.algorithm.replay.groups:
+        yield Note(f"{PLACE}.algorithm.replay.groups", "only `local` trains past groups once more", refused=True)
     if common.kl_reference_sync:
         yield Note(f"{PLACE}.kl_reference_sync", f"{title}'s reference stays the starting model", refused=True)
     if common.kl_adaptive.target is not None:

@@ -82,6 +82,16 @@ def shared_notes(config: Config, title: str) -> Iterator[Note]:
             f"{place}.algorithm.policy_loss",
             f"{title} sees one row at a time: where one agent of an episode gives several rows, each has its own ratio",
         )
+    early_stop = ajet.trainer_common.early_stop
+    for name, given in (("target", early_stop.target), ("patience", early_stop.patience)):
+        if given is not None:
+            yield Note(f"{place}.early_stop.{name}", f"{title} runs to its last step", refused=True)
+    if ajet.task_reader.curriculum.enabled:
+        yield Note(
+            "ajet.task_reader.curriculum.enabled",
+            f"{title} reads tasks ahead, before it is known how often they are solved",
+            refused=True,
+        )
     if algorithm.zero_variance_groups == "resample":
         yield Note(f"{place}.algorithm.zero_variance_groups", f"with {title} this is `skip`: no other tasks instead")
 

@@ -78,6 +78,22 @@ class Broken(Workflow):
         raise RuntimeError("the tool server is down")
 
 
+class Fickle(Workflow):
+    """Of three tasks one is always solved, one never, and one by chance; sometimes it fails."""
+
+    name: str = "fickle"
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client(agent_name="fickle")
+        query = workflow_task.task.main_query
+        completion = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": query}])
+        said = sum(map(ord, completion.choices[0].message.content or ""))
+        if said % 5 == 0:
+            raise RuntimeError("it fell over")
+        solved = {"say 0": True, "say 1": False}.get(query or "", bool(said % 2))
+        return WorkflowOutput(reward=(said % 97) / 97, is_success=solved)
+
+
 class Restless(Workflow):
     """Stops, or goes on and on until a further call is refused, which it doesn't catch. Leaves the reward open."""
 

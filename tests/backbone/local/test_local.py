@@ -131,6 +131,68 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path) -> None:
     assert weights_hash(one) == weights_hash(other)
 
 
+EARLY, REPLAY = "trainer_common.early_stop", "trainer_common.algorithm.replay"
+
+
+def test_a_resumed_run_goes_on_with_its_curriculum_replay_and_early_stop(tmp_path: Path) -> None:
+    """Episodes fail now and then, so groups are uneven, and a failed try counts for its task."""
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    straight.mkdir(), stopped.mkdir()
+    practice = {"task_reader.curriculum.enabled": "true", f"{REPLAY}.groups": 2, f"{REPLAY}.max_age": 2}
+    practice |= {f"{EARLY}.patience": 2, f"{EARLY}.metric": "val/fault_share", "trainer_common.test_freq": 2}
+    practice |= {"trainer_common.total_training_steps": 9, "rollout.num_repeat": 4}
+    _, one = train(straight, "Fickle", **practice)
+    train(stopped, "Fickle", **practice | {"trainer_common.total_training_steps": 4})
+    _, other = train(stopped, "Fickle", **practice)
+    assert stable(one) == stable(other)
+    assert weights_hash(one) == weights_hash(other)
+    tasks = [[row.episode.task_id for row in EpisodeStore(run / "episodes.sqlite").all()] for run in (one, other)]
+    assert sorted(tasks[0]) == sorted(tasks[1])
+    # best after step 2, two validations without a rise: the end comes after step 6 of 9
+    steps = read_metrics(one / "metrics.jsonl")
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert any(step["failure/RuntimeError"] for step in steps if "failure/RuntimeError" in step)
+    assert steps[-1]["curriculum/tried"] == 1
+    assert steps[-1]["curriculum/always_solved"] == 0, "a failed episode is a try that did not succeed"
+    assert steps[-1]["curriculum/never_solved"] == pytest.approx(1 / 3)
+    assert steps[0]["train/replayed_groups"] == steps[0]["train/staleness"] == 0
+    later = [step for step in steps[1:] if step["train/replayed_groups"]]
+    assert len(later) >= 4
+    for step in later:
+        assert 0 < step["train/staleness"] <= 2
+        assert step["loss/sampler_gap_max"] > 1e-3, "replayed tokens carry the probabilities of their own policy"
+        assert step["loss/correction"] != 1.0
+        assert step["episode/count"] == 8, "replayed episodes are trained, not counted again"
+
+
+def test_a_run_that_stopped_early_says_so_and_goes_on_if_it_may(tmp_path: Path) -> None:
+    early = {f"{EARLY}.patience": 2, f"{EARLY}.metric": "val/fault_share", "trainer_common.test_freq": 1}
+    early |= {"trainer_common.total_training_steps": 9, "trainer_common.val_before_train": "true"}
+    early |= {"trainer_common.save_freq": 0}
+    code, experiment = train(tmp_path, **early)
+    assert code == 0
+    assert read_metrics(experiment / "metrics.jsonl")[-1]["step"] == 2
+    assert (experiment / "hf").resolve().parent.name == "step_2"
+    with pytest.raises(UserError, match=r"(?s)stopped early, after step 2.*early_stop\.patience: 2.*--fresh"):
+        train(tmp_path, **early)
+    train(tmp_path, **early | {f"{EARLY}.patience": 4})
+    assert read_metrics(experiment / "metrics.jsonl")[-1]["step"] == 4
+
+
+def test_an_early_stop_without_its_metric_is_an_error_that_keeps_the_steps_so_far(tmp_path: Path) -> None:
+    early = {f"{EARLY}.target": 0.5, f"{EARLY}.metric": "val/rewards/mean", "trainer_common.save_freq": 0}
+    with pytest.raises(UserError, match=r"early_stop\.metric.*'val/rewards/mean'; did you mean val/reward/mean"):
+        train(tmp_path, **early)
+    assert (tmp_path / "runs" / "job" / "checkpoints" / "step_2" / "COMPLETE").is_file()
+    config = load_config(config_file(tmp_path)[0], [f"{EARLY}.target=1"], backbone="local")
+    config.ajet.task_reader.jsonl_dataset_file.validation.file_path = None
+    with (
+        ExperimentFolder.open(config, exp_dir=tmp_path / "other") as experiment,
+        pytest.raises(UserError, match=r"early_stop\.target looks at validations.*no validation tasks"),
+    ):
+        run(config, experiment, LaunchOptions(quiet=True))
+
+
 def test_the_log_says_why_calls_branch_and_that_most_tokens_are_not_trained(tmp_path: Path) -> None:
     code, experiment = train(tmp_path, "Forgetful")
     assert code == 0

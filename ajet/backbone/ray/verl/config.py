@@ -27,6 +27,7 @@ from ajet.backbone.ray.mapping import (
 from ajet.backbone.ray.payload import KEY
 from ajet.backbone.ray.start import NoGpuError
 from ajet.schema.errors import ConfigError
+from ajet.session.settings import validation_temperature
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -316,10 +317,10 @@ def _rollout(config: Config, run: RunFacts, machine: Machine) -> Settings:
         f"{place}.logprobs_mode": "processed_logprobs",
         f"{place}.log_prob_use_dynamic_bsz": True,
         f"{place}.log_prob_max_token_len_per_gpu": micro_tokens(config),
-        f"{place}.val_kwargs.temperature": rollout.val_kwargs.temperature if rollout.val_kwargs.do_sample else 0.0,
+        f"{place}.val_kwargs.temperature": validation_temperature(config),
         f"{place}.val_kwargs.top_p": rollout.val_kwargs.top_p,
         f"{place}.val_kwargs.top_k": rollout.val_kwargs.top_k,
-        f"{place}.val_kwargs.do_sample": rollout.val_kwargs.do_sample,
+        f"{place}.val_kwargs.do_sample": validation_temperature(config) > 0,
         f"{place}.val_kwargs.n": validation_repeats(config),
         f"{place}.agent.num_workers": config.ajet.trainer_common.nnodes,
         f"{place}.agent.agent_loop_manager_class": "ajet.backbone.ray.verl.manager.EpisodeManager",
