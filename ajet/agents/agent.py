@@ -1,0 +1,351 @@
+"""`Agent`: a model, its tools, and the loop between them. The base of the ready agents, and of your own.
+
+An agent object holds settings only. What one run leaves behind is in its `AgentRun`, so the same object serves many
+runs at a time, in a script, an evaluation or training. A run ends within its limits whatever the model writes; if the
+model itself fails, the run is recorded as failed and the model's exception is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from ajet.agents.context_window import SUMMARISE, ContextWindow, WhenFull
+from ajet.agents.limits import AgentLimits, AgentSettingsError, shortened
+from ajet.agents.model_function import Message, ModelFunction, ToolSchema, as_model_function
+from ajet.agents.prompt import prompt_messages
+from ajet.agents.reply import ModelMessage, ParsedReply, ToolCall
+from ajet.agents.reply_format import NativeFormat, ReplyFormat, TextFormat
+from ajet.agents.run import AgentRun, OnStep
+from ajet.schema.episode import Failure
+from ajet.schema.trajectory import StepType, StopReason, Trajectory, TrajectoryStep
+from ajet.schema.trajectory_file import file_name
+from ajet.tools import Toolset, make_tools
+from ajet.tools.tool import Tool, ToolContext
+
+FormatName = Literal["auto", "native", "text"]
+FORMATS: Mapping[str, Callable[[], ReplyFormat]] = {"native": NativeFormat, "text": TextFormat}
+NOT_RUN = "Not executed: {why}. Ask for it again if you still need it."
+
+
+class Agent:
+    """Asks the model, runs the tools it asks for, and tells it the results, until it answers.
+
+    For an agent of your own override what differs: `create_system_prompt`, `should_continue`, `format_messages`,
+    `parse`, `execute_tool_call`, `finalize`, or `step` as a whole. Keep what a run must remember in `run.state`.
+    """
+
+    system_prompt_default: ClassVar[str] = ""
+    one_call_per_step: ClassVar[bool] = False
+    """Only the first tool call of a reply is run."""
+    trajectory_class: ClassVar[type[Trajectory]] = Trajectory
+
+    def __init__(
+        self,
+        *,
+        name: str = "",
+        system_prompt: str | None = None,
+        tools: Sequence[Any] = (),
+        format: FormatName = "auto",
+        max_steps: int = 10,
+        max_tokens: int | None = None,
+        max_seconds: float | None = None,
+        max_output_chars: int = 20_000,
+        context_tokens: int | None = None,
+        when_full: WhenFull = "drop",
+        parallel_tool_calls: bool = True,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`tools`: tools, or their specifications as `ajet.tools.make_tools` takes them. `format`: how the model calls
+        them; `auto`: natively, unless its function takes no `tools`. `sampling`: passed to the model with each call.
+        """
+        self.name = name or type(self).__name__
+        self.system_prompt = self.system_prompt_default if system_prompt is None else system_prompt
+        self.tools: list[Tool] = make_tools(list(tools))
+        if format != "auto" and format not in FORMATS:
+            raise AgentSettingsError(f"format: {format!r} is not one of auto, {', '.join(FORMATS)}")
+        self.format = format
+        self.limits = AgentLimits(max_steps, max_tokens, max_seconds, max_output_chars)
+        self.window = ContextWindow(context_tokens, when_full)
+        self.parallel_tool_calls = parallel_tool_calls
+        self.sampling = dict(sampling or {})
+
+    # ------------------------------------------------------------ one run
+
+    async def run_trajectory(
+        self,
+        prompt: Any,
+        model: Any,
+        *,
+        request_id: str = "",
+        context: ToolContext | None = None,
+        save_to: str | Path | None = None,
+        on_step: OnStep | None = None,
+        raise_errors: bool = True,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Trajectory:
+        """Work on `prompt` (text, messages, a task, or a mapping that holds one) with `model`, a model function or what
+        `as_model_function` makes one of.
+
+        `save_to`: a folder, or a file that ends in `.jsonl`, to which the trajectory is written as it grows.
+        `raise_errors=False`: a run that failed is returned, with `status` and `failure`, instead of raising.
+        """
+        function = as_model_function(model)
+        trajectory = self.trajectory_class(
+            request_id=request_id or uuid.uuid4().hex,
+            task_id=str(getattr(prompt, "task_id", "") or ""),
+            agent=self.name,
+            model=str(getattr(function, "model", "") or ""),
+            metadata=dict(metadata or {}),
+        )
+        messages = prompt_messages(prompt)
+        context = context or ToolContext(episode_id=trajectory.request_id)
+        async with Toolset(self.run_tools(context), context) as toolset:
+            run = AgentRun(
+                trajectory,
+                function,
+                toolset,
+                context,
+                self._reply_format(function),
+                max_seconds=self.limits.max_seconds,
+                save_to=None if save_to is None else _file(Path(save_to), trajectory.request_id),
+                on_step=on_step,
+            )
+            try:
+                await self._guarded(run, messages)
+            except Exception:
+                if raise_errors:
+                    raise
+            finally:
+                run.close()
+        return trajectory
+
+    def run_tools(self, context: ToolContext) -> list[Tool]:
+        """The tools of a run."""
+        return self.tools
+
+    async def _guarded(self, run: AgentRun, messages: Sequence[Message]) -> None:
+        """The loop. However it ends, the trajectory says how."""
+        try:
+            async with asyncio.timeout(run.seconds_left) as deadline:
+                await self.begin(run, messages)
+                while self.should_continue(run):
+                    await self.step(run)
+            run.end(StopReason.AGENT)
+        except asyncio.CancelledError:
+            run.end(StopReason.CANCELLED)
+            raise
+        except Exception as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                run.end(StopReason.MAX_SECONDS)
+            else:
+                reason = StopReason.MODEL_ERROR if run.asking else StopReason.AGENT_ERROR
+                run.end(reason, failure=Failure(type(error).__name__, str(error) or repr(error)))
+                raise
+        finally:
+            self.finalize(run)
+
+    async def begin(self, run: AgentRun, messages: Sequence[Message]) -> None:
+        """Put the first messages into the conversation."""
+        system = "\n\n".join(filter(None, (self.create_system_prompt(), run.format.introduction(run.schemas))))
+        given = [str(message.get("content") or "") for message in messages if message.get("role") == "system"]
+        if system or given:
+            run.add({"role": "system", "content": "\n\n".join(filter(None, (system, *given)))})
+        for message in messages:
+            if message.get("role") != "system":
+                run.add(dict(message))
+                run.record(StepType.OBSERVATION, str(message.get("content") or ""))
+
+    async def step(self, run: AgentRun) -> None:
+        """One model call, and the tools that it asks for."""
+        if not await self.make_room(run):
+            run.end(StopReason.CONTEXT_FULL)
+            return
+        reply, call = await self.ask(run, run.format.request(run.schemas))
+        parsed = self.parse(reply, run)
+        if parsed.thought:
+            run.record(StepType.THOUGHT, parsed.thought, call=call)
+        if reply.finish_reason == "length" and not parsed.calls:
+            if parsed.answer:
+                run.record(StepType.THOUGHT, parsed.answer, call=call, metadata={"cut": True})
+            run.end(StopReason.REPLY_CUT)
+        elif parsed.problem:
+            self.tell(run, parsed.problem)
+        elif parsed.calls:
+            await self.act(run, parsed.calls, call)
+        else:
+            await self.answered(run, parsed.answer or "", call)
+
+    # ------------------------------------------------------------ what an agent of one's own overrides
+
+    def create_system_prompt(self) -> str:
+        """The system message, without what the reply format and the task add to it."""
+        return self.system_prompt
+
+    def should_continue(self, run: AgentRun) -> bool:
+        """Whether there is another step. Says why, if a limit is reached."""
+        limits, used = self.limits, run.trajectory.usage.output_tokens
+        if run.model_steps >= limits.max_steps:
+            run.end(StopReason.MAX_STEPS)
+        elif limits.max_tokens is not None and used >= limits.max_tokens:
+            run.end(StopReason.MAX_TOKENS)
+        return run.trajectory.stop_reason is None
+
+    def format_messages(self, run: AgentRun) -> list[Message]:
+        """The messages of the next call."""
+        return list(run.messages)
+
+    def parse(self, message: Message, run: AgentRun) -> ParsedReply:
+        """Read a reply."""
+        return run.format.parse(message, run.schemas)
+
+    async def execute_tool_call(self, tool_call: ToolCall, run: AgentRun) -> TrajectoryStep:
+        """Run one tool. What the model did wrong is a result with `success=False` that says what to do."""
+        started = time.monotonic()
+        result = await run.toolset.call(tool_call.name, tool_call.arguments)
+        return TrajectoryStep(
+            StepType.ACTION_RESULT,
+            shortened(result.output, self.limits.max_output_chars),
+            tool_name=tool_call.name,
+            tool_args=tool_call.arguments,
+            tool_result=result.data,
+            tool_call_id=tool_call.call_id,
+            success=result.success,
+            reward_score=result.reward,
+            seconds=time.monotonic() - started,
+            metadata={
+                **({"ends_episode": True} if result.ends_episode else {}),
+                **({"metrics": dict(result.metrics)} if result.metrics else {}),
+            },
+        )
+
+    async def answered(self, run: AgentRun, answer: str, call: int) -> None:
+        """The model answered instead of calling a tool."""
+        run.record(StepType.FINAL_ANSWER, answer, call=call)
+        run.end(StopReason.ANSWER)
+
+    def finalize(self, run: AgentRun) -> None:
+        """Called once at the end of a run, however it ended."""
+
+    # ------------------------------------------------------------ parts of a step
+
+    async def ask(self, run: AgentRun, request: Mapping[str, Any], purpose: str = "") -> tuple[ModelMessage, int]:
+        """One model call. Returns the reply and the call's index in the trajectory."""
+        arguments = {**self.sampling, **request}
+        if self.limits.max_tokens is not None:
+            left = self.limits.max_tokens - run.trajectory.usage.output_tokens
+            arguments["max_tokens"] = max(1, min(left, arguments.get("max_tokens") or left))
+        if (self.one_call_per_step or not self.parallel_tool_calls) and arguments.get("tools"):
+            arguments["parallel_tool_calls"] = False
+        started = time.monotonic()
+        run.asking = True
+        reply = await run.model(self.format_messages(run), **arguments)
+        run.asking = False
+        message = reply if isinstance(reply, ModelMessage) else ModelMessage(reply)
+        return message, run.record_call(message, started, purpose)
+
+    async def act(self, run: AgentRun, calls: Sequence[ToolCall], call: int) -> None:
+        """Run the tool calls of one reply, and tell the model what came of them."""
+        for asked in calls:
+            facts = {"tool_name": asked.name, "tool_args": asked.arguments, "tool_call_id": asked.call_id}
+            run.record(StepType.ACTION, _shown(asked), call=call, **facts)
+        steps = await self._run_tools(run, calls)
+        for step in steps:
+            step.call = call
+            run.record_step(step)
+        run.add(*run.format.results([(asked, step.content) for asked, step in zip(calls, steps, strict=True)]))
+        for step in steps:
+            if step.metadata.get("ends_episode"):
+                run.record(StepType.FINAL_ANSWER, _answer_of(step), call=call)
+                run.end(StopReason.TOOL)
+                break
+
+    async def _run_tools(self, run: AgentRun, calls: Sequence[ToolCall]) -> list[TrajectoryStep]:
+        """The results, in the order of the calls."""
+        if self.parallel_tool_calls and not self.one_call_per_step:
+            return list(await asyncio.gather(*(self.execute_tool_call(asked, run) for asked in calls)))
+        steps: list[TrajectoryStep] = []
+        for asked in calls:
+            if steps and self.one_call_per_step:
+                steps.append(_not_run(asked, "only one tool call is allowed in each step"))
+            elif steps and steps[-1].metadata.get("ends_episode"):
+                steps.append(_not_run(asked, f"{steps[-1].tool_name} ended the episode"))
+            else:
+                steps.append(await self.execute_tool_call(asked, run))
+        return steps
+
+    def tell(self, run: AgentRun, text: str) -> None:
+        """Tell the model something besides tool results."""
+        run.add(run.format.tell(text))
+        run.record(StepType.OBSERVATION, text)
+
+    async def make_room(self, run: AgentRun) -> bool:
+        """If the conversation fills the model's window, begin a shorter one. False: it can't be made shorter."""
+        tokens = run.prompt_tokens()
+        if not self.window.is_full(tokens):
+            return True
+        if self.window.when_full == "stop":
+            return False
+        if self.window.when_full == "drop":
+            shorter = self.window.without_old_output(run.messages, tokens)
+            if shorter is None:
+                return False
+            run.restart(shorter)
+            return True
+        if not any(message.get("role") == "assistant" for message in run.messages):
+            return False  # the task alone fills it
+        before = list(run.messages)
+        run.add(run.format.tell(SUMMARISE))
+        summary, _ = await self.ask(run, {}, purpose="summary")
+        run.restart(self.window.after_summary(before, str(summary.get("content") or "")))
+        return True
+
+    def _reply_format(self, function: ModelFunction) -> ReplyFormat:
+        name: str = self.format
+        if name == "auto":
+            name = "native" if takes_tools(function) else "text"
+        return FORMATS[name]()
+
+
+def takes_tools(function: Any) -> bool:
+    """Whether a model function can be given tools."""
+    said = getattr(function, "takes_tools", None)
+    if isinstance(said, bool):
+        return said
+    parameters = inspect.signature(function).parameters.values()
+    return any(entry.name == "tools" or entry.kind is entry.VAR_KEYWORD for entry in parameters)
+
+
+def _file(place: Path, request_id: str) -> Path:
+    return place if place.suffix == ".jsonl" else place / file_name(request_id)
+
+
+def _shown(call: ToolCall) -> str:
+    return f"{call.name}({call.arguments if isinstance(call.arguments, str) else call.arguments!r})"
+
+
+def _not_run(call: ToolCall, why: str) -> TrajectoryStep:
+    return TrajectoryStep(
+        StepType.ACTION_RESULT,
+        NOT_RUN.format(why=why),
+        tool_name=call.name,
+        tool_args=call.arguments,
+        tool_call_id=call.call_id,
+        success=False,
+    )
+
+
+def _answer_of(step: TrajectoryStep) -> str:
+    """What a tool that ended the episode was given as the answer."""
+    for values in (step.tool_result, step.tool_args):
+        if isinstance(values, dict) and isinstance(values.get("answer"), str | int | float):
+            return str(values["answer"])
+    return step.content
+
+
+__all__ = ["Agent", "FormatName", "ToolSchema", "takes_tools"]

@@ -1,0 +1,39 @@
+"""What a model wrote, read: `ParsedReply`. And `ModelMessage`, a message that knows what its call cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ajet.schema.trajectory import Usage
+
+
+class ModelMessage(dict[str, Any]):
+    """An assistant message, as a plain dict, with what is known about its call besides."""
+
+    usage: Usage | None = None
+    finish_reason: str = "stop"
+    reply_id: str = ""
+    malformed: tuple[str, ...] = ()
+    """What the server's parser could not read of the model's tool calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call, as the model asked for it."""
+
+    name: str
+    arguments: str | dict[str, Any]
+    """Text, if the model wrote text: whether it is JSON that fits the schema is found out when the tool is called."""
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    """A reply: tool calls, or an answer, or something that can't be read."""
+
+    thought: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    answer: str | None = None
+    problem: str = ""
+    """What the model is told if its reply can't be read: what was expected, and how to write it."""

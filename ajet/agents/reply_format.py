@@ -1,0 +1,215 @@
+"""How an agent and a model understand each other: native tool calls, or a text format for models without them.
+
+A `ReplyFormat` says what to add to the system prompt and to the request, reads a reply, and words what the model is
+told: results, and what was wrong with a reply. Replies stay in the conversation as the model wrote them, so that a
+conversation in training continues exactly what was sampled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ajet.agents.call_grammar import CallSyntaxError, read_call, read_value
+from ajet.agents.model_function import Message, ToolSchema
+from ajet.agents.reply import ParsedReply, ToolCall
+
+
+class ReplyFormat(Protocol):
+    """How replies are written."""
+
+    def introduction(self, tools: Sequence[ToolSchema]) -> str:
+        """What the system prompt says about it. Empty: nothing."""
+
+    def request(self, tools: Sequence[ToolSchema]) -> dict[str, Any]:
+        """Arguments of the model function."""
+
+    def parse(self, message: Message, tools: Sequence[ToolSchema]) -> ParsedReply: ...
+
+    def results(self, results: Sequence[tuple[ToolCall, str]]) -> list[Message]:
+        """The messages that carry tool results, in the order of the calls."""
+
+    def tell(self, text: str) -> Message:
+        """A message from the agent to the model."""
+
+
+class NativeFormat:
+    """Tool calls as the model's API has them. A reply without one is the answer."""
+
+    def introduction(self, tools: Sequence[ToolSchema]) -> str:
+        return ""
+
+    def request(self, tools: Sequence[ToolSchema]) -> dict[str, Any]:
+        return {"tools": list(tools)} if tools else {}
+
+    def parse(self, message: Message, tools: Sequence[ToolSchema]) -> ParsedReply:
+        text = str(message.get("content") or "")
+        asked = message.get("tool_calls") or []
+        thought = str(message.get("reasoning_content") or "").strip()
+        if not asked:
+            malformed = getattr(message, "malformed", ())
+            if malformed and tools:
+                return ParsedReply(thought, problem=f"Your tool call could not be read: {'; '.join(malformed)}")
+            return ParsedReply(thought, answer=text.strip())
+        calls = tuple(_native_call(call, index) for index, call in enumerate(asked))
+        return ParsedReply("\n".join(part for part in (thought, text.strip()) if part), calls)
+
+    def results(self, results: Sequence[tuple[ToolCall, str]]) -> list[Message]:
+        return [{"role": "tool", "tool_call_id": call.call_id, "content": text} for call, text in results]
+
+    def tell(self, text: str) -> Message:
+        return {"role": "user", "content": text}
+
+
+def _native_call(call: Any, index: int) -> ToolCall:
+    function = call.get("function") or {} if isinstance(call, dict) else {}
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str | dict):
+        arguments = "" if arguments is None else json.dumps(arguments, default=repr)
+    name, call_id = function.get("name"), call.get("id") if isinstance(call, dict) else None
+    return ToolCall(str(name or ""), arguments, str(call_id or f"call_{index}"))
+
+
+TEXT_INTRODUCTION = """\
+You work in steps. In each step write what you think, then what you do, in exactly this form:
+
+Thought: what you know, and what to do next
+Action: the name of one tool
+Action Input: its arguments, as one JSON object
+
+Then stop: the result comes back as "Observation: …". Once you know the answer, write instead:
+
+Thought: why you know it
+Final Answer: the answer
+
+The tools, each with the JSON schema of its arguments:
+"""
+
+EXPECTED = (
+    'Write "Thought: …", then either "Action: <tool>" and "Action Input: <JSON object>", or "Final Answer: <answer>".'
+)
+_LABEL = re.compile(r"^[ \t*_#]*(Thought|Action Input|Action|Final Answer|Observation)[ \t*_]*:[ \t*_]*", re.M | re.I)
+
+
+class TextFormat:
+    """ReAct: `Thought:`, `Action:` with `Action Input:`, `Observation:`, `Final Answer:`.
+
+    `Action: tool({"k": 1})` and `Action: tool(k=1)` are read as well, and several actions in one reply.
+    """
+
+    def introduction(self, tools: Sequence[ToolSchema]) -> str:
+        described = [_described(tool) for tool in tools]
+        return TEXT_INTRODUCTION + ("\n".join(described) if described else "(none: answer at once)")
+
+    def request(self, tools: Sequence[ToolSchema]) -> dict[str, Any]:
+        return {"stop": ["\nObservation:"]}  # the model must not write the results itself
+
+    def parse(self, message: Message, tools: Sequence[ToolSchema]) -> ParsedReply:
+        reasoning = str(message.get("reasoning_content") or "").strip()
+        text = str(message.get("content") or "")
+        parts = _labelled(text)
+        thoughts = [reasoning] if reasoning else []
+        calls: list[ToolCall] = []
+        for index, (label, body) in enumerate(parts):
+            if label in ("", "thought"):
+                thoughts.append(body)
+            elif label == "final answer":
+                if calls:
+                    return ParsedReply("\n".join(thoughts), problem="Give either actions or the final answer, not both")
+                return ParsedReply("\n".join(filter(None, thoughts)), answer=body)
+            elif label == "action":
+                after = parts[index + 1] if index + 1 < len(parts) else ("", "")
+                found = _action(body, after[1] if after[0] == "action input" else None, tools, len(calls))
+                if isinstance(found, str):
+                    return ParsedReply("\n".join(filter(None, thoughts)), problem=f"{found}. {EXPECTED}")
+                if found.name.lower() == "final answer":
+                    return ParsedReply("\n".join(filter(None, thoughts)), answer=str(found.arguments))
+                calls.append(found)
+        thought = "\n".join(filter(None, thoughts))
+        if calls:
+            return ParsedReply(thought, tuple(calls))
+        return ParsedReply(thought, problem=f"The reply holds neither an action nor a final answer. {EXPECTED}")
+
+    def results(self, results: Sequence[tuple[ToolCall, str]]) -> list[Message]:
+        several = len(results) > 1
+        shown = [f"Observation{f' of {call.name}' if several else ''}: {text}" for call, text in results]
+        return [{"role": "user", "content": "\n".join(shown)}]
+
+    def tell(self, text: str) -> Message:
+        return {"role": "user", "content": f"Observation: {text}"}
+
+
+def _described(tool: ToolSchema) -> str:
+    function = tool.get("function") or {}
+    schema = json.dumps(function.get("parameters") or {}, ensure_ascii=False)
+    return f"- {function.get('name')}: {function.get('description', '')}\n  {schema}"
+
+
+def _labelled(text: str) -> list[tuple[str, str]]:
+    """The parts of a reply, each with its label in lower case; up to an observation, which only we may write.
+
+    A label inside the arguments of a call belongs to them, and a final answer goes on to the end."""
+    mark = _LABEL.search(text)
+    parts = [("", text[: mark.start() if mark else None].strip())]
+    while mark is not None and mark[1].lower() != "observation":
+        label = mark[1].lower()
+        following = _LABEL.search(text, _end_of_call(label, text, mark.end()))
+        if label == "final answer":
+            while following is not None and following[1].lower() != "observation":
+                following = _LABEL.search(text, following.end())
+        parts.append((label, text[mark.end() : following.start() if following else None].strip()))
+        mark = following
+    return [part for part in parts if part[0] or part[1]]
+
+
+def _end_of_call(label: str, text: str, start: int) -> int:
+    """Where the arguments end that begin here, if they can be read; else `start`."""
+    try:
+        if label == "action input":
+            return read_value(text, start)[1]
+        return read_call(text, start=start)[2] if label == "action" else start
+    except CallSyntaxError:
+        return start
+
+
+def _action(body: str, given: str | None, tools: Sequence[ToolSchema], index: int) -> ToolCall | str:
+    """The call that an `Action:` asks for, or what is wrong with it."""
+    call_id = f"call_{index}"
+    answer = re.match(r"final answer\s*:?\s*", body, re.I)
+    if answer is not None:
+        return ToolCall("final answer", body[answer.end() :])
+    name = body.strip().strip("`\"'")
+    if given is not None:
+        return ToolCall(name, _arguments_of(given), call_id)
+    if re.fullmatch(r"[\w.-]+", name):
+        return ToolCall(name, "{}", call_id)
+    wanted = re.match(r"\s*([A-Za-z_][\w.-]*)\s*\(", body)
+    parameters = _parameters(tools, wanted[1]) if wanted else None
+    try:
+        tool, arguments, end = read_call(body, parameters)
+    except CallSyntaxError as error:
+        return f"The action could not be read: {error}"
+    if body[end:].strip().strip("`"):
+        return f"There is more after the action: {body[end:].strip()[:60]!r}"
+    return ToolCall(tool, arguments, call_id)
+
+
+def _arguments_of(text: str) -> str | dict[str, Any]:
+    """An `Action Input`: JSON, also in a fence, or a Python literal. Anything else is left to the tool's schema."""
+    bare = re.sub(r"^```\w*\n(.*?)\n?```$", r"\1", text.strip(), flags=re.S)
+    try:
+        value, end = read_value(bare)
+    except CallSyntaxError:
+        return bare
+    return value if isinstance(value, dict) and not bare[end:].strip() else bare
+
+
+def _parameters(tools: Sequence[ToolSchema], name: str) -> tuple[str, ...] | None:
+    """The names of a tool's arguments, in order. None: there is no such tool."""
+    for tool in tools:
+        function = tool.get("function") or {}
+        if function.get("name") == name:
+            return tuple((function.get("parameters") or {}).get("properties") or {})
+    return None

@@ -1,0 +1,162 @@
+"""`AgentRun`: the state of one run of an agent. The agent itself holds none, so one object serves many runs at a time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.agents.model_function import Message, ModelFunction, ToolSchema
+from ajet.agents.reply import ModelMessage
+from ajet.agents.reply_format import ReplyFormat
+from ajet.schema.trajectory import (
+    NO_CALL,
+    ModelCall,
+    StepType,
+    StopReason,
+    Trajectory,
+    TrajectoryStep,
+    Usage,
+)
+from ajet.schema.trajectory_file import TrajectoryFile
+
+if TYPE_CHECKING:
+    from ajet.tools import Toolset
+    from ajet.tools.tool import ToolContext
+
+TOKENS_PER_CHARACTER = 0.3
+"""Until a model has reported how many tokens its prompt had."""
+
+OnStep = Callable[[TrajectoryStep], object]
+
+
+class AgentRun:
+    """One run: its trajectory, the conversation as it stands, and what it may still use."""
+
+    def __init__(
+        self,
+        trajectory: Trajectory,
+        model: ModelFunction,
+        toolset: Toolset,
+        context: ToolContext,
+        reply_format: ReplyFormat,
+        *,
+        max_seconds: float | None = None,
+        save_to: Path | None = None,
+        on_step: OnStep | None = None,
+    ) -> None:
+        self.trajectory = trajectory
+        self.model = model
+        self.toolset = toolset
+        self.context = context
+        self.format = reply_format
+        self.schemas: list[ToolSchema] = toolset.schemas()
+        trajectory.tools = self.schemas
+        self.messages: list[Message] = []
+        """The conversation, as the next call sends it."""
+        self.state: dict[str, Any] = {}
+        """For what an agent of your own remembers during a run."""
+        self.asking = False
+        """Whether a model call is under way: if it raises, the model is to blame."""
+        self._sent = 0
+        self._tip = NO_CALL
+        self._began = time.monotonic()
+        self._deadline = None if max_seconds is None else self._began + max_seconds
+        self._tokens_per_character = TOKENS_PER_CHARACTER
+        self._on_step = on_step
+        self._file = None if save_to is None else TrajectoryFile(save_to, trajectory)
+
+    # ------------------------------------------------------------ limits
+
+    @property
+    def seconds_left(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    @property
+    def model_steps(self) -> int:
+        """Model calls so far, summaries not counted."""
+        return sum(not call.purpose for call in self.trajectory.calls)
+
+    def prompt_tokens(self) -> int:
+        """About how many tokens the next prompt has."""
+        unseen = self.messages[self._sent :]
+        if self._tip == NO_CALL:
+            return round(self._tokens_per_character * (_length(self.messages) + _length(self.schemas)))
+        usage = self.trajectory.calls[self._tip].usage
+        return usage.input_tokens + usage.output_tokens + round(self._tokens_per_character * _length(unseen))
+
+    # ------------------------------------------------------------ what happens
+
+    def add(self, *messages: Message) -> None:
+        """Go on with these messages."""
+        self.messages += messages
+
+    def restart(self, messages: Sequence[Message]) -> None:
+        """Begin a new branch: from here on this is the conversation."""
+        self.messages = list(messages)
+        self._sent, self._tip = 0, NO_CALL
+
+    def record(self, step_type: StepType, content: str = "", **facts: Any) -> TrajectoryStep:
+        """Add a step to the trajectory, and to its file."""
+        step = TrajectoryStep(step_type, content, **facts)
+        self.record_step(step)
+        return step
+
+    def record_step(self, step: TrajectoryStep) -> None:
+        self.trajectory.steps.append(step)
+        self._save()
+        if self._on_step is not None:
+            self._on_step(step)
+
+    def record_call(self, reply: ModelMessage, started: float, purpose: str = "") -> int:
+        """Add a model call; `started` is on the monotonic clock. Its reply becomes part of the conversation. Returns
+        its index."""
+        usage = reply.usage
+        length = _length(self.messages) + _length(self.schemas)
+        if usage is None:
+            usage = Usage(
+                round(self._tokens_per_character * length), round(self._tokens_per_character * _length(reply)), False
+            )
+        elif length and usage.input_tokens:
+            self._tokens_per_character = usage.input_tokens / length
+        call = ModelCall(
+            new_messages=self.messages[self._sent :],
+            reply=dict(reply),
+            extends=self._tip,
+            finish_reason=reply.finish_reason,
+            usage=usage,
+            started_s=started - self._began,
+            seconds=time.monotonic() - started,
+            reply_id=reply.reply_id,
+            purpose=purpose,
+        )
+        self.trajectory.calls.append(call)
+        self.messages.append(call.reply)
+        self._sent, self._tip = len(self.messages), len(self.trajectory.calls) - 1
+        self._save()
+        return self._tip
+
+    def end(self, reason: StopReason, **facts: Any) -> None:
+        """The run ends; only the first reason counts."""
+        self.trajectory.end(reason, **facts)
+
+    def close(self) -> None:
+        """Write the end of the trajectory."""
+        self.trajectory.pending = self.messages[self._sent :]
+        self.trajectory.seconds = time.monotonic() - self._began
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _save(self) -> None:
+        if self._file is not None:
+            self._file.update()
+
+
+def _length(value: Any) -> int:
+    """Characters of the texts in messages or tools."""
+    if isinstance(value, str):
+        return len(value)
+    return len(json.dumps(value, ensure_ascii=False, default=repr)) if value else 0

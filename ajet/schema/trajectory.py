@@ -1,0 +1,235 @@
+"""`Trajectory`: what an agent did on one task, from the first message to the last, and how it ended.
+
+`calls` are the model calls exactly as they were made, each continuing an earlier one or beginning a branch; `steps` are
+the same as people read it: thoughts, actions, their results, the final answer. Pure data, with a JSON form.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from ajet.schema.chat import Message, Tool
+from ajet.schema.episode import Failure
+from ajet.schema.errors import UserError
+
+NO_CALL = -1
+"""`ModelCall.extends` of a call that begins a conversation; `TrajectoryStep.call` of a step that no call wrote."""
+
+
+class TrajectoryFormatError(UserError):
+    """A stored trajectory that can't be read."""
+
+
+class StepType(StrEnum):
+    """What a step is."""
+
+    OBSERVATION = "observation"
+    """What the agent was told: the task, or that a reply could not be read."""
+    THOUGHT = "thought"
+    ACTION = "action"
+    """A tool call, as the model asked for it."""
+    ACTION_RESULT = "action_result"
+    FINAL_ANSWER = "final_answer"
+
+
+class TrajectoryStatus(StrEnum):
+    """How a trajectory stands."""
+
+    RUNNING = "running"
+    """Not ended, or its process was killed before it could say how."""
+    COMPLETED = "completed"
+    """The agent ended it: by an answer, or by a tool such as `finish`."""
+    TRUNCATED = "truncated"
+    """A limit ended it."""
+    FAILED = "failed"
+    """The model, or the agent's own code, failed."""
+    CANCELLED = "cancelled"
+
+
+class StopReason(StrEnum):
+    """What ended a trajectory."""
+
+    ANSWER = "answer"
+    TOOL = "tool"
+    """A tool that ends the episode, such as `finish`."""
+    MAX_STEPS = "max_steps"
+    MAX_TOKENS = "max_tokens"
+    MAX_SECONDS = "max_seconds"
+    CONTEXT_FULL = "context_full"
+    AGENT = "agent"
+    """The agent itself, by its `should_continue`."""
+    REPLY_CUT = "reply_cut"
+    """The last reply reached its maximum length, so it is no answer."""
+    MODEL_ERROR = "model_error"
+    AGENT_ERROR = "agent_error"
+    """The agent's own code raised."""
+    CANCELLED = "cancelled"
+
+    @property
+    def status(self) -> TrajectoryStatus:
+        """The status of a trajectory that ended so."""
+        if self in (StopReason.ANSWER, StopReason.TOOL, StopReason.AGENT):
+            return TrajectoryStatus.COMPLETED
+        if self in (StopReason.MODEL_ERROR, StopReason.AGENT_ERROR):
+            return TrajectoryStatus.FAILED
+        return TrajectoryStatus.CANCELLED if self is StopReason.CANCELLED else TrajectoryStatus.TRUNCATED
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of model calls."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    counted: bool = True
+    """False: some of them were estimated from the length of the text, because the model reported none."""
+
+    def add(self, other: Usage) -> None:
+        self.input_tokens += other.input_tokens
+        self.output_tokens += other.output_tokens
+        self.counted = self.counted and other.counted
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """One call of the model."""
+
+    new_messages: list[Message]
+    """What this call added to the conversation it continues (all messages, if it continues none)."""
+    reply: Message
+    extends: int = NO_CALL
+    finish_reason: str = "stop"
+    usage: Usage = field(default_factory=Usage)
+    started_s: float = 0.0
+    """Seconds since the trajectory began."""
+    seconds: float = 0.0
+    reply_id: str = ""
+    """The name that the model's server gave the reply."""
+    purpose: str = ""
+    """`summary`: to make room in the context; empty: the work itself."""
+
+
+@dataclass(slots=True)
+class TrajectoryStep:
+    """One step, as people read it."""
+
+    step_type: StepType
+    content: str = ""
+    call: int = NO_CALL
+    """Index in `calls` of the model call that wrote it or asked for it."""
+    tool_name: str | None = None
+    tool_args: Any = None
+    """The arguments; text, if what the model wrote is no JSON object."""
+    tool_result: Any = None
+    """The result as values, if the tool gives some."""
+    tool_call_id: str = ""
+    success: bool | None = None
+    reward_score: float | None = None
+    seconds: float = 0.0
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def role(self) -> str:
+        """The role under which the model sees it."""
+        told = (StepType.OBSERVATION, StepType.ACTION_RESULT)
+        return "user" if self.step_type in told else "assistant"
+
+
+@dataclass
+class Trajectory:
+    """One run of an agent."""
+
+    request_id: str
+    task_id: str = ""
+    repeat: int = 0
+    agent: str = ""
+    model: str = ""
+    tools: list[Tool] = field(default_factory=list)
+    """What the model was offered."""
+    steps: list[TrajectoryStep] = field(default_factory=list)
+    calls: list[ModelCall] = field(default_factory=list)
+    pending: list[Message] = field(default_factory=list)
+    """Messages after the last call, which the model has not seen: the result of `finish`, for example."""
+    status: TrajectoryStatus = TrajectoryStatus.RUNNING
+    stop_reason: StopReason | None = None
+    failure: Failure | None = None
+    reward: float | None = None
+    is_success: bool | None = None
+    started: float = field(default_factory=time.time)
+    """Unix time."""
+    seconds: float = 0.0
+    cost: float | None = None
+    """In the currency of the prices it was computed with; None: no prices were given."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_completed(self) -> bool:
+        return self.status is TrajectoryStatus.COMPLETED
+
+    @property
+    def final_response(self) -> str:
+        """The final answer; without one, the last that the model wrote."""
+        answers = [step for step in self.steps if step.step_type is StepType.FINAL_ANSWER]
+        written = answers or [step for step in self.steps if step.role == "assistant" and step.content]
+        return written[-1].content if written else ""
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of all calls together."""
+        total = Usage()
+        for call in self.calls:
+            total.add(call.usage)
+        return total
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation at its end."""
+        return [*self.conversation(len(self.calls) - 1), *self.pending]
+
+    @property
+    def tool_calls(self) -> list[TrajectoryStep]:
+        return [step for step in self.steps if step.step_type is StepType.ACTION]
+
+    @property
+    def tool_reward(self) -> float:
+        """The sum of what tools gave."""
+        return sum(step.reward_score for step in self.steps if step.reward_score is not None)
+
+    def conversation(self, call: int) -> list[Message]:
+        """The messages of a call's prompt, then its reply."""
+        chain: list[ModelCall] = []
+        while call != NO_CALL:
+            chain.append(self.calls[call])
+            call = self.calls[call].extends
+        return [message for link in reversed(chain) for message in (*link.new_messages, link.reply)]
+
+    def end(self, reason: StopReason, failure: Failure | None = None) -> None:
+        """Say how it ended. Only the first reason counts."""
+        if self.stop_reason is None:
+            self.stop_reason, self.status, self.failure = reason, reason.status, failure
+            self.seconds = max(0.0, time.time() - self.started)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        plain: dict[str, Any] = msgspec.to_builtins(self, str_keys=True, enc_hook=_as_text)
+        return plain
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Trajectory:
+        """Read what `to_dict` made. Raises TrajectoryFormatError."""
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise TrajectoryFormatError(f"not a trajectory: {error}") from None
+
+
+def _as_text(value: Any) -> Any:
+    """What a tool returned may be anything: values without a JSON form are kept as text."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    return repr(value)

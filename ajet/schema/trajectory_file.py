@@ -1,0 +1,119 @@
+"""A trajectory as a file that grows with it: JSON lines, one for its beginning, each call and step, and its end.
+
+A line is written whole, at once, and is there even if the process is killed right after. A file whose process was
+killed reads as a trajectory that is still running; a torn last line is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ajet.schema.trajectory import ModelCall, Trajectory, TrajectoryFormatError, TrajectoryStep
+
+SUFFIX = ".jsonl"
+_GROWING = ("calls", "steps")
+_MARK = b'{"trajectory": '
+"""How the first line begins: it tells such a file from any other."""
+
+
+class TrajectoryFile:
+    """Appends what is new of one trajectory to its file."""
+
+    def __init__(self, path: Path, trajectory: Trajectory) -> None:
+        """Begin the file anew. Raises OSError if it can't be written."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._trajectory = trajectory
+        self._written = {"calls": 0, "steps": 0}
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        plain = trajectory.to_dict()
+        self._append({"trajectory": {key: value for key, value in plain.items() if key not in _GROWING}})
+
+    def update(self) -> None:
+        """Write the calls and steps that were added since."""
+        lines: list[dict[str, Any]] = []
+        for kind, items in (("calls", self._trajectory.calls), ("steps", self._trajectory.steps)):
+            new = items[self._written[kind] :]
+            lines += [{kind.removesuffix("s"): _plain(item)} for item in new]
+            self._written[kind] = len(items)
+        self._append(*lines)
+
+    def close(self) -> None:
+        """Write how it ended. Calling it again writes the ending anew, which then counts."""
+        self.update()
+        plain = self._trajectory.to_dict()
+        self._append({"end": {key: value for key, value in plain.items() if key not in _GROWING}})
+        os.close(self._file)
+
+    def _append(self, *records: dict[str, Any]) -> None:
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        data = memoryview(text.encode("utf-8", "replace"))
+        while data:
+            data = data[os.write(self._file, data) :]
+
+
+def write_trajectory(path: Path, trajectory: Trajectory) -> None:
+    """Write a finished trajectory."""
+    TrajectoryFile(path, trajectory).close()
+
+
+def read_trajectory(path: Path) -> Trajectory:
+    """Read a trajectory's file, also one that is still growing. Raises TrajectoryFormatError with file and line."""
+    values: dict[str, Any] = {}
+    growing: dict[str, list[Any]] = {"calls": [], "steps": []}
+    lines = _lines(path)
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            ((kind, content),) = record.items()
+            if kind in ("trajectory", "end"):
+                values.update(content)
+            else:
+                growing[f"{kind}s"].append(content)
+        except (ValueError, AttributeError, KeyError, TypeError):
+            if number == len(lines) and not line.endswith("\n"):  # torn: the process was killed while it wrote
+                break
+            raise TrajectoryFormatError(f"{path}:{number}: not a line of a trajectory") from None
+    try:
+        return Trajectory.from_dict({**values, **growing})
+    except TrajectoryFormatError as error:
+        raise TrajectoryFormatError(f"{path}: {error}") from None
+
+
+def is_trajectory_file(path: Path) -> bool:
+    """Whether a file begins like a trajectory's."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MARK)) == _MARK
+    except OSError:
+        return False
+
+
+def trajectory_files(folder: Path) -> Iterator[Path]:
+    """The trajectory files right in a folder, by name."""
+    if folder.is_dir():
+        yield from (path for path in sorted(folder.glob(f"*{SUFFIX}")) if is_trajectory_file(path))
+
+
+def file_name(request_id: str) -> str:
+    """A file name for a trajectory: its id without what file systems don't take."""
+    return re.sub(r"[^\w.-]+", "_", request_id).strip(".") + SUFFIX
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise TrajectoryFormatError(f"{path}: {error.strerror or error}") from None
+    return re.findall(r"[^\n]*\n|[^\n]+$", text)
+
+
+def _plain(item: ModelCall | TrajectoryStep) -> Any:
+    return msgspec.to_builtins(item, str_keys=True, enc_hook=repr)
