@@ -1,1 +1,40 @@
-"""Ready agents, usable with or without training: see `model_function`."""
+"""Ready agents over a model function, with or without training.
+
+    agent = ReActAgent(tools=["calculator"])
+    trajectory = await agent.run_trajectory("What is 12 * 34?", as_model_function(client, "gpt-4o-mini"))
+    trajectory.final_response
+"""
+
+from ajet.agents.agent import Agent
+from ajet.agents.limits import AgentSettingsError
+from ajet.agents.model_function import ModelFunction, as_model_function
+from ajet.agents.ready import ReActAgent, ToolAgent
+from ajet.agents.registry import agent_names, make_agent, register_agent
+from ajet.agents.reply import ModelMessage, ParsedReply, ToolCall
+from ajet.agents.run import AgentRun
+from ajet.schema.trajectory import StepType, StopReason, Trajectory, TrajectoryStatus, TrajectoryStep, Usage
+from ajet.schema.trajectory_file import read_trajectory, write_trajectory
+
+__all__ = [
+    "Agent",
+    "AgentRun",
+    "AgentSettingsError",
+    "ModelFunction",
+    "ModelMessage",
+    "ParsedReply",
+    "ReActAgent",
+    "StepType",
+    "StopReason",
+    "ToolAgent",
+    "ToolCall",
+    "Trajectory",
+    "TrajectoryStatus",
+    "TrajectoryStep",
+    "Usage",
+    "agent_names",
+    "as_model_function",
+    "make_agent",
+    "read_trajectory",
+    "register_agent",
+    "write_trajectory",
+]

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ajet.agents.context_window import SUMMARISE, ContextWindow, WhenFull
-from ajet.agents.limits import AgentLimits, AgentSettingsError, shortened
-from ajet.agents.model_function import Message, ModelFunction, ToolSchema, as_model_function
+from ajet.agents.limits import AgentLimits, AgentSettingsError
+from ajet.agents.model_function import Message, ModelFunction, as_message, as_model_function
 from ajet.agents.prompt import prompt_messages
 from ajet.agents.reply import ModelMessage, ParsedReply, ToolCall
 from ajet.agents.reply_format import NativeFormat, ReplyFormat, TextFormat
@@ -26,7 +26,7 @@ from ajet.schema.episode import Failure
 from ajet.schema.trajectory import StepType, StopReason, Trajectory, TrajectoryStep
 from ajet.schema.trajectory_file import file_name
 from ajet.tools import Toolset, make_tools
-from ajet.tools.tool import Tool, ToolContext
+from ajet.tools.tool import Tool, ToolContext, ToolSource
 
 FormatName = Literal["auto", "native", "text"]
 FORMATS: Mapping[str, Callable[[], ReplyFormat]] = {"native": NativeFormat, "text": TextFormat}
@@ -60,13 +60,14 @@ class Agent:
         when_full: WhenFull = "drop",
         parallel_tool_calls: bool = True,
         sampling: Mapping[str, Any] | None = None,
+        base_dirs: Sequence[str | Path] = (),
     ) -> None:
-        """`tools`: tools, or their specifications as `ajet.tools.make_tools` takes them. `format`: how the model calls
+        """`tools`: tools, functions, or their specifications as `ajet.tools.make_tools` takes them. `format`: how the model calls
         them; `auto`: natively, unless its function takes no `tools`. `sampling`: passed to the model with each call.
         """
         self.name = name or type(self).__name__
         self.system_prompt = self.system_prompt_default if system_prompt is None else system_prompt
-        self.tools: list[Tool] = make_tools(list(tools))
+        self.tools = make_tools(list(tools), base_dirs)
         if format != "auto" and format not in FORMATS:
             raise AgentSettingsError(f"format: {format!r} is not one of auto, {', '.join(FORMATS)}")
         self.format = format
@@ -105,7 +106,8 @@ class Agent:
         )
         messages = prompt_messages(prompt)
         context = context or ToolContext(episode_id=trajectory.request_id)
-        async with Toolset(self.run_tools(context), context) as toolset:
+        tools = Toolset(self.run_tools(context), context, output_chars=self.limits.max_output_chars)
+        async with tools as toolset:
             run = AgentRun(
                 trajectory,
                 function,
@@ -125,7 +127,7 @@ class Agent:
                 run.close()
         return trajectory
 
-    def run_tools(self, context: ToolContext) -> list[Tool]:
+    def run_tools(self, context: ToolContext) -> list[Tool | ToolSource]:
         """The tools of a run."""
         return self.tools
 
@@ -210,7 +212,7 @@ class Agent:
         result = await run.toolset.call(tool_call.name, tool_call.arguments)
         return TrajectoryStep(
             StepType.ACTION_RESULT,
-            shortened(result.output, self.limits.max_output_chars),
+            result.output,
             tool_name=tool_call.name,
             tool_args=tool_call.arguments,
             tool_result=result.data,
@@ -220,7 +222,7 @@ class Agent:
             seconds=time.monotonic() - started,
             metadata={
                 **({"ends_episode": True} if result.ends_episode else {}),
-                **({"metrics": dict(result.metrics)} if result.metrics else {}),
+                **({"metrics": metrics} if (metrics := _without_time(result.metrics)) else {}),
             },
         )
 
@@ -246,7 +248,7 @@ class Agent:
         run.asking = True
         reply = await run.model(self.format_messages(run), **arguments)
         run.asking = False
-        message = reply if isinstance(reply, ModelMessage) else ModelMessage(reply)
+        message = as_message(reply)
         return message, run.record_call(message, started, purpose)
 
     async def act(self, run: AgentRun, calls: Sequence[ToolCall], call: int) -> None:
@@ -301,7 +303,10 @@ class Agent:
             return False  # the task alone fills it
         before = list(run.messages)
         run.add(run.format.tell(SUMMARISE))
-        summary, _ = await self.ask(run, {}, purpose="summary")
+        request = run.format.request(run.schemas)
+        if request.get("tools"):  # they stay in the prompt, which so continues what the engine knows
+            request["tool_choice"] = "none"
+        summary, _ = await self.ask(run, request, purpose="summary")
         run.restart(self.window.after_summary(before, str(summary.get("content") or "")))
         return True
 
@@ -319,6 +324,10 @@ def takes_tools(function: Any) -> bool:
         return said
     parameters = inspect.signature(function).parameters.values()
     return any(entry.name == "tools" or entry.kind is entry.VAR_KEYWORD for entry in parameters)
+
+
+def _without_time(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name != "seconds"}
 
 
 def _file(place: Path, request_id: str) -> Path:
@@ -347,5 +356,3 @@ def _answer_of(step: TrajectoryStep) -> str:
             return str(values["answer"])
     return step.content
 
-
-__all__ = ["Agent", "FormatName", "ToolSchema", "takes_tools"]

@@ -21,7 +21,7 @@ class AgentLimits:
     """Tokens of all replies together."""
     max_seconds: float | None = None
     max_output_chars: int = 20_000
-    """Of one tool call's output, as the model sees it; the middle of a longer one is left out."""
+    """Of one tool call's output, as the model sees it."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -29,11 +29,3 @@ class AgentLimits:
             if value is not None and not (isinstance(value, int | float) and value > 0):
                 raise AgentSettingsError(f"{entry.name}: {value!r} is not allowed: give a number above 0")
 
-
-def shortened(text: str, limit: int) -> str:
-    """A text without its middle, if it is longer than `limit`, and with a note of what was left out."""
-    if len(text) <= limit:
-        return text
-    head = limit * 2 // 3
-    tail = limit - head
-    return f"{text[:head]}\n… {len(text) - limit} characters left out …\n{text[-tail:]}"

@@ -4,24 +4,27 @@
 
 `messages`, `tools` and the returned assistant message are plain dicts in OpenAI's form; the message has `role`,
 `content` (a string) and, if the model wrote them, `reasoning_content` and `tool_calls`. `tuner.as_model_function()` is
-the model being trained; `as_model_function` makes one from a client or any coroutine, so that one agent serves for a
-script, an evaluation and training alike.
+the model being trained; `as_model_function` makes one from a client, an address or any function, so that one agent
+serves for a script, an evaluation and training alike.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any, Protocol, cast
+import os
+from typing import Any, Protocol, cast
 
+from ajet.agents.reply import ModelMessage
 from ajet.schema.errors import ConfigError
-
-if TYPE_CHECKING:
-    import openai
-    from openai.types.chat import ChatCompletion
+from ajet.schema.trajectory import Usage
 
 Message = dict[str, Any]
 ToolSchema = dict[str, Any]
+EXPECTED = (
+    "a model function is `async def model(messages, *, tools=None, **sampling) -> message`, or made from an OpenAI or "
+    "Anthropic client, or from a base URL with the name of a model"
+)
 
 
 class ModelFunction(Protocol):
@@ -32,60 +35,110 @@ class ModelFunction(Protocol):
     ) -> Message: ...
 
 
-def as_model_function(source: Any, model: str = "") -> ModelFunction:
-    """The model function of an `openai.OpenAI` or `openai.AsyncOpenAI`, whose model is `model`; a coroutine function is
-    one already."""
-    if callable(source):
-        return cast(ModelFunction, source)
-    from openai import AsyncOpenAI, OpenAI
+class ModelReplyError(ConfigError):
+    """A function that was given as a model returned something that is no reply."""
 
-    if not isinstance(source, AsyncOpenAI | OpenAI):
-        raise ConfigError(
-            "a model function is `async def model(messages, *, tools=None, **sampling) -> message`, or made from an "
-            f"OpenAI client; this is of type {type(source).__name__}"
-        )
+
+def as_model_function(source: Any, model: str = "", *, api_key: str | None = None) -> ModelFunction:
+    """The model function of an OpenAI or Anthropic client (blocking or not) or of a base URL, whose model is `model`; or
+    of a function, async or not, that returns text or a message and takes `tools` and sampling only if it wants them.
+
+    `api_key`: for a base URL; default: the environment's OPENAI_API_KEY.
+    """
+    if isinstance(source, str):
+        return _at_address(source, model, api_key)
+    if callable(source):
+        if hasattr(source, "takes_tools"):  # made here before
+            return cast(ModelFunction, source)
+        return FunctionModel(source, model)
     model = model or getattr(source, "default_model", "")
+    if hasattr(getattr(getattr(source, "chat", None), "completions", None), "create"):
+        from ajet.agents.openai_model import OpenAIModelFunction
+
+        return OpenAIModelFunction(source, _named(model))
+    if hasattr(getattr(source, "messages", None), "create"):
+        from ajet.agents.anthropic_model import AnthropicModelFunction
+
+        return AnthropicModelFunction(source, _named(model))
+    raise ConfigError(f"{EXPECTED}; this is of type {type(source).__name__}")
+
+
+def _named(model: str) -> str:
     if not model:
         raise ConfigError("as_model_function needs the name of the model that this client should ask")
-    return OpenAIModelFunction(source, model)
+    return model
 
 
-class OpenAIModelFunction:
-    """A model that OpenAI's client reaches."""
+def _at_address(address: str, model: str, api_key: str | None) -> ModelFunction:
+    from ajet.agents.openai_model import AddressModelFunction
 
-    def __init__(self, client: openai.AsyncOpenAI | openai.OpenAI, model: str) -> None:
-        self._client = client
-        self._model = model
+    if not address.startswith(("http://", "https://")):
+        raise ConfigError(f"{EXPECTED}; {address!r} is no URL. Write, for example, http://localhost:8000/v1")
+    key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
+    return AddressModelFunction(address, key, _named(model))
+
+
+class FunctionModel:
+    """A plain function as a model. A blocking one runs in a thread."""
+
+    def __init__(self, function: Any, model: str = "") -> None:
+        self.model = model or str(getattr(function, "__name__", type(function).__name__))
+        self._function = function
+        parameters = inspect.signature(function).parameters.values()
+        self._any = any(entry.kind is entry.VAR_KEYWORD for entry in parameters)
+        self._takes = {entry.name for entry in parameters if entry.kind is not entry.POSITIONAL_ONLY}
+        self.takes_tools = self._any or "tools" in self._takes
+        called = function if inspect.isroutine(function) else function.__call__
+        self._blocking = not inspect.iscoroutinefunction(called)
 
     async def __call__(
         self, messages: list[Message], *, tools: list[ToolSchema] | None = None, **sampling: Any
     ) -> Message:
-        if sampling.get("stream") or (sampling.get("n") or 1) != 1:
-            raise TypeError("a model function returns one whole message: it takes neither stream nor n")
-        from openai import OpenAI
-
-        create: Any = self._client.chat.completions.create
-        arguments = _arguments({"model": self._model, "messages": messages, "tools": tools, **sampling})
-        blocking = isinstance(self._client, OpenAI)
-        return _message(await (asyncio.to_thread(create, **arguments) if blocking else create(**arguments)))
-
-
-def _arguments(request: dict[str, Any]) -> dict[str, Any]:
-    """The request as arguments of `create`, which takes fields it doesn't know in `extra_body`."""
-    from openai.resources.chat import AsyncCompletions
-
-    known = inspect.signature(AsyncCompletions.create).parameters
-    arguments = {key: value for key, value in request.items() if key in known and value is not None}
-    if further := {key: value for key, value in request.items() if key not in known and value is not None}:
-        arguments["extra_body"] = {**further, **arguments.get("extra_body", {})}
-    return arguments
+        given = {**({"tools": tools} if tools else {}), **sampling}
+        taken = given if self._any else {key: value for key, value in given.items() if key in self._takes}
+        if self._blocking:
+            reply = await asyncio.to_thread(self._function, messages, **taken)
+            reply = await reply if inspect.isawaitable(reply) else reply
+        else:
+            reply = await self._function(messages, **taken)
+        return as_message(reply)
 
 
-def _message(reply: ChatCompletion) -> Message:
-    written = reply.choices[0].message
-    message: Message = {"role": "assistant", "content": written.content or ""}
-    if reasoning := getattr(written, "reasoning_content", None):
-        message["reasoning_content"] = reasoning
-    if written.tool_calls:
-        message["tool_calls"] = [call.model_dump(exclude_none=True) for call in written.tool_calls]
-    return message
+def as_message(reply: Any) -> ModelMessage:
+    """What a function returned as a message: text, a message, or a client library's whole answer.
+
+    Raises ModelReplyError: nothing else is taken for a reply, and no reply for an empty one.
+    """
+    if isinstance(reply, ModelMessage):
+        return reply
+    if isinstance(reply, str):
+        return ModelMessage(role="assistant", content=reply)
+    if hasattr(reply, "choices"):
+        from ajet.agents.openai_model import message_of
+
+        return message_of(reply)
+    if hasattr(reply, "model_dump"):
+        reply = reply.model_dump(exclude_none=True)
+    if isinstance(reply, dict) and ("content" in reply or "tool_calls" in reply):
+        return _checked(dict(reply))
+    text = getattr(reply, "text", getattr(reply, "content", None))
+    if isinstance(text, str):
+        return ModelMessage(role="assistant", content=text)
+    raise ModelReplyError(
+        f"the model function returned {reply!r:.100} of type {type(reply).__name__}: expected text, or a message with "
+        "`content` or `tool_calls`"
+    )
+
+
+def _checked(message: dict[str, Any]) -> ModelMessage:
+    usage, finish = message.pop("usage", None), message.pop("finish_reason", None)
+    made = ModelMessage({**message, "role": "assistant", "content": message.get("content") or ""})
+    if not isinstance(made["content"], str):
+        raise ModelReplyError(f"a reply's content must be text, not {type(made['content']).__name__}")
+    calls = made.get("tool_calls")
+    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+        raise ModelReplyError("a reply's tool_calls must be a list of mappings")
+    if isinstance(usage, dict):
+        made.usage = Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+    made.finish_reason = str(finish or "stop")
+    return made

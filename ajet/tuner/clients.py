@@ -16,7 +16,8 @@ import openai
 from openai.resources.chat import AsyncChat, AsyncCompletions
 from openai.types.chat import ChatCompletion
 
-from ajet.agents.model_function import ModelFunction, OpenAIModelFunction
+from ajet.agents.model_function import ModelFunction
+from ajet.agents.openai_model import OpenAIModelFunction
 from ajet.schema.errors import MissingDependencyError
 from ajet.tuner.connection import Connection
 from ajet.tuner.loop_bridge import AnsweredBridge, LoopBridge

@@ -1,0 +1,95 @@
+"""`OpenAIModelFunction`: a model that OpenAI's client reaches, blocking or not."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from ajet.agents.reply import ModelMessage
+from ajet.schema.trajectory import Usage
+
+if TYPE_CHECKING:
+    import openai
+    from openai.types.chat import ChatCompletion
+
+Message = dict[str, Any]
+
+
+class OpenAIModelFunction:
+    """A model function."""
+
+    takes_tools = True
+
+    def __init__(self, client: openai.AsyncOpenAI | openai.OpenAI, model: str) -> None:
+        self.model = model
+        self._client = client
+
+    async def __call__(
+        self, messages: list[Message], *, tools: list[dict[str, Any]] | None = None, **sampling: Any
+    ) -> ModelMessage:
+        if sampling.get("stream") or (sampling.get("n") or 1) != 1:
+            raise TypeError("a model function returns one whole message: it takes neither stream nor n")
+        create: Any = self.client().chat.completions.create
+        arguments = _arguments({"model": self.model, "messages": messages, "tools": tools, **sampling})
+        if inspect.iscoroutinefunction(inspect.unwrap(create)):
+            return message_of(await create(**arguments))
+        reply = await asyncio.to_thread(create, **arguments)
+        return message_of(await reply if inspect.isawaitable(reply) else reply)
+
+    def client(self) -> openai.AsyncOpenAI | openai.OpenAI:
+        """The client to ask."""
+        return self._client
+
+
+class AddressModelFunction(OpenAIModelFunction):
+    """The model at a base URL, from any event loop: an HTTP client's connections belong to one."""
+
+    def __init__(self, base_url: str, api_key: str, model: str) -> None:
+        from openai import AsyncOpenAI
+
+        self.model = model
+        self._make = lambda: AsyncOpenAI(base_url=base_url, api_key=api_key)
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = WeakKeyDictionary()
+
+    def client(self) -> openai.AsyncOpenAI:
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            self._clients[loop] = self._make()
+        return self._clients[loop]
+
+
+def message_of(reply: ChatCompletion) -> ModelMessage:
+    """The message of a chat completion, and what it cost."""
+    if not reply.choices:
+        raise RuntimeError(f"the model's server replied without any choice: {reply!r:.300}")
+    choice = reply.choices[0]
+    written = choice.message
+    message = ModelMessage(role="assistant", content=written.content or "")
+    if reasoning := getattr(written, "reasoning_content", None):
+        message["reasoning_content"] = reasoning
+    if written.tool_calls:
+        message["tool_calls"] = [_plain(call) for call in written.tool_calls]
+    if reply.usage is not None:
+        message.usage = Usage(reply.usage.prompt_tokens, reply.usage.completion_tokens)
+    message.finish_reason = choice.finish_reason or "stop"
+    message.reply_id = reply.id or ""
+    message.malformed = tuple(str(what) for what in getattr(choice, "malformed", None) or ())
+    return message
+
+
+def _plain(call: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = call if isinstance(call, dict) else call.model_dump(exclude_none=True)
+    return plain
+
+
+def _arguments(request: dict[str, Any]) -> dict[str, Any]:
+    """The request as arguments of `create`, which takes fields it doesn't know in `extra_body`."""
+    from openai.resources.chat import AsyncCompletions
+
+    known = inspect.signature(AsyncCompletions.create).parameters
+    arguments = {key: value for key, value in request.items() if key in known and value is not None}
+    if further := {key: value for key, value in request.items() if key not in known and value is not None}:
+        arguments["extra_body"] = {**further, **arguments.get("extra_body", {})}
+    return arguments

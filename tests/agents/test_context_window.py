@@ -1,0 +1,65 @@
+"""What happens when a conversation fills the model's window: branches, and never a lost task."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from scripted_models import Scripted, asks, call
+
+from ajet.agents import ReActAgent, StopReason, Trajectory
+from ajet.agents.context_window import SUMMARISE
+from ajet.schema.trajectory import NO_CALL
+from ajet.tools import tool
+
+LONG = "x" * 3000
+
+
+@tool
+def read() -> str:
+    """Returns a long text."""
+    return LONG
+
+
+def run(model: Any, **settings: Any) -> Trajectory:
+    agent = ReActAgent(tools=[read], context_tokens=2000, max_steps=8, **settings)
+    return asyncio.run(agent.run_trajectory("The task", model))
+
+
+def test_old_tool_output_is_left_out() -> None:
+    model = Scripted(asks(call("read")))
+    trajectory = run(model)
+    assert trajectory.stop_reason is StopReason.MAX_STEPS
+    for request in model.requests:
+        assert sum(len(message["content"]) for message in request["messages"]) < 9000
+        assert request["messages"][1]["content"] == "The task"
+    branches = [index for index, made in enumerate(trajectory.calls) if made.extends == NO_CALL]
+    assert len(branches) > 1
+    assert any("left out to make room" in message["content"] for message in trajectory.calls[branches[1]].new_messages)
+
+
+def test_a_summary_takes_the_place_of_the_conversation() -> None:
+    class Model(Scripted):
+        async def __call__(self, messages: Any, *, tools: Any = None, **sampling: Any) -> Any:
+            if messages[-1]["content"] == SUMMARISE:
+                assert tools and sampling["tool_choice"] == "none"
+                return "I have read it three times."
+            return await super().__call__(messages, tools=tools, **sampling)
+
+    model = Model(asks(call("read")))
+    trajectory = run(model, when_full="summarise")
+    summaries = [made for made in trajectory.calls if made.purpose == "summary"]
+    assert summaries and trajectory.stop_reason is StopReason.MAX_STEPS
+    after = trajectory.calls[trajectory.calls.index(summaries[0]) + 1]
+    assert after.extends == NO_CALL
+    assert [message["role"] for message in after.new_messages] == ["system", "user"]
+    assert "The task" in after.new_messages[1]["content"] and "three times" in after.new_messages[1]["content"]
+    assert len(model.requests) == 8  # summaries are not counted as steps
+
+
+@pytest.mark.parametrize("when_full", ["stop", "drop"])
+def test_a_conversation_that_cannot_be_made_shorter(when_full: Any) -> None:
+    agent = ReActAgent(context_tokens=100, when_full=when_full)
+    trajectory = asyncio.run(agent.run_trajectory(LONG, Scripted("ok")))
+    assert trajectory.stop_reason is StopReason.CONTEXT_FULL and not trajectory.calls

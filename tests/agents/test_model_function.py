@@ -1,0 +1,150 @@
+"""Model functions from clients, addresses and plain functions, over real sockets where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+from http_server import Server
+
+from ajet.agents import ReActAgent, as_model_function
+from ajet.agents.model_function import ModelReplyError
+from ajet.schema.errors import ConfigError
+
+ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]
+
+
+def ask(function: Any, messages: Any = ASKED, **given: Any) -> Any:
+    return asyncio.run(function(messages, **given))
+
+
+def openai_answer(path: str, body: dict[str, Any], key: str) -> Any:
+    message = {"role": "assistant", "content": f"{body['model']} {key} {body['messages'][-1]['content']}"}
+    choice = {"index": 0, "message": message, "finish_reason": "length"}
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    answer = {"id": "r1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    return 200, {"content-type": "application/json"}, answer
+
+
+def anthropic_answer(path: str, body: dict[str, Any], key: str) -> Any:
+    blocks = [
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        {"type": "text", "text": "Let me see."},
+        {"type": "tool_use", "id": "t1", "name": "calculator", "input": {"expression": "6*7"}},
+    ]
+    if body["messages"][-1]["content"][0]["type"] == "tool_result":
+        blocks = [{"type": "text", "text": f"It is {body['messages'][-1]['content'][0]['content']}."}]
+    answer = {
+        "id": "m1", "type": "message", "role": "assistant", "model": "m", "content": blocks,
+        "stop_reason": "tool_use" if len(blocks) > 1 else "end_turn", "stop_sequence": None,
+        "usage": {"input_tokens": 5, "output_tokens": 2},
+    }  # fmt: skip
+    return 200, {"content-type": "application/json"}, answer
+
+
+def test_openai_clients_and_addresses() -> None:
+    import openai
+
+    server = Server(openai_answer)
+    given = {"base_url": server.url, "api_key": "k"}
+    for source in (openai.AsyncOpenAI(**given), openai.OpenAI(**given)):
+        reply = ask(as_model_function(source, "big"), temperature=0.5, odd_field=1)
+        assert reply == {"role": "assistant", "content": "big k ?"}
+        assert (reply.usage.input_tokens, reply.usage.output_tokens, reply.finish_reason) == (7, 3, "length")
+        assert reply.reply_id == "r1"
+        assert server.seen[-1][1]["temperature"] == 0.5 and server.seen[-1][1]["odd_field"] == 1
+    function = as_model_function(server.url, "big", api_key="secret")
+    for _ in range(2):  # each on an event loop of its own
+        assert ask(function)["content"] == "big secret ?"
+
+
+@pytest.mark.parametrize("kind", ["Anthropic", "AsyncAnthropic"])
+def test_anthropic_clients(kind: str) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    server = Server(anthropic_answer)
+    client = getattr(anthropic, kind)(base_url=server.url.removesuffix("/v1"), api_key="k")
+    agent = ReActAgent(tools=["calculator"], system_prompt="Be brief.", parallel_tool_calls=False)
+    trajectory = asyncio.run(agent.run_trajectory("6*7?", as_model_function(client, "claude")))
+    assert trajectory.final_response == "It is 42."
+    assert trajectory.usage.input_tokens == 10
+    first, second = (body for _, body, _ in server.seen)
+    assert first["system"] == "Be brief." and first["tools"][0]["input_schema"]["type"] == "object"
+    assert first["tool_choice"] == {"type": "auto", "disable_parallel_tool_use": True}
+    thought, said, used = second["messages"][1]["content"]
+    assert thought == {"type": "thinking", "thinking": "hm", "signature": "s"}  # as it came: its signature is checked
+    assert said["text"] == "Let me see." and used["input"] == {"expression": "6*7"}
+    assert second["messages"][2]["content"] == [{"type": "tool_result", "tool_use_id": "t1", "content": "42"}]
+
+
+def test_blocking_functions_block_nobody_else() -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def model(messages: Any) -> str:
+        both.wait()
+        return "ok"
+
+    async def main() -> list[Any]:
+        function = as_model_function(model)
+        return await asyncio.gather(function(ASKED), function(ASKED))
+
+    assert [reply["content"] for reply in asyncio.run(main())] == ["ok", "ok"]
+
+
+def test_functions_get_what_they_take() -> None:
+    def only_messages(messages: Any) -> str:
+        return "a"
+
+    async def some(messages: Any, *, temperature: float = 1.0) -> dict[str, Any]:
+        return {"content": str(temperature), "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
+
+    class Object:
+        def __call__(self, messages: Any, max_tokens: int = 0, **rest: Any) -> Any:
+            return type("Answer", (), {"text": f"{max_tokens} {sorted(rest)}"})()
+
+    given = {"tools": [{"type": "function"}], "temperature": 0.3, "max_tokens": 9}
+    assert ask(as_model_function(only_messages), **given)["content"] == "a"
+    reply = ask(as_model_function(some), **given)
+    assert reply == {"role": "assistant", "content": "0.3"} and reply.usage.output_tokens == 2
+    assert ask(as_model_function(Object()), **given)["content"] == "9 ['temperature', 'tools']"
+
+
+@pytest.mark.parametrize("reply", [None, 42, {"text": "x"}, {"content": 7}, {"content": "", "tool_calls": "x"}, []])
+def test_what_is_no_reply_is_not_taken_for_one(reply: Any) -> None:
+    with pytest.raises(ModelReplyError, match="reply|returned"):
+        ask(as_model_function(lambda messages: reply))
+
+
+def test_what_is_no_model() -> None:
+    for source, says in ((42, "int"), ("localhost:8000", "no URL"), ("http://localhost/v1", "name of the model")):
+        with pytest.raises(ConfigError, match=says):
+            as_model_function(source)
+
+
+def test_a_server_that_is_down() -> None:
+    import openai
+
+    client = openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="k", max_retries=0)
+    with pytest.raises(openai.APIConnectionError):
+        asyncio.run(ReActAgent().run_trajectory("?", as_model_function(client, "m")))
+
+
+def test_broken_arguments_still_make_a_conversation() -> None:
+    from ajet.agents.anthropic_model import _conversation
+
+    broken = {"id": "1", "function": {"name": "f", "arguments": "{not json"}}
+    made = _conversation([
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [broken]},
+        {"role": "tool", "tool_call_id": "1", "content": "no"},
+        {"role": "user", "content": "b"},
+    ])  # fmt: skip
+    assert [turn["role"] for turn in made["messages"]] == ["user", "assistant", "user"]
+    assert made["messages"][1]["content"][0]["input"] == {"arguments": "{not json"}
+    assert json.dumps(made)

@@ -1,0 +1,124 @@
+"""Trajectories as JSON: nothing is lost, and what was written is there after a kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_models import Scripted, asks, call
+
+from ajet.agents import ReActAgent, Trajectory, TrajectoryStatus, read_trajectory, write_trajectory
+from ajet.schema.trajectory import StepType, TrajectoryFormatError, TrajectoryStep
+from ajet.schema.trajectory_file import file_name, trajectory_files
+from ajet.tools import ToolResult, tool
+
+
+def test_it_is_saved_as_it_grows(tmp_path: Path) -> None:
+    lengths: list[int] = []
+
+    def look(step: TrajectoryStep) -> None:
+        (file,) = trajectory_files(tmp_path)
+        half = read_trajectory(file)
+        assert half.steps[-1] == step and half.status is TrajectoryStatus.RUNNING
+        lengths.append(len(half.steps))
+
+    model = Scripted(asks(call("calculator", {"expression": "6*7"})), "42")
+    agent = ReActAgent(tools=["calculator"])
+    trajectory = asyncio.run(agent.run_trajectory("?", model, save_to=tmp_path, on_step=look, request_id="a/b c"))
+    assert lengths == [1, 2, 3, 4]
+    whole = read_trajectory(tmp_path / "a_b_c.jsonl")
+    assert whole == trajectory and whole.messages == trajectory.messages
+    assert Trajectory.from_dict(json.loads(json.dumps(trajectory.to_dict()))) == trajectory
+
+
+KILLED = """
+import asyncio, os, signal, sys
+sys.path.insert(0, {tests!r})
+from scripted_models import Scripted, asks, call
+from ajet.agents import ReActAgent
+class Model(Scripted):
+    async def __call__(self, messages, **given):
+        if len(self.requests) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().__call__(messages, **given)
+model = Model(asks(call("calculator", {{"expression": "6*7"}})))
+asyncio.run(ReActAgent(tools=["calculator"]).run_trajectory("?", model, save_to={folder!r}, request_id="killed"))
+"""
+
+
+def test_a_killed_process_leaves_what_happened(tmp_path: Path) -> None:
+    program = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    ran = subprocess.run([sys.executable, "-c", program], check=False)
+    assert ran.returncode == -signal.SIGKILL
+    trajectory = read_trajectory(tmp_path / "killed.jsonl")
+    assert trajectory.status is TrajectoryStatus.RUNNING
+    assert len(trajectory.calls) == 2 and len(trajectory.steps) == 5
+
+
+@given(st.integers(min_value=0))
+def test_a_torn_file_reads_up_to_its_last_whole_line(cut: int) -> None:
+    import tempfile
+
+    trajectory = Trajectory("t", started=1.0, steps=[TrajectoryStep(StepType.THOUGHT, "é\u2028\n") for _ in range(3)])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.jsonl"
+        write_trajectory(path, trajectory)
+        data = path.read_bytes()
+        head = data.index(b"\n") + 1
+        kept = data[: head + cut % (len(data) - head + 1)]
+        path.write_bytes(kept)
+        read = read_trajectory(path)
+    assert read.steps == trajectory.steps[: len(read.steps)]
+    assert len(read.steps) >= kept[head:].count(b"\n") - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ('{"trajectory": {"request_id": "a"}}\nnonsense\n{"step": {}}\n', ":2:"),
+        ('{"trajectory": {"request_id": "a"}}\n{"step": {"step_type": "dance"}}\n', "dance"),
+        ('{"step": {"step_type": "thought"}}\n', "request_id"),
+        ('{"trajectory": {"request_id": "a"}}\n[1]\n{"other": 1}\n', ":2:"),
+    ],
+)
+def test_a_file_that_is_no_trajectory(tmp_path: Path, text: str, where: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(text)
+    with pytest.raises(TrajectoryFormatError, match=where):
+        read_trajectory(path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(TrajectoryFormatError, match="No such file"):
+        read_trajectory(tmp_path / "none.jsonl")
+
+
+def test_results_without_a_json_form_are_kept_as_text(tmp_path: Path) -> None:
+    class Odd:
+        def __repr__(self) -> str:
+            return "<odd>"
+
+    @tool
+    def odd() -> ToolResult:
+        """Returns something that JSON can't hold, and text that UTF-8 can't."""
+        return ToolResult("\ud800", data={1: {Odd()}, "nan": float("nan")})
+
+    trajectory: Any = asyncio.run(
+        ReActAgent(tools=[odd]).run_trajectory("?", Scripted(asks(call("odd")), "ok"), save_to=tmp_path / "t.jsonl")
+    )
+    assert trajectory.is_completed
+    (step,) = [step for step in read_trajectory(tmp_path / "t.jsonl").steps if step.tool_result is not None]
+    assert step.tool_result["1"] == ["<odd>"]
+
+
+def test_file_names() -> None:
+    assert file_name("../../etc/passwd") == "_.._etc_passwd.jsonl"
+    assert file_name("task-1#2") == "task-1_2.jsonl"
