@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "helper": {"schema", "config"},
     "sandbox": {"schema", "http"},
     "tools": {"schema", "user_code", "sandbox"},
-    "agents": {"schema", "sandbox", "tools"},
+    "agents": {"schema", "user_code", "sandbox", "tools"},
     "environment": {"schema", "http", "user_code"},
     "task_reader": {"schema", "config", "user_code", "helper"},
     "task_judge": {"schema", "config", "user_code", "helper"},

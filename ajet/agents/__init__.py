@@ -1,8 +1,8 @@
 """Ready agents over a model function, with or without training.
 
-    agent = ReActAgent(tools=["calculator"])
-    trajectory = await agent.run_trajectory("What is 12 * 34?", as_model_function(client, "gpt-4o-mini"))
-    trajectory.final_response
+agent = ReActAgent(tools=["calculator"])
+trajectory = await agent.run_trajectory("What is 12 * 34?", as_model_function(client, "gpt-4o-mini"))
+trajectory.final_response
 """
 
 from ajet.agents.agent import Agent

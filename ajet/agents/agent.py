@@ -62,8 +62,9 @@ class Agent:
         sampling: Mapping[str, Any] | None = None,
         base_dirs: Sequence[str | Path] = (),
     ) -> None:
-        """`tools`: tools, functions, or their specifications as `ajet.tools.make_tools` takes them. `format`: how the model calls
-        them; `auto`: natively, unless its function takes no `tools`. `sampling`: passed to the model with each call.
+        """`tools`: tools, functions, or their specifications as `ajet.tools.make_tools` takes them. `format`: how the
+        model calls them; `auto`: natively, unless its function takes no `tools`. `sampling`: passed to the model with
+        each call.
         """
         self.name = name or type(self).__name__
         self.system_prompt = self.system_prompt_default if system_prompt is None else system_prompt
@@ -335,7 +336,7 @@ def _file(place: Path, request_id: str) -> Path:
 
 
 def _shown(call: ToolCall) -> str:
-    return f"{call.name}({call.arguments if isinstance(call.arguments, str) else call.arguments!r})"
+    return f"{call.name}({call.arguments})"
 
 
 def _not_run(call: ToolCall, why: str) -> TrajectoryStep:
@@ -355,4 +356,3 @@ def _answer_of(step: TrajectoryStep) -> str:
         if isinstance(values, dict) and isinstance(values.get("answer"), str | int | float):
             return str(values["answer"])
     return step.content
-

@@ -1,8 +1,8 @@
-"""How a tool call is written as text: `name({"key": …})`, `name(key="…", other=[1, 2])`, `name("…")` or JSON alone.
+"""How a tool call is written as text: `name({"key": …})`, `name(key="…", other=[1, 2])`, `name("…")`.
 
-A grammar reads it from left to right, so brackets, commas and quotes inside a value belong to the value. Values are JSON
-or Python literals: numbers, strings in single, double or triple quotes, `true`/`True`, `null`/`None`, lists and mappings.
-Nothing is evaluated.
+A grammar reads it from left to right, so brackets, commas and quotes inside a value belong to the value. Values are
+JSON or Python literals: numbers, strings in single, double or triple quotes, `true`/`True`, `null`/`None`, lists and
+mappings. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ class CallSyntaxError(ValueError):
     """Text that is no call. The message says what was expected, and where."""
 
 
-def read_call(
-    text: str, parameters: Sequence[str] | None = None, start: int = 0
-) -> tuple[str, dict[str, Any], int]:
+def read_call(text: str, parameters: Sequence[str] | None = None, start: int = 0) -> tuple[str, dict[str, Any], int]:
     """The tool's name, its arguments, and where the call ends. `parameters`: the names that arguments without one get,
     in order; None: `arg_0`, `arg_1` …"""
     reader = _Reader(text, start)
@@ -105,9 +103,7 @@ class _Reader:
             named[key[1]] = self.value(0)
         return self._together(unnamed, named, parameters)
 
-    def _together(
-        self, unnamed: list[Any], named: dict[str, Any], parameters: Sequence[str] | None
-    ) -> dict[str, Any]:
+    def _together(self, unnamed: list[Any], named: dict[str, Any], parameters: Sequence[str] | None) -> dict[str, Any]:
         if len(unnamed) == 1 and not named and isinstance(unnamed[0], dict):
             return unnamed[0]
         if parameters is None:

@@ -21,8 +21,8 @@ branch of its own, which no engine can reuse."""
 KEEP_LAST = 2
 """Messages at the end that are never touched: what the model is working on."""
 SUMMARISE = (
-    "The conversation is about to exceed your context window. Write down, for yourself, what the task is, what you have "
-    "done and found out, and what remains to be done. Nothing else of this conversation will be kept."
+    "The conversation is about to exceed your context window. Write down, for yourself, what the task is, what you "
+    "have done and found out, and what remains to be done. Nothing else of this conversation will be kept."
 )
 
 

@@ -28,4 +28,3 @@ class AgentLimits:
             value = getattr(self, entry.name)
             if value is not None and not (isinstance(value, int | float) and value > 0):
                 raise AgentSettingsError(f"{entry.name}: {value!r} is not allowed: give a number above 0")
-

@@ -40,8 +40,8 @@ class ModelReplyError(ConfigError):
 
 
 def as_model_function(source: Any, model: str = "", *, api_key: str | None = None) -> ModelFunction:
-    """The model function of an OpenAI or Anthropic client (blocking or not) or of a base URL, whose model is `model`; or
-    of a function, async or not, that returns text or a message and takes `tools` and sampling only if it wants them.
+    """The model function of an OpenAI or Anthropic client (blocking or not) or of a base URL, whose model is `model`;
+    or of a function, async or not, that returns text or a message and takes `tools` and sampling only if it wants them.
 
     `api_key`: for a base URL; default: the environment's OPENAI_API_KEY.
     """

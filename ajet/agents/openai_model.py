@@ -73,8 +73,8 @@ def message_of(reply: ChatCompletion) -> ModelMessage:
         message["tool_calls"] = [_plain(call) for call in written.tool_calls]
     if reply.usage is not None:
         message.usage = Usage(reply.usage.prompt_tokens, reply.usage.completion_tokens)
-    message.finish_reason = choice.finish_reason or "stop"
-    message.reply_id = reply.id or ""
+    message.finish_reason = choice.finish_reason
+    message.reply_id = reply.id
     message.malformed = tuple(str(what) for what in getattr(choice, "malformed", None) or ())
     return message
 

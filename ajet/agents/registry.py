@@ -78,7 +78,7 @@ def option_names(of: type[Agent]) -> list[str]:
     for level in of.__mro__:
         if "__init__" not in vars(level):
             continue
-        parameters = list(inspect.signature(level.__init__).parameters.values())[1:]
+        parameters = list(inspect.signature(vars(level)["__init__"]).parameters.values())[1:]
         names.update(dict.fromkeys(entry.name for entry in parameters if entry.kind is not entry.VAR_KEYWORD))
         if not any(entry.kind is entry.VAR_KEYWORD for entry in parameters):
             break

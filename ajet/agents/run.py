@@ -1,4 +1,4 @@
-"""`AgentRun`: the state of one run of an agent. The agent itself holds none, so one object serves many runs at a time."""
+"""`AgentRun`: the state of one run of an agent. The agent itself holds none, so it serves many runs at a time."""
 
 from __future__ import annotations
 

@@ -283,7 +283,8 @@ def test_code_of_an_agent_that_raises() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"max_steps": 0}, {"max_seconds": -1}, {"format": "xml"}, {"when_full": "panic"}, {"context_tokens": 0}]
+    "settings",
+    [{"max_steps": 0}, {"max_seconds": -1}, {"format": "xml"}, {"when_full": "panic"}, {"context_tokens": 0}],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any]) -> None:
     with pytest.raises(AgentSettingsError, match=next(iter(settings))):

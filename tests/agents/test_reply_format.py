@@ -30,7 +30,7 @@ def parse(text: str) -> Any:
     ("text", "arguments"),
     [
         ('write({"path": "a", "text": "b, c)"})', {"path": "a", "text": "b, c)"}),
-        ("write(path='a, b', text=\"say \\\"hi\\\"\")", {"path": "a, b", "text": 'say "hi"'}),
+        ('write(path=\'a, b\', text="say \\"hi\\"")', {"path": "a, b", "text": 'say "hi"'}),
         ('write("a", "b")', {"path": "a", "text": "b"}),
         ('write("a", text="120")', {"path": "a", "text": "120"}),
         ("write(path='a', text=[1, {'k': (2, None)}, True])", {"path": "a", "text": [1, {"k": [2, None]}, True]}),

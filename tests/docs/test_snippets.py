@@ -206,3 +206,34 @@ def test_tools_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     runpy.run_path(str(tmp_path / "program.py"))
     shown = code("tools.md", "sun for 2 days\n1844")
     assert capsys.readouterr().out == shown
+
+
+def test_an_agent_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from ajet.agents import make_agent
+
+    async def model(messages: Any, *, tools: Any = None, **_: Any) -> Any:
+        if messages[-1]["role"] == "tool":
+            return messages[-1]["content"]
+        function = {"name": "calculator", "arguments": '{"expression": "12 * 34"}'}
+        return {"content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+
+    monkeypatch.chdir(tmp_path)
+    address = '"http://localhost:8000/v1", "my-model"'
+    runpy.run_path(str(write(tmp_path, code("agents.md", "asyncio.run(main())").replace(address, "MODEL"), model)))
+    assert capsys.readouterr().out == "408 answer\n"
+    runpy.run_path(str(write(tmp_path, code("agents.md", "read_trajectory(file)"), model)))
+    assert capsys.readouterr().out.split()[1::2] == ["completed", "408"]
+    runpy.run_path(str(write(tmp_path, code("agents.md", "class CarefulAgent"), model)))
+    trajectory = asyncio.run(
+        make_agent("careful", {"max_steps": 4}).run_trajectory("?", lambda messages: "Final Answer: 1")
+    )
+    assert len(trajectory.calls) == 2
+
+
+def write(folder: Path, source: str, model: Any) -> Path:
+    """A program that finds a model under the name MODEL."""
+    import builtins
+
+    builtins.MODEL = model  # type: ignore[attr-defined]
+    (folder / "program.py").write_text(source)
+    return folder / "program.py"

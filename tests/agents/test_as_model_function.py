@@ -117,7 +117,7 @@ def test_functions_get_what_they_take() -> None:
 
 @pytest.mark.parametrize("reply", [None, 42, {"text": "x"}, {"content": 7}, {"content": "", "tool_calls": "x"}, []])
 def test_what_is_no_reply_is_not_taken_for_one(reply: Any) -> None:
-    with pytest.raises(ModelReplyError, match="reply|returned"):
+    with pytest.raises(ModelReplyError, match=r"reply|returned"):
         ask(as_model_function(lambda messages: reply))
 
 
