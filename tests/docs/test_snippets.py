@@ -219,21 +219,15 @@ def test_an_agent_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
     monkeypatch.chdir(tmp_path)
     address = '"http://localhost:8000/v1", "my-model"'
-    runpy.run_path(str(write(tmp_path, code("agents.md", "asyncio.run(main())").replace(address, "MODEL"), model)))
+    Path("alone.py").write_text(code("agents.md", "asyncio.run(main())").replace(address, "MODEL"))
+    runpy.run_path("alone.py", {"MODEL": model})
     assert capsys.readouterr().out == "408 answer\n"
-    runpy.run_path(str(write(tmp_path, code("agents.md", "read_trajectory(file)"), model)))
+    Path("read.py").write_text(code("agents.md", "read_trajectory(file)"))
+    runpy.run_path("read.py")
     assert capsys.readouterr().out.split()[1::2] == ["completed", "408"]
-    runpy.run_path(str(write(tmp_path, code("agents.md", "class CarefulAgent"), model)))
+    Path("careful.py").write_text(code("agents.md", "class CarefulAgent"))
+    runpy.run_path("careful.py")
     trajectory = asyncio.run(
         make_agent("careful", {"max_steps": 4}).run_trajectory("?", lambda messages: "Final Answer: 1")
     )
     assert len(trajectory.calls) == 2
-
-
-def write(folder: Path, source: str, model: Any) -> Path:
-    """A program that finds a model under the name MODEL."""
-    import builtins
-
-    builtins.MODEL = model  # type: ignore[attr-defined]
-    (folder / "program.py").write_text(source)
-    return folder / "program.py"
