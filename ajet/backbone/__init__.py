@@ -34,6 +34,8 @@ class LaunchOptions:
     skip_check_avail_gpu: bool = False
     quiet: bool = False
     json: bool = False
+    viewer: str = ""
+    """Where the run can be looked at: the viewer's address, or the command that starts one."""
 
     def progress_mode(self) -> ProgressMode:
         """How progress is shown."""

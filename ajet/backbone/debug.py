@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ajet.backbone import LaunchOptions
 from ajet.backbone.debug_view import EpisodeView, JsonView, QuietView, View
 from ajet.observe.episode_metrics import episode_metrics
+from ajet.observe.failure_tally import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.runtime.runtime import STOP_S, Runtime
 from ajet.runtime.service_loop import wait_for
@@ -76,6 +77,7 @@ class _DebugRun:
         self._view = view
         self._recorder = recorder
         self._queries = {task.task_id: task.main_query for task in tasks}
+        self._tally = FailureTally()
         self._quit = False
         self._runtime = Runtime(
             config, parallel=min(config.ajet.debug.debug_max_parallel, len(tasks)), on_episode=self._ended
@@ -106,6 +108,7 @@ class _DebugRun:
     def _ended(self, episode: Episode) -> None:
         self._recorder.record(episode, 0, query=self._queries.get(episode.task_id, ""))
         self._view.episode(episode, self._queries.get(episode.task_id, ""))
+        self._tally.tell(episode, only_to_file=True)
         if episode.failure is not None and episode.failure.kind == DEBUGGER_QUIT:
             self._quit = True
             self._runtime.pool.stop_all()

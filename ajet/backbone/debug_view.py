@@ -14,6 +14,7 @@ from ajet.observe.episode_metrics import is_success
 from ajet.schema.call_tree import ROOT, Call
 from ajet.schema.chat import Message
 from ajet.schema.episode import Episode
+from ajet.schema.traceback_text import condensed
 
 TEXT_CHARS = 600
 """How much of a message is shown: enough to see what happened. `episodes.sqlite` has all of it."""
@@ -48,7 +49,7 @@ class QuietView(View):
 
     def show(self, episode: Episode, query: str) -> None:
         if episode.failure is not None:
-            line = f"{episode.task_id}: {episode.status}: {episode.failure.kind}: {episode.failure.message}"
+            line = f"{episode.task_id}: {episode.status}: {episode.failure.in_short}"
             print(printable(line), file=sys.stderr)
 
 
@@ -91,7 +92,9 @@ class EpisodeView(View):
         self._line(f"   {in_short(episode)}", style)
         if episode.failure is not None:
             self._line(f"   {episode.failure.kind}: {shortened(episode.failure.message, TEXT_CHARS)}", "red")
-            for line in episode.failure.traceback.rstrip().splitlines()[-TRACEBACK_LINES:]:
+            if episode.failure.place:
+                self._line(f"   at {episode.failure.place}", "red")
+            for line in condensed(episode.failure.traceback).rstrip().splitlines()[-TRACEBACK_LINES:]:
                 self._line(f"   │ {line}", "dim")
 
     def _call(self, call: Call, told: list[Message]) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ajet.observe.failure_tally import FailureTally
 from ajet.observe.metrics import read_metrics
 
 log = logging.getLogger(__name__)
 
 EXIT_NOTHING_TRAINED = 1
-NOTHING_TRAINED = (
-    "nothing was trained: no step had a group whose episodes earned different rewards. Look at the episodes and at how "
-    "the reward is computed."
-)
+NOTHING_TRAINED = "nothing was trained: no step had a group whose episodes earned different rewards"
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 ROWS = 12
@@ -24,9 +23,35 @@ ROWS = 12
 def exit_code(folder: Path, after: int) -> int:
     """The exit code of a run whose steps follow step `after`: an error if it trained nothing."""
     if trained_nothing(folder, after):
-        log.error(NOTHING_TRAINED)
+        log.error("%s", why_nothing_trained(folder, after))
         return EXIT_NOTHING_TRAINED
     return 0
+
+
+def why_nothing_trained(folder: Path, after: int, tally: FailureTally | None = None) -> str:
+    """What the steps after `after` lacked, from their metrics and, if it is known, from why episodes failed."""
+    steps = [step for step in read_metrics(folder / "metrics.jsonl") if step["step"] > after]
+    count = int(sum(step.get("episode/count", 0) for step in steps))
+    failed = count - int(sum(step.get("episode/usable", 0) for step in steps))
+    lines = [NOTHING_TRAINED]
+    if failed:
+        lines.append(f"{failed} of {count} episodes failed, and have no reward:")
+        lines += [f"  {line}" for line in (_failures(steps) if tally is None else tally.lines())]
+    low = [step["reward/min"] for step in steps if "reward/min" in step]
+    high = [step["reward/max"] for step in steps if "reward/max" in step]
+    if failed < count and low:
+        same = f"every reward was {low[0]:g}" if min(low) == max(high) else "rewards differ between tasks only"
+        lines.append(f"{same}: look at how the reward is computed, and choose tasks that the model sometimes solves")
+    return "\n    ".join([*lines, f"look at the episodes: ajet view {folder}"])
+
+
+def _failures(steps: list[dict[str, Any]]) -> list[str]:
+    kinds: Counter[str] = Counter()
+    for step in steps:
+        for name, value in step.items():
+            if name.startswith("failure/"):
+                kinds[name.removeprefix("failure/")] += int(value)
+    return [f"{count} × {kind}" for kind, count in kinds.most_common(3)]
 
 
 def trained_nothing(folder: Path, after: int) -> bool:

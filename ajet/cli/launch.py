@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -104,6 +105,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
     from ajet.runtime.processes import recorded_run
 
     _terminate_like_interrupt()
+    options = arguments.options
     with ExitStack() as stack:
         experiment = ExperimentFolder.open(
             config,
@@ -116,6 +118,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
         status: list[Any] = ["failed", {}]
         stack.callback(lambda: experiment.close(status[0], **status[1]))
         try:
+            options = replace(options, viewer=f"ajet view {_typed(experiment.path)}")
             for note in notes(config):
                 log.info("%s", note)
             stack.enter_context(recorded_run(experiment.path, arguments.prefix))
@@ -123,8 +126,8 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             for service in arguments.services:
                 stack.enter_context(start_service(service, arguments.prefix))
             if arguments.with_logview:
-                stack.enter_context(_viewer(experiment))
-            code = run_backbone(config, experiment, arguments.options)
+                options = replace(options, viewer=stack.enter_context(_viewer(experiment)))
+            code = run_backbone(config, experiment, options)
         except KeyboardInterrupt:
             status[0] = "interrupted"
             print(f"\ninterrupted; results so far are in {experiment.path}", file=sys.stderr)
@@ -160,8 +163,8 @@ def _user_files(config: Config) -> list[Path]:
 
 
 @contextmanager
-def _viewer(experiment: ExperimentFolder) -> Iterator[None]:
-    """The viewer in its own process; its address is printed as soon as it has one."""
+def _viewer(experiment: ExperimentFolder) -> Iterator[str]:
+    """The viewer in its own process. Its address is printed as soon as it has one, and yielded."""
     from ajet.runtime.companions import start_command
 
     command = [sys.executable, "-m", "ajet", "view", str(experiment.path), "--no-browser"]
@@ -171,5 +174,11 @@ def _viewer(experiment: ExperimentFolder) -> Iterator[None]:
             if time.monotonic() > until:
                 break
             time.sleep(0.05)
-        print(f"viewer: {address.group() if address else f'not up yet, see {log}'}", flush=True)
-        yield
+        found = address.group() if address else f"not up yet, see {log}"
+        print(f"viewer: {found}", flush=True)
+        yield found
+
+
+def _typed(path: Path) -> str:
+    """An experiment as the user may type it: its name, if it is where commands look for it."""
+    return path.name if path.parent == Path("saved_experiments") else str(path)

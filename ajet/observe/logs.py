@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+from collections import Counter
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,16 @@ from typing import Any
 from ajet.observe.secrets import Masker
 
 ROOT_LOGGER = "ajet"
+TRACEBACK = "traceback"
+"""Name of a record's `extra`: the text of a traceback, of an exception that was caught elsewhere."""
+ONLY_TO_FILE = "only_to_file"
+"""Name of a record's `extra`: the terminal doesn't show the record."""
 LEVEL_VARIABLE = "AJET_LOG_LEVEL"
 _FILE_BYTES = 20 * 1024 * 1024
 _FILES = 5
+_ALIKE = 3
+_TEXTS_KEPT = 10_000
+_SHOWN_AGAIN = frozenset(10**power for power in range(1, 9))
 
 
 def level_from_environment() -> int:
@@ -68,10 +76,38 @@ class _TerminalHandler(logging.StreamHandler[Any]):
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
+        self.addFilter(_Repeats())
 
     @property
     def stream(self) -> Any:
         return sys.stderr
+
+
+class _Repeats(logging.Filter):
+    """Lets a warning through once, then at the 10th, 100th … time. Those of one kind, whose text differs, three times.
+    The file holds all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._texts: Counter[tuple[str, str]] = Counter()
+        self._kinds: Counter[tuple[str, str]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(record, ONLY_TO_FILE, False):
+            return False
+        if record.levelno != logging.WARNING:
+            return True
+        kind, text = (record.name, str(record.msg)), (record.name, record.getMessage())
+        if not self._texts[text]:
+            self._kinds[kind] += 1
+        if len(self._texts) < _TEXTS_KEPT or text in self._texts:
+            self._texts[text] += 1
+        same, alike = self._texts[text], self._kinds[kind]
+        if same > 1:
+            record.repeated = same
+            return same in _SHOWN_AGAIN
+        record.repeated = alike if alike > _ALIKE else 0
+        return alike <= _ALIKE or alike in _SHOWN_AGAIN
 
 
 class _JsonFormatter(logging.Formatter):
@@ -88,6 +124,8 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
+        elif traceback := getattr(record, TRACEBACK, ""):
+            entry["traceback"] = traceback
         return json.dumps(self._masker.value(entry), default=str, ensure_ascii=False)
 
 
@@ -100,6 +138,8 @@ class _HumanFormatter(logging.Formatter):
         text = record.getMessage()
         if record.levelno >= logging.WARNING:
             text = f"{record.levelname.lower()}: {text}"
+        if repeated := getattr(record, "repeated", 0):
+            text += f" ({repeated:,} such warnings so far)"
         if record.exc_info and record.levelno >= logging.ERROR:
             text += "\n" + self.formatException(record.exc_info)
         return self._masker.text(text)

@@ -17,6 +17,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import IO, Protocol
 
+from ajet.observe.failure_tally import FailureTally
 from ajet.schema.episode import Episode
 
 _LINE_EVERY_S = 10.0
@@ -25,6 +26,7 @@ _LINE_EVERY_S = 10.0
 HEADLINES = (
     ("reward", "reward/mean"),
     ("success", "success/rate"),
+    ("validation", "val/reward/mean"),
     ("loss", "train/loss"),
     ("kl", "train/kl"),
     ("entropy", "train/entropy"),
@@ -56,15 +58,23 @@ class ProgressState:
     step: int = 0
     steps_this_run: int = 0
     phase: str = ""
+    phase_detail: str = ""
+    """What the phase works on, if its name doesn't say."""
     phase_done: int = 0
     phase_total: int | None = None
     phase_began: float = field(default_factory=time.monotonic)
     began: float = field(default_factory=time.monotonic)
     stepping_began: float = field(default_factory=time.monotonic)
     episodes: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
+    tally: FailureTally = field(default_factory=FailureTally)
     recent_rewards: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     reward_by_step: deque[float] = field(default_factory=lambda: deque(maxlen=240))
+    loss_by_step: deque[float] = field(default_factory=lambda: deque(maxlen=240))
+    validation_rewards: list[float] = field(default_factory=list)
+    time_by_phase: dict[str, float] = field(default_factory=dict)
+    """Seconds spent in phases that have ended."""
+    viewer: str = ""
+    """Where to look at the run: an address, or the command that gives one."""
     sampled_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -83,6 +93,7 @@ class Display(Protocol):
     def started(self, state: ProgressState) -> None: ...
     def phase(self, state: ProgressState) -> None: ...
     def episode(self, state: ProgressState, episode: Episode) -> None: ...
+    def validation(self, state: ProgressState) -> None: ...
     def step(self, state: ProgressState) -> None: ...
     def message(self, text: str, level: str) -> None: ...
     def close(self) -> None: ...
@@ -113,23 +124,31 @@ class Progress:
         }
         return cls(displays.get(mode, PlainDisplay)(stream))
 
-    def start(self, experiment: str, backbone: str, total_steps: int | None = None, step: int = 0) -> None:
+    def start(
+        self, experiment: str, backbone: str, total_steps: int | None = None, step: int = 0, viewer: str = ""
+    ) -> None:
         """The run begins (`step` > 0: it resumes after that step)."""
         with self._lock:
             self.state.experiment, self.state.backbone = experiment, backbone
             self.state.total_steps, self.state.step = total_steps, step
-            self.state.stepping_began = time.monotonic()
+            self.state.viewer = viewer
             self._display.started(self.state)
 
-    def phase(self, name: str, total: int | None = None) -> None:
-        """A phase begins (rollout, train, validate, …) with `total` units to do, if known."""
+    def phase(self, name: str, total: int | None = None, detail: str = "") -> None:
+        """A phase begins (load, rollout, train, validate, …) with `total` units to do, if known. `detail`: on what."""
         with self._lock:
-            self.state.phase, self.state.phase_total, self.state.phase_done = name, total, 0
-            self.state.phase_began = time.monotonic()
-            self._display.phase(self.state)
+            state, now = self.state, time.monotonic()
+            if state.phase:
+                state.time_by_phase[state.phase] = state.time_by_phase.get(state.phase, 0.0) + now - state.phase_began
+            state.phase, state.phase_detail, state.phase_total, state.phase_done = name, detail, total, 0
+            state.phase_began = now
+            if not state.steps_this_run:  # the pace is that of steps: loading doesn't count
+                state.stepping_began = now
+            self._display.phase(state)
 
     def episode(self, episode: Episode) -> None:
-        """An episode ended."""
+        """An episode ended. Why it failed, if it did, is logged: the first time, then counted."""
+        self.state.tally.tell(episode)
         with self._lock:
             state = self.state
             state.episodes += 1
@@ -137,10 +156,15 @@ class Progress:
             state.sampled_tokens += episode.tree.sampled_tokens
             if episode.reward is not None:
                 state.recent_rewards.append(float(episode.reward))
-            if episode.failure is not None:
-                kind = str(episode.status)
-                state.failures[kind] = state.failures.get(kind, 0) + 1
             self._display.episode(state, episode)
+
+    def validation(self, metrics: dict[str, float]) -> None:
+        """A validation ended with these metrics: of the step that is about to be reported, or before all steps."""
+        with self._lock:
+            if "val/reward/mean" in metrics:
+                self.state.validation_rewards.append(metrics["val/reward/mean"])
+                self.state.metrics = metrics
+                self._display.validation(self.state)
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
         """A step ended with these metrics."""
@@ -150,6 +174,8 @@ class Progress:
             state.steps_this_run += 1
             if "reward/mean" in metrics:
                 state.reward_by_step.append(metrics["reward/mean"])
+            if "train/loss" in metrics:
+                state.loss_by_step.append(metrics["train/loss"])
             self._display.step(state)
 
     def message(self, text: str, level: str = "info") -> None:
@@ -171,7 +197,7 @@ class Progress:
 
 
 class PlainDisplay:
-    """One line per step and per failure, and one every ten seconds within a phase."""
+    """One line per step, validation and phase that loads something, and one every ten seconds within a phase."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -188,13 +214,20 @@ class PlainDisplay:
 
     def phase(self, state: ProgressState) -> None:
         self._last_line = time.monotonic()
+        if state.phase_detail:
+            self._line(f"{state.phase}: {state.phase_detail}")
 
     def episode(self, state: ProgressState, episode: Episode) -> None:
-        if episode.failure is not None:
-            self._line(f"  {episode.status}: episode {episode.episode_id}: {episode.failure.message.splitlines()[0]}")
         if time.monotonic() - self._last_line >= _LINE_EVERY_S:
             total = f"/{state.phase_total}" if state.phase_total else ""
             self._line(f"  {state.phase} {state.phase_done}{total}")
+
+    def validation(self, state: ProgressState) -> None:
+        """Before the first step, a line of its own; later, part of its step's line."""
+        if not state.steps_this_run:
+            success = state.metrics.get("val/success")
+            said = f"validation {number(state.validation_rewards[-1])}"
+            self._line(f"step {state.step}  {said}" + (f"  success {number(success)}" if success is not None else ""))
 
     def step(self, state: ProgressState) -> None:
         shown = [f"{label} {number(state.metrics[name])}" for label, name in HEADLINES if name in state.metrics]
@@ -230,7 +263,8 @@ class JsonDisplay:
         )
 
     def phase(self, state: ProgressState) -> None:
-        self._write(event="phase", phase=state.phase, total=state.phase_total, step=state.step)
+        fields = {"phase": state.phase, "detail": state.phase_detail, "total": state.phase_total, "step": state.step}
+        self._write(event="phase", **fields)
 
     def episode(self, state: ProgressState, episode: Episode) -> None:
         failure = {"kind": episode.failure.kind, "message": episode.failure.message} if episode.failure else None
@@ -243,6 +277,9 @@ class JsonDisplay:
             calls=len(episode.tree.calls),
             failure=failure,
         )
+
+    def validation(self, state: ProgressState) -> None:
+        self._write(event="validation", step=state.step, metrics=state.metrics)
 
     def step(self, state: ProgressState) -> None:
         self._write(event="step", step=state.step, metrics=state.metrics)
@@ -263,7 +300,13 @@ class QuietDisplay(PlainDisplay):
     def started(self, state: ProgressState) -> None:
         pass
 
+    def phase(self, state: ProgressState) -> None:
+        pass
+
     def episode(self, state: ProgressState, episode: Episode) -> None:
+        pass
+
+    def validation(self, state: ProgressState) -> None:
         pass
 
     def step(self, state: ProgressState) -> None:

@@ -1,30 +1,36 @@
-"""Progress on a terminal: a live panel redrawn in place, below the lines that scroll by."""
+"""Progress on a terminal: a table that scrolls by, a line per step, and below it a panel that is redrawn in place."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import IO
 
 import psutil
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.control import Control
 from rich.live import Live
-from rich.markup import escape
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.live_render import LiveRender
+from rich.segment import ControlType, Segment
+from rich.spinner import Spinner
 from rich.text import Text
 
-from ajet.observe.progress import HEADLINES, ProgressState, duration, number
+from ajet.observe.progress import ProgressState, duration, number
+from ajet.observe.progress_table import StepTable
 from ajet.schema.episode import Episode
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _REFRESH_PER_SECOND = 4
 _GIB = 1024**3
 _STYLES = {"warning": "yellow", "error": "bold red"}
+_LABEL_WIDTH = 11
+_BAR_WIDTH = 24
+_SPARK_WIDTH = 40
+_PHASES_SHOWN = 5
 
 
-def sparkline(values: list[float], width: int = 40) -> str:
+def sparkline(values: list[float], width: int = _SPARK_WIDTH) -> str:
     """The last `width` values as a row of block characters."""
     values = values[-width:]
     if not values:
@@ -49,8 +55,10 @@ class LiveDisplay:
     """The dashboard."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._console = Console(file=stream)
+        self._console = Console(file=stream, highlight=False)
         self._state = ProgressState()
+        self._table = StepTable()
+        self._spinner = Spinner("dots")
         self._live = Live(
             get_renderable=self._render,
             console=self._console,
@@ -58,6 +66,7 @@ class LiveDisplay:
             redirect_stdout=True,
             redirect_stderr=True,
         )
+        self._live._live_render = _ResizedRender(self._console, self._render())
 
     def started(self, state: ProgressState) -> None:
         self._state = state
@@ -69,9 +78,13 @@ class LiveDisplay:
     def episode(self, state: ProgressState, episode: Episode) -> None:
         pass
 
+    def validation(self, state: ProgressState) -> None:
+        """Before the first step, a row of its own; later, part of its step's row."""
+        if not state.steps_this_run and not state.step:
+            self._row("0", state)
+
     def step(self, state: ProgressState) -> None:
-        shown = [f"{label} [b]{number(state.metrics[name])}[/b]" for label, name in HEADLINES if name in state.metrics]
-        self._console.print(f"[dim]step[/dim] [b]{state.step}[/b]  " + "  ".join(shown), highlight=False)
+        self._row(f"{state.step}/{state.total_steps}" if state.total_steps else str(state.step), state)
 
     def message(self, text: str, level: str) -> None:
         self._console.print(Text(text, style=_STYLES.get(level, "")))
@@ -80,41 +93,102 @@ class LiveDisplay:
         if self._live.is_started:
             self._live.stop()
 
-    def _render(self) -> RenderableType:
-        state = self._state
-        rows = Table.grid(padding=(0, 2))
-        rows.add_column(style="dim", no_wrap=True)
-        rows.add_column(ratio=1)
-        rows.add_row("steps", self._steps(state))
-        rows.add_row(state.phase or "phase", self._phase(state))
-        rewards = list(state.reward_by_step) or list(state.recent_rewards)
-        if rewards:
-            rows.add_row("reward", f"[cyan]{sparkline(rewards)}[/cyan]  [b]{number(rewards[-1])}[/b]")
-        rows.add_row("episodes", self._episodes(state))
-        rows.add_row("machine", escape(machine_load()))
-        title = f"[b]{escape(state.experiment)}[/b] [dim]· {escape(state.backbone)}[/dim]"
-        return Panel(Group(rows), title=title, title_align="left", border_style="bright_black", padding=(0, 1))
+    def _row(self, step: str, state: ProgressState) -> None:
+        header, row = self._table.lines(step, state.metrics, self._console.width)
+        if header:
+            self._console.print(Text(header, style="bold", no_wrap=True))
+        self._console.print(Text(row, no_wrap=True))
 
-    def _steps(self, state: ProgressState) -> RenderableType:
+    # ------------------------------------------------------------ the panel
+
+    def _render(self) -> RenderableType:
+        """Each line is as long as its text, so that a narrower terminal has little to wrap."""
+        state = self._state
+        name = Text.assemble((state.experiment, "bold"), (f" · {state.backbone}", "dim"))
+        rows = [("steps", self._steps(state)), (state.phase or "phase", self._phase(state))]
+        rewards = list(state.reward_by_step) or list(state.recent_rewards)
+        for label, values, style in (
+            ("reward", rewards, "cyan"),
+            ("validation", state.validation_rewards, "green"),
+            ("loss", list(state.loss_by_step), "magenta"),
+        ):
+            if values:
+                rows.append((label, Text.assemble((sparkline(values), style), "  ", (number(values[-1]), "bold"))))
+        rows += [("time", Text(_shares(state))), ("episodes", self._episodes(state))]
+        rows += [("failed" if index == 0 else "", Text(line, "red")) for index, line in enumerate(state.tally.lines(2))]
+        rows.append(("machine", Text(machine_load())))
+        if state.viewer:
+            rows.append(("viewer", Text(state.viewer)))
+        lines = [Text.assemble((f"{label:<{_LABEL_WIDTH}}", "dim"), text) for label, text in rows if text.plain]
+        return Group(*(_one_line(line) for line in [Text(""), name, *lines]))
+
+    def _steps(self, state: ProgressState) -> Text:
         eta = state.eta_seconds
         spent = duration(time.monotonic() - state.began)
-        text = f"{state.step}/{state.total_steps or '?'}  [dim]{spent}" + (f", eta {duration(eta)}" if eta else "")
-        return self._bar(state.step, state.total_steps, text + "[/dim]")
+        text = f"{state.step}/{state.total_steps or '?'}  "
+        done = state.step / state.total_steps if state.total_steps else 0.0
+        return Text.assemble(_bar(done), text, (spent + (f", eta {duration(eta)}" if eta else ""), "dim"))
 
-    def _phase(self, state: ProgressState) -> RenderableType:
-        total = f"/{state.phase_total}" if state.phase_total else ""
-        spent = duration(time.monotonic() - state.phase_began)
-        return self._bar(state.phase_done, state.phase_total, f"{state.phase_done}{total}  [dim]{spent}[/dim]")
+    def _phase(self, state: ProgressState) -> Text:
+        spent = (duration(time.monotonic() - state.phase_began), "dim")
+        detail = f"{state.phase_detail}  " if state.phase_detail else ""
+        if not state.phase_total:
+            spinner = self._spinner.render(time.monotonic())
+            turning = spinner if isinstance(spinner, Text) else Text("…")
+            return Text.assemble(turning, " ", detail, spent)
+        done = f"{state.phase_done}/{state.phase_total}  "
+        return Text.assemble(_bar(state.phase_done / state.phase_total), done, detail, spent)
 
-    def _bar(self, done: int, total: int | None, text: str) -> RenderableType:
-        row = Table.grid(padding=(0, 2))
-        row.add_column(width=30)
-        row.add_column()
-        row.add_row(ProgressBar(total=total, completed=done, width=30, pulse=total is None), text)
-        return row
-
-    def _episodes(self, state: ProgressState) -> str:
+    def _episodes(self, state: ProgressState) -> Text:
         spent = max(time.monotonic() - state.began, 1e-9)
-        text = f"{state.episodes:,}  [dim]{state.sampled_tokens / spent:,.0f} sampled tok/s[/dim]"
-        failures = "  ".join(f"{kind} {count}" for kind, count in sorted(state.failures.items()))
-        return f"{text}  [red]{failures}[/red]" if failures else text
+        return Text.assemble(f"{state.episodes:,}  ", (f"{state.sampled_tokens / spent:,.0f} sampled tok/s", "dim"))
+
+
+def _bar(done: float) -> Text:
+    filled = round(min(max(done, 0.0), 1.0) * _BAR_WIDTH)
+    return Text.assemble(("━" * filled, "cyan"), ("━" * (_BAR_WIDTH - filled), "bright_black"), "  ")
+
+
+def _one_line(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _shares(state: ProgressState) -> str:
+    """Where the time went: `rollout 71 %  train 20 %  validate 9 %`."""
+    spent = state.time_by_phase
+    total = sum(spent.values())
+    if total <= 0:
+        return ""
+    most = sorted(spent, key=lambda name: -spent[name])[:_PHASES_SHOWN]
+    return "  ".join(f"{name} {spent[name] / total:.0%}".replace("%", " %") for name in most)
+
+
+class _ResizedRender(LiveRender):
+    """Erases all of what it drew even if the terminal has become narrower since, and wrapped it into more lines."""
+
+    def __init__(self, console: Console, renderable: RenderableType) -> None:
+        super().__init__(renderable)
+        self._terminal = console
+        self._lengths: list[int] = []
+        """Of each line drawn last."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self._lengths = [0]
+        for segment in super().__rich_console__(console, options):
+            if isinstance(segment, Segment) and segment.text == "\n":
+                self._lengths.append(0)
+            elif isinstance(segment, Segment):
+                self._lengths[-1] += segment.cell_length
+            yield segment
+
+    def position_cursor(self) -> Control:
+        if not self._lengths:
+            return Control()
+        up = self.rows(self._terminal.width) - 1
+        erase = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
+        return Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), *(erase * up))
+
+    def rows(self, width: int) -> int:
+        """The rows that the lines take on a terminal of this width."""
+        return sum(max(1, math.ceil(length / width)) for length in self._lengths)

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from ajet.schema.call_tree import CallTree
+from ajet.schema.traceback_text import user_line
 
 
 class LedgerImbalance(AssertionError):
@@ -76,6 +77,18 @@ class Failure:
     """The exception's type name."""
     message: str
     traceback: str = ""
+
+    @property
+    def place(self) -> str:
+        """The user's line at which it happened: `agent.py:17 in execute`. Empty if none took part."""
+        return user_line(self.traceback)
+
+    @property
+    def in_short(self) -> str:
+        """One line: kind, message and place."""
+        message = self.message.strip().partition("\n")[0]
+        place = f", at {self.place}" if self.place else ""
+        return f"{self.kind}: {message}{place}"
 
 
 @dataclass(slots=True)

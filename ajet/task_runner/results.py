@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -242,7 +243,25 @@ def describe(error: BaseException) -> Failure:
     while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename in _OUR_FILES:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames))
-    return Failure(type(error).__name__, str(error) or repr(error), text)
+    message = str(error) or repr(error)
+    address = _address(error)
+    return Failure(type(error).__name__, f"{message} ({address})" if address not in message else message, text)
+
+
+def _address(error: BaseException) -> str:
+    """Which address a client could not reach or got an error from: many clients' messages don't say. Empty for calls
+    of our own model, and if there is none. Without user name, password and query, which may be secret."""
+    if _model_error_code(error):
+        return ""
+    for link in _chain(error):
+        try:
+            url = str(link.request.url)  # type: ignore[attr-defined] # of httpx, and of clients built on it or on requests
+        except (AttributeError, RuntimeError):  # httpx raises the latter if it has no request
+            continue
+        parts = urlsplit(url)
+        if parts.hostname:
+            return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return ""
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

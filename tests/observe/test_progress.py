@@ -5,15 +5,21 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console, Group
+from rich.text import Text
+from screen import Terminal
 
 from ajet.observe import logs
 from ajet.observe.logs import FileLog, level_from_environment, log_to_terminal
 from ajet.observe.progress import Progress, ProgressMode
-from ajet.observe.progress_live import sparkline
+from ajet.observe.progress_live import _ResizedRender, sparkline
+from ajet.observe.progress_table import StepTable
 from ajet.schema.call_tree import CallTree, Run
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
 
@@ -29,6 +35,7 @@ def run(mode: ProgressMode) -> str:
     stream = io.StringIO()
     with Progress.create(mode, stream) as progress:
         progress.start("math", "local", total_steps=10)
+        progress.phase("load", detail="tiny, engine torch")
         progress.phase("rollout", 2)
         progress.episode(episode(1.0))
         progress.episode(episode(None))
@@ -41,7 +48,7 @@ def run(mode: ProgressMode) -> str:
 def test_plain_lines() -> None:
     lines = run(ProgressMode.PLAIN).splitlines()
     assert lines[0] == "math (local, 10 steps)"
-    assert lines[1] == "  workflow_error: episode e1: no such tool"
+    assert lines[1] == "load: tiny, engine torch"
     assert lines[2].startswith("step 1/10  reward 0.25  loss 1.234e-05")
     assert lines[3] == "warning: saved [checkpoint] step_1"
 
@@ -49,9 +56,9 @@ def test_plain_lines() -> None:
 def test_json_lines() -> None:
     records = [json.loads(line) for line in run(ProgressMode.JSON).splitlines()]
     assert [record["event"] for record in records] == [
-        "started", "phase", "episode", "episode", "phase", "step", "message",
+        "started", "phase", "phase", "episode", "episode", "phase", "step", "message",
     ]  # fmt: skip
-    assert records[5]["metrics"]["other"] == 1.0 and records[3]["failure"]["kind"] == "ValueError"
+    assert records[6]["metrics"]["other"] == 1.0 and records[4]["failure"]["kind"] == "ValueError"
 
 
 def test_quiet_shows_errors_only(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,3 +106,100 @@ def test_the_log_rotates_and_loses_none_of_its_last_lines(tmp_path: Path, monkey
     assert all(path.stat().st_size <= 2000 for path in kept)
     lines = [json.loads(line) for path in kept for line in path.read_text().splitlines()]
     assert [line["message"] for line in lines] == [f"line {index}" for index in range(200 - len(lines), 200)]
+
+
+METRICS = {
+    "reward/mean": 0.123456, "success/rate": 0.5, "episode/turns": 2.0, "episode/reply_length": 123.4,
+    "train/loss": -0.00001234, "train/kl": 0.02, "train/entropy": 1.5, "train/grad_norm": 12.5, "train/lr": 1e-6,
+    "train/clip_fraction": 0.1, "episode/count": 64.0, "episode/usable": 60.0, "perf/tokens_per_second": 1_234_567.0,
+    "time/rollout": 3.2, "time/train": 1.1, "time/step": 4.3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_table_fits_and_its_columns_stand_below_each_other(width: int) -> None:
+    table = StepTable()
+    header, first = table.lines("1/60", METRICS, width)
+    again, second = table.lines("2/60", {**METRICS, "val/reward/mean": 0.75}, width)
+    assert not again
+    assert all(len(line) <= width for line in (header, first, second))
+    ends = [match.end() for match in re.finditer(r"\S+(?: \S+)*", header)]
+    assert {match.end() for match in re.finditer(r"\S+", second)} == set(ends), (header, second)
+    assert header.split()[:4] == ["step", "reward", "success", "valid."]
+    assert ("rollout s" in header) == (width == 200)
+    assert ("0.123" in first and "-1.2e-05" in first) or width == 60
+
+
+def test_the_header_comes_back_after_twenty_rows_and_when_the_terminal_changes() -> None:
+    table = StepTable()
+    headers = [bool(table.lines(str(step), METRICS, 80)[0]) for step in range(1, 42)]
+    assert [step for step, shown in enumerate(headers, 1) if shown] == [1, 21, 41]
+    assert table.lines("42", METRICS, 100)[0]
+    assert table.lines("43", {**METRICS, "val/reward/mean": 1.0}, 100)[0] == "", "validation had its column already"
+
+
+PANEL = """
+import sys, time
+sys.path[:0] = [{tests!r}, {tests!r} + "/.."]
+from test_progress import METRICS, episode
+from ajet.observe.progress import Progress, ProgressMode
+
+with Progress.create(ProgressMode.AUTO) as progress:
+    progress.start("math", "local", total_steps=10, viewer="ajet view math")
+    progress.phase("load", detail="tiny:qwen2-0.3m, engine torch")
+    time.sleep(0.4)
+    progress.phase("validate", 4)
+    progress.validation({{"val/reward/mean": 0.25}})
+    for step in (1, 2, 3):
+        progress.phase("rollout", 2)
+        progress.episode(episode(1.0))
+        progress.episode(episode(None))
+        progress.phase("train")
+        progress.step(step, METRICS)
+    time.sleep(0.4)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    progress.message("saved [checkpoint] step_3")
+    time.sleep(0.6)
+"""
+
+
+def panel(columns: int) -> Terminal:
+    program = PANEL.format(tests=str(Path(__file__).parent))
+    return Terminal([sys.executable, "-c", program], columns=columns, rows=30)
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_panel_on_a_terminal(columns: int) -> None:
+    with panel(columns) as terminal:
+        terminal.wait_for("load       ")
+        assert "tiny:qwen2-0.3m, engine torch" in terminal.text
+        shown = terminal.wait_for("ready")
+        terminal.type("\n")
+        shown = terminal.finish()
+    assert shown.count("machine") == 1, "one panel is left"
+    for row in ("steps  ", "reward  ", "validation", "loss  ", "time  ", "episodes  ", "viewer     ajet view math"):
+        assert row in shown, row
+    assert "failed     3 × workflow_error, ValueError: no such tool" in shown
+    assert "saved [checkpoint] step_3" in shown
+    table = [line for line in shown.splitlines() if re.match(r"\s+(step|0|\d/10)\s", line)]
+    assert [line.split()[0] for line in table if "step" not in line] == ["0", "1/10", "2/10", "3/10"]
+    assert all(len(line) <= columns for line in shown.splitlines())
+    assert ("rollout s" in shown) == (columns == 200)
+
+
+@pytest.mark.parametrize("narrower", [40, 25])
+def test_a_narrower_terminal_keeps_no_debris(narrower: int) -> None:
+    """The rows that the terminal has made of wrapped lines are erased too."""
+    lengths = [0, 14, 44, 37, 80, 19]
+    render = _ResizedRender(Console(width=narrower), Text(""))
+    assert render.position_cursor().segment.text == "", "nothing was drawn yet"
+    console = Console(width=80, file=io.StringIO())
+    list(console.render(_ResizedRender(console, Text(""))))
+    wide = Group(*(Text("x" * length) for length in lengths))
+    render.set_renderable(wide)
+    list(render.__rich_console__(console, console.options))
+    assert render.rows(80) == len(lengths)
+    wanted = sum(max(1, -(-length // narrower)) for length in lengths)
+    assert render.rows(narrower) == wanted
+    assert render.position_cursor().segment.text.count("\x1b[1A") == wanted - 1

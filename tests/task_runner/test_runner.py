@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 from runner_fakes import SmallProvider, runner_of
 from waiting import until
@@ -215,6 +216,20 @@ def test_the_traceback_shows_the_users_line() -> None:
     assert episode.failure is not None
     assert "raise error" in episode.failure.traceback
     assert "results.py" not in episode.failure.traceback
+
+
+async def asks_a_dead_server(*_: Any) -> WorkflowOutput:
+    async with openai.AsyncOpenAI(base_url="http://me:secret@127.0.0.1:9/v1", api_key="k", max_retries=0) as client:
+        await client.chat.completions.create(model="judge", messages=[{"role": "user", "content": "?"}])
+    raise AssertionError("it answered")
+
+
+def test_a_client_that_reaches_nobody_says_whom() -> None:
+    """The client's own message is `Connection error.`"""
+    episode = run(lambda: runner_of(workflow_that(asks_a_dead_server)))
+    assert episode.failure is not None
+    assert episode.failure.message == "Connection error. (http://127.0.0.1:9/v1/chat/completions)"
+    assert "in asks_a_dead_server" in episode.failure.place
 
 
 def test_workflow_errors_may_carry_a_reward() -> None:

@@ -19,7 +19,7 @@ from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.replay import Replay
 from ajet.backbone.plan import imitates_a_file, training_steps, validates_after, validation_repeats
-from ajet.backbone.report import EXIT_NOTHING_TRAINED, NOTHING_TRAINED
+from ajet.backbone.report import EXIT_NOTHING_TRAINED, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, taught_alone
 from ajet.backbone.validation import validation_metrics
 from ajet.context_tracker import describe_reasons, top_reasons
@@ -67,6 +67,7 @@ class LocalRun:
         self.queries = {task.task_id: task.main_query for task in [*tasks, *self.validation_tasks]}
         self.tasks = tasks
         self.progress = Progress.create(options.progress_mode())
+        self.viewer = options.viewer
         self.recorder = EpisodeRecorder(
             experiment.episodes, RecorderSettings.from_config(config), masker=experiment.masker
         )
@@ -105,7 +106,7 @@ class LocalRun:
                 if self.common.val_only:
                     self._note(self._validate())
                     return 0
-                before = self.learner.trainer.updates
+                before, resumed = self.learner.trainer.updates, self.step
                 try:
                     self._train()
                 except KeyboardInterrupt:
@@ -115,9 +116,16 @@ class LocalRun:
         finally:
             self.recorder.close()
         if not trained:
-            self.progress.message(NOTHING_TRAINED, "error")
+            log.error("%s", why_nothing_trained(self.experiment.path, resumed, self.progress.state.tally))
             return EXIT_NOTHING_TRAINED
+        self._tell_failures()
         return 0
+
+    def _tell_failures(self) -> None:
+        tally = self.progress.state.tally
+        if tally.failures:
+            told = "".join(f"\n    {line}" for line in tally.lines())
+            log.warning("%d of %d episodes failed:%s", tally.failures, tally.episodes, told)
 
     def _set_up(self) -> None:
         _seed_everything(self.common.seed, deterministic=self.config.ajet.rollout.deterministic)
@@ -126,13 +134,16 @@ class LocalRun:
         else:
             self.stream = self._task_stream()
         self.total = training_steps(self.config, len(self.stream.tasks))
+        checkpoint = self._checkpoint_to_resume()
+        done = 0 if checkpoint is None else checkpoint.step
+        self.progress.start(self.experiment.name, "local", self.total, done, self.viewer)
+        self.progress.phase("load", detail=f"{self.config.ajet.model.path}, engine {self.config.ajet.rollout.engine}")
         self.learner = Learner(self.config, self.runtime, self.total)
         self.recorder.use_tokenizer(self.learner.tokenizer)
         self.reader_state = self.stream.state_dict()
-        checkpoint = self._checkpoint_to_resume()
         if checkpoint is not None:
+            self.progress.phase("load", detail=f"checkpoint {checkpoint.path}")
             self._resume(checkpoint)
-        self.progress.start(self.experiment.name, "local", self.total, self.step)
         if self.common.mini_batch_num == self.common.ppo_epochs == 1 and not self.imitates:
             log.info("one update per step: the old policy is the current one, so clipping has no effect")
 
@@ -274,10 +285,12 @@ class LocalRun:
         if self.barren >= BARREN_STEPS:
             # cancelled episodes are a consequence: the rest of a group that can't become complete is stopped
             told = [episode for episode in episodes if episode.status is not EpisodeStatus.CANCELLED]
-            failures = [episode.failure.message for episode in told or episodes if episode.failure is not None]
+            failures = [episode.failure.in_short for episode in told or episodes if episode.failure is not None]
+            tally = self.progress.state.tally
+            why = "".join(f"\n    {line}" for line in tally.lines()) or f" {failures[-1] if failures else 'none given'}"
             raise ConfigError(
-                f"{self.barren} steps in a row had no usable episode. The latest failure: "
-                f"{failures[-1] if failures else 'none given'}"
+                f"{self.barren} steps in a row had no usable episode. {tally.failures} of {tally.episodes} episodes "
+                f"failed:{why}\n    `--backbone=debug` runs two of them and shows each turn and traceback"
             )
 
     # ------------------------------------------------------------------------------------------------ around it
@@ -298,10 +311,7 @@ class LocalRun:
         self._look_for_an_end(metrics)
         if "val/reward/mean" in metrics:
             self.score = (self.step, metrics["val/reward/mean"])
-            self.progress.message(
-                f"validation after step {self.step}: reward {metrics['val/reward/mean']:.3f}, "
-                f"success {metrics['val/success']:.3f}"
-            )
+            self.progress.validation(metrics)
         return metrics
 
     def _look_for_an_end(self, metrics: dict[str, float]) -> None:

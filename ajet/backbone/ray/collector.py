@@ -17,6 +17,7 @@ from ajet.backbone.validation import validation_metrics
 from ajet.credit import EpisodeCredit
 from ajet.engine.model_source import ModelSource
 from ajet.observe.episode_metrics import episode_metrics
+from ajet.observe.failure_tally import FailureTally
 from ajet.observe.metric_names import step_names
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.secrets import Masker
@@ -38,6 +39,7 @@ class EpisodeCollector:
         self._queries: dict[str, str] = {}
         self._failure: asyncio.Future[str] | None = None
         self._recorder = self._open_recorder()
+        self._tally = FailureTally()
         self._failures = FailureWatch(self._config.ajet.task_judge.max_error_share)
 
     async def watch(self) -> None:
@@ -81,6 +83,8 @@ class EpisodeCollector:
         if validation or added is not None:  # verl has no place for a validation's; a step's go with verl's own
             self._write(step, metrics | (added or {}))
         self._record(step, episodes, {item.episode_id: item for item in credit}, validation)
+        for episode in episodes:
+            self._tally.tell(episode)
         try:
             self._failures.look_at(f"the validation after step {step}" if validation else f"step {step}", episodes)
         except JudgeFailedError as error:

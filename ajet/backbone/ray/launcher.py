@@ -136,7 +136,8 @@ def _watch_driver(
         experiment.rewind(prepared.resumed_step)
     with ExitStack() as stack:
         progress = stack.enter_context(Progress.create(options.progress_mode()))
-        progress.start(experiment.name, adapter.name, prepared.total_steps, prepared.resumed_step or 0)
+        progress.start(experiment.name, adapter.name, prepared.total_steps, prepared.resumed_step or 0, options.viewer)
+        progress.phase("train", detail=f"{adapter.name} on Ray; its log is {prepared.log}")
         child = stack.enter_context(
             started_child(
                 adapter.title,
