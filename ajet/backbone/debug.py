@@ -21,6 +21,7 @@ from ajet.runtime.service_loop import wait_for
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks
+from ajet.task_runner.breakpoints import one_prompt
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -85,7 +86,7 @@ class _DebugRun:
 
     def run(self) -> int:
         try:
-            with self._runtime as runtime:
+            with one_prompt(), self._runtime as runtime:
                 self._view.started(len(self._tasks), runtime.pool.parallel)
                 self._run_episodes(runtime)
                 self._recorder.use_tokenizer(runtime.model().tokenizer)

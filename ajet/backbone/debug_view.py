@@ -70,7 +70,12 @@ class EpisodeView(View):
         super().__init__()
         from rich.console import Console
 
-        self._console = Console(highlight=False, soft_wrap=True)
+        class Output(Console):
+            def on_broken_pipe(self) -> None:
+                """Nobody reads on: that ends the run. (Rich would end only this thread.)"""
+                raise BrokenPipeError
+
+        self._console = Output(highlight=False, soft_wrap=True)
         self._threshold = success_threshold
         self._total = 0
 

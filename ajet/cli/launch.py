@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from ajet.backbone import LaunchOptions
-from ajet.cli.arguments import LaunchArguments, parse_arguments
+from ajet.cli.arguments import ArgumentError, LaunchArguments, parse_arguments
 from ajet.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, fail
 from ajet.schema.errors import AjetError, ConfigError, UserError
 
@@ -64,11 +64,33 @@ def run(argv: Sequence[str]) -> int:
         print(f"backbone: {name} ({why})", flush=True)
     config.ajet.backbone = name
     backbone = import_module(BACKBONES[name])
-    if arguments.debug_tags is not None:
-        from ajet.task_runner.breakpoints import set_tags
-
-        set_tags(arguments.debug_tags)
+    if arguments.debug_tags is not None or name == "debug":
+        _select_breakpoints(arguments.debug_tags, config)
     return _run_in_folder(arguments, config, backbone.run)
+
+
+def _select_breakpoints(tags: str | None, config: Config) -> None:
+    """Stop at `--debug TAGS`, which must exist, and expect `breakpoint()` where the user's sources call it."""
+    from ajet.task_runner.breakpoint_scan import find_breakpoints
+    from ajet.task_runner.breakpoints import ALL, expect_breakpoints, selected_tags, set_tags
+
+    folders = [file.parent for file in _user_files(config)]
+    found = find_breakpoints([*folders, Path.cwd()] if tags is not None or not folders else folders)
+    if found.stops and tags is None and sys.breakpointhook is sys.__breakpointhook__:
+        log.info("breakpoint() in %s: one episode at a time, without deadlines", ", ".join(found.stops))
+        expect_breakpoints()
+    if tags is None:
+        return
+    set_tags(tags)
+    unknown = sorted(selected_tags() - found.tags - {ALL})
+    if unknown and found.complete:
+        near = get_close_matches(unknown[0], found.tags, n=1)
+        there = f"there are: {', '.join(sorted(found.tags))}" if found.tags else "there is no bp(…) at all"
+        raise ArgumentError(
+            f'--debug {tags}: no bp("{unknown[0]}") in your sources\n    '
+            + (f"did you mean {near[0]}? " if near else "")
+            + f"{there}; --debug all stops at every one"
+        )
 
 
 def known_backbone(flag: str | None) -> BackboneName | None:
@@ -132,6 +154,9 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             status[0] = "interrupted"
             print(f"\ninterrupted; results so far are in {experiment.path}", file=sys.stderr)
             return EXIT_INTERRUPTED
+        except BrokenPipeError:  # nobody reads our output any more (`ajet … | head`): that ends the run like Ctrl-C
+            status[0] = "interrupted"
+            raise
         except AjetError as error:
             status[1] = {"error": f"{type(error).__name__}: {error}"}
             if isinstance(error, UserError):

@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-_FRAME = re.compile(r'^[\s|+-]*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$')
+_FRAME = re.compile(r'^[\s|+-]*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$')
 _MARGIN = re.compile(r"^\s*\|")
 """What the text of an exception group begins its lines with."""
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[.\d]*/|^<")

@@ -1,7 +1,7 @@
 """`bp("TAG")`: a breakpoint that stops only if its tag is selected (`ajet --debug TAG1,TAG2`).
 
-A paused program must not run into a deadline: while tags are selected, or under a debugger, there are no deadlines and
-one episode runs at a time (`debugging()`).
+A paused program must not run into a deadline: while tags are selected, under a debugger, or once `breakpoint()` has
+stopped, there are no deadlines and one episode runs at a time (`debugging()`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import pdb  # noqa: T100 - the debugger is what this module is about
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
 
 ENVIRONMENT = "AJET_DEBUG_TAGS"
 """Tags separated by commas or `|`; `all` selects every breakpoint. An environment variable reaches child processes."""
 
 ALL = "all"
+_LOOK_S = 0.2
 
 
 def set_tags(tags: str | Iterable[str]) -> None:
@@ -41,15 +45,79 @@ def bp(tag: str = ALL) -> None:
     tags = selected_tags()
     if tag not in tags and ALL not in tags:
         return
-    if sys.breakpointhook is not sys.__breakpointhook__ or os.environ.get("PYTHONBREAKPOINT"):
+    if sys.breakpointhook not in (sys.__breakpointhook__, _stop) or os.environ.get("PYTHONBREAKPOINT"):
         breakpoint()  # noqa: T100 - stopping is what this function is for
     else:
-        pdb.Pdb(nosigint=True).set_trace(sys._getframe(1))
+        _SharedPrompt().set_trace(sys._getframe(1))
 
 
 def debugging() -> bool:
-    """Whether the program may be paused: tags are selected, or a debugger is attached."""
-    return bool(selected_tags()) or _debugger_attached()
+    """Whether the program may be paused: tags are selected, a debugger is attached, or `breakpoint()` is expected."""
+    return bool(selected_tags()) or _expected.is_set() or _debugger_attached()
+
+
+def expect_breakpoints() -> None:
+    """The user's code calls `breakpoint()`: run one episode at a time, without deadlines."""
+    _expected.set()
+
+
+@contextmanager
+def one_prompt() -> Iterator[None]:
+    """Within the block, `breakpoint()` stops one episode at a time, even where several run: the others wait until this
+    one goes on. An IDE's debugger and `PYTHONBREAKPOINT` stay in charge if they are there."""
+    before = sys.breakpointhook
+    if before is not sys.__breakpointhook__ or os.environ.get("PYTHONBREAKPOINT") is not None:
+        yield
+        return
+
+    sys.breakpointhook = _stop
+    try:
+        yield
+    finally:
+        sys.breakpointhook = before
+        _expected.clear()
+
+
+def _stop(*_arguments: object, **_options: object) -> None:
+    """What `breakpoint()` calls within `one_prompt`."""
+    expect_breakpoints()
+    _SharedPrompt().set_trace(sys._getframe(1))
+
+
+_expected = threading.Event()
+
+
+class _SharedPrompt(pdb.Pdb):
+    """A debugger of one thread, which has the terminal from its first prompt until its user says `continue`, or its
+    thread ends."""
+
+    _turn = threading.Condition()
+    _owner: threading.Thread | None = None
+
+    def __init__(self) -> None:
+        super().__init__(nosigint=True)
+
+    def interaction(self, frame: FrameType | None, traceback: TracebackType | None) -> None:  # type: ignore[override]
+        shared = _SharedPrompt
+        with shared._turn:
+            while shared._owner not in (None, threading.current_thread()) and shared._owner.is_alive():
+                shared._turn.wait(_LOOK_S)  # a thread that ends tells nobody
+            shared._owner = threading.current_thread()
+        super().interaction(frame, traceback)
+
+    def set_continue(self) -> None:
+        super().set_continue()
+        self._leave()
+
+    def set_quit(self) -> None:
+        super().set_quit()
+        self._leave()
+
+    def _leave(self) -> None:
+        with _SharedPrompt._turn:
+            if _SharedPrompt._owner is threading.current_thread():
+                _SharedPrompt._owner = None
+                _SharedPrompt._turn.notify_all()
 
 
 def _debugger_attached() -> bool:

@@ -161,6 +161,8 @@ class _AttemptRun:
             waiters.add(asyncio.create_task(self._stop.wait()))
         try:
             await asyncio.wait(waiters, timeout=self._left(), return_when=asyncio.FIRST_COMPLETED)
+            if debugging():  # `breakpoint()` may have stopped meanwhile: the user has all the time in the world
+                await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
             if result.done():
                 return AttemptFacts(Stop.RETURNED, result.result())
             if self._stop is not None and self._stop.is_set():

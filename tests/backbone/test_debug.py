@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -156,3 +157,54 @@ def test_ctrl_c_ends_cleanly(tmp_path: Path, wrapper: str) -> None:
     assert "cancelled" in rest
     folder = tmp_path / "runs" / "x-debug"
     assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """`ajet … --backbone=debug | head -1`: on any thread, without a traceback."""
+    project(tmp_path, "talk", "talk2", "talk3")
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
+    with subprocess.Popen(command(tmp_path, *more), **options) as process:  # type: ignore[call-overload]
+        for line in process.stdout:
+            if "began" in line:
+                break
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(60) == 1
+    assert "Traceback" not in errors and "BrokenPipe" not in errors
+    folder = tmp_path / "runs" / "x-debug"
+    assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["status"] == "interrupted"
+
+
+def test_a_mistyped_tag_is_refused(tmp_path: Path) -> None:
+    project(tmp_path, "talk")
+    done = ajet(tmp_path, "--debug", "HER")
+    assert done.returncode == 2
+    assert 'no bp("HER") in your sources' in done.stderr
+    assert "did you mean HERE? there are: HERE" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_breakpoint_runs_one_episode_at_a_time(tmp_path: Path) -> None:
+    project(tmp_path, "talk", "talk2", "talk3")
+    agent = tmp_path / "agent.py"
+    agent.write_text(agent.read_text().replace('bp("HERE")', "breakpoint()"))
+    done = ajet(tmp_path, "rollout.episode_timeout=0.01", typed="p act\nc\n" * 3)
+    assert done.returncode == 0, done.stderr
+    assert "breakpoint() in agent.py:14: one episode at a time, without deadlines" in done.stderr
+    began = [line for line in done.stdout.splitlines() if line.startswith("began") or "(Pdb) '" in line]
+    assert [("began" in line) for line in began] == [True, False] * 3
+    assert "3 episodes, 0 without a reward" in done.stdout
+
+
+def test_a_breakpoint_that_nobody_foresaw_has_the_prompt_to_itself(tmp_path: Path) -> None:
+    """Several episodes are running when it stops; its name hides it from a look at the sources."""
+    project(tmp_path, "talk", "talk2", "talk3")
+    agent = tmp_path / "agent.py"
+    hidden = "import sys; getattr(sys, 'break' + 'pointhook')()\n        step = act\n        step = step"
+    agent.write_text(agent.read_text().replace('bp("HERE")', hidden))
+    done = ajet(tmp_path, typed="p act\nn\np act\nc\n" * 3)
+    assert done.returncode == 0, done.stderr
+    shown = re.findall(r"\(Pdb\) ('talk\d?')", done.stdout)
+    assert len(shown) == 6
+    assert shown[0::2] == shown[1::2] and len(set(shown)) == 3, "each episode has the prompt until it goes on"

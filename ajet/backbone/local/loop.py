@@ -109,7 +109,7 @@ class LocalRun:
                 before, resumed = self.learner.trainer.updates, self.step
                 try:
                     self._train()
-                except KeyboardInterrupt:
+                except (KeyboardInterrupt, BrokenPipeError):
                     self._save()  # the last complete step, without an update that was cut short
                     raise
                 trained = self.learner.trainer.updates - before
