@@ -97,7 +97,7 @@ class _SharedPrompt(pdb.Pdb):
     def __init__(self) -> None:
         super().__init__(nosigint=True)
 
-    def interaction(self, frame: FrameType | None, traceback: TracebackType | None) -> None:  # type: ignore[override]
+    def interaction(self, frame: FrameType | None, traceback: TracebackType | None) -> None:
         shared = _SharedPrompt
         with shared._turn:
             while shared._owner not in (None, threading.current_thread()) and shared._owner.is_alive():
