@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tools": {"schema", "user_code", "sandbox"},
     "agents": {"schema", "user_code", "sandbox", "tools"},
     "environment": {"schema", "http", "user_code"},
-    "task_reader": {"schema", "config", "user_code", "helper"},
+    "task_reader": {"schema", "config", "user_code", "helper", "environment"},
     "task_judge": {"schema", "config", "user_code", "helper"},
     "context_tracker": {"schema"},
     "engine": {"schema", "attention_rules"},

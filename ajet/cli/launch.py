@@ -182,7 +182,10 @@ def _terminate_like_interrupt() -> None:
 
 def _user_files(config: Config) -> list[Path]:
     """The user's source files named in the config."""
-    named = (config.ajet.rollout.user_workflow, config.ajet.task_judge.judge_protocol, config.ajet.task_reader.type)
+    ajet = config.ajet
+    named = [ajet.rollout.user_workflow, ajet.task_judge.judge_protocol, ajet.task_reader.type]
+    if ajet.rollout.environment is not None:
+        named.append(ajet.rollout.environment.source)
     places = [Path(text.partition("->")[0]) for text in named if text and "->" in text]
     return [place for place in places if place.suffix == ".py" and place.is_file()]
 

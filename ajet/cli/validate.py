@@ -12,6 +12,7 @@ from ajet.cli.main import EXIT_FAILED
 if TYPE_CHECKING:
     from ajet.backbone.plan import RunPlan
     from ajet.config import Config
+    from ajet.environment.source import EnvironmentSource
     from ajet.schema.task import Task
     from ajet.task_judge.base_judge import BaseJudge
     from ajet.workflow import Workflow
@@ -24,6 +25,7 @@ class Loaded(NamedTuple):
 
     workflow: type[Workflow]
     judge: BaseJudge | None
+    environment: EnvironmentSource | None
     training: list[Task]
     validation: list[Task]
 
@@ -45,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
         EarlyStop.from_config(config, len(loaded.validation))
     plan = RunPlan.of(config, backbone, training_samples(config, loaded.training), len(loaded.validation))
     for label, text in [("backbone", f"{backbone} ({why})"), *describe(config, plan, loaded)]:
-        print(f"  {label:<11}{text}")
+        print(f"  {label:<10} {text}")
     print(flush=True)
     if arguments.run or arguments.replies:
         from ajet.cli.rehearsal import rehearse
@@ -72,6 +74,7 @@ def load(config: Config) -> Loaded:
     """Import the user's classes and read the tasks, as a run would."""
     from ajet.task_judge.base_judge import load_judge
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+    from ajet.task_runner.environments import find_environment
     from ajet.user_code import import_class
     from ajet.workflow import Workflow
 
@@ -79,8 +82,9 @@ def load(config: Config) -> Loaded:
     assert text is not None
     workflow = import_class(text, Workflow, key="ajet.rollout.user_workflow", base_dirs=config.base_dirs)
     judge = load_judge(config, config.base_dirs)
+    environment = find_environment(config, config.base_dirs)
     reader = build_reader(config)
-    return Loaded(workflow, judge, read_training_tasks(reader), read_validation_tasks(reader))
+    return Loaded(workflow, judge, environment, read_training_tasks(reader), read_validation_tasks(reader))
 
 
 def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[str, str]]:
@@ -89,6 +93,7 @@ def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[st
 
     ajet = config.ajet
     turns, reply = ajet.rollout.multi_turn.max_steps, ajet.rollout.max_response_length_in_one_turn
+    environment = loaded.environment
     counts = f"{len(loaded.training):,} to train on, {len(loaded.validation):,} to validate on"
     first = loaded.training[0]
     yield "model", f"{ajet.model.path}, engine {plan.engine}"
@@ -97,6 +102,8 @@ def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[st
         yield "judge", "none: the workflow returns the reward"
     else:
         yield "judge", _place(type(loaded.judge), ajet.task_judge.judge_protocol)
+    if environment is not None:
+        yield "environment", environment.name
     yield "tasks", f"{counts} ({ajet.task_reader.type})"
     yield "first task", f"{first.task_id}: {_short(first.main_query)}"
     yield from _size(plan, ajet.rollout.num_repeat)

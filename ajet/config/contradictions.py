@@ -46,6 +46,15 @@ def _lengths(ajet: AjetConfig) -> Iterator[Contradiction]:
         )
 
 
+def _environment(ajet: AjetConfig) -> Iterator[Contradiction]:
+    world = ajet.rollout.environment
+    if world is None or (world.source is None) != (world.url is None):
+        return
+    what = "has neither a `source` (or `class`) nor a `url`" if world.url is None else "has both a `source` and a `url`"
+    keys = ("rollout.environment.url", "rollout.environment")
+    yield Contradiction(keys, what, "name one place, for example `environment: gymnasium:CartPole-v1`")
+
+
 def _groups(ajet: AjetConfig) -> Iterator[Contradiction]:
     rollout = ajet.rollout
     if rollout.min_group_size is not None and rollout.min_group_size > rollout.num_repeat:
@@ -305,6 +314,7 @@ def _training(ajet: AjetConfig, backbone: BackboneName) -> Iterator[Contradictio
 
 CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _lengths,
+    _environment,
     _groups,
     _batches,
     _optimiser,

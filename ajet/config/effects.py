@@ -34,6 +34,7 @@ FOR_OLD_FILES: Mapping[str, str] = {
     "rollout.mode": "model calls are always asynchronous",
     "rollout.multi_turn.expected_steps": "nothing depends on it",
     "rollout.step_skip_action": "what a step of an environment skips is the workflow's own choice",
+    "task_reader.env_service.env_action_preference": "the environment says how the agent should act",
     "task_judge.alien_llm_model": "ajet.helper names the helper model",
     "task_judge.alien_llm_response_length": "ajet.helper names the helper model",
     "task_runner.llm_infer_submit_method": "model calls are always asynchronous",
@@ -56,7 +57,6 @@ FOR_USER_CODE = ("task_reader.options", "user")
 NOT_BUILT_YET = (
     "task_judge.rubrics_auto_grader",
     "task_reader.data_generation",
-    "task_reader.env_service",
     "task_reader.feedback_tracing",
     "task_reader.tracing",
 )

@@ -23,6 +23,9 @@ HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
     """Make relative file names absolute, and yield a problem for each file that isn't there."""
     yield from _import_path(ajet.rollout, "user_workflow", ("ajet", "rollout"), folder)
+    world = ajet.rollout.environment
+    if world is not None and "->" in (world.source or ""):
+        yield from _import_path(world, "source", ("ajet", "rollout", "environment"), folder)
     yield from _import_path(ajet.task_judge, "judge_protocol", ("ajet", "task_judge"), folder)
     reader, place = ajet.task_reader, ("ajet", "task_reader")
     if "->" in reader.type:

@@ -99,6 +99,9 @@ def _needed_for_reader(ajet: AjetConfig) -> list[Problem]:
         path = ("ajet", "task_reader", "jsonl_dataset_file", "training", "file_path")
     if reader.type == "huggingface_dat_repo" and reader.huggingface_dat_repo.dataset_path is None:
         path = ("ajet", "task_reader", "huggingface_dat_repo", "dataset_path")
+    if reader.type == "env_service" and not reader.env_service.env_url:
+        place = ("ajet", "task_reader", "env_service", "env_url")
+        return [Problem(place, "is needed by `task_reader.type: env_service`", "write http://host:port")]
     if path is None:
         return []
     return [Problem(path, f"is needed by `task_reader.type: {reader.type}`", "name a file of tasks")]

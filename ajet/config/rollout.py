@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ajet.config.section import (
     AboveZero,
+    Block,
     Count,
     NoneIsEmpty,
     NotBool,
@@ -93,11 +94,41 @@ class ValKwargsConfig(Section):
     needs."""
 
 
+class EnvironmentConfig(Section):
+    """`ajet.rollout.environment`: the world that an agent acts in. Text alone stands for `source`."""
+
+    source: str | None = None
+    """A class of yours (`module.path->Class` or `path/file.py->Class`), or `gymnasium:ID`. May also be written
+    `class`."""
+    url: str | None = None
+    """Where a server of environments answers, in place of `source`."""
+    env_type: str = "default"
+    """Which of the service's environments."""
+    api_key: str | None = None
+    """The service's key, if it asks for one: `${oc.env:NAME}` takes it from the environment variable NAME."""
+    options: Block = Block()
+    """What your class, `gymnasium.make` or the service gets besides the task."""
+    timeout: AboveZero = 300.0
+    """Seconds in which a service must answer a request."""
+
+
+def _environment(value: Any) -> Any:
+    """Text is the source; `class` is its other name."""
+    if isinstance(value, str):
+        return {"source": value}
+    if isinstance(value, dict) and "class" in value and "source" not in value:
+        return {"source" if key == "class" else key: item for key, item in value.items()}
+    return value
+
+
 class RolloutConfig(Section):
     """`ajet.rollout`: how episodes are run, and how replies are sampled."""
 
     user_workflow: str | None = None
     """Your workflow: `module.path->Class` or `path/file.py->Class`."""
+    environment: Annotated[EnvironmentConfig | None, BeforeValidator(_environment)] = None
+    """The world that the agent acts in: `module->Class`, `gymnasium:ID`, or a group of keys. Workflows see it as
+    `workflow_task.gym_env`. null: none, unless `task_reader.type` is `env_service`."""
     engine: EngineName = "torch"
     """Where tokens come from: `torch` (embedded), `vllm`, `sglang`, `remote` (an OpenAI-compatible server; debug only)
     or `scripted` (replies from a file, no model)."""

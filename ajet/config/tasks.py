@@ -93,8 +93,10 @@ class EnvServiceConfig(Section):
     """The environment's name."""
     env_url: str = ""
     """Where the service answers."""
+    api_key: str | None = None
+    """The service's key, if it asks for one: `${oc.env:NAME}` takes it from the environment variable NAME."""
     env_action_preference: Literal["code", "text", "box"] = "code"
-    """The form in which the agent acts."""
+    """Accepted for old files, without effect. The environment says how the agent should act."""
     training_split: str = "train"
     """Split to train on."""
     validation_split: str = "dev"
@@ -215,7 +217,8 @@ class TaskReaderConfig(Section):
     random_dummy: RandomDummyConfig = RandomDummyConfig()
     """Made-up tasks, to try a workflow without data."""
     env_service: EnvServiceConfig = EnvServiceConfig()
-    """Tasks from an environment service. Not part of this version."""
+    """Tasks from an environment service. The service is also the episodes' environment, unless `rollout.environment` is
+    given."""
     data_generation: DataGenerationConfig = DataGenerationConfig()
     """Tasks written by a model from documents. Not part of this version."""
     tracing: Block = Block()

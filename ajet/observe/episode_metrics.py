@@ -26,7 +26,7 @@ from ajet.observe.metrics import aggregate_log_metrics
 from ajet.schema.call_tree import ROOT
 from ajet.schema.episode import Episode, EpisodeStatus
 
-FAULTS = (EpisodeStatus.ENGINE_ERROR, EpisodeStatus.JUDGE_ERROR)
+FAULTS = (EpisodeStatus.ENGINE_ERROR, EpisodeStatus.ENVIRONMENT_ERROR, EpisodeStatus.JUDGE_ERROR)
 """How an episode ends that failed for reasons other than its workflow and model."""
 
 

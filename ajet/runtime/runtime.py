@@ -24,6 +24,7 @@ from ajet.task_judge.base_judge import load_judge
 from ajet.task_rollout.pool import OnEpisode, RolloutPool
 from ajet.task_runner.attempt import Attempt, AttemptRunner
 from ajet.task_runner.breakpoints import debugging
+from ajet.task_runner.environments import find_environment
 from ajet.task_runner.fork_server import WORKFLOW_KEY
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.runner import TaskRunner
@@ -182,7 +183,8 @@ class Runtime:
         threads = EpisodeThreads(
             ajet.task_runner.max_lost_threads, collect_garbage=ajet.task_runner.wrapper_type == "asyncio-with-gc"
         )
-        return ThreadRunner(workflow_class, load_judge(self.config, base_dirs), self, threads)
+        environments = find_environment(self.config, base_dirs)
+        return ThreadRunner(workflow_class, load_judge(self.config, base_dirs), self, threads, environments)
 
     async def _make_pool(self, isolated: bool) -> RolloutPool:
         parallel = self._parallel or self.config.ajet.rollout.max_env_worker

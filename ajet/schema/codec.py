@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, Run
-from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger, Outcome
+from ajet.schema.episode import EnvironmentRecord, Episode, EpisodeStatus, Failure, Ledger, Outcome
 from ajet.schema.errors import EpisodeFormatError
 from ajet.schema.generation import Sampling
 
@@ -26,9 +26,8 @@ FORMAT = 1
 _COLUMNS = ("logprobs", "mask")
 _OWN_FORM = {"sampling": Sampling, "fork": Fork}
 _CALL_FIELDS = [field.name for field in fields(Call) if field.name not in (*_COLUMNS, *_OWN_FORM)]
-_EPISODE_FIELDS = [
-    field.name for field in fields(Episode) if field.name not in ("status", "tree", "ledger", "outcomes", "failure")
-]
+_EPISODE_OWN_FORM = ("status", "tree", "ledger", "outcomes", "failure", "environment")
+_EPISODE_FIELDS = [field.name for field in fields(Episode) if field.name not in _EPISODE_OWN_FORM]
 
 
 def encode_tree(tree: CallTree) -> bytes:
@@ -48,6 +47,7 @@ def encode_episode(episode: Episode) -> bytes:
     record["outcomes"] = [str(outcome) for outcome in episode.outcomes]
     record["ledger"] = msgspec.to_builtins(episode.ledger)
     record["failure"] = None if episode.failure is None else msgspec.to_builtins(episode.failure)
+    record["environment"] = None if episode.environment is None else msgspec.to_builtins(episode.environment)
     record["tree"] = _tree_data(episode.tree)
     return msgspec.msgpack.encode({"format": FORMAT, "episode": record}, enc_hook=_plain)
 
@@ -122,6 +122,7 @@ def _episode(record: dict[str, Any]) -> Episode:
         ledger=msgspec.convert(record["ledger"], Ledger),
         outcomes=tuple(Outcome(outcome) for outcome in record["outcomes"]),
         failure=msgspec.convert(record["failure"], Failure | None),
+        environment=msgspec.convert(record.get("environment"), EnvironmentRecord | None),  # absent in older records
         **own,
     )
 

@@ -55,6 +55,8 @@ class EpisodeStatus(StrEnum):
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     ENGINE_ERROR = "engine_error"
+    ENVIRONMENT_ERROR = "environment_error"
+    """The environment could not be reached, or was lost, through no action of the model."""
 
 
 class Outcome(StrEnum):
@@ -92,6 +94,35 @@ class Failure:
 
 
 @dataclass(slots=True)
+class EnvironmentEvent:
+    """One thing asked of an environment: `reset`, `step`, `evaluate` or `close`."""
+
+    what: str
+    started_s: float = 0.0
+    """Seconds since the episode's environment was asked for."""
+    seconds: float = 0.0
+    reward: float | None = None
+    done: bool = False
+    action: str = ""
+    """The beginning of it, as text."""
+    observation: str = ""
+    """The beginning of it, as text."""
+    error: str = ""
+    """Why it failed."""
+
+
+@dataclass(slots=True)
+class EnvironmentRecord:
+    """What an episode's environment was asked, in order."""
+
+    name: str
+    """As in the YAML: a class, `gymnasium:ID`, or the address of a service."""
+    events: list[EnvironmentEvent] = field(default_factory=list)
+    left_out: int = 0
+    """Further steps, beyond those that are kept."""
+
+
+@dataclass(slots=True)
 class Episode:
     """What the runner passes on to credit, backbone and recorder."""
 
@@ -117,6 +148,8 @@ class Episode:
     log_metrics: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds by phase: `total`, `model`, `judge`, `queue`."""
+    environment: EnvironmentRecord | None = None
+    """What its environment was asked; None without an environment."""
 
     @property
     def usable(self) -> bool:

@@ -149,5 +149,13 @@ class JudgeFault(EpisodeFault):
     """The judge raised, or did not return a finite number."""
 
 
+class EnvironmentFault(EpisodeFault):
+    """An environment raised, hung, or gave an answer that makes no sense. An action of the model may have caused it."""
+
+
+class EnvironmentUnavailableError(EnvironmentFault):
+    """An environment can't be reached, or is gone, through no action of the model: the episode may be run again."""
+
+
 class LostThreadsError(AjetError):
     """Too many workflow threads are stuck for good; `task_runner.wrapper_type: multi-processing` survives that."""

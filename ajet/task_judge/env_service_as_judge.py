@@ -1,21 +1,24 @@
-"""`EnvServiceJudge`: asks an environment service for the reward. The name is reserved; there is no such service yet."""
+"""`EnvServiceJudge`: the episode's environment gives the reward.
+
+With r = what `evaluate` returns, an episode with r ≥ 1 is a success with reward 1 + 0.5 r; any other gets 0.5 r.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ajet.schema.errors import FeatureUnavailableError
+from ajet.schema.errors import JudgeFault
+from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-
-if TYPE_CHECKING:
-    from ajet.config import Config
 
 
 class EnvServiceJudge(BaseJudge):
-    """Can be named in a config; using it raises an error that says what is missing."""
+    """Works with every environment: one without an `evaluate` of its own gives the sum of its steps' rewards."""
 
-    def __init__(self, config: Config) -> None:
-        raise FeatureUnavailableError(
-            "ajet.task_judge.judge_protocol: environment services are not available in this version, so "
-            "EnvServiceJudge can't be used. Return the reward from the workflow, or use a judge of your own"
-        )
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
+        if workflow_task.gym_env is None:
+            raise JudgeFault(
+                "EnvServiceJudge asks the episode's environment, and there is none: set ajet.rollout.environment, or "
+                "ajet.task_reader.type: env_service"
+            )
+        raw = float(workflow_task.gym_env.evaluate(params={"sparse": False}))
+        success = raw >= 1
+        return (1.0 if success else 0.0) + 0.5 * raw, success

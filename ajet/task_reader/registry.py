@@ -18,11 +18,11 @@ READERS = {
     "dataset_file": "ajet.task_reader.jsonl:JsonlReader",
     "huggingface_dat_repo": "ajet.task_reader.huggingface:HuggingFaceReader",
     "random_dummy": "ajet.task_reader.random_dummy:RandomDummyReader",
+    "env_service": "ajet.task_reader.env_service:EnvServiceReader",
 }
 """`task_reader.type` → module and class, imported on use."""
 
 NOT_YET = {
-    "env_service": "tasks from an environment service",
     "data_generation": "tasks generated from documents",
     "tracing": "tasks from production traces",
 }

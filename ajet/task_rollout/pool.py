@@ -252,7 +252,7 @@ class _Group:
     def _sort(self, episode: Episode) -> None:
         if episode.status is EpisodeStatus.CANCELLED:
             self.cancelled.append(episode)
-        elif episode.status is EpisodeStatus.ENGINE_ERROR:
+        elif episode.status in (EpisodeStatus.ENGINE_ERROR, EpisodeStatus.ENVIRONMENT_ERROR):
             self.faults.append(episode)
         else:
             self.played.append(episode)

@@ -15,6 +15,7 @@ from ajet.schema.task import WorkflowTask
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.gateway.gateway import EpisodeKey
+    from ajet.schema.episode import EnvironmentRecord
     from ajet.session import EpisodeSession
     from ajet.task_runner.results import EarlyEnding, WorkflowResult
     from ajet.tuner import AjetTuner
@@ -67,6 +68,11 @@ class RunningAttempt(Protocol):
 
     async def result(self) -> WorkflowResult:
         """Wait for workflow and judge. Cancelling the wait leaves the code running: `release` ends it."""
+        ...
+
+    @property
+    def environment(self) -> EnvironmentRecord | None:
+        """What its environment was asked so far; None without an environment."""
         ...
 
     async def where(self) -> str:

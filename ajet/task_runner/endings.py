@@ -2,8 +2,8 @@
 
 An *outcome* is the model's own doing (a reply cut off at its maximum length, a context overflow, too many steps,
 abnormal output): the episode is kept, with the reward set in `ajet.failure_reward`, whether or not the workflow caught
-the error. A *fault* teaches the model nothing: `engine_error` and `judge_error` carry no reward. `workflow_error` and
-`timeout` lie in between: `failure_reward` decides, and by default they are dropped.
+the error. A *fault* teaches the model nothing: `engine_error`, `environment_error` and `judge_error` carry no reward.
+`workflow_error` and `timeout` lie in between: `failure_reward` decides, and by default they are dropped.
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ def _finished(result: WorkflowResult, outcomes: frozenset[Outcome], rules: Failu
         assert outcome is not None
         dropped = Failure(outcome, f"ajet.failure_reward.{_key_of(outcome)}: drop") if treatment == "drop" else None
         return _failed(EpisodeStatus.TRUNCATED, treatment, dropped, rules)
+    if result.failed_in == "judge" and result.environment_error:
+        return _environment_failed(result, rules)
     if result.failed_in == "judge":
         return Ending(EpisodeStatus.JUDGE_ERROR, failure=result.failure)
     if outcome is None:
@@ -134,6 +136,15 @@ def _raised(facts: AttemptFacts, result: WorkflowResult, rules: FailureRewardCon
         return Ending(EpisodeStatus.ENGINE_ERROR, failure=result.failure, retry=True)
     if facts.engine_failure is not None or result.model_error in ENGINE_CODES:
         return Ending(EpisodeStatus.ENGINE_ERROR, failure=result.failure, retry=True)
+    if result.environment_error:
+        return _environment_failed(result, rules)
+    return _failed(EpisodeStatus.WORKFLOW_ERROR, rules.workflow_error, result.failure, rules)
+
+
+def _environment_failed(result: WorkflowResult, rules: FailureRewardConfig) -> Ending:
+    """Unavailable: run the episode again. Anything else may be the answer to an action of the model."""
+    if result.environment_error == "unavailable":
+        return Ending(EpisodeStatus.ENVIRONMENT_ERROR, failure=result.failure, retry=True)
     return _failed(EpisodeStatus.WORKFLOW_ERROR, rules.workflow_error, result.failure, rules)
 
 

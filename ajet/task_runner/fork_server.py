@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from ajet.config import Config
 from ajet.schema.errors import AjetError
 from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge
+from ajet.task_runner.environments import find_environment
 from ajet.task_runner.worker import run_worker
 from ajet.user_code import import_class
 from ajet.workflow import Workflow
@@ -58,6 +59,7 @@ class ForkServer:
         judge = self._config.ajet.task_judge.judge_protocol
         if judge is not None:
             import_class(judge, BaseJudge, key=JUDGE_KEY, base_dirs=self._base_dirs)
+        self._environments = find_environment(self._config, self._base_dirs)
         for name in PRELOADED:
             importlib.import_module(name)
         self._workers: dict[int, int] = {}
@@ -121,7 +123,8 @@ class ForkServer:
         try:
             signal.set_wakeup_fd(-1)
             self._control.close()
-            run_worker(self._config, self._workflow_class, self._base_dirs, socket.socket(fileno=channel), stderr)
+            theirs = socket.socket(fileno=channel)
+            run_worker(self._config, self._workflow_class, self._environments, self._base_dirs, theirs, stderr)
         except BaseException:  # noqa: BLE001 - a worker must never return to the server's loop
             sys.excepthook(*sys.exc_info())
         finally:

@@ -19,12 +19,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ajet.schema.episode import Failure
+import msgspec
+
+from ajet.environment.source import EnvironmentSource, find_source
+from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Failure
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.task import WorkflowTask
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
+from ajet.task_runner.environments import EnvironmentEndings, environment_settings
 from ajet.task_runner.fork_server import PACKET
 from ajet.task_runner.results import WorkflowResult
 from ajet.task_runner.worker import LINE_LIMIT
@@ -39,6 +43,8 @@ STDERR_KEPT = 16 * 1024
 """How much of the end of a worker's standard error is kept: enough for a traceback and what led to it."""
 EXIT_NOTICE_S = 2.0
 """How long to wait for a worker's exit status after its channel has closed."""
+MOST_EVENTS = 10_000
+"""Of an environment, from a worker: more than an honest one sends."""
 DUMP_S = 0.1
 """How long a worker has to print its stack before it is killed."""
 
@@ -154,6 +160,10 @@ class ProcessRunner:
         self._sessions = sessions
         self._base_dirs = base_dirs
         self.server = ForkServerClient(config, base_dirs)
+        self._world = environment_settings(config)
+        self._service = find_source(self._world) if self._world is not None and self._world.url is not None else None
+        """For ending what a killed worker left at a service. All other environments end with their process."""
+        self._endings = EnvironmentEndings()
 
     async def ready(self) -> None:
         """Replaces a server that died (its workers died with it)."""
@@ -164,10 +174,32 @@ class ProcessRunner:
         await self.server.ready()
 
     def begin(self, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly) -> RunningAttempt:
-        return _AttemptInProcess(self.server, self._sessions, workflow_task, open_session, ended_early)
+        record = None
+        if self._world is not None:
+            record = EnvironmentRecord(self._world.source or self._world.url or "")
+        end = _EnvironmentEnd(record, self._service, self._endings)
+        return _AttemptInProcess(self.server, self._sessions, workflow_task, open_session, ended_early, end)
 
     async def aclose(self) -> None:
         self.server.close()
+        await self._endings.wait()
+
+
+class _EnvironmentEnd(NamedTuple):
+    """What is known of a worker's environment, and who ends it if the worker doesn't."""
+
+    record: EnvironmentRecord | None
+    service: EnvironmentSource | None
+    endings: EnvironmentEndings
+
+    def ensure(self, episode_id: str) -> None:
+        """End it, unless the worker has said that it did."""
+        if self.service is None or self.record is None:
+            return
+        events = self.record.events
+        if not events or events[-1].what != "close" or events[-1].error:
+            service = self.service
+            self.endings.end(lambda: service.abandon(episode_id))
 
 
 class _AttemptInProcess:
@@ -178,7 +210,9 @@ class _AttemptInProcess:
         workflow_task: WorkflowTask,
         open_session: OpenSession,
         ended_early: EndedEarly,
+        environment_end: _EnvironmentEnd,
     ) -> None:
+        self._environment_end = environment_end
         self._server = server
         self._sessions = sessions
         self._task = workflow_task
@@ -214,6 +248,8 @@ class _AttemptInProcess:
                     return WorkflowResult.from_json(message["result"])
                 if "started" in message:
                     phase = "workflow"
+                elif "environment" in message:
+                    self._note(msgspec.convert(message["environment"], EnvironmentEvent))
                 elif "judging" in message:
                     phase = "judge"
                 elif "raised" in message:
@@ -240,6 +276,14 @@ class _AttemptInProcess:
             return WorkflowResult(failure=failure, failed_in="workflow", unjudged=failure)
         return WorkflowResult(finished=phase == "judge", failure=failure, failed_in=phase)
 
+    @property
+    def environment(self) -> EnvironmentRecord | None:
+        return self._environment_end.record
+
+    def _note(self, event: EnvironmentEvent) -> None:
+        if (record := self._environment_end.record) is not None and len(record.events) <= MOST_EVENTS:
+            record.events.append(event)
+
     async def where(self) -> str:
         if self._number is None:
             return ""
@@ -252,6 +296,7 @@ class _AttemptInProcess:
         if self._number is not None:
             self._server.command("kill", self._number)
             self._server.forget(self._number)
+            self._environment_end.ensure(self._task.episode_uuid)
         if self._writer is not None:
             self._writer.close()
         else:

@@ -19,10 +19,19 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ajet.environment.leased import LeasedEnvironment
 from ajet.schema.episode import Failure
-from ajet.schema.errors import JudgeFault, ModelCallError, RewardError, WorkflowFault
+from ajet.schema.errors import (
+    EnvironmentFault,
+    EnvironmentUnavailableError,
+    JudgeFault,
+    ModelCallError,
+    RewardError,
+    WorkflowFault,
+)
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
 from ajet.task_judge.base_judge import BaseJudge, Judgement, validate_reward
+from ajet.task_runner.environments import enter
 from ajet.task_runner.outside_loop import __file__ as OUTSIDE_LOOP_FILE
 from ajet.task_runner.outside_loop import outside_loop
 from ajet.workflow import Workflow
@@ -73,6 +82,8 @@ class WorkflowResult:
     """`isolation`: its process could not be started."""
     model_error: str = ""
     """Code of the model call's error that the workflow didn't catch (see `ajet.schema.errors`)."""
+    environment_error: Literal["", "fault", "unavailable"] = ""
+    """The environment's error that workflow or judge didn't catch (see `ajet.schema.errors`)."""
     cut_reply: bool = False
     """The error that the workflow didn't catch says that a reply was cut off."""
     unjudged: Failure | None = None
@@ -110,16 +121,37 @@ async def run_workflow(
     judge_retries: int = 0,
     ask_ending: AskEnding | None = None,
     on_judge: Callable[[], None] = lambda: None,
+    environment: LeasedEnvironment | None = None,
 ) -> WorkflowResult:
     """Run the workflow, then the judge if there is no reward yet. User code's exceptions are in the result.
 
     If the workflow raised because of the model's own doing, the judge is asked as well, unless `ask_ending` says no.
-    A cancellation is a failure like any other: if it was ours, nobody reads the result.
+    A cancellation is a failure like any other: if it was ours, nobody reads the result. The environment is opened
+    before the workflow runs, and closed after the judge.
     """
+    try:
+        return await _run(
+            workflow_class, judge_, workflow_task, open_tuner, judge_retries, ask_ending, on_judge, environment
+        )
+    finally:
+        if environment is not None:
+            environment.close()
+
+
+async def _run(
+    workflow_class: type[Workflow],
+    judge_: BaseJudge | None,
+    workflow_task: WorkflowTask,
+    open_tuner: OpenTuner,
+    judge_retries: int,
+    ask_ending: AskEnding | None,
+    on_judge: Callable[[], None],
+    environment: LeasedEnvironment | None,
+) -> WorkflowResult:
     started = time.perf_counter()
     result = WorkflowResult()
     try:
-        output = await _execute(workflow_class, workflow_task, open_tuner)
+        output = await _execute(workflow_class, workflow_task, open_tuner, environment)
         result.finished = True
         result.is_success = output.is_success
         result.metadata, result.log_metrics = output.metadata, output.log_metrics
@@ -146,11 +178,16 @@ async def run_workflow(
 
 
 async def _execute(
-    workflow_class: type[Workflow], workflow_task: WorkflowTask, open_tuner: OpenTuner
+    workflow_class: type[Workflow],
+    workflow_task: WorkflowTask,
+    open_tuner: OpenTuner,
+    environment: LeasedEnvironment | None,
 ) -> WorkflowOutput:
     workflow = workflow_class(name=workflow_class.__name__)
     tuner = await open_tuner(workflow.trainable_targets)
     workflow_task.remember_tuner(tuner)
+    if environment is not None:
+        enter(environment, workflow_task)
     output = await _called(workflow.execute, workflow_task, tuner)
     if not isinstance(output, WorkflowOutput):
         raise WorkflowFault(
@@ -230,8 +267,16 @@ def _blame(result: WorkflowResult, where: Literal["workflow", "judge"], error: B
     result.failed_in = where
     result.failure = describe(error)
     result.model_error = _model_error_code(error)
+    result.environment_error = _environment_error(error)
     result.cut_reply = any(type(link).__name__ in LENGTH_ERRORS for link in _chain(error))
     result.debugger_quit = _quits(error)
+
+
+def _environment_error(error: BaseException) -> Literal["", "fault", "unavailable"]:
+    faults = [link for link in _chain(error) if isinstance(link, EnvironmentFault)]
+    if any(isinstance(fault, EnvironmentUnavailableError) for fault in faults):
+        return "unavailable"
+    return "fault" if faults else ""
 
 
 _OUR_FILES = (__file__, OUTSIDE_LOOP_FILE)

@@ -105,6 +105,7 @@ class _AttemptRun:
         self._stop = stop
         self._session: EpisodeSession | None = None
         self._over = False
+        self._running: RunningAttempt | None = None
         self._session_error: UserError | None = None
         """Why no session can ever be opened."""
         self._timeout_s = runner.timeout_s
@@ -116,6 +117,7 @@ class _AttemptRun:
             ending = ending_of(AttemptFacts(Stop.CANCELLED), rules)
             return self._episode(ending, None), ending
         running = self._runner.attempts.begin(self._attempt.workflow_task, self._open_session, self._ended_early)
+        self._running = running
         try:
             facts = await self._wait(running)
         finally:
@@ -210,6 +212,7 @@ class _AttemptRun:
             metadata=result.metadata,
             log_metrics=result.log_metrics,
             timings=timings,
+            environment=None if self._running is None else self._running.environment,
         )
 
     def _finish(self, ending: Ending, result: WorkflowResult) -> tuple[FinishedCalls, Ending]:

@@ -21,10 +21,14 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ajet.environment.leased import LeasedEnvironment
+from ajet.environment.source import EnvironmentSource
+from ajet.schema.episode import EnvironmentRecord
 from ajet.schema.errors import LostThreadsError
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
+from ajet.task_runner.environments import EnvironmentEndings
 from ajet.task_runner.outside_loop import cancel_loops, run_with_pauses
 from ajet.task_runner.results import EarlyEnding, WorkflowInterrupted, WorkflowResult, run_workflow
 from ajet.workflow import Workflow
@@ -54,8 +58,11 @@ class ThreadRunner:
         judge: BaseJudge | None,
         sessions: SessionProvider,
         threads: EpisodeThreads,
+        environments: EnvironmentSource | None = None,
     ) -> None:
         self.threads = threads
+        self._environments = environments
+        self._endings = EnvironmentEndings()
         self._workflow_class = workflow_class
         self._judge = judge
         self._sessions = sessions
@@ -76,6 +83,10 @@ class ThreadRunner:
         async def ask_ending(cut: bool) -> EarlyEnding | None:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(early_ending(cut), sessions.loop))
 
+        environment = None
+        if self._environments is not None:
+            environment = LeasedEnvironment(self._environments, workflow_task.task, workflow_task.episode_uuid)
+
         thread = self.threads.start(
             lambda: run_workflow(
                 self._workflow_class,
@@ -84,22 +95,35 @@ class ThreadRunner:
                 open_tuner,
                 judge_retries=sessions.config.ajet.rollout.episode_retries,
                 ask_ending=ask_ending,
+                environment=environment,
             )
         )
-        return _AttemptInThread(thread, self.threads)
+        return _AttemptInThread(thread, self.threads, environment, self._endings)
 
     async def ready(self) -> None:
         """Threads need no preparation."""
 
     async def aclose(self) -> None:
         """Interrupt threads that are still running although their episodes have ended."""
-        await self.threads.interrupt_all()
+        await asyncio.gather(self.threads.interrupt_all(), self._endings.wait())
 
 
 class _AttemptInThread:
-    def __init__(self, thread: EpisodeThread[WorkflowResult], threads: EpisodeThreads) -> None:
+    def __init__(
+        self,
+        thread: EpisodeThread[WorkflowResult],
+        threads: EpisodeThreads,
+        leased: LeasedEnvironment | None,
+        endings: EnvironmentEndings,
+    ) -> None:
         self._thread = thread
         self._threads = threads
+        self._leased = leased
+        self._endings = endings
+
+    @property
+    def environment(self) -> EnvironmentRecord | None:
+        return None if self._leased is None else self._leased.record
 
     async def result(self) -> WorkflowResult:
         return await asyncio.shield(asyncio.wrap_future(self._thread.result))
@@ -108,6 +132,8 @@ class _AttemptInThread:
         return self._thread.stack()
 
     def release(self) -> None:
+        if self._leased is not None and not self._thread.result.done():
+            self._endings.end(self._leased.close)  # its own thread may hang
         self._threads.release(self._thread)
 
 

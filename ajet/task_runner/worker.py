@@ -1,7 +1,8 @@
 """What a worker process does after the fork: run one workflow and the judge, then exit.
 
 Its channel carries one JSON object per line. The worker receives the task, asks for access to the model once its
-workflow exists, asks how the episode ended if the workflow raised, reports when judging begins, and sends the result.
+workflow exists, asks how the episode ended if the workflow raised, reports when judging begins and what its
+environment was asked, and sends the result.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ import os
 import signal
 import socket
 import sys
+import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ajet.config import Config
+from ajet.environment.leased import LeasedEnvironment
+from ajet.environment.source import EnvironmentSource
+from ajet.schema.episode import EnvironmentEvent
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import load_judge
 from ajet.task_runner.outside_loop import run_with_pauses
@@ -31,12 +37,17 @@ LINE_LIMIT = 64 * 1024 * 1024
 
 
 def run_worker(
-    config: Config, workflow_class: type[Workflow], base_dirs: list[Path], channel: socket.socket, stderr: int
+    config: Config,
+    workflow_class: type[Workflow],
+    environments: EnvironmentSource | None,
+    base_dirs: list[Path],
+    channel: socket.socket,
+    stderr: int,
 ) -> None:
     """Never returns."""
     _detach(stderr)
     with asyncio.Runner() as runner:
-        run_with_pauses(runner.get_loop(), _serve(config, workflow_class, base_dirs, channel))
+        run_with_pauses(runner.get_loop(), _serve(config, workflow_class, environments, base_dirs, channel))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # skip the server's exit handlers, and don't wait for threads that user code left
@@ -62,11 +73,25 @@ def _detach(stderr: int) -> None:
         sys.modules["numpy"].random.seed()
 
 
-async def _serve(config: Config, workflow_class: type[Workflow], base_dirs: list[Path], channel: socket.socket) -> None:
+async def _serve(
+    config: Config,
+    workflow_class: type[Workflow],
+    environments: EnvironmentSource | None,
+    base_dirs: list[Path],
+    channel: socket.socket,
+) -> None:
     reader, writer = await asyncio.open_connection(sock=channel, limit=LINE_LIMIT)
+    loop, own_thread = asyncio.get_running_loop(), threading.get_ident()
 
     def send(**message: Any) -> None:
         writer.write(json.dumps(message).encode() + b"\n")
+
+    def tell(event: EnvironmentEvent) -> None:
+        """Each event at once: this process may be killed at any time."""
+        if threading.get_ident() == own_thread:
+            send(environment=asdict(event))
+        else:
+            loop.call_soon_threadsafe(lambda: send(environment=asdict(event)))
 
     async def open_tuner(targets: list[str] | None) -> AjetTuner:
         send(targets=targets)
@@ -80,6 +105,9 @@ async def _serve(config: Config, workflow_class: type[Workflow], base_dirs: list
 
     workflow_task = WorkflowTask.model_validate_json(await reader.readline())
     send(started=True)
+    environment = None
+    if environments is not None:
+        environment = LeasedEnvironment(environments, workflow_task.task, workflow_task.episode_uuid, tell)
     try:
         judge = load_judge(config, base_dirs)
     except Exception as error:  # noqa: BLE001 - the judge's constructor is user code
@@ -94,6 +122,7 @@ async def _serve(config: Config, workflow_class: type[Workflow], base_dirs: list
             judge_retries=retries,
             ask_ending=ask_ending,
             on_judge=lambda: send(judging=True),  # the judge is to blame for a crash from here on
+            environment=environment,
         )
     send(result=result.to_json())
     await writer.drain()

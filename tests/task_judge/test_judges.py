@@ -13,6 +13,7 @@ from ajet.config import make_config
 from ajet.schema.errors import FeatureUnavailableError, ImportPathError, JudgeFault
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge, load_judge, validate_reward
+from ajet.task_judge.env_service_as_judge import EnvServiceJudge
 from ajet.task_judge.math_answer_as_judge import MathAnswerAsJudge
 
 TASK = WorkflowTask(task=Task(task_id="t1", metadata={"answer": "1/2"}))
@@ -94,6 +95,22 @@ def test_math_answer_needs_both_answers() -> None:
         grader.compute_reward(WorkflowTask(task=Task(task_id="t2")), WorkflowOutput(metadata={"final_answer": 3}))
 
 
+@pytest.mark.parametrize(("raw", "judged"), [(1.0, (1.5, True)), (2.0, (2.0, True)), (0.5, (0.25, False))])
+def test_an_environment_service_judges(raw: float, judged: tuple[float, bool]) -> None:
+    asked: list[Any] = []
+
+    class World:
+        def evaluate(self, episode_uuid: str | None = None, params: Any = None) -> float:
+            asked.append(params)
+            return raw
+
+    task = WorkflowTask(task=Task(), gym_env=World())
+    grader = EnvServiceJudge(make_config())
+    assert grader.compute_reward(task, WorkflowOutput()) == judged and asked == [{"sparse": False}]
+    with pytest.raises(JudgeFault, match=r"set ajet\.rollout\.environment"):
+        grader.compute_reward(WorkflowTask(task=Task()), WorkflowOutput())
+
+
 def test_the_judge_of_a_config(tmp_path: Path) -> None:
     def load(**keys: Any) -> BaseJudge | None:
         return load_judge(make_config({f"task_judge.{key}": value for key, value in keys.items()}), [tmp_path])
@@ -107,7 +124,5 @@ def test_the_judge_of_a_config(tmp_path: Path) -> None:
     assert type(load(judge_protocol="mine.py->J")).__name__ == "J"
     with pytest.raises(ImportPathError, match=r"ajet.task_judge.judge_protocol: mine.py has no 'K'; there is: J"):
         load(judge_protocol="mine.py->K")
-    with pytest.raises(FeatureUnavailableError, match="environment services are not available"):
-        load(judge_protocol="ajet.task_judge.env_service_as_judge->EnvServiceJudge")
     with pytest.raises(FeatureUnavailableError, match="rubrics_auto_grader"):
         load(judge_type="rubrics_auto_grader")

@@ -117,7 +117,7 @@ def test_the_former_name_of_the_jsonl_reader(tmp_path: Path) -> None:
     assert read_training_tasks(build_reader(config))[0].main_query == "a"
 
 
-@pytest.mark.parametrize("kind", ["env_service", "data_generation", "tracing"])
+@pytest.mark.parametrize("kind", ["data_generation", "tracing"])
 def test_features_to_come_are_refused_when_used(kind: str) -> None:
     with pytest.raises(FeatureUnavailableError, match=rf"{kind}.*not available in this version"):
         build_reader(reader_config(type=kind))

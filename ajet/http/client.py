@@ -1,0 +1,152 @@
+"""`HttpClient`: blocking requests to one server, over one connection that is kept open.
+
+Every request has one deadline for all of it, and a largest answer; a server that sends slowly or without end can't hold
+its caller. An error says whether the request may have reached the server: only if not is it safe to send it again.
+No redirects, no proxies. For one thread at a time.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import httptools
+
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+_CHUNK = 65_536
+
+
+class HttpFailure(Exception):
+    """A request without a complete answer."""
+
+    def __init__(self, message: str, *, sent: bool, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.sent = sent
+        """The server may have received the request, and acted on it."""
+        self.timed_out = timed_out
+
+
+class HttpAnswer(NamedTuple):
+    """A complete answer."""
+
+    status: int
+    body: bytes
+
+
+class HttpClient:
+    """One connection to the server at `base_url`, opened when it is needed."""
+
+    def __init__(self, base_url: str, headers: Mapping[str, str] | None = None) -> None:
+        parts = urlsplit(base_url)
+        self._tls = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._tls else 80)
+        self._prefix = parts.path.rstrip("/")
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        lines = [f"host: {host}:{self._port}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
+        if any({"\r", "\n"} & set(line) for line in lines):
+            raise ValueError("a header can't contain a line break")
+        self._headers = "\r\n".join(lines)
+        self._socket: socket.socket | None = None
+
+    def request(self, method: str, path: str, body: bytes = b"", timeout_s: float = 60.0) -> HttpAnswer:
+        """Send a request, and wait for all of its answer. Raises HttpFailure."""
+        until = time.monotonic() + timeout_s
+        connection = self._connected(until)
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}\r\n"
+        if method != "GET":
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        try:
+            connection.settimeout(_left(until))
+            connection.sendall(head.encode("latin-1") + b"\r\n" + body)
+            answer, keep = self._receive(connection, until)
+        except TimeoutError:
+            self.close()
+            raise HttpFailure(f"no answer within {timeout_s:g} s", sent=True, timed_out=True) from None
+        except (OSError, httptools.HttpParserError, _BadAnswerError) as error:
+            self.close()
+            raise HttpFailure(_reason(error), sent=True) from None
+        except BaseException:
+            self.close()  # interrupted halfway: what comes next on this connection belongs to this request
+            raise
+        if not keep:
+            self.close()
+        return answer
+
+    def close(self) -> None:
+        """Close the connection. A later request opens another."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _connected(self, until: float) -> socket.socket:
+        """The connection; a new one, if the server has closed it meanwhile."""
+        if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
+            self.close()
+        if self._socket is None:
+            try:
+                plain = socket.create_connection((self._host, self._port), timeout=_left(until))
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                context = ssl.create_default_context() if self._tls else None
+                self._socket = context.wrap_socket(plain, server_hostname=self._host) if context else plain
+            except TimeoutError:
+                raise HttpFailure("the connection could not be made in time", sent=False, timed_out=True) from None
+            except OSError as error:
+                raise HttpFailure(_reason(error), sent=False) from None
+        return self._socket
+
+    def _receive(self, connection: socket.socket, until: float) -> tuple[HttpAnswer, bool]:
+        reading = _Reading()
+        while not reading.complete:
+            connection.settimeout(_left(until))
+            data = connection.recv(_CHUNK)
+            if not data:
+                raise _BadAnswerError("the server closed the connection without an answer")
+            reading.parser.feed_data(data)
+            if reading.size > MAX_ANSWER_BYTES:
+                raise _BadAnswerError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
+        return HttpAnswer(reading.status, b"".join(reading.body)), reading.parser.should_keep_alive()
+
+
+class _BadAnswerError(Exception):
+    """An answer that breaks off, or is too large."""
+
+
+class _Reading:
+    """What the parser has seen of an answer."""
+
+    def __init__(self) -> None:
+        self.parser = httptools.HttpResponseParser(self)
+        self.status = 0
+        self.body: list[bytes] = []
+        self.size = 0
+        self.complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.size += len(name) + len(value)
+
+    def on_body(self, body: bytes) -> None:
+        self.body.append(body)
+        self.size += len(body)
+
+    def on_message_complete(self) -> None:
+        self.status = self.parser.get_status_code()
+        self.complete = self.status >= 200  # 100 Continue and its like only announce the answer
+        if not self.complete:
+            self.body, self.size = [], 0
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,0 +1,79 @@
+"""Small environments for tests. Also imported by the programs that the tests start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from ajet.environment import Environment, StepResult
+from ajet.schema.task import Task
+
+
+class Counter(Environment):
+    """Counts to three; the reward is 0.25 for each step. What the agent says may make it misbehave."""
+
+    def __init__(self, log: str = "", size: int = 3) -> None:
+        self.log = log
+        self.size = size
+        self.count = 0
+
+    @staticmethod
+    def task_ids(split: str) -> list[str]:
+        return [f"{split}-{number}" for number in range(3)]
+
+    def _write(self, line: str) -> None:
+        if self.log:
+            with Path(self.log).open("a") as file:
+                file.write(line + "\n")
+
+    def reset(self, task: Task) -> Any:
+        self.count = 0
+        self._write("reset")
+        if task.main_query == "no reset":
+            raise RuntimeError("no world today")
+        return f"Count to {self.size}."
+
+    def step(self, action: Any) -> Any:
+        said = action if isinstance(action, str) else action["content"]
+        if said == "raise":
+            raise KeyError("mine")
+        if said == "nan":
+            return "?", float("nan"), False, {}
+        if said == "text":
+            return "only text"
+        if said == "hang":
+            time.sleep(600)
+        if said == "exit":
+            os._exit(3)
+        if said == "pid":
+            return StepResult(str(os.getpid()))
+        self.count += 1
+        return StepResult(f"{self.count}", 0.25, self.count == self.size, {"count": self.count})
+
+    def close(self) -> None:
+        self._write("close")
+
+
+class AsyncCounter(Counter):
+    """The same, with coroutines."""
+
+    async def reset(self, task: Task) -> Any:
+        await asyncio.sleep(0)
+        return super().reset(task)
+
+    async def step(self, action: Any) -> Any:
+        await asyncio.sleep(0)
+        return super().step(action)
+
+    async def close(self) -> None:
+        super().close()
+
+
+class Judging(Counter):
+    """Has a reward of its own for the whole episode."""
+
+    def evaluate(self) -> float:
+        return float(self.count == self.size)
