@@ -51,7 +51,13 @@ def run_with_pauses(
 ) -> T:
     """Run a coroutine that may call `outside_loop`. `passes`: what such a call raises that ends everything at once."""
     task = loop.create_task(work)
-    task.add_done_callback(lambda _: loop.stop())
+    ended = False
+
+    def stop(_: asyncio.Task[T]) -> None:
+        if not ended:  # an interrupt may come between the task's end and this call
+            loop.stop()
+
+    task.add_done_callback(stop)
     try:
         while not task.done():
             loop.run_forever()
@@ -59,6 +65,7 @@ def run_with_pauses(
             if pause is not None and not pause.called.done():
                 _call(pause, loop, passes)
     finally:
+        ended = True
         if task.done() and not task.cancelled():
             task.exception()  # raised below, or replaced by what is being raised: not to be logged
     return task.result()
