@@ -27,7 +27,10 @@ MessageKey = tuple[Hashable, ...]
 
 
 def content_text(content: Any, where: str) -> str:
-    """The text of a message's content: a string, null, or a list of text parts."""
+    """The text of a message's content: a string, null, or a list of text parts.
+
+    As with DashScope, a part may lack its type, and its text may be null.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -40,13 +43,23 @@ def content_text(content: Any, where: str) -> str:
             texts.append(part)
             continue
         kind = part.get("type") if isinstance(part, Mapping) else None
-        field = TEXT_PARTS.get(str(kind))
-        if field is None or not isinstance(part.get(field), str):
+        field = "text" if kind is None else TEXT_PARTS.get(str(kind))
+        if field is None or not isinstance(part, Mapping) or not isinstance(part.get(field, 0), str | None):
             raise UnsupportedContentError(
-                f"{where}.content[{index}] is of type {kind!r}: this model takes only text, in parts of type 'text'"
+                f"{where}.content[{index}] is {_part(part)}: this model takes only text, in parts of type 'text'"
             )
-        texts.append(part[field])
+        if part[field] is not None:
+            texts.append(part[field])
     return "\n".join(texts)
+
+
+def _part(part: Any) -> str:
+    """What kind of part this is, for a message."""
+    if not isinstance(part, Mapping):
+        return f"of type {_kind(part)}"
+    if part.get("type") is None:
+        return f"a part with {', '.join(map(str, part)) or 'nothing'}"[:80]
+    return f"of type {part['type']!r}"[:80]
 
 
 def plain_message(raw: Any, where: str) -> Message:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from ajet.task_runner.leftover_connections import close_connections
+
 T = TypeVar("T")
 
 
@@ -92,13 +94,19 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
     if loop.is_closed():
         return
     try:
-        _cancel_all(loop)
-        if left := asyncio.all_tasks(loop):
-            loop.run_until_complete(asyncio.wait(left))
+        end_tasks(loop)
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         loop.close()
+
+
+def end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what a loop that isn't running still has to do, and close its connections."""
+    _cancel_all(loop)
+    if left := asyncio.all_tasks(loop):
+        loop.run_until_complete(asyncio.wait(left))
+    loop.run_until_complete(close_connections())
 
 
 def cancel_loops(thread: int | None, besides: asyncio.AbstractEventLoop | None) -> None:

@@ -29,7 +29,8 @@ from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
 from ajet.task_runner.environments import EnvironmentEndings
-from ajet.task_runner.outside_loop import cancel_loops, run_with_pauses
+from ajet.task_runner.leftover_connections import drop_complaints
+from ajet.task_runner.outside_loop import cancel_loops, end_tasks, run_with_pauses
 from ajet.task_runner.results import EarlyEnding, WorkflowInterrupted, WorkflowResult, run_workflow
 from ajet.workflow import Workflow
 
@@ -205,6 +206,7 @@ class EpisodeThread(Generic[T]):
                 else:
                     self._leave()
                     self.result.set_result(value)
+                end_tasks(runner.get_loop())
         except WorkflowInterrupted:
             self._interrupted = True
             self.result.cancel()  # the episode has ended: nobody reads it
@@ -253,6 +255,7 @@ class EpisodeThreads:
         self._collected_at: float | None = None
         self._released: set[EpisodeThread[Any]] = set()
         self._started = 0
+        drop_complaints()
 
     def start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> EpisodeThread[T]:
         """Run `work` in its own thread. Raises `LostThreadsError` if too many earlier ones never returned."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, result, said, system, user
 
+from ajet.context_tracker.messages import plain_message
 from ajet.schema.errors import InvalidRequestError, SessionClosedError, UnsupportedContentError
 
 
@@ -221,6 +222,31 @@ def test_a_conversation_whose_rule_is_wrong_is_caught_by_the_audit() -> None:
 def test_what_is_no_message_is_refused_with_its_place(messages: Any, match: str) -> None:
     with pytest.raises(InvalidRequestError, match=match):
         Drive().begin(messages)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, ""),
+        ([], ""),
+        ([{"text": None}], ""),
+        ([{"type": "text", "text": None}], ""),
+        ([{"text": "a"}, {"text": None}, {"type": "text", "text": "b"}], "a\nb"),
+    ],
+)
+def test_text_in_dashscopes_form(content: Any, text: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = plain_message({"role": "assistant", "content": content, "tool_calls": [call]}, "m")
+    assert message["content"] == text and message["tool_calls"][0]["function"]["name"] == "f"
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [({"image": "x.png"}, "a part with image"), ({}, "a part with nothing"), (3, "of type int"), ({"text": 3}, "text")],
+)
+def test_parts_without_text_are_named(part: Any, says: str) -> None:
+    with pytest.raises(UnsupportedContentError, match=rf"m.content\[0\] is .*{says}"):
+        plain_message({"role": "user", "content": [part]}, "m")
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])

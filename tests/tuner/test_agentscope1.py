@@ -23,10 +23,13 @@ pytestmark = pytest.mark.skipif(not VERSION.startswith("1."), reason=f"agentscop
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("near", [True, False], ids=["in_process", "http"])
-def test_react_agent(stream: bool, near: bool) -> None:
+@pytest.mark.parametrize("formatter", ["OpenAIChatFormatter", "DashScopeChatFormatter"])
+def test_react_agent(formatter: str, stream: bool, near: bool) -> None:
+    """DashScope's formatter writes parts without a type, whose text is null beside tool calls."""
+
     async def job(tuner: AjetTuner) -> list[str]:
+        from agentscope import formatter as formatters
         from agentscope.agent import ReActAgent
-        from agentscope.formatter import OpenAIChatFormatter
         from agentscope.memory import InMemoryMemory
         from agentscope.message import Msg, TextBlock
         from agentscope.tool import Toolkit, ToolResponse
@@ -46,7 +49,7 @@ def test_react_agent(stream: bool, near: bool) -> None:
             name="solver",
             sys_prompt=SYSTEM,
             model=tuner.as_agentscope_model("solver", stream=stream),
-            formatter=OpenAIChatFormatter(),
+            formatter=getattr(formatters, formatter)(),
             memory=InMemoryMemory(),
             toolkit=toolkit,
         )
