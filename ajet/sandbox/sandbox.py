@@ -7,11 +7,16 @@ a sandbox that itself fails raises `SandboxError`.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from ajet.schema.errors import UserError
+
+OnOutput = Callable[[bytes], None]
+Command = str | Sequence[str]
 
 SandboxKind = Literal["bubblewrap", "docker", "podman", "kubernetes", "none"]
 Network = Literal["none", "gateway", "host"]
@@ -30,8 +35,10 @@ class SandboxSettings:
     """`gateway`: the run's own gateway can be reached and nothing else."""
     cpus: float = 1.0
     memory_mb: int = 1024
+    """Of all processes together. Files that are kept in memory may take `disk_mb` besides."""
     processes: int = 128
     disk_mb: int = 512
+    """What files may take in the workspace, and again in /tmp."""
     exec_seconds: float = 60.0
     """The longest that one command may run."""
     lifetime_seconds: float = 3600.0
@@ -45,6 +52,23 @@ class SandboxSettings:
     """All variables that commands see, besides PATH, HOME and LANG: nothing is inherited."""
     options: Mapping[str, object] = field(default_factory=dict)
     """What one kind alone understands (Kubernetes: namespace, node selector, …)."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(SandboxKind):
+            raise SandboxError(f"sandbox kind {self.kind!r}: expected one of {', '.join(get_args(SandboxKind))}")
+        if self.network not in get_args(Network):
+            raise SandboxError(f"sandbox network {self.network!r}: expected one of {', '.join(get_args(Network))}")
+        least = {"memory_mb": 16, "processes": 4, "disk_mb": 1, "output_bytes": 1, "cpus": 0.01}
+        for name in ("cpus", "memory_mb", "processes", "disk_mb", "exec_seconds", "lifetime_seconds", "output_bytes"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value <= 0 or value < least.get(name, 0):
+                raise SandboxError(f"sandbox {name}: {value} is too little; expected {least.get(name, 'more than 0')}")
+        for name, value in self.environment.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise SandboxError(f"sandbox environment: {name!r} can't be a variable")
+        for folder in self.read_only:
+            if not os.path.isabs(folder) or os.path.normpath(folder) in ("/", "/proc", "/sys", "/dev", "/workspace"):
+                raise SandboxError(f"sandbox read_only: {folder!r} can't be shown: name an absolute path of a folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,34 +86,44 @@ class ExecResult:
 
 
 class Sandbox(Protocol):
-    """Made by `ajet.sandbox.open_sandbox`; an async context manager that closes it."""
+    """Made by `ajet.sandbox.open_sandbox`; an async context manager that closes it. Used on the event loop that opened
+    it, but for `kill`."""
 
     workspace: str
     """The folder, as seen inside, where commands start and relative paths begin."""
+    gateway_url: str | None
+    """The run's gateway as it is reached from inside (`network: gateway`)."""
+
+    @property
+    def limits(self) -> Mapping[str, str]:
+        """What holds each limit: `memory: cgroup`, `processes: prlimit`, … or `not limited`."""
 
     async def exec(
         self,
-        command: str | Sequence[str],
+        command: Command,
         *,
         timeout: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
-        on_output: Callable[[bytes], None] | None = None,
+        on_output: OnOutput | None = None,
     ) -> ExecResult:
         """Run a shell line, or an argument vector without a shell. Cancelling it ends the command and its children."""
 
     async def read(self, path: str) -> bytes:
-        """A file's bytes. Raises FileNotFoundError, IsADirectoryError or PermissionError."""
+        """A file's bytes. Raises FileNotFoundError, IsADirectoryError, PermissionError or another OSError."""
 
     async def write(self, path: str, content: bytes) -> None:
-        """Create or replace a file, whole or not at all; its folders are made."""
+        """Create or replace a file, whole or not at all; its folders are made. Raises OSError."""
 
     async def reset(self) -> None:
         """End all processes and empty the workspace: as new, for another use in the same episode."""
 
     async def close(self) -> None:
         """End all processes and remove all files. Calling it again does nothing."""
+
+    def kill(self) -> None:
+        """`close`, from any thread, and without an event loop. May take a moment."""
 
     async def __aenter__(self) -> Sandbox: ...
 

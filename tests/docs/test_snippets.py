@@ -201,13 +201,6 @@ def test_a_judge_that_asks_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         assert asyncio.run(judged) == (reward, bool(reward))
 
 
-def test_tools_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "program.py").write_text(code("tools.md", "def weather("))
-    runpy.run_path(str(tmp_path / "program.py"))
-    shown = code("tools.md", "sun for 2 days\n1844")
-    assert capsys.readouterr().out == shown
-
-
 def test_an_agent_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from ajet.agents import make_agent
 

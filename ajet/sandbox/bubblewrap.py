@@ -1,0 +1,355 @@
+"""`BubblewrapSandbox`: namespaces, a read-only root, a workspace in memory, no network. No image, and no privilege.
+
+Inside, `inside.py` is process 1; it starts commands on request. Everything ends with it, and it ends when its owner
+closes the channel or dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ajet.sandbox.bubblewrap_arguments import WORKSPACE, command_line, next_uid, path_inside, probe, texts
+from ajet.sandbox.cgroups import Cgroup
+from ajet.sandbox.control import Answer, Control
+from ajet.sandbox.forwarder import Forwarder
+from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings
+from ajet.sandbox.seccomp import seccomp_filter
+from ajet.sandbox.spawner import start
+from ajet.sandbox.streams import Output, feed
+
+START_S = 60.0
+END_S = 5.0
+"""How long the kernel may take to end a sandbox's processes."""
+FILE_S = 60.0
+_JOIN = 'n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1" || exit 125; shift; n=$((n-1)); done; exec "$@"'
+"""Moves itself into the cgroups, and becomes bubblewrap: no process of the sandbox is ever outside."""
+_ERRORS = {
+    2: FileNotFoundError,
+    13: PermissionError,
+    1: PermissionError,
+    21: IsADirectoryError,
+    20: NotADirectoryError,
+}
+
+
+class BubblewrapSandbox:
+    """See `ajet.sandbox.sandbox.Sandbox`."""
+
+    workspace = WORKSPACE
+
+    def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
+        self._settings = settings
+        self._forwarder = None
+        if settings.network == "gateway":
+            if gateway_url is None:
+                raise SandboxError("sandbox network: gateway: there is no gateway here; use network: none or host")
+            self._forwarder = Forwarder(gateway_url)
+        self.gateway_url = self._forwarder.url if self._forwarder else None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: Control | None = None
+        self._cgroup: Cgroup | None = None
+        self._said = -1
+        self._limits: dict[str, str] = {}
+        self._ending = threading.Lock()
+
+    @property
+    def limits(self) -> Mapping[str, str]:
+        return self._limits
+
+    async def start(self) -> None:
+        """Make it. Raises `SandboxError`."""
+        try:
+            async with asyncio.timeout(START_S):
+                await self._start()
+        except TimeoutError:
+            await self.close()
+            raise SandboxError(f"the sandbox did not start within {START_S:g} s") from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
+        settings = self._settings
+        mode = await asyncio.to_thread(probe)
+        cgroup = Cgroup.create(
+            memory_mb=settings.memory_mb + settings.disk_mb, processes=settings.processes + 4, cpus=settings.cpus
+        )
+        self._cgroup = cgroup
+        uid = next_uid() if mode == "root" else -1
+        filter_ = seccomp_filter(counted_by_cgroup=cgroup is not None)
+        self._limits = _limits(settings, mode, cgroup is not None, filter_ is not None)
+        with contextlib.ExitStack() as opened:
+            files = {
+                path: _text_file(opened, text.encode()) for path, text in texts(mode, uid, settings.network).items()
+            }
+            filter_file = None if filter_ is None else _text_file(opened, filter_)
+            line = command_line(settings, mode=mode, uid=uid, files=files, filter_=filter_file, watch=cgroup is None)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            opened.callback(theirs.close)
+            self._said, said = os.pipe()
+            os.set_blocking(self._said, False)
+            opened.callback(os.close, said)
+            self._control = Control(ours, self._why)
+            self._process = await start(
+                _with_control(line, theirs.fileno(), cgroup),
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                pass_fds=[theirs.fileno(), *files.values(), *([filter_file] if filter_file is not None else [])],
+                start_new_session=True,
+            )
+        await self._control.ready()
+        if self._forwarder is not None:
+            await self._open_gateway(self._forwarder)
+
+    async def _open_gateway(self, forwarder: Forwarder) -> None:
+        _, waiting = await self._live().begin("listen", [str(forwarder.port)], [])
+        answer = await waiting
+        if answer.descriptor is None:
+            raise SandboxError(f"network: gateway: no socket inside: error {answer.value}")
+        await forwarder.serve(socket.socket(fileno=answer.descriptor))
+
+    # ------------------------------------------------------------ commands and files
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        arguments = ["/bin/bash", "-c", command] if isinstance(command, str) else list(command)
+        _check(arguments)
+        folder = os.path.join(WORKSPACE, cwd or "")
+        variables = {**self._environment(), **(env or {})}
+        fields = [folder, str(len(arguments)), *arguments, *(f"{name}={value}" for name, value in variables.items())]
+        limit = self._settings.output_bytes
+        seconds = min(timeout or self._settings.exec_seconds, self._settings.exec_seconds)
+        started = time.perf_counter()
+        call = _Call(self._live(), limit, on_output)
+        timed_out = False
+        try:
+            code = await call.run("exec", fields, stdin, seconds)
+        except TimeoutError:
+            timed_out, code = True, 124
+        finally:
+            call.close()
+        if call.failed.done():
+            raise call.failed.result()
+        return ExecResult(
+            code,
+            call.stdout.content(),
+            call.stderr.content(),
+            time.perf_counter() - started,
+            timed_out,
+            call.stdout.truncated or call.stderr.truncated,
+        )
+
+    async def read(self, path: str) -> bytes:
+        call = _Call(self._live(), 1 << 30)
+        try:
+            code = await call.run("read", [_path(path)], b"", FILE_S)
+        except TimeoutError:
+            raise OSError(f"reading {path} took longer than {FILE_S:g} s") from None
+        finally:
+            call.close()
+        _raise_for(code, call, path)
+        return call.stdout.content()
+
+    async def write(self, path: str, content: bytes) -> None:
+        call = _Call(self._live(), 4096)
+        try:
+            code = await call.run("write", [_path(path)], content, FILE_S)
+        except TimeoutError:
+            raise OSError(f"writing {path} took longer than {FILE_S:g} s") from None
+        finally:
+            call.close()
+        _raise_for(code, call, path)
+
+    def _environment(self) -> dict[str, str]:
+        return {"PATH": path_inside(), "HOME": "/tmp", "LANG": "C.UTF-8", **self._settings.environment}
+
+    def _live(self) -> Control:
+        if self._control is None:
+            raise SandboxError("the sandbox is closed")
+        return self._control
+
+    # ------------------------------------------------------------ ends
+
+    async def reset(self) -> None:
+        await self.close()
+        self._ending = threading.Lock()
+        if self._forwarder is not None:
+            self._forwarder = Forwarder(self._forwarder.gateway_url)
+        await self.start()
+
+    async def close(self) -> None:
+        control, self._control = self._control, None
+        if self._forwarder is not None:
+            self._forwarder.close()
+        if control is not None:
+            control.hang_up()
+        await asyncio.shield(asyncio.to_thread(self.kill))
+        if control is not None:
+            control.close()
+        if self._said >= 0:
+            os.close(self._said)
+            self._said = -1
+
+    def kill(self) -> None:
+        with self._ending:
+            control, process, cgroup = self._control, self._process, self._cgroup
+            self._process = self._cgroup = None
+            if control is not None:
+                control.hang_up()
+            if process is not None:
+                _end(process)
+            if cgroup is not None:
+                cgroup.remove()
+
+    def _why(self) -> str:
+        """Called when the channel has closed without our doing."""
+        text = ""
+        with contextlib.suppress(OSError, BlockingIOError):
+            text = os.read(self._said, 4096).decode(errors="replace").strip()
+        return f"the sandbox ended{': ' + text if text else ''}"
+
+    async def __aenter__(self) -> Sandbox:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class _Call:
+    """One request with its streams."""
+
+    def __init__(self, control: Control, limit: int, on_output: OnOutput | None = None) -> None:
+        self._control = control
+        self._ends: list[int] = []
+        stdin, self._input = os.pipe()
+        self._ends.append(stdin)
+        ours_out, theirs_out = os.pipe()
+        ours_err, theirs_err = os.pipe()
+        self._ends += [theirs_out, theirs_err]
+        self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        """What the caller's `on_output` raised."""
+        self.stdout = Output(ours_out, limit, on_output, self.failed)
+        self.stderr = Output(ours_err, limit, on_output, self.failed)
+        self._feeding: asyncio.Task[None] | None = None
+
+    async def run(self, action: str, fields: Sequence[str], stdin: bytes, seconds: float) -> int:
+        """The exit code. On a time limit, or when cancelled, whatever the request started is ended."""
+        number, waiting = await self._control.begin(action, fields, self._ends)
+        self._close_theirs()
+        self._feeding = asyncio.create_task(feed(self._input, stdin))
+        self._input = -1
+        waiters: set[asyncio.Future[Any]] = {waiting, self.failed}
+        try:
+            await asyncio.wait(waiters, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await asyncio.shield(asyncio.ensure_future(self._end(number, waiting)))
+            raise
+        if waiting.done():
+            return self._code(waiting.result())
+        await self._end(number, waiting)
+        if not self.failed.done():
+            raise TimeoutError
+        return 1
+
+    def _code(self, answer: Answer) -> int:
+        if answer.kind == "error":
+            raise SandboxError(f"the sandbox can't start a process: {os.strerror(answer.value)}")
+        return answer.value
+
+    async def _end(self, number: int, waiting: asyncio.Future[Answer]) -> None:
+        await self._control.kill(number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(waiting), END_S)
+
+    def _close_theirs(self) -> None:
+        for descriptor in self._ends:
+            os.close(descriptor)
+        self._ends = []
+
+    def close(self) -> None:
+        """Take the rest of the output, and free everything."""
+        self._close_theirs()
+        if self._feeding is not None:
+            self._feeding.cancel()
+        if self._input >= 0:
+            os.close(self._input)
+        self.stdout.finish()
+        self.stderr.finish()
+
+
+def _limits(settings: SandboxSettings, mode: str, cgroup: bool, filtered: bool) -> dict[str, str]:
+    own_user = mode == "root" or os.geteuid() != 0
+    return {
+        "memory": "cgroup" if cgroup else "limit per process, and a watcher",
+        "processes": "cgroup" if cgroup else "prlimit" if own_user else "not limited",
+        "cpus": "cgroup" if cgroup else "not limited",
+        "disk": "size of the file system in memory",
+        "time": "watched by the owner",
+        "lifetime": "watched inside",
+        "network": {"none": "namespace", "gateway": "namespace, with the gateway's port", "host": "not limited"}[
+            settings.network
+        ],
+        "system calls": "seccomp" if filtered else "not limited",
+    }
+
+
+def _text_file(opened: contextlib.ExitStack, content: bytes) -> int:
+    descriptor = os.memfd_create("ajet-text")
+    opened.callback(os.close, descriptor)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _with_control(line: list[str], control: int, cgroup: Cgroup | None) -> list[str]:
+    """The command line, in the cgroup, with the channel's descriptor."""
+    files = cgroup.files if cgroup is not None else []
+    return ["/bin/sh", "-c", _JOIN, "sh", str(len(files)), *files, *line, f"control={control}"]
+
+
+def _path(path: str) -> str:
+    if not path or "\0" in path:
+        raise FileNotFoundError(2, "no such file", path)
+    return os.path.join(WORKSPACE, path)
+
+
+def _check(arguments: Sequence[str]) -> None:
+    if not arguments or any("\0" in argument for argument in arguments):
+        raise SandboxError("a command needs at least a program's name, and no NUL characters")
+
+
+def _raise_for(code: int, call: _Call, path: str) -> None:
+    if code == 0:
+        return
+    text = call.stderr.content().decode(errors="replace")
+    number = int(text) if text.isdecimal() else 5
+    raise _ERRORS.get(number, OSError)(number, os.strerror(number), path)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for bubblewrap, which ends with its first process; else force it."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+        return
+    process.send_signal(signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,196 @@
+"""`command_line`: what bubblewrap is started with, and `probe`: whether it can make namespaces on this machine.
+
+As root, the first process inside stays root, without any other privilege, and runs commands as a user that exists
+nowhere else. Otherwise, commands run in a user namespace, as the user that runs ajet.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ajet.sandbox.sandbox import SandboxError, SandboxSettings
+
+WORKSPACE = "/workspace"
+INSIDE = Path(__file__).with_name("inside.py")
+PROBE_S = 20.0
+SHARED_MEMORY_MB = 64
+"""What /dev/shm may hold."""
+
+_TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC = (
+    "alternatives",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "ssl/certs",
+    "ca-certificates.conf",
+    "mime.types",
+    "protocols",
+    "services",
+)
+"""What programs look up in /etc. Nothing here is private."""
+_FIRST_UID = 0x6A000000
+_UIDS = 0x01000000
+
+_numbers = itertools.count()
+
+
+def next_uid() -> int:
+    """A user for one sandbox. Its processes are counted apart from all others."""
+    return _FIRST_UID + (os.getpid() * 4099 + next(_numbers)) % _UIDS
+
+
+@functools.cache
+def probe() -> str:
+    """`root` or `user`: how namespaces can be made here. Raises `SandboxError` that says what to do."""
+    program = shutil.which("bwrap")
+    if program is None:
+        raise SandboxError(
+            "sandbox kind bubblewrap: there is no `bwrap` here. Install it (apt-get install bubblewrap), "
+            "or choose docker or podman, or `none` if commands may do whatever you may"
+        )
+    said = ""
+    for mode in ("root", "user") if os.geteuid() == 0 else ("user",):
+        tried = subprocess.run(
+            [program, *_namespaces(mode, network=False), "--ro-bind", "/", "/", "--proc", "/proc", "/bin/true"],
+            capture_output=True,
+            timeout=PROBE_S,
+            check=False,
+            env={},
+        )
+        if tried.returncode == 0:
+            return mode
+        said = tried.stderr.decode(errors="replace").strip()
+    raise SandboxError(
+        f"sandbox kind bubblewrap: this machine refuses it: {said}. In a container, allow user namespaces "
+        "(docker run --security-opt seccomp=unconfined, or --privileged); on Ubuntu, set "
+        "kernel.apparmor_restrict_unprivileged_userns=0. Or choose docker, podman, or `none` if commands may do "
+        "whatever you may"
+    )
+
+
+def _namespaces(mode: str, *, network: bool) -> list[str]:
+    return [
+        *(["--unshare-user", "--uid", "1000", "--gid", "1000"] if mode == "user" else []),
+        *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+        *([] if network else ["--unshare-net"]),
+    ]
+
+
+def interpreter() -> tuple[str, Path | None]:
+    """The Python that runs `inside.py`, and the folder to show for it, if it isn't below /usr."""
+    program = os.path.realpath(sys.executable)
+    home = Path(sys.base_prefix).resolve()
+    return program, None if home.is_relative_to("/usr") else home
+
+
+def path_inside() -> str:
+    """PATH of commands."""
+    places = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+    _, home = interpreter()
+    return ":".join([*places, *([str(home / "bin")] if home is not None else [])])
+
+
+def command_line(
+    settings: SandboxSettings, *, mode: str, uid: int, files: dict[str, int], filter_: int | None, watch: bool
+) -> list[str]:
+    """The arguments, program first. `files`: descriptors of texts to put at these paths."""
+    size = str(settings.disk_mb << 20)
+    program, home = interpreter()
+    line = [
+        "bwrap",
+        *_namespaces(mode, network=settings.network == "host"),
+        *("--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"),
+        *_capabilities(mode),
+        *_folders_to(["/etc/x", "/run/x", *([str(home)] if home is not None else [])]),
+        *("--ro-bind", "/usr", "/usr"),
+        *_top_folders(),
+        *_etc(),
+        *(
+            argument
+            for path, descriptor in files.items()
+            for argument in ("--perms", "0644", "--ro-bind-data", str(descriptor), path)
+        ),
+        *(["--ro-bind", str(home), str(home)] if home is not None else []),
+        *("--ro-bind", str(INSIDE), "/run/inside.py"),
+        *("--proc", "/proc", "--dev", "/dev"),
+        *("--perms", "1777", "--size", str(SHARED_MEMORY_MB << 20), "--tmpfs", "/dev/shm"),
+        *("--perms", "1777", "--size", size, "--tmpfs", "/tmp"),
+        *("--perms", "0777", "--size", size, "--tmpfs", WORKSPACE),
+        *_folders_to(settings.read_only),
+        *_shown(settings.read_only),
+        *("--remount-ro", "/dev", "--remount-ro", "/"),
+        *("--chdir", WORKSPACE),
+        *(["--seccomp", str(filter_)] if filter_ is not None else []),
+        *("--", program, "-I", "-S", "-B", "/run/inside.py"),
+        f"uid={uid}",
+        f"memory={settings.memory_mb}",
+        f"processes={settings.processes}",
+        f"disk={settings.disk_mb}",
+        f"lifetime={settings.lifetime_seconds}",
+        f"watch={int(watch)}",
+    ]
+    return line
+
+
+def _capabilities(mode: str) -> list[str]:
+    """What the first process needs to become another user, and to end that user's processes."""
+    if mode == "user":
+        return ["--cap-drop", "ALL"]
+    kept = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL")
+    return ["--cap-drop", "ALL", *(argument for name in kept for argument in ("--cap-add", name))]
+
+
+def _top_folders() -> list[str]:
+    """/bin and its like: links into /usr on most systems, folders on others."""
+    arguments: list[str] = []
+    for name in _TOP:
+        place = Path("/") / name
+        if place.is_symlink():
+            arguments += ["--symlink", os.readlink(place), str(place)]
+        elif place.is_dir():
+            arguments += ["--ro-bind", str(place), str(place)]
+    return arguments
+
+
+def _folders_to(places: Sequence[str]) -> list[str]:
+    """The folders above what is shown, which everyone may enter: bubblewrap's own choice is root alone."""
+    above = {str(parent) for place in places for parent in Path(place).parents if parent != Path("/")}
+    return [argument for folder in sorted(above) for argument in ("--perms", "0755", "--dir", folder)]
+
+
+def _etc() -> list[str]:
+    return [argument for name in _ETC for argument in ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")]
+
+
+def _shown(folders: Sequence[str]) -> list[str]:
+    for folder in folders:
+        if not os.path.exists(folder):
+            raise SandboxError(f"sandbox read_only: there is no {folder!r} here")
+    return [argument for folder in folders for argument in ("--ro-bind", folder, folder)]
+
+
+def texts(mode: str, uid: int, network: str) -> dict[str, str]:
+    """Files that are made up for the sandbox: who there is, and which names lead where."""
+    user, group = (uid, uid) if mode == "root" else (1000, 1000)
+    found = {
+        "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\nagent:x:{user}:{group}:agent:/tmp:/bin/sh\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        "/etc/group": f"root:x:0:\nagent:x:{group}:\nnogroup:x:65534:\n",
+        "/etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+        "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+    }
+    if network == "host":
+        try:
+            found["/etc/resolv.conf"] = Path("/etc/resolv.conf").read_text()
+        except OSError:  # a machine without one resolves no names
+            found["/etc/resolv.conf"] = ""
+    return found

@@ -1,0 +1,80 @@
+"""`Forwarder`: lets programs in a sandbox without network reach the run's gateway, and nothing else.
+
+The listening socket was opened inside, on the sandbox's own loopback; connections to it are accepted out here and
+passed on to one address, which was fixed before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from urllib.parse import urlsplit, urlunsplit
+
+from ajet.sandbox.sandbox import SandboxError
+
+CHUNK = 1 << 16
+OPEN_PORTS = 1024
+"""Below it, only root may listen; then another port is used inside."""
+OTHER_PORT = 8080
+
+
+class Forwarder:
+    """Passes connections on to the gateway."""
+
+    def __init__(self, gateway_url: str) -> None:
+        self.gateway_url = gateway_url
+        parts = urlsplit(gateway_url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise SandboxError(f"network: gateway needs the gateway's http address, not {gateway_url!r}")
+        self._host = parts.hostname
+        self._port = parts.port or 80
+        self.port = self._port if self._port >= OPEN_PORTS else OTHER_PORT
+        """The port inside."""
+        self.url = urlunsplit(parts._replace(netloc=f"127.0.0.1:{self.port}"))
+        """The gateway's address inside."""
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept connections on `listener`, until `close`."""
+        listener.setblocking(False)
+        self._server = await asyncio.start_server(self._accept, sock=listener)
+
+    def close(self) -> None:
+        """End it, and every connection."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await self._join(reader, writer)
+        except asyncio.CancelledError:
+            pass  # `close`; nobody awaits this task
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            gateway_reader, gateway_writer = await asyncio.open_connection(self._host, self._port)
+        except OSError:
+            return  # the connection closes, as if the gateway had refused it
+        try:
+            await asyncio.gather(_copy(reader, gateway_writer), _copy(gateway_reader, writer))
+        finally:
+            gateway_writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while chunk := await reader.read(CHUNK):
+            writer.write(chunk)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
