@@ -46,6 +46,7 @@ COMMANDS = {
     "chat": Command("CONF|EXPERIMENT", "talk to a model or checkpoint"),
     "serve": Command("CONF|EXPERIMENT", "serve it as an OpenAI-compatible endpoint"),
     "tools": Command("[TOOL ...]", "list the tools that agents can be given"),
+    "env": Command("serve TARGET", "serve environments over HTTP, each in a process of its own"),
     "vllm": Command("serve MODEL", "start a vLLM server with the settings ajet needs"),
 }
 """Subcommands by name."""

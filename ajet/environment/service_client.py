@@ -153,8 +153,7 @@ class ServiceClient:
             raise self._unavailable(endpoint, "refuses the key: set ajet.rollout.environment.api_key")
         if answer.status != 200:
             detail = _detail(answer)
-            lost = answer.status == 410 or (answer.status in (400, 404) and "instance" in detail.lower())
-            if lost and "because of its action" not in detail:
+            if _lost(answer, detail):
                 raise self._unavailable(endpoint, f"lost the instance: {detail}")
             raise EnvironmentFault(f"{where} answered {answer.status}: {detail}")
         try:
@@ -166,6 +165,13 @@ class ServiceClient:
         if record.get("success") is not True:
             raise EnvironmentFault(f"{where} answered without success: {_detail(answer)}")
         return record
+
+
+def _lost(answer: HttpAnswer, detail: str) -> bool:
+    """Whether the instance is gone, through no action of the model. Our server tells the cause if it was one."""
+    if answer.status == 410:
+        return b'"cause":"action"' not in answer.body.replace(b" ", b"")
+    return answer.status in (400, 404) and "instance" in detail.lower()
 
 
 def _unnested(state: Any) -> Any:

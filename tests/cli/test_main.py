@@ -51,7 +51,21 @@ FLAGS = {
 }
 """The surface that users' scripts rely on: a flag may be added here, never taken away."""
 
-NAMES = {"chat", "config", "doctor", "eval", "export", "init", "report", "serve", "validate", "view", "vllm", "tools"}
+NAMES = {
+    "chat",
+    "config",
+    "doctor",
+    "eval",
+    "export",
+    "init",
+    "report",
+    "serve",
+    "validate",
+    "view",
+    "vllm",
+    "tools",
+    "env",
+}
 
 
 def test_the_surface_is_what_users_know() -> None:

@@ -77,3 +77,11 @@ class Judging(Counter):
 
     def evaluate(self) -> float:
         return float(self.count == self.size)
+
+
+class Large(Counter):
+    """Needs a gigabyte."""
+
+    def reset(self, task: Task) -> Any:
+        self.memory = bytearray(1024**3)
+        return "large"

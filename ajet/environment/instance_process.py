@@ -1,0 +1,63 @@
+"""What an instance's process does: it has one environment, and is asked over a socket, one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+import socket
+import traceback
+from typing import Any
+
+from ajet.environment.leased import LeasedEnvironment
+from ajet.environment.source import EnvironmentSource
+from ajet.environment.spaces import plain_value
+from ajet.environment.texts import NOTHING_OBSERVED, observation_messages
+from ajet.schema.task import Task
+
+TRACEBACK_CHARS = 8000
+
+
+def serve_instance(source: EnvironmentSource, channel: socket.socket) -> None:
+    """Answer requests until `close` or the end of the channel."""
+    lease: LeasedEnvironment | None = None
+    try:
+        for line in channel.makefile("rb"):
+            request = json.loads(line)
+            if request["do"] == "close":
+                return
+            if request["do"] == "task_ids":
+                answer = _answered(lambda: source.task_ids(request["split"]))  # noqa: B023 - called at once
+            elif request["do"] == "create":
+                lease = LeasedEnvironment(source, Task.model_validate(request["task"]), request["instance_id"])
+                answer = _answered(lambda: _created(lease, request))  # noqa: B023
+            else:
+                assert lease is not None
+                answer = _answered(lambda: _asked(lease, request))  # noqa: B023
+            channel.sendall(json.dumps(answer, default=plain_value).encode() + b"\n")
+    finally:
+        if lease is not None:
+            lease.close()
+        channel.close()
+
+
+def _created(lease: LeasedEnvironment, request: dict[str, Any]) -> dict[str, Any]:
+    lease.open()
+    info = {"instance_id": lease.episode_uuid, "task_id": request["task"]["task_id"]}
+    return {"state": observation_messages(lease.observation or NOTHING_OBSERVED), "info": info}
+
+
+def _asked(lease: LeasedEnvironment, request: dict[str, Any]) -> Any:
+    if request["do"] == "step":
+        observation, reward, done, info = lease.step(request["action"])
+        state = observation_messages(observation or NOTHING_OBSERVED)
+        return {"state": state, "reward": reward, "is_terminated": done, "info": info}
+    if request["do"] == "evaluate":
+        return lease.evaluate(params=request["params"])
+    return lease.info()
+
+
+def _answered(work: Any) -> dict[str, Any]:
+    """The answer to a request: `data`, or why there is none. An environment's exceptions end only their request."""
+    try:
+        return {"data": work()}
+    except Exception:  # noqa: BLE001 - user code may raise anything; the client is told
+        return {"error": traceback.format_exc()[-TRACEBACK_CHARS:]}

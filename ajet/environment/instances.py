@@ -1,0 +1,403 @@
+"""`Instances`: the processes of a server's environments, from the server's side: started, asked, watched and ended.
+
+Each instance has a process of its own, forked from a clean one (`instance_server.py`). One that takes too long, or
+isn't asked for too long, is killed with all that it started. Lives on an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ajet.environment.instance_server import PACKET
+from ajet.environment.source import EnvironmentSettings
+from ajet.schema.errors import UserError
+
+BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from ajet.environment.instance_server import main; main(int(sys.argv[2]))"  # noqa: E501
+LINE_LIMIT = 64 * 1024 * 1024
+REMEMBERED = 10_000
+"""How many ended instances are remembered, for telling their clients why."""
+SWEEP_S = 0.5
+CLOSE_S = 5.0
+"""How long an environment's `close` may take."""
+EXIT_NOTICE_S = 2.0
+"""How long to wait for an exit status after a process has gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLimits:
+    """What a server allows its environments."""
+
+    instances: int = 8
+    """Most at a time."""
+    idle_s: float = 1800.0
+    """An instance that isn't asked for this long expires."""
+    step_s: float = 300.0
+    """One request to an environment."""
+    memory_bytes: int = 4 * 1024**3
+    """Of each process. 0: no limit."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened since the server started."""
+
+    created: int = 0
+    released: int = 0
+    expired: int = 0
+    died: int = 0
+    refused: int = 0
+    steps: int = 0
+    errors: int = 0
+    step_seconds: float = 0.0
+
+
+class Gone(Exception):
+    """There is no such instance (any more)."""
+
+    def __init__(self, message: str, *, by_action: bool = False, known: bool = True) -> None:
+        super().__init__(message)
+        self.by_action = by_action
+        """What it was asked last may have caused its end."""
+        self.known = known
+        """There was such an instance."""
+
+
+class Full(Exception):
+    """All places are taken."""
+
+
+class Taken(Exception):
+    """There is such an instance already."""
+
+
+class Failed(Exception):
+    """The environment raised: the message is its traceback."""
+
+
+class _End(NamedTuple):
+    why: str
+    by_action: bool
+
+
+@dataclass(slots=True)
+class _Instance:
+    """One process."""
+
+    number: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    used_at: float
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One request at a time."""
+    ended: _End | None = None
+
+
+class Instances:
+    """All the instances of a server."""
+
+    def __init__(self, settings: EnvironmentSettings, limits: InstanceLimits, base_dirs: Sequence[Path] = ()) -> None:
+        self.limits = limits
+        self.counts = Counts()
+        self._setup = {
+            "settings": asdict(settings),
+            "base_dirs": [str(folder) for folder in base_dirs],
+            "memory_bytes": limits.memory_bytes,
+        }
+        self._open: dict[str, _Instance] = {}
+        self._starting: set[str] = set()
+        self._gone: OrderedDict[str, _End] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self._exits: dict[int, asyncio.Future[str]] = {}
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._ready: asyncio.Future[str] | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def running(self) -> int:
+        """How many instances there are."""
+        return len(self._open) + len(self._starting)
+
+    async def start(self) -> str:
+        """Start the clean process. Returns the environment's name; raises a `UserError` if it can't be used."""
+        name = await self._clean_process()
+        self._sweeper = asyncio.create_task(self._sweep())
+        return name
+
+    async def aclose(self) -> None:
+        """End everything."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for instance in list(self._open.values()):
+            instance.writer.close()
+        self._open.clear()
+        self._drop_clean_process()
+
+    # ------------------------------------------------------------ what clients ask
+
+    async def task_ids(self, split: str) -> list[str]:
+        """The tasks of a split, asked in a process of its own: it is the user's code."""
+        instance = await self._start_instance()
+        try:
+            answer: list[str] = await self._ask(instance, {"do": "task_ids", "split": split})
+            return answer
+        finally:
+            self._kill(instance)
+
+    async def create(self, instance_id: str, task: dict[str, Any]) -> Any:
+        """Start an instance and begin a task in it."""
+        if instance_id in self._open or instance_id in self._starting:
+            raise Taken(f"there is an instance {instance_id!r} already")
+        if self.running >= self.limits.instances:
+            self.counts.refused += 1
+            raise Full(f"all {self.limits.instances} environments are in use")
+        self._starting.add(instance_id)
+        try:
+            instance = await self._start_instance()
+            self._open[instance_id] = instance
+        finally:
+            self._starting.discard(instance_id)
+        self._gone.pop(instance_id, None)
+        self.counts.created += 1
+        try:
+            return await self._ask(instance, {"do": "create", "instance_id": instance_id, "task": task}, instance_id)
+        except BaseException:
+            self._end(instance_id, "it could not begin its task")
+            raise
+
+    async def ask(self, instance_id: str, request: dict[str, Any]) -> Any:
+        """The environment's answer. Raises Gone or Failed."""
+        instance = self._open.get(instance_id)
+        if instance is None:
+            end = self._gone.get(instance_id)
+            if end is None:
+                raise Gone(f"there is no instance {instance_id!r}", known=False)
+            raise Gone(f"instance {instance_id!r} has ended: {end.why}", by_action=end.by_action)
+        return await self._ask(instance, request, instance_id)
+
+    async def release(self, instance_id: str) -> bool:
+        """End an instance in order. False if there is none."""
+        instance = self._open.pop(instance_id, None)
+        if instance is None:
+            return False
+        self.counts.released += 1
+        self._remember(instance_id, "it was released")
+        if instance.turn.locked():  # it is in the middle of something that nobody waits for any more
+            self._kill(instance)
+            return True
+        task = asyncio.create_task(self._close(instance))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    # ------------------------------------------------------------ one request
+
+    async def _ask(self, instance: _Instance, request: dict[str, Any], instance_id: str = "") -> Any:
+        """Goes on if the client leaves: the answer must be read by someone."""
+        task = asyncio.create_task(self._exchange(instance, request, instance_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._forget_task)
+        return await asyncio.shield(task)
+
+    def _forget_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # somebody may have stopped waiting for it
+
+    async def _exchange(self, instance: _Instance, request: dict[str, Any], instance_id: str) -> Any:
+        loop = asyncio.get_running_loop()
+        async with instance.turn:
+            if instance.ended is not None:
+                raise Gone(instance.ended.why, by_action=instance.ended.by_action)
+            instance.used_at = began = loop.time()
+            try:
+                instance.writer.write(json.dumps(request).encode() + b"\n")
+                async with asyncio.timeout(self.limits.step_s):
+                    line = await instance.reader.readline()
+            except TimeoutError:
+                why = f"its `{request['do']}` took longer than {self.limits.step_s:g} s"
+                self._end(instance_id, why, by_action=True, instance=instance)
+                raise Gone(why, by_action=True) from None
+            except (ConnectionError, ValueError) as error:
+                line = b"" if isinstance(error, ConnectionError) else b"?"
+            answer = _parsed(line)
+            if answer is None:
+                how = await self._exit_of(instance) if not line else "wrote something unreadable to its channel"
+                by_action = how.startswith("exited") or ("killed by" in how and "SIGKILL" not in how)
+                why = f"its process {how} during `{request['do']}`"
+                self._end(instance_id, why, by_action=by_action, instance=instance)
+                raise Gone(why, by_action=by_action)
+            instance.used_at = loop.time()
+            if request["do"] == "step":
+                self.counts.steps += 1
+                self.counts.step_seconds += instance.used_at - began
+            if "error" in answer:
+                self.counts.errors += 1
+                raise Failed(answer["error"])
+            return answer.get("data")
+
+    # ------------------------------------------------------------ ends
+
+    def _end(self, instance_id: str, why: str, *, by_action: bool = False, instance: _Instance | None = None) -> None:
+        instance = self._open.pop(instance_id, None) or instance
+        if instance is None or instance.ended is not None:
+            return
+        instance.ended = _End(why, by_action)
+        if instance_id:
+            self.counts.died += 1
+            self._remember(instance_id, why, by_action)
+        self._kill(instance)
+
+    def _remember(self, instance_id: str, why: str, by_action: bool = False) -> None:
+        self._gone[instance_id] = _End(why, by_action)
+        while len(self._gone) > REMEMBERED:
+            self._gone.popitem(last=False)
+
+    def _kill(self, instance: _Instance) -> None:
+        instance.ended = instance.ended or _End("it was ended", False)
+        self._command({"do": "kill", "number": instance.number})
+        instance.writer.close()
+
+    async def _close(self, instance: _Instance) -> None:
+        """Let the environment close itself, then make sure that it has ended."""
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(CLOSE_S):
+                instance.writer.write(b'{"do": "close"}\n')
+                await instance.reader.read()
+        self._kill(instance)
+
+    async def _sweep(self) -> None:
+        """End what is idle for too long, and notice what has died by itself."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = asyncio.get_running_loop().time()
+            for instance_id, instance in list(self._open.items()):
+                if instance.turn.locked():
+                    continue
+                if instance.reader.at_eof():
+                    self._end(instance_id, f"its process {await self._exit_of(instance)}")
+                elif now - instance.used_at > self.limits.idle_s:
+                    self.counts.expired += 1
+                    self.counts.died -= 1  # `_end` counts it as well
+                    self._end(instance_id, f"it was not used for {self.limits.idle_s:g} s")
+
+    async def _exit_of(self, instance: _Instance) -> str:
+        if (exited := self._exits.get(instance.number)) is None:
+            return "ended"
+        try:
+            return await asyncio.wait_for(asyncio.shield(exited), EXIT_NOTICE_S)
+        except TimeoutError:
+            return "closed its channel"
+
+    # ------------------------------------------------------------ the clean process
+
+    async def _clean_process(self) -> str:
+        """The name of the environment, once the clean process has imported it."""
+        if self._server is not None and self._server.poll() is not None:
+            self._drop_clean_process()
+        if self._ready is None:
+            loop = asyncio.get_running_loop()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.setblocking(False)
+            self._server = subprocess.Popen(
+                [sys.executable, "-c", BOOT, json.dumps(sys.path), str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C goes to the server, which ends it
+            )
+            theirs.close()
+            assert self._server.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # `_ready` will report it
+                self._server.stdin.write(json.dumps(self._setup).encode())
+                self._server.stdin.close()
+            self._control, self._ready = ours, loop.create_future()
+            loop.add_reader(ours, self._receive, ours, self._ready)
+        return await asyncio.shield(self._ready)
+
+    def _drop_clean_process(self) -> None:
+        if self._control is not None:
+            asyncio.get_running_loop().remove_reader(self._control)
+            self._control.close()  # the process ends its instances and itself
+        if self._server is not None:
+            try:
+                self._server.wait(timeout=2.0)
+            except subprocess.TimeoutExpired:
+                self._server.kill()
+                self._server.wait()
+        self._server = self._control = self._ready = None
+
+    async def _start_instance(self) -> _Instance:
+        await self._clean_process()
+        assert self._control is not None
+        ours, theirs = socket.socketpair()
+        number = next(self._numbers)
+        loop = asyncio.get_running_loop()
+        self._exits[number] = loop.create_future()
+        try:
+            command = json.dumps({"do": "start", "number": number}).encode()
+            socket.send_fds(self._control, [command], [theirs.fileno()])
+        except OSError as error:
+            ours.close()
+            raise Gone(f"the process of instance {number} could not be started: {error}", known=True) from None
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
+        return _Instance(number, reader, writer, loop.time())
+
+    def _command(self, command: dict[str, Any]) -> None:
+        if self._control is not None:
+            with contextlib.suppress(OSError):  # then all instances are dead
+                self._control.send(json.dumps(command).encode())
+
+    def _receive(self, control: socket.socket, ready: asyncio.Future[str]) -> None:
+        try:
+            packet = control.recv(PACKET)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            packet = b""
+        if not packet:
+            asyncio.get_running_loop().remove_reader(control)
+            if not ready.done():
+                ready.set_exception(UserError("the environment ended the process that imported it: see above"))
+            for exited in self._exits.values():
+                if not exited.done():
+                    exited.set_result("ended with the server's clean process")
+            return
+        event = json.loads(packet)
+        if event["event"] == "ready":
+            ready.set_result(event["name"])
+        elif event["event"] == "refused":
+            ready.set_exception(UserError(event["error"]))
+        elif (ended := self._exits.get(event["number"])) is not None and not ended.done():
+            ended.set_result(_how(event))
+            asyncio.get_running_loop().call_later(10 * EXIT_NOTICE_S, self._exits.pop, event["number"], None)
+
+
+def _how(event: dict[str, Any]) -> str:
+    code = event.get("code")
+    if code is None:
+        return f"could not be started: {event.get('error')}"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A line from an instance; None if it is no answer. User code may have written to the channel."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return answer if isinstance(answer, dict) and line.endswith(b"\n") else None
