@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from ajet.tools.tool import ToolContext
 
 TOKENS_PER_CHARACTER = 0.3
-"""Until a model has reported how many tokens its prompt had."""
+"""Of plain text. Digits and characters beyond ASCII count as a token each, as with most tokenizers."""
+_WHOLE = re.compile(r"[0-9]|[^\x00-\x7f]")
 
 OnStep = Callable[[TrajectoryStep], object]
 
@@ -64,7 +66,8 @@ class AgentRun:
         self._tip = NO_CALL
         self._began = time.monotonic()
         self._deadline = None if max_seconds is None else self._began + max_seconds
-        self._tokens_per_character = TOKENS_PER_CHARACTER
+        self._scale = 1.0
+        """How many tokens the model's prompts have for each that was estimated."""
         self._on_step = on_step
         self._file = None if save_to is None else TrajectoryFile(save_to, trajectory)
 
@@ -83,9 +86,9 @@ class AgentRun:
         """About how many tokens the next prompt has."""
         unseen = self.messages[self._sent :]
         if self._tip == NO_CALL:
-            return round(self._tokens_per_character * (_length(self.messages) + _length(self.schemas)))
+            return round(self._scale * (_estimate(self.messages) + _estimate(self.schemas)))
         usage = self.trajectory.calls[self._tip].usage
-        return usage.input_tokens + usage.output_tokens + round(self._tokens_per_character * _length(unseen))
+        return usage.input_tokens + usage.output_tokens + round(self._scale * _estimate(unseen))
 
     # ------------------------------------------------------------ what happens
 
@@ -114,13 +117,11 @@ class AgentRun:
         """Add a model call; `started` is on the monotonic clock. Its reply becomes part of the conversation. Returns
         its index."""
         usage = reply.usage
-        length = _length(self.messages) + _length(self.schemas)
+        estimate = _estimate(self.messages) + _estimate(self.schemas)
         if usage is None:
-            usage = Usage(
-                round(self._tokens_per_character * length), round(self._tokens_per_character * _length(reply)), False
-            )
-        elif length and usage.input_tokens:
-            self._tokens_per_character = usage.input_tokens / length
+            usage = Usage(round(estimate), round(_estimate(reply)), False)
+        elif estimate and usage.input_tokens:
+            self._scale = usage.input_tokens / estimate
         call = ModelCall(
             new_messages=self.messages[self._sent :],
             reply=dict(reply),
@@ -155,8 +156,8 @@ class AgentRun:
             self._file.update()
 
 
-def _length(value: Any) -> int:
-    """Characters of the texts in messages or tools."""
-    if isinstance(value, str):
-        return len(value)
-    return len(json.dumps(value, ensure_ascii=False, default=repr)) if value else 0
+def _estimate(value: Any) -> float:
+    """About how many tokens messages or tools have."""
+    text = json.dumps(value, ensure_ascii=False, default=repr) if value else ""
+    whole = len(_WHOLE.findall(text))
+    return whole + TOKENS_PER_CHARACTER * (len(text) - whole)

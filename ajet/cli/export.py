@@ -38,6 +38,12 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def _workflow(rollout: dict[str, Any]) -> str:
+    """What ran: the workflow's class, or the ready agent."""
+    agent = rollout.get("agent")
+    return f"agent {agent.get('type')}" if agent else str(rollout.get("user_workflow") or "unknown")
+
+
 def _weights_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:
     parser = kinds.add_parser("weights", help="a Hugging Face folder")
     parser.add_argument("experiment", type=Path)
@@ -81,7 +87,7 @@ def model_card(experiment: Path, weights: Path) -> str:
         "Learning rate": common.get("optim", {}).get("lr", "unknown"),
         "Tasks per step × repeats": f"{ajet.get('data', {}).get('train_batch_size')} × "
         f"{ajet.get('rollout', {}).get('num_repeat')}",
-        "Workflow": ajet.get("rollout", {}).get("user_workflow", "unknown"),
+        "Workflow": _workflow(ajet.get("rollout", {})),
     }
     lines = ["---", "library_name: transformers", "tags: [agents, reinforcement-learning]"]
     if "/" in base and not base.startswith((".", "/")):

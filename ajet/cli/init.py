@@ -12,6 +12,8 @@ from pathlib import Path
 from ajet.schema.errors import UserError
 
 TEMPLATE = Path(__file__).parent / "project_template"
+AGENT_TEMPLATE = Path(__file__).parent / "agent_template"
+AGENTS = ("react", "tool")
 TRAINING_TASKS, VALIDATION_TASKS = 64, 16
 
 
@@ -19,13 +21,19 @@ def run(argv: Sequence[str]) -> int:
     """Create the folder and print the next steps."""
     parser = ArgumentParser("ajet init", description=__doc__)
     parser.add_argument("name", metavar="NAME", help="the new folder; its last part is the project's name")
-    folder = Path(parser.parse_args(argv).name)
+    parser.add_argument(
+        "--agent", metavar="TYPE", help=f"a ready agent ({', '.join(AGENTS)}) instead of a workflow of your own"
+    )
+    arguments = parser.parse_args(argv)
+    folder, agent = Path(arguments.name), arguments.agent
     project = folder.name
     if not re.fullmatch(r"[A-Za-z][\w-]*", project):
         raise UserError(f"{project!r} can't be a project's name\n    use a letter, then letters, digits, - and _")
+    if agent is not None and agent not in AGENTS:
+        raise UserError(f"--agent {agent}: no such agent\n    choose {' or '.join(AGENTS)}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} already exists\n    choose another name, or an empty folder")
-    written = make_project(folder, project)
+    written = make_project(folder, project, agent)
     for file in written:
         print(f"  {folder / file}")
     print(
@@ -33,21 +41,24 @@ def run(argv: Sequence[str]) -> int:
         f"  cd {folder}\n"
         f"  ajet --conf {project}.yaml --backbone=debug    # run two tasks and show the episodes\n"
         f"  ajet --conf {project}.yaml                     # train\n"
-        f"Then put your agent in workflow.py and your tasks in data/."
+        f"Then {'set up the agent in ' + project + '.yaml' if agent else 'put your agent in workflow.py'} and "
+        f"{'put ' if agent else ''}your tasks in data/."
     )
     return 0
 
 
-def make_project(folder: Path, project: str) -> list[Path]:
-    """Write the files. Returns their paths within the folder."""
+def make_project(folder: Path, project: str, agent: str | None = None) -> list[Path]:
+    """Write the files. Returns their paths within the folder. `agent`: a ready agent instead of a workflow."""
     written = []
-    for source in sorted(TEMPLATE.rglob("*")):
+    template = TEMPLATE if agent is None else AGENT_TEMPLATE
+    for source in sorted(template.rglob("*")):
         if not source.is_file() or source.suffix not in (".py", ".md", ".yaml"):
             continue
-        name = source.relative_to(TEMPLATE)
+        name = source.relative_to(template)
         target = name.with_name(name.name.replace("project.yaml", f"{project}.yaml"))
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
-        (folder / target).write_text(source.read_text(encoding="utf-8").replace("PROJECT", project), encoding="utf-8")
+        text = source.read_text(encoding="utf-8").replace("PROJECT", project).replace("type: react", f"type: {agent}")
+        (folder / target).write_text(text, encoding="utf-8")
         written.append(target)
     for split, count in (("train", TRAINING_TASKS), ("validation", VALIDATION_TASKS)):
         target = Path("data") / f"{split}.jsonl"

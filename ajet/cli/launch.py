@@ -186,6 +186,8 @@ def _user_files(config: Config) -> list[Path]:
     named = [ajet.rollout.user_workflow, ajet.task_judge.judge_protocol, ajet.task_reader.type]
     if ajet.rollout.environment is not None:
         named.append(ajet.rollout.environment.source)
+    if ajet.rollout.agent is not None:
+        named += [ajet.rollout.agent.type, *(tool for tool in ajet.rollout.agent.tools if isinstance(tool, str))]
     places = [Path(text.partition("->")[0]) for text in named if text and "->" in text]
     return [place for place in places if place.suffix == ".py" and place.is_file()]
 

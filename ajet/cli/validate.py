@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ajet.backbone.plan import RunPlan
     from ajet.config import Config
     from ajet.environment.source import EnvironmentSource
+    from ajet.config.agent import AgentConfig
     from ajet.schema.task import Task
     from ajet.task_judge.base_judge import BaseJudge
     from ajet.workflow import Workflow
@@ -75,12 +76,9 @@ def load(config: Config) -> Loaded:
     from ajet.task_judge.base_judge import load_judge
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
     from ajet.task_runner.environments import find_environment
-    from ajet.user_code import import_class
-    from ajet.workflow import Workflow
+    from ajet.task_runner.workflow_class import load_workflow
 
-    text = config.ajet.rollout.user_workflow
-    assert text is not None
-    workflow = import_class(text, Workflow, key="ajet.rollout.user_workflow", base_dirs=config.base_dirs)
+    workflow = load_workflow(config, config.base_dirs)
     judge = load_judge(config, config.base_dirs)
     environment = find_environment(config, config.base_dirs)
     reader = build_reader(config)
@@ -97,9 +95,12 @@ def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[st
     counts = f"{len(loaded.training):,} to train on, {len(loaded.validation):,} to validate on"
     first = loaded.training[0]
     yield "model", f"{ajet.model.path}, engine {plan.engine}"
-    yield "workflow", _place(loaded.workflow, ajet.rollout.user_workflow)
+    if ajet.rollout.agent is None:
+        yield "workflow", _place(loaded.workflow, ajet.rollout.user_workflow)
+    else:
+        yield "agent", _agent(ajet.rollout.agent)
     if loaded.judge is None:
-        yield "judge", "none: the workflow returns the reward"
+        yield "judge", f"none: the {'workflow' if ajet.rollout.agent is None else 'agent'} gives the reward"
     else:
         yield "judge", _place(type(loaded.judge), ajet.task_judge.judge_protocol)
     if environment is not None:
@@ -127,6 +128,11 @@ def _size(plan: RunPlan, num_repeat: int) -> Iterator[tuple[str, str]]:
         yield "the run", f"{_count(plan.steps, 'step')} ({plan.epochs:.3g} epochs), {_count(plan.episodes, 'episode')}"
     if plan.validations:
         yield "validation", f"{plan.validations:,} × {_count(plan.validation_episodes, 'episode')}"
+
+
+def _agent(agent: AgentConfig) -> str:
+    tools = [next(iter(tool)) if isinstance(tool, dict) else tool for tool in agent.tools]
+    return f"{agent.type}, tools: {', '.join(tools) or 'none'}, at most {agent.max_steps} steps"
 
 
 def _need(package: str) -> str:

@@ -55,6 +55,25 @@ def _environment(ajet: AjetConfig) -> Iterator[Contradiction]:
     yield Contradiction(keys, what, "name one place, for example `environment: gymnasium:CartPole-v1`")
 
 
+def _agent(ajet: AjetConfig) -> Iterator[Contradiction]:
+    rollout = ajet.rollout
+    if rollout.agent is None:
+        return
+    if rollout.user_workflow is not None:
+        yield Contradiction(
+            ("rollout.agent", "rollout.user_workflow"),
+            "an episode runs either the ready agent or user_workflow, and both are given",
+            "remove one of the two",
+        )
+    if rollout.agent.max_steps > rollout.multi_turn.max_steps:
+        yield Contradiction(
+            ("rollout.agent.max_steps", "rollout.multi_turn.max_steps"),
+            f"the agent may make {rollout.agent.max_steps} model calls, and rollout.multi_turn.max_steps allows "
+            f"{rollout.multi_turn.max_steps} in an episode",
+            f"set rollout.multi_turn.max_steps to {rollout.agent.max_steps} or more, or lower agent.max_steps",
+        )
+
+
 def _groups(ajet: AjetConfig) -> Iterator[Contradiction]:
     rollout = ajet.rollout
     if rollout.min_group_size is not None and rollout.min_group_size > rollout.num_repeat:
@@ -313,6 +332,7 @@ def _training(ajet: AjetConfig, backbone: BackboneName) -> Iterator[Contradictio
 
 
 CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
+    _agent,
     _lengths,
     _environment,
     _groups,

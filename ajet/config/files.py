@@ -26,6 +26,8 @@ def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
     world = ajet.rollout.environment
     if world is not None and "->" in (world.source or ""):
         yield from _import_path(world, "source", ("ajet", "rollout", "environment"), folder)
+    if ajet.rollout.agent is not None and "->" in ajet.rollout.agent.type:
+        yield from _import_path(ajet.rollout.agent, "type", ("ajet", "rollout", "agent"), folder)
     yield from _import_path(ajet.task_judge, "judge_protocol", ("ajet", "task_judge"), folder)
     reader, place = ajet.task_reader, ("ajet", "task_reader")
     if "->" in reader.type:

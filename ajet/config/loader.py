@@ -84,8 +84,11 @@ def _problems(ajet: AjetConfig, folder: Path, sources: Sources, complete: bool) 
         # blame what the user wrote rather than a default
         path = next((path for path in paths if sources.gives(path)), paths[0])
         problems.append(Problem(path, found.what, found.fix))
-    if complete and ajet.rollout.user_workflow is None:
-        fix = "name your workflow: `user_workflow: path/to/file.py->YourWorkflow`"
+    if complete and ajet.rollout.user_workflow is None and ajet.rollout.agent is None:
+        fix = (
+            "name your workflow: `user_workflow: path/to/file.py->YourWorkflow`\n"
+            "or a ready agent: `agent: {type: react, tools: [calculator]}`"
+        )
         problems.append(Problem(("ajet", "rollout", "user_workflow"), "is needed", fix))
     if complete:
         problems += _needed_for_reader(ajet)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from ajet.config.agent import AgentConfig
 from ajet.config.section import (
     AboveZero,
     Block,
@@ -213,6 +214,8 @@ class RolloutConfig(Section):
     """For `engine: vllm`: how it runs."""
     multi_turn: MultiTurnConfig = MultiTurnConfig()
     """How long an episode may become."""
+    agent: AgentConfig | None = None
+    """A ready agent in place of a workflow: its type, tools and limits."""
     val_kwargs: ValKwargsConfig = ValKwargsConfig()
     """How replies are sampled in validation."""
 

@@ -25,13 +25,11 @@ from ajet.task_rollout.pool import OnEpisode, RolloutPool
 from ajet.task_runner.attempt import Attempt, AttemptRunner
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.environments import find_environment
-from ajet.task_runner.fork_server import WORKFLOW_KEY
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
+from ajet.task_runner.workflow_class import load_workflow
 from ajet.tuner import AjetTuner
-from ajet.user_code import import_class
-from ajet.workflow import Workflow
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -179,7 +177,7 @@ class Runtime:
         """Imports the user's workflow and judge."""
         ajet = self.config.ajet
         base_dirs = self.config.base_dirs
-        workflow_class = import_class(ajet.rollout.user_workflow or "", Workflow, key=WORKFLOW_KEY, base_dirs=base_dirs)
+        workflow_class = load_workflow(self.config, base_dirs)
         threads = EpisodeThreads(
             ajet.task_runner.max_lost_threads, collect_garbage=ajet.task_runner.wrapper_type == "asyncio-with-gc"
         )

@@ -25,10 +25,9 @@ from ajet.schema.errors import AjetError
 from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge
 from ajet.task_runner.environments import find_environment
 from ajet.task_runner.worker import run_worker
+from ajet.task_runner.workflow_class import load_workflow
 from ajet.user_code import import_class
-from ajet.workflow import Workflow
 
-WORKFLOW_KEY = "ajet.rollout.user_workflow"
 PACKET = 65536
 PRELOADED = ("openai", "openai.types.chat", "openai.resources.chat")
 """What the tuner's clients import: it takes a second, so it is done once, here."""
@@ -54,8 +53,7 @@ class ForkServer:
         self._control = control
         self._config = Config.model_validate(setup["config"])
         self._base_dirs = [Path(folder) for folder in setup["base_dirs"]]
-        workflow = self._config.ajet.rollout.user_workflow or ""
-        self._workflow_class = import_class(workflow, Workflow, key=WORKFLOW_KEY, base_dirs=self._base_dirs)
+        self._workflow_class = load_workflow(self._config, self._base_dirs)
         judge = self._config.ajet.task_judge.judge_protocol
         if judge is not None:
             import_class(judge, BaseJudge, key=JUDGE_KEY, base_dirs=self._base_dirs)

@@ -13,7 +13,6 @@ from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
-CONF = ROOT / "configs" / "quickstart.yaml"
 SHORT = [
     "trainer_common.total_training_steps=2",
     "trainer_common.val_before_train=false",
@@ -22,14 +21,15 @@ SHORT = [
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize("name", ["quickstart", "quickstart_agent"])
 @pytest.mark.parametrize(
-    ("backbone", "folder", "steps", "episodes"),
-    [("debug", "quickstart-debug", [], 2), ("local", "quickstart", [1, 2], 2 * 64)],
+    ("backbone", "suffix", "steps", "episodes"), [("debug", "-debug", [], 2), ("local", "", [1, 2], 2 * 64)]
 )
 def test_the_quickstarts_yaml_runs_unchanged(
-    tmp_path: Path, backbone: str, folder: str, steps: list[int], episodes: int
+    tmp_path: Path, name: str, backbone: str, suffix: str, steps: list[int], episodes: int
 ) -> None:
-    command = [sys.executable, "-m", "ajet", "--conf", str(CONF), f"--backbone={backbone}", "--exp-dir", str(tmp_path)]
+    conf, folder = ROOT / "configs" / f"{name}.yaml", name + suffix
+    command = [sys.executable, "-m", "ajet", "--conf", str(conf), f"--backbone={backbone}", "--exp-dir", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([*command, *SHORT], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

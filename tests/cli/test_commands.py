@@ -242,10 +242,24 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_template_is_part_of_the_package() -> None:
-    template = Path(doctor.__file__).parent / "project_template"
-    assert {path.name for path in template.rglob("*.*") if "__pycache__" not in path.parts} >= {
-        "workflow.py",
-        "project.yaml",
-        "README.md",
-        "test_workflow.py",
-    }
+    own = {"project_template": {"workflow.py", "test_workflow.py"}, "agent_template": {"judge.py", "test_agent.py"}}
+    for name, files in own.items():
+        template = Path(doctor.__file__).parent / name
+        present = {path.name for path in template.rglob("*.*") if "__pycache__" not in path.parts}
+        assert present >= {"project.yaml", "README.md", *files}
+
+
+@pytest.mark.slow
+def test_a_project_with_a_ready_agent_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "quiz", "--agent", "react"]) == 0
+    monkeypatch.chdir(tmp_path / "quiz")
+    assert main(["validate", "quiz.yaml"]) == 0
+    assert "react, tools: calculator, at most 4 steps" in capsys.readouterr().out
+    assert main(["--conf", "quiz.yaml", "--backbone=debug"]) == 0
+    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert main(["init", "other", "--agent", "raect"]) == 2
+    assert "choose react or tool" in capsys.readouterr().err

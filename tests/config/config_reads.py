@@ -108,7 +108,7 @@ def _load() -> dict[str, Source]:
     sources = {}
     for path in sorted(AJET.rglob("*.py")):
         parts = path.relative_to(AJET.parent).with_suffix("").parts
-        if parts[:2] == ("ajet", "config") or "project_template" in parts:
+        if parts[:2] == ("ajet", "config") or {"project_template", "agent_template"} & {*parts}:
             continue
         name = ".".join(parts).removesuffix(".__init__")
         sources[name] = Source(name, path)

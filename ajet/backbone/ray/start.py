@@ -68,11 +68,9 @@ def check_user_classes(config: Config) -> None:
     """Import the workflow and the judge: what is wrong with them is said now, not by a worker in a minute."""
     from ajet.task_judge.base_judge import load_judge
     from ajet.task_runner.environments import find_environment
-    from ajet.user_code import import_class
-    from ajet.workflow import Workflow
+    from ajet.task_runner.workflow_class import load_workflow
 
-    named = config.ajet.rollout.user_workflow or ""
-    import_class(named, Workflow, key="ajet.rollout.user_workflow", base_dirs=config.base_dirs)
+    load_workflow(config, config.base_dirs)
     load_judge(config, config.base_dirs)
     find_environment(config, config.base_dirs)
 
