@@ -12,8 +12,8 @@ from ajet.cli.main import EXIT_FAILED
 if TYPE_CHECKING:
     from ajet.backbone.plan import RunPlan
     from ajet.config import Config
-    from ajet.environment.source import EnvironmentSource
     from ajet.config.agent import AgentConfig
+    from ajet.environment.source import EnvironmentSource
     from ajet.schema.task import Task
     from ajet.task_judge.base_judge import BaseJudge
     from ajet.workflow import Workflow
