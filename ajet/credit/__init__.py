@@ -9,9 +9,10 @@ from ajet.credit.estimators import (
     imitation_credit,
     teaches,
 )
+from ajet.credit.mini_batches import MiniBatch, mini_batches
 from ajet.credit.returns import Overlong
 from ajet.credit.summary import CallSummary, EpisodeSummary, summarise
-from ajet.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm, mini_batch_scales
+from ajet.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm
 
 __all__ = [
     "AdvantageEstimator",
@@ -23,11 +24,12 @@ __all__ = [
     "EpisodeCredit",
     "EpisodeSummary",
     "LossNorm",
+    "MiniBatch",
     "Overlong",
     "ZeroVariance",
     "compute_credit",
     "imitation_credit",
-    "mini_batch_scales",
+    "mini_batches",
     "summarise",
     "teaches",
 ]

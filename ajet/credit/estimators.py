@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import sqrt
+from math import comb, sqrt
 
 from ajet.credit.baselines import Baseline, Compared, Comparison, Formula, compare, statistics
-from ajet.credit.pass_at_k import pass_at_k_advantages
 from ajet.credit.returns import Overlong, Returns, returns_of
 from ajet.credit.summary import EpisodeSummary
 from ajet.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm, token_weights
@@ -179,6 +178,21 @@ def _compare_group(group: Sequence[EpisodeSummary], settings: CreditSettings) ->
     by_call = [[value] * len(episode.calls) for episode, value in zip(group, values, strict=True)]
     trained = any(episode.tokens for episode in group)
     return Compared(by_call, varied=trained and any(value != 0.0 for value in values))
+
+
+def pass_at_k_advantages(successes: Sequence[bool], k: int) -> list[float]:
+    """Of each episode, where a group is worth its best of `k`: the mean, over the subsets of k that hold it, of their
+    standardised reward (1 if one of them succeeds). In closed form, so nothing is sampled. All 0 if every subset, or
+    none, holds a success; a group of at most k has one subset."""
+    count, lost = len(successes), sum(not success for success in successes)
+    size = min(k, count)
+    passed = 1.0 - comb(lost, size) / comb(count, size)
+    deviation = sqrt(passed * (1.0 - passed))
+    if deviation == 0.0:
+        return [0.0] * count
+    # what a subset is worth that holds this failed episode and k - 1 others
+    despite = 1.0 - comb(lost - 1, size - 1) / comb(count - 1, size - 1) if lost else 1.0
+    return [((1.0 if success else despite) - passed) / deviation for success in successes]
 
 
 def _over_batch_deviation(

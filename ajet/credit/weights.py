@@ -101,17 +101,3 @@ def token_weights(
         return 1.0 / (holding * count) if norm is LossNorm.SEQUENCE_MEAN else 1.0 / (everyone * length)
 
     return [[weight(count) for count in group] for group in counts]
-
-
-def mini_batch_scales(norm: LossNorm, parts: Sequence[Sequence[int]]) -> list[float]:
-    """By what to multiply the weights of a batch's episodes where a part of them is an update of its own.
-
-    `parts` holds the trained tokens (entries of them) of each trained episode of each part. A part then weighs its
-    episodes as a batch of its own would: with a norm over episodes, parts are as large as their numbers of episodes;
-    with the mean over tokens, as their numbers of tokens.
-    """
-    if norm is LossNorm.TOKEN_MEAN:
-        total = sum(map(sum, parts))
-        return [total / sum(part) for part in parts]
-    count = sum(map(len, parts))
-    return [count / len(part) for part in parts]

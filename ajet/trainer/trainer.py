@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ajet.credit.weights import EpisodeCredit, LossNorm, mini_batch_scales
+from ajet.credit.mini_batches import mini_batches
+from ajet.credit.weights import EpisodeCredit, LossNorm
 from ajet.schema.call_tree import CallTree
 from ajet.trainer.divergence import AdaptiveKL
 from ajet.trainer.forward import BestForward, Entropy, Forward, RowForward
@@ -258,25 +259,26 @@ class Trainer:
         return self._forward
 
     def _mini_batches(self, items: list[Item]) -> list[list[Item]]:
-        """Shuffle whole episodes into parts of about equal size, each weighted as a batch of its own."""
-        count = self.settings.mini_batches
-        episodes = sorted({item.episode for item in items})
-        if count == 1 or len(episodes) < 2:
-            return [items]
-        np.random.default_rng([self.settings.seed, self.updates]).shuffle(episodes)
-        drawn = [chosen.tolist() for chosen in np.array_split(np.array(episodes), min(count, len(episodes)))]
+        """The items of each update, with their weights in it."""
         tokens: Counter[int] = Counter()
         for item in items:
             tokens[item.episode] += int(item.tree.calls[item.call].mask.sum()) * len(item.entries)
-        scales = mini_batch_scales(self.settings.loss_norm, [[tokens[index] for index in part] for part in drawn])
-        return [
-            [
-                replace(item, entries=[(a, w * scale) for a, w in item.entries])
-                for item in items
-                if item.episode in set(part)
-            ]
-            for part, scale in zip(drawn, scales, strict=True)
-        ]
+        episodes = sorted(tokens)
+        drawn = mini_batches(
+            [tokens[episode] for episode in episodes],
+            self.settings.mini_batches,
+            self.settings.loss_norm,
+            (self.settings.seed, self.updates),
+        )
+        if len(drawn) == 1:
+            return [items]
+        part_of = {episodes[index]: number for number, part in enumerate(drawn) for index in part.episodes}
+        parts: list[list[Item]] = [[] for _ in drawn]
+        for item in items:
+            number = part_of[item.episode]
+            scaled = [(advantage, weight * drawn[number].scale) for advantage, weight in item.entries]
+            parts[number].append(replace(item, entries=scaled))
+        return parts
 
     def _tensors(self, pack: Pack, known: _Known) -> EdgeTensors:
         edges = pack.edges

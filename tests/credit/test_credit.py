@@ -17,10 +17,11 @@ from ajet.credit import (
     CreditSettings,
     EpisodeSummary,
     LossNorm,
+    MiniBatch,
     Overlong,
     ZeroVariance,
     compute_credit,
-    mini_batch_scales,
+    mini_batches,
     summarise,
     teaches,
 )
@@ -238,11 +239,19 @@ def test_skipped_groups_stay_in_the_denominator_of_dr_grpo() -> None:
 
 
 def test_a_part_of_a_batch_weighs_as_a_batch_of_its_own() -> None:
-    """One update of both parts, or two of one each: every part's tokens have the weights of a batch like it."""
-    parts = [[10, 30], [100]]
-    assert mini_batch_scales(LossNorm.TOKEN_MEAN, parts) == pytest.approx([140 / 40, 140 / 100])
-    assert mini_batch_scales(LossNorm.SEQUENCE_MEAN, parts) == pytest.approx([3 / 2, 3])
-    assert mini_batch_scales(LossNorm.DR_GRPO, parts) == pytest.approx([3 / 2, 3])
+    tokens = [10, 30, 100]
+    for norm in LossNorm:
+        parts = mini_batches(tokens, 2, norm, (0, 3))
+        assert sorted(index for part in parts for index in part.episodes) == [0, 1, 2]
+        for part in parts:
+            share = sum(tokens[index] for index in part.episodes) / 140
+            expected = share if norm is LossNorm.TOKEN_MEAN else len(part.episodes) / 3
+            assert part.scale == pytest.approx(1 / expected)
+    assert mini_batches(tokens, 1, LossNorm.TOKEN_MEAN, (0, 3)) == [MiniBatch([0, 1, 2], 1.0)]
+    assert [part.episodes for part in mini_batches([7], 4, LossNorm.DR_GRPO, (0, 0))] == [[0]]
+    assert len(mini_batches(tokens, 9, LossNorm.DR_GRPO, (0, 0))) == 3
+    drawn = {tuple(mini_batches(tokens, 2, LossNorm.DR_GRPO, (0, update))[0].episodes) for update in range(9)}
+    assert len(drawn) > 2
 
 
 def test_what_was_cut_by_its_length_is_compared_but_not_trained() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ajet.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, ZeroVariance, compute_credit
-from ajet.credit.pass_at_k import pass_at_k_advantages
+from ajet.credit.estimators import pass_at_k_advantages
 
 COMBINATIONS = [
     (estimator, baseline, gamma)

@@ -24,7 +24,7 @@ from ajet.schema.episode import Episode, EpisodeGroup
 Tag = Mapping[str, Any]
 
 SUMMARY = "ajet_episode"
-"""Tag of an episode's rows: its summary."""
+"""Tag of an episode's rows: its summary. Absent where a row stands for a whole group that has none."""
 SEGMENTS = "ajet_segments"
 """Tag of a row: which stretch of its response was sampled by which call and is trained in it."""
 LEAF = "ajet_leaf"
@@ -103,7 +103,8 @@ class BatchCredit:
 def credit_batch(
     keys: Sequence[str], tags: Sequence[Tag], settings: CreditSettings, *, imitate_from: float | None = None
 ) -> BatchCredit:
-    """Credit for rows named `{group}_{episode}_{row}`.
+    """Credit for rows named `{group}_{episode}_{row}`. A row without a summary stands for a group of which no episode
+    has a row.
 
     `imitate_from`: supervised fine-tuning on the episodes with at least this reward. If nothing in the batch teaches
     anything, its rows stay, with weight 0, because verl can't skip a step.
@@ -112,7 +113,7 @@ def credit_batch(
     for key, tag in zip(keys, tags, strict=True):
         group, episode, _ = key.rsplit("_", 2)
         members = groups.setdefault(group, {})
-        if episode not in members:
+        if SUMMARY in tag and episode not in members:
             members[episode] = EpisodeSummary.from_json(json.loads(tag[SUMMARY]))
         for rowless in map(EpisodeSummary.from_json, json.loads(tag.get(ROWLESS, "[]"))):
             members[f"rowless {rowless.episode_id}"] = rowless
@@ -126,7 +127,7 @@ def credit_batch(
     advantages, weights = [], []
     for key, tag in zip(keys, tags, strict=True):
         group, episode, _ = key.rsplit("_", 2)
-        mine = by_id.get(groups[group][episode].episode_id)
+        mine = by_id.get(groups[group][episode].episode_id) if SUMMARY in tag else None
         row_advantages, row_weights = token_credit(tag, mine, int(tag["response_len"]))
         advantages.append(row_advantages)
         weights.append(row_weights)

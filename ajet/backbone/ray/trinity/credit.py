@@ -16,7 +16,7 @@ from trinity.buffer.operators.experience_operator import ExperienceOperatorV1
 from trinity.common.experience import Experience
 
 from ajet.backbone.ray.collector import COLLECTOR
-from ajet.backbone.ray.credit import GROUP, BatchCredit, credit_batch
+from ajet.backbone.ray.credit import GROUP, ROWLESS, BatchCredit, credit_batch
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.trinity.rows import BATCH, ROW, SPAN, tag_of
 from ajet.backbone.ray.trinity.workflow import step_of
@@ -62,7 +62,7 @@ def credited(exps: list[Experience], config: Config, step: int) -> tuple[list[Ex
     """The experiences that are trained, with their credit: advantages, and weights where Trinity has returns."""
     algorithm = config.ajet.trainer_common.algorithm
     imitate_from = algorithm.sft.min_reward if algorithm.policy_loss == "sft" else None
-    rows = [exp for exp in exps if GROUP not in exp.info]
+    rows = [exp for exp in exps if GROUP not in exp.info or ROWLESS in exp.info]
     if not rows:
         reasons = [exp.info[GROUP]["failure"] for exp in exps]
         reason = next((reason for reason in reasons if reason), "unknown")

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ajet.backbone.ray.credit import GROUP, LEAF, ROWLESS, SEGMENTS, SUMMARY, group_tag, segments_of, summary_of
+from ajet.backbone.ray.credit import (
+    GROUP,
+    LEAF,
+    ROWLESS,
+    SEGMENTS,
+    SUMMARY,
+    group_tag,
+    rowless_tag,
+    segments_of,
+    summary_of,
+)
 from ajet.schema.call_tree import Sample
 from ajet.schema.episode import Episode, EpisodeGroup
 
@@ -67,6 +77,17 @@ def experiences_of(
     return rows
 
 
+def group_experiences(
+    group: EpisodeGroup, samples: Sequence[Sequence[Sample]], *, uid: str, span: tuple[float, float]
+) -> list[Experience]:
+    """Those of a complete group; an empty one if nothing of it can be trained, because its episodes count."""
+    pairs = list(zip(group.episodes, samples, strict=True))
+    rows = [row for episode, mine in pairs for row in experiences_of(episode, mine, uid=uid, span=span)]
+    rows = rows or [empty_experience(group, uid=uid, span=span)]
+    rows[0].info[ROWLESS] = rowless_tag([episode for episode, mine in pairs if not mine])
+    return rows
+
+
 def empty_experience(group: EpisodeGroup, *, uid: str, span: tuple[float, float]) -> Experience:
     """Stands for a group of which nothing is trained, and carries the reason. It leaves the batch before training."""
     import torch
@@ -80,20 +101,15 @@ def empty_experience(group: EpisodeGroup, *, uid: str, span: tuple[float, float]
         action_mask=torch.zeros(1, dtype=torch.bool),
         reward=0.0,
         metrics=_group_metrics(group),
-        info={GROUP: group_tag(group), ROW: f"{uid}_0_0", SPAN: list(span)},
+        info={GROUP: group_tag(group), ROW: f"{uid}_0_0", SEGMENTS: [], VERSIONS: [], SPAN: list(span)},
     )
 
 
 def tag_of(experience: Any) -> dict[str, Any]:
     """What `credit_batch` must know of a row."""
     info = experience.info
-    return {
-        SUMMARY: info[SUMMARY],
-        SEGMENTS: info[SEGMENTS],
-        LEAF: info[LEAF],
-        ROWLESS: info.get(ROWLESS, "[]"),
-        "response_len": len(experience.tokens) - experience.prompt_length,
-    }
+    tag = {name: info[name] for name in (SUMMARY, SEGMENTS, LEAF, ROWLESS) if name in info}
+    return tag | {"response_len": len(experience.tokens) - experience.prompt_length}
 
 
 def _metrics(episode: Episode) -> dict[str, float]:

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 from trinity.common.experience import Experience
 from trinity.common.workflows.workflow import Task, Workflow
 
-from ajet.backbone.ray.credit import ROWLESS, rowless_tag
 from ajet.backbone.ray.failure import first_line
 from ajet.backbone.ray.groups import GroupRunner
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.trinity.engine import TrinityEngine
 from ajet.backbone.ray.trinity.plugin import on_cpu
-from ajet.backbone.ray.trinity.rows import empty_experience, experiences_of
+from ajet.backbone.ray.trinity.rows import empty_experience, group_experiences
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.errors import LostThreadsError, UserError
 from ajet.schema.task import Task as AjetTask
@@ -90,16 +89,9 @@ class GroupWorkflow(Workflow):  # type: ignore[misc]
     def _experiences(
         self, group: EpisodeGroup, uid: str, span: tuple[float, float], *, validation: bool
     ) -> list[Experience]:
-        rows: list[Experience] = []
-        if group.complete and not validation:
-            rowless = []
-            for episode in group.episodes:
-                samples = self._runner.samples(episode)
-                rows += experiences_of(episode, samples, uid=uid, span=span)
-                rowless += [] if samples else [episode]
-            if rows:
-                rows[0].info[ROWLESS] = rowless_tag(rowless)
-        return rows or [empty_experience(group, uid=uid, span=span)]
+        if validation or not group.complete:
+            return [empty_experience(group, uid=uid, span=span)]
+        return group_experiences(group, [self._runner.samples(one) for one in group.episodes], uid=uid, span=span)
 
 
 def group_name(batch: int | str, task: int | str) -> str:

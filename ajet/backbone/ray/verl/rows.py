@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.backbone.ray.credit import LEAF, SEGMENTS, SUMMARY, segments_of, summary_of
+from ajet.backbone.ray.credit import LEAF, ROWLESS, SEGMENTS, SUMMARY, rowless_tag, segments_of, summary_of
 from ajet.schema.call_tree import BoolArray, FloatArray, IntArray, Sample
-from ajet.schema.episode import Episode
+from ajet.schema.episode import Episode, EpisodeGroup
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +62,15 @@ def rows_of(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int)
             LEAF: sample.leaf,
         }
         rows.append(row)
+    return rows
+
+
+def group_rows(group: EpisodeGroup, samples: Sequence[Sequence[Sample]], *, step: int) -> list[Row]:
+    """The rows of a complete group; a blank one if nothing of it can be trained, because its episodes count."""
+    pairs = list(zip(group.episodes, samples, strict=True))
+    rows = [row for episode, mine in pairs for row in rows_of(episode, mine, uid=group.group_id, step=step)]
+    rows = rows or [blank_row(group.group_id, step=step)]
+    rows[0].tag[ROWLESS] = rowless_tag([episode for episode, mine in pairs if not mine])
     return rows
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import transfer_queue as tq
 
 from ajet.backbone.plan import validation_repeats
-from ajet.backbone.ray.credit import GROUP, ROWLESS, group_tag, rowless_tag
+from ajet.backbone.ray.credit import GROUP, group_tag
 from ajet.backbone.ray.failure import first_line
 from ajet.backbone.ray.groups import GroupRunner
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.verl.config import CPU_ROLLOUT
 from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
-from ajet.backbone.ray.verl.rows import Row, rows_of, validation_row
+from ajet.backbone.ray.verl.rows import Row, group_rows, validation_row
 from ajet.context_tracker import Renderer
 from ajet.engine.model_source import ModelSource
 from ajet.schema.episode import EpisodeGroup
@@ -94,12 +94,7 @@ class EpisodeWorker:
     def _rows(self, group: EpisodeGroup, step: int) -> list[Row]:
         if not group.complete:
             return []
-        samples = [self._runner.samples(episode) for episode in group.episodes]
-        pairs = list(zip(group.episodes, samples, strict=True))
-        rows = [row for episode, mine in pairs for row in rows_of(episode, mine, uid=group.group_id, step=step)]
-        if rows:
-            rows[0].tag[ROWLESS] = rowless_tag([episode for episode, mine in pairs if not mine])
-        return rows
+        return group_rows(group, [self._runner.samples(episode) for episode in group.episodes], step=step)
 
     def _validation_rows(self, group: EpisodeGroup, step: int) -> list[Row]:
         rows = []

@@ -129,19 +129,22 @@ def trinity_change(worker: Any, groups: Any, config: Any) -> tuple[dict[str, Any
     from verl.workers.utils.padding import left_right_2_no_padding
 
     from ajet.backbone.ray.trinity.credit import credited
-    from ajet.backbone.ray.trinity.rows import UPDATES, experiences_of
+    from ajet.backbone.ray.trinity.rows import UPDATES, group_experiences
     from ajet.backbone.ray.trinity.sampling import in_place
     from ajet.credit import LossNorm
+    from ajet.schema.episode import EpisodeGroup
 
     reference = known_logprobs(groups, reference_model())
     rows, known = [], {}
     for group in groups:
-        for episode in group:
-            samples = samples_of(episode)
-            made = experiences_of(episode, samples, uid=episode.group_id, span=(1.0, 2.0))
-            rows += made
-            for row, sample in zip(made, samples, strict=True):
-                known[id(row)] = torch.from_numpy(aligned(episode, sample, reference))
+        samples = [samples_of(episode) for episode in group]
+        whole = EpisodeGroup(group[0].group_id, group[0].task_id, group)
+        made = group_experiences(whole, samples, uid=group[0].group_id, span=(1.0, 2.0))
+        pairs = [(episode, sample) for episode, mine in zip(group, samples, strict=True) for sample in mine]
+        rows += made
+        if pairs:
+            for row, pair in zip(made, pairs, strict=True):
+                known[id(row)] = torch.from_numpy(aligned(*pair, reference))
     kept, _ = credited(rows, config, step=1)
     trinity = composed(config)
     sampling = trinity.algorithm.sample_strategy_args

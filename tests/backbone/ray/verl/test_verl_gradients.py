@@ -118,24 +118,25 @@ def batch_for_verl(groups: Any, config: Any, *, ranks: int = 1) -> tuple[Any, in
 
     from ajet.backbone.ray.credit import credit_batch
     from ajet.backbone.ray.mini_batches import BatchRow, lay_out
-    from ajet.backbone.ray.verl.rows import WEIGHTS, blank_row, rows_of
+    from ajet.backbone.ray.verl.rows import WEIGHTS, blank_row, group_rows
     from ajet.backbone.training_settings import credit_settings
     from ajet.engine.model_source import ModelSource
+    from ajet.schema.episode import EpisodeGroup
 
     common = config.ajet.trainer_common
     old = known_logprobs(groups, ModelSource.resolve(MODEL).model("float32", "sdpa", "cpu"))
     reference = known_logprobs(groups, reference_model())
     rows, fields = [], []
     for group in groups:
-        for episode in group:
-            samples = samples_of(episode)
-            for row, sample in zip(rows_of(episode, samples, uid=episode.group_id, step=1), samples, strict=True):
-                extra = {
-                    "old_log_probs": torch.from_numpy(aligned(episode, sample, old)),
-                    "ref_log_prob": torch.from_numpy(aligned(episode, sample, reference)),
-                }
-                rows.append(row)
-                fields.append(row.fields | extra)
+        samples = [samples_of(episode) for episode in group]
+        made = group_rows(EpisodeGroup(group[0].group_id, group[0].task_id, group), samples, step=1)
+        pairs = [(episode, sample) for episode, mine in zip(group, samples, strict=True) for sample in mine]
+        rows += made
+        for row, pair in zip(made, pairs or [None], strict=True):
+            known = [torch.zeros(1)] * 2
+            if pair is not None:
+                known = [torch.from_numpy(aligned(*pair, logprobs)) for logprobs in (old, reference)]
+            fields.append(row.fields | {"old_log_probs": known[0], "ref_log_prob": known[1]})
     least = common.algorithm.sft.min_reward if common.algorithm.policy_loss == "sft" else None
     settings = credit_settings(config)
     credit = credit_batch([row.key for row in rows], [row.tag for row in rows], settings, imitate_from=least)

@@ -18,11 +18,11 @@ from ajet.backbone.ray.credit import (
     segments_of,
     summary_of,
 )
-from ajet.backbone.ray.verl.rows import Row, rows_of, validation_row
+from ajet.backbone.ray.verl.rows import Row, group_rows, rows_of, validation_row
 from ajet.context_tracker.samples import linear_samples
 from ajet.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, compute_credit, summarise
 from ajet.schema.call_tree import ROOT
-from ajet.schema.episode import Episode, EpisodeStatus
+from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 
 
 def samples_of(episode: Episode, *, response: int = 10_000, sharing: Any = "once", most: int = 30) -> Any:
@@ -129,6 +129,39 @@ def test_episodes_without_rows_count_in_the_baseline() -> None:
     got = {episode.episode_id: [call.advantage for call in episode.calls] for episode in result.episodes}
     assert got["e0-0"] == pytest.approx([2 / 3])
     assert got["e0-1"] == pytest.approx([-1 / 3])
+
+
+@pytest.mark.parametrize("norm", list(LossNorm))
+def test_a_group_without_any_row_counts_as_in_the_embedded_trainer(norm: LossNorm) -> None:
+    """All of its episodes were masked: Dr. GRPO still divides by them, and the batch's deviation knows them."""
+    groups = make_groups(LINEAR, groups=2)
+    for episode in groups[1]:
+        for call in episode.tree.calls:
+            call.mask[:] = False
+    settings = CreditSettings(
+        loss_norm=norm, dr_grpo_length=60.0, estimator=AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE
+    )
+    rows = []
+    for group in groups:
+        made = EpisodeGroup(group[0].group_id, group[0].task_id, group)
+        rows += group_rows(made, [samples_of(episode) for episode in group], step=1)
+    result = credit_batch([row.key for row in rows], [row.tag for row in rows], settings)
+    expected = compute_credit([[summarise(episode) for episode in group] for group in groups], settings)
+    assert {one.episode_id: one.calls for one in result.episodes} == {
+        one.episode_id: one.calls for one in expected.episodes
+    }
+    assert result.trained == [not row.key.startswith("g1") for row in rows] and not all(result.trained)
+
+
+def test_a_batch_of_groups_without_rows_trains_nothing() -> None:
+    (group,) = make_groups(LINEAR, groups=1)
+    for episode in group:
+        for call in episode.tree.calls:
+            call.mask[:] = False
+    made = EpisodeGroup("g0", "task0", group)
+    (row,) = group_rows(made, [samples_of(episode) for episode in group], step=1)
+    result = credit_batch([row.key], [row.tag], CreditSettings())
+    assert result.trained == [True] and not result.weights[0].any()
 
 
 def test_a_cut_row_is_weighed_by_what_is_left_of_it() -> None:
