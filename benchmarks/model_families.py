@@ -25,6 +25,7 @@ from common import write_result
 from tree_training import VOCAB, best_of, forgetful, group, items_for
 
 from ajet.attention_rules import layer_shapes
+from ajet.backbone.local.learner import linear_modules
 from ajet.engine.torch.kv_cache import KVPool
 from ajet.engine.torch.readers import Part
 from ajet.engine.torch.runner import Runner, Work
@@ -214,11 +215,11 @@ def engine_difference(model: Any) -> float:
 
 
 def with_adapters(model: Any) -> Any:
-    """Adapters at every linear layer that PEFT can wrap, as after some updates."""
+    """Adapters at every layer that `model.lora.target_modules: all-linear` means, as after some updates."""
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)
-    options: dict[str, Any] = {"target_modules": "all-linear", "exclude_modules": r".*router.*"}
+    options: dict[str, Any] = {"target_modules": linear_modules(model)}
     if model.config.model_type == "mamba":
         options = {"target_modules": ["in_proj", "x_proj"]}
     return get_peft_model(model, LoraConfig(r=4, init_lora_weights=False, **options)).eval()

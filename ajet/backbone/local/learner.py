@@ -48,7 +48,7 @@ class Learner:
         self._cpu_threads: int = embedded.cpu_threads
         self.tokenizer = runtime.model().tokenizer
         if config.ajet.model.lora.enabled:
-            model = _with_adapters(model, config)
+            model = with_adapters(model, config)
         _mention_gpus()
         settings = train_settings(config, total_steps)
         on_gpu = next(model.parameters()).device.type == "cuda"
@@ -122,7 +122,7 @@ class Learner:
         self._runtime.run(self._engine.resume())
 
 
-def _with_adapters(model: Any, config: Config) -> Any:
+def with_adapters(model: Any, config: Config) -> Any:
     """The engine's own model with adapters, which it serves while they are trained."""
     try:
         import peft
@@ -133,10 +133,36 @@ def _with_adapters(model: Any, config: Config) -> Any:
         r=lora.rank,
         lora_alpha=int(lora.alpha),
         lora_dropout=lora.dropout,
-        target_modules=lora.target_modules,
+        target_modules=linear_modules(model) if lora.target_modules == "all-linear" else lora.target_modules,
         task_type="CAUSAL_LM",
     )
-    return peft.get_peft_model(model, settings)
+    try:
+        return peft.get_peft_model(model, settings)
+    except ValueError as error:  # PEFT finds none of the names, or layers that it can't wrap
+        known = ", ".join(linear_modules(model))
+        raise ConfigError(f"ajet.model.lora.target_modules: {error}. This model's linear layers are {known}") from error
+
+
+def linear_modules(model: Any) -> list[str]:
+    """Names of the layers that `all-linear` means: all but the output layer, and routers of experts.
+
+    A router may be a linear layer by inheritance, but its output isn't a tensor, so it takes no adapter. Where all
+    layers that end alike qualify, their common ending stands for them.
+    """
+    output = model.get_output_embeddings()
+    qualified: dict[str, bool] = {}
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        linear = kind == "Conv1D" or (isinstance(module, torch.nn.Linear) and kind.endswith("Linear"))
+        qualified[name] = linear and module is not output
+    endings: dict[str, list[str]] = {}
+    for name in qualified:
+        endings.setdefault(name.rpartition(".")[2], []).append(name)
+    return [
+        name
+        for ending, names in endings.items()
+        for name in ([ending] if all(qualified[one] for one in names) else [one for one in names if qualified[one]])
+    ]
 
 
 def _mention_gpus() -> None:
