@@ -47,6 +47,7 @@ COMMANDS = {
     "serve": Command("CONF|EXPERIMENT", "serve it as an OpenAI-compatible endpoint"),
     "tools": Command("[TOOL ...]", "list the tools that agents can be given"),
     "env": Command("serve TARGET", "serve environments over HTTP, each in a process of its own"),
+    "store": Command("--path FILE|--postgres URL", "serve a rollout store: a queue, attempts, spans, resources"),
     "vllm": Command("serve MODEL", "start a vLLM server with the settings ajet needs"),
 }
 """Subcommands by name."""

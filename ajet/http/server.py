@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+from pathlib import Path
 from typing import NamedTuple
 
 from ajet.http.connection import Connections, HttpConnection, HttpHandler, HttpLimits
@@ -26,20 +28,42 @@ class Address(NamedTuple):
 
     host: str
     port: int
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
         """`http://host:port`, as a client on this machine can use it."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return f"{self.scheme}://[{host}]:{self.port}" if ":" in host else f"{self.scheme}://{host}:{self.port}"
+
+
+def tls_context(certificate: str | Path, key: str | Path, settings: str) -> ssl.SSLContext:
+    """What a server needs to speak TLS: PEM files with its certificate (and those that lead to a known authority) and
+    its private key. Raises AddressError, whose message names `settings`."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    for file in (certificate, key):
+        if not Path(file).is_file():
+            raise AddressError(f"{settings}: no file {file}")
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise AddressError(
+            f"{settings}: {certificate} and {key} are not a certificate and its private key in PEM form "
+            f"(without a passphrase): {error}"
+        ) from error
+    return context
 
 
 class HttpServer:
     """Serves one handler on the running event loop."""
 
-    def __init__(self, handler: HttpHandler, limits: HttpLimits | None = None) -> None:
+    def __init__(
+        self, handler: HttpHandler, limits: HttpLimits | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`tls` (see `tls_context`): speak HTTPS, and nothing else."""
         self._handler = handler
         self._limits = limits or HttpLimits()
+        self._tls = tls
         self._connections: Connections | None = None
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -52,8 +76,15 @@ class HttpServer:
     async def start_on(self, listener: socket.socket) -> None:
         """Serve a socket that `listen` made."""
         shared = self._connections = Connections(self._handler, self._limits)
-        self._server = await shared.loop.create_server(lambda: HttpConnection(shared), sock=listener, backlog=BACKLOG)
-        self._address = Address(*listener.getsockname()[:2])
+        self._server = await shared.loop.create_server(
+            lambda: HttpConnection(shared),
+            sock=listener,
+            backlog=BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=self._limits.header_deadline_s if self._tls else None,
+        )
+        host, port = listener.getsockname()[:2]
+        self._address = Address(host, port, "https" if self._tls else "http")
         self._sweeper = asyncio.create_task(_sweep(shared))
 
     @property

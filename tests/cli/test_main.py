@@ -52,6 +52,8 @@ FLAGS = {
 """The surface that users' scripts rely on: a flag may be added here, never taken away."""
 
 NAMES = {
+
+    "store",
     "chat",
     "config",
     "doctor",

@@ -224,3 +224,8 @@ def test_an_agent_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         make_agent("careful", {"max_steps": 4}).run_trajectory("?", lambda messages: "Final Answer: 1")
     )
     assert len(trajectory.calls) == 2
+
+
+def test_a_rollout_through_the_store(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(code("store.md", "memory_store() as store"), "store.md", "exec"), {})  # noqa: S102 - the page's code
+    assert capsys.readouterr().out == code("store.md", "succeeded {'reward': 1.0}\n")

@@ -1,0 +1,178 @@
+"""`ajet store`: serve a rollout store over HTTP. `ajet store keys …`: who may use it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.store.database import Database
+    from ajet.store.tables import Tables
+
+DEFAULT_PORT = 4747
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+KEY_VARIABLE = "AJET_STORE_KEY"
+
+
+class DurationError(UserError):
+    """Not a length of time."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve until Ctrl-C, or do something with keys."""
+    if argv and argv[0] == "keys":
+        return _keys(argv[1:])
+    parser = ArgumentParser("ajet store", description=__doc__)
+    _add_place(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"0: any free one (default: {DEFAULT_PORT})")
+    parser.add_argument("--tls-cert", metavar="FILE", help="PEM file with the certificate: serve HTTPS")
+    parser.add_argument("--tls-key", metavar="FILE", help="PEM file with its private key")
+    parser.add_argument("--keep", metavar="TIME", help="delete rollouts that ended longer ago (12h, 30d)")
+    parser.add_argument("--keep-gb", type=float, metavar="GB", help="delete the oldest ended rollouts beyond this")
+    arguments = parser.parse_args(argv)
+    if bool(arguments.tls_cert) != bool(arguments.tls_key):
+        parser.error("--tls-cert and --tls-key go together")
+    return asyncio.run(_serve(arguments))
+
+
+def _add_place(parser: ArgumentParser) -> None:
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--path", metavar="FILE", help="a SQLite file, made if it does not exist")
+    place.add_argument("--postgres", metavar="URL", help="postgresql://user@host/database")
+
+
+def _database(arguments: Namespace) -> Database:
+    if arguments.path is not None:
+        from ajet.store.sqlite import SqliteDatabase
+
+        return SqliteDatabase(arguments.path)
+    from ajet.store.postgres import PostgresDatabase
+
+    return PostgresDatabase(arguments.postgres)
+
+
+async def _serve(arguments: Namespace) -> int:
+    from ajet.http.access import LOOPBACK
+    from ajet.http.server import tls_context
+    from ajet.store.database_store import DatabaseStore, Retention
+    from ajet.store.server import StoreServer
+
+    tls = tls_context(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key") if arguments.tls_cert else None
+    keep = Retention(
+        keep_seconds=None if arguments.keep is None else seconds(arguments.keep),
+        keep_bytes=None if arguments.keep_gb is None else int(arguments.keep_gb * 1e9),
+    )
+    async with DatabaseStore(_database(arguments), keep) as store:
+        made = await store.tables(_first_keys)
+        server = StoreServer(store, tls=tls)
+        await server.start(arguments.host, arguments.port)
+        try:
+            _tell_keys(made)
+            if arguments.host not in LOOPBACK and tls is None:
+                print("warning: keys cross the network in the clear: use --tls-cert and --tls-key", file=sys.stderr)
+            print(f"{arguments.path or 'PostgreSQL'} at {server.url} (Ctrl-C to stop)", flush=True)
+            await _interrupted()
+        finally:
+            await server.aclose()
+    return 0
+
+
+def _first_keys(tables: Tables) -> dict[str, str]:
+    """A key of each role, if there is none at all."""
+    from ajet.store.access_keys import issue, listed
+    from ajet.store.requests import Role
+
+    if listed(tables):
+        return {}
+    return {str(role): issue(tables, str(role), [role]) for role in Role}
+
+
+def _tell_keys(keys: dict[str, str]) -> None:
+    if keys:
+        print("keys, shown this once (ajet store keys: list, make, rotate and revoke them):")
+        for name, key in keys.items():
+            print(f"  {name:<8}{key}")
+
+
+async def _interrupted() -> None:
+    """Wait for Ctrl-C or SIGTERM."""
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, done.set)
+    await done.wait()
+
+
+# ---------------------------------------------------------------- keys
+
+
+def _keys(argv: Sequence[str]) -> int:
+    parser = ArgumentParser("ajet store keys", description="Who may use a store. Also while it is being served.")
+    commands = parser.add_subparsers(dest="do", required=True, metavar="list|make|rotate|revoke")
+    listing = commands.add_parser("list", help="names, roles and ends of all keys")
+    making = commands.add_parser("make", help="a new key, which is printed")
+    making.add_argument("name")
+    making.add_argument("--role", action="append", required=True, choices=["writer", "reader", "runner"])
+    rotating = commands.add_parser("rotate", help="a new key for an old one, which stays valid for a while")
+    rotating.add_argument("name")
+    rotating.add_argument("--grace", default="1h", metavar="TIME", help="for how long (default: 1h; 0s: not at all)")
+    revoking = commands.add_parser("revoke", help="end a key at once")
+    revoking.add_argument("name")
+    for command in (making, rotating):
+        command.add_argument("--valid", metavar="TIME", help="when the key expires (30d; default: never)")
+    for command in (listing, making, rotating, revoking):
+        _add_place(command)
+    return asyncio.run(_change_keys(parser.parse_args(argv)))
+
+
+async def _change_keys(arguments: Namespace) -> int:
+    from ajet.store.key_file import key_tables
+
+    def work(tables: Tables) -> str:
+        from ajet.store import access_keys
+        from ajet.store.requests import Role
+
+        if arguments.do == "list":
+            return "\n".join(_line(key) for key in access_keys.listed(tables)) or "no keys"
+        if arguments.do == "revoke":
+            access_keys.revoke(tables, arguments.name)
+            return f"{arguments.name} ends within seconds"
+        valid = None if arguments.valid is None else seconds(arguments.valid)
+        if arguments.do == "rotate":
+            return access_keys.rotate(tables, arguments.name, valid, seconds(arguments.grace))
+        return access_keys.issue(tables, arguments.name, [Role(role) for role in arguments.role], valid)
+
+    print(await key_tables(arguments.path, arguments.postgres, work))
+    return 0
+
+
+def _line(key: object) -> str:
+    from ajet.store.access_keys import AccessKey
+
+    assert isinstance(key, AccessKey)
+    if key.expires is None:
+        end = "no end"
+    else:
+        verb = "expired" if key.expires <= time.time() else "expires"
+        end = f"{verb} {time.strftime('%Y-%m-%d %H:%M', time.localtime(key.expires))}"
+    return f"{key.name:<20} {','.join(sorted(key.roles)):<24} {end}"
+
+
+def seconds(text: str) -> float:
+    """`90s`, `15m`, `12h` or `30d` as seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if found is None:
+        raise DurationError(f"{text!r} is not a length of time: write 90s, 15m, 12h or 30d")
+    with suppress(OverflowError):
+        return float(found[1]) * UNITS[found[2]]
+    raise DurationError(f"{text!r} is too long")

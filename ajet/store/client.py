@@ -1,0 +1,123 @@
+"""`StoreClient`: the store behind a URL. It repeats requests whose answer was lost, for as long as it has patience.
+
+Every request is safe to repeat, so a restart of the server, or a cable that is pulled and put back, costs time only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from ajet.http.access import LOOPBACK
+from ajet.http.keys import PREFIX
+from ajet.store import requests as ask
+from ajet.store.errors import KeyRefusedError, ProtocolMismatchError, StoreError, StoreUnavailableError, error_of
+from ajet.store.openapi import PATH_PREFIX, PROTOCOL_HEADER, ErrorAnswer
+from ajet.store.records import ProtocolInfo
+from ajet.store.requests import OPERATION_OF, PROTOCOL, Request
+from ajet.store.rollout_store import RolloutStore
+from ajet.store.wire import as_json
+
+T = TypeVar("T")
+
+PATIENCE_S = 60.0
+"""How long a request is repeated while the store can't be reached: longer than a server takes to restart."""
+REQUEST_S = 30.0
+"""How long one answer may take, beside the time that the request itself asks to wait."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+RETRIED = frozenset({429, 502, 503, 504})
+
+_DECODERS: dict[type[Request[Any]], Any] = {
+    request: msgspec.json.Decoder(operation.answer).decode for request, operation in OPERATION_OF.items()
+}
+_decode_error = msgspec.json.Decoder(ErrorAnswer).decode
+
+
+class StoreClient(RolloutStore):
+    """`async with StoreClient(url, key) as store: …`. One event loop."""
+
+    def __init__(
+        self, url: str, key: str, *, ca: str | Path | None = None, patience_seconds: float = PATIENCE_S
+    ) -> None:
+        """`ca`: a PEM file with the authority that signed the server's certificate, if it is not a public one."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise StoreError(f"{url!r} is not the URL of a store: it looks like http://host:port")
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            raise KeyRefusedError(f"no key for {url}: a store's keys begin with {PREFIX} (see `ajet store keys`)")
+        self.url = url.rstrip("/")
+        self._patience_s = patience_seconds
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers={"authorization": f"Bearer {key}", PROTOCOL_HEADER: str(PROTOCOL)},
+            verify=_verify(ca) if parts.scheme == "https" else True,
+            timeout=REQUEST_S,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+            trust_env=parts.hostname not in LOOPBACK,  # a proxy can't reach this machine's loopback
+        )
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def info(self) -> ProtocolInfo:
+        """Whom this client talks to, and what its key may do. Raises a StoreError: good to begin with."""
+        reply = await self._patiently("GET", "/v1/store", b"", REQUEST_S)
+        return msgspec.json.decode(reply, type=ProtocolInfo)
+
+    async def _do(self, request: Request[T]) -> T:
+        wait = request.wait_seconds if isinstance(request, ask.Claim | ask.Wait) else 0.0
+        path = PATH_PREFIX + OPERATION_OF[type(request)].path
+        reply = await self._patiently("POST", path, as_json(request), wait + REQUEST_S)
+        answer: T = _DECODERS[type(request)](reply)
+        return answer
+
+    async def _patiently(self, method: str, path: str, body: bytes, timeout: float) -> bytes:
+        until = time.monotonic() + self._patience_s
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._once(method, path, body, timeout)
+            except StoreUnavailableError:
+                if time.monotonic() + pause > until:
+                    raise
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _once(self, method: str, path: str, body: bytes, timeout: float) -> bytes:
+        try:
+            reply = await self._http.request(method, path, content=body, timeout=timeout)
+        except httpx.TransportError as error:
+            if isinstance(error.__cause__, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in str(error):
+                raise StoreError(f"{self.url}: its certificate can't be trusted: {error} (see --ca)") from error
+            raise StoreUnavailableError(f"{self.url} can't be reached: {error or type(error).__name__}") from error
+        spoken = reply.headers.get(PROTOCOL_HEADER)
+        if reply.status_code == 200 and spoken == str(PROTOCOL):
+            return reply.content
+        if reply.status_code in RETRIED:
+            raise StoreUnavailableError(f"{self.url}: {reply.status_code} {reply.text[:200]}")
+        if spoken is None:
+            raise StoreError(f"{self.url} is not a store: it answered {reply.status_code} {reply.text[:200]!r}")
+        try:
+            detail = _decode_error(reply.content).error
+        except msgspec.MsgspecError:
+            raise ProtocolMismatchError(
+                f"{self.url} speaks protocol {spoken[:20]}, this client {PROTOCOL}: install the same version of ajet"
+            ) from None
+        raise error_of(detail.code, detail.message)
+
+
+def _verify(ca: str | Path | None) -> ssl.SSLContext | bool:
+    if ca is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except (OSError, ssl.SSLError) as error:
+        raise StoreError(f"{ca}: not a certificate authority in PEM form: {error}") from error

@@ -1,0 +1,206 @@
+"""`DatabaseStore`: the store itself, over a database. Its watchdog is a task of its own, never a side effect of calls.
+
+Whatever reaches it is checked and copied as if it had come over the wire, and so is what it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ajet.schema.errors import RewardError
+from ajet.store import requests as ask
+from ajet.store.database import Database
+from ajet.store.errors import StoreError, StoreUnavailableError
+from ajet.store.operations import (
+    DELETE_AT_ONCE,
+    EXPIRE_AT_ONCE,
+    AnsweredMeanwhile,
+    Caller,
+    Context,
+    carry_out,
+    delete_old,
+    expire_overdue,
+)
+from ajet.store.records import AttemptedRollout
+from ajet.store.requests import READING, REGAINED, Request
+from ajet.store.rollout_store import RolloutStore
+from ajet.store.tables import Tables
+from ajet.store.waiting import Waiting
+from ajet.store.wire import checked_copy
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+WATCH_S = 1.0
+"""Longest sleep of the watchdog. Deadlines that another server of the same database sets are noticed within it."""
+SWEEP_S = 60.0
+"""How often old records are deleted."""
+REQUEST_MEMORY_S = 3600.0
+"""How long a repeated request is recognised: longer than any client keeps trying."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What is kept. Only rollouts that have ended are ever deleted, the oldest first."""
+
+    keep_seconds: float | None = None
+    """After their end."""
+    keep_bytes: int | None = None
+    """Of inputs, results and spans."""
+
+
+class DatabaseStore(RolloutStore):
+    """Open it with `async with`, or `await open()` and `await aclose()`."""
+
+    def __init__(
+        self, database: Database, retention: Retention | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._database = database
+        self._retention = retention or Retention()
+        self._clock = clock
+        self._opened_at = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+        self.waiting = Waiting()
+
+    async def open(self) -> DatabaseStore:
+        """Connect. Raises a StoreError."""
+        await self._database.open(self.waiting.happened, self.waiting.wake_all)
+        self._opened_at = self._clock()
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._sweep())]
+        return self
+
+    async def __aenter__(self) -> DatabaseStore:
+        return await self.open()
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await self._database.aclose()
+
+    # ------------------------------------------------------------ requests
+
+    async def _do(self, request: Request[T]) -> T:
+        return await self.carry_out(checked_copy(request))
+
+    async def carry_out(self, request: Request[T], caller: Caller | None = None) -> T:
+        """Answer a request that was checked already, on behalf of a caller. Raises a StoreError."""
+        answer: Any
+        if isinstance(request, ask.Claim):
+            answer = await self._claim(request, caller)
+        elif isinstance(request, ask.Wait):
+            answer = await self._wait(request, caller)
+        else:
+            answer = await self._transact(request, caller)
+        result: T = answer
+        return result
+
+    async def _transact(self, request: Request[Any], caller: Caller | None) -> Any:
+        durable = type(request) not in READING | REGAINED
+
+        def work(tables: Tables) -> Any:
+            return carry_out(request, Context(tables, self._clock(), self._opened_at, caller))
+
+        try:
+            try:
+                return await self._database.transact(work, durable=durable)
+            except AnsweredMeanwhile:
+                return await self._database.transact(work, durable=durable)
+        except RewardError as error:
+            raise StoreError(str(error)) from None
+
+    async def _claim(self, request: ask.Claim, caller: Caller | None) -> list[AttemptedRollout]:
+        """Those who wait stand in line: who comes later doesn't overtake them."""
+        until = time.monotonic() + request.wait_seconds
+        while True:
+            place = self.waiting.place_in_line()
+            try:
+                claimed: list[AttemptedRollout] = await self._transact(request, caller)
+                if claimed or request.wait_seconds == 0:
+                    if place.done() and not place.cancelled():  # it has what it wants: the turn is another's
+                        self.waiting.wake_next()
+                    return claimed
+                left = until - time.monotonic()
+                async with asyncio.timeout(max(0.0, left)):
+                    await place
+            except TimeoutError:
+                return []
+            except asyncio.CancelledError:
+                if place.done() and not place.cancelled():
+                    self.waiting.wake_next()
+                raise
+            finally:
+                self.waiting.leave(place)
+
+    async def _wait(self, request: ask.Wait, caller: Caller | None) -> list[AttemptedRollout]:
+        wait = self.waiting.ends_of(request.rollout_ids)
+        try:
+            ended: list[AttemptedRollout] = await self._transact(request, caller)
+            if len(ended) == len(set(request.rollout_ids)) or request.wait_seconds == 0:
+                return ended
+            for one in ended:  # these need not be waited for
+                wait.missing.discard(one.rollout.rollout_id)
+            if wait.missing:
+                try:
+                    async with asyncio.timeout(request.wait_seconds):
+                        await wait.done
+                except TimeoutError:
+                    pass
+            ended = await self._transact(request, caller)
+            return ended
+        finally:
+            self.waiting.forget(wait)
+
+    # ------------------------------------------------------------ by the clock
+
+    async def expire_overdue(self) -> float | None:
+        """End attempts past their deadline. Returns when the next deadline is."""
+        looked_at, following = EXPIRE_AT_ONCE, None
+        while looked_at == EXPIRE_AT_ONCE:
+            looked_at, following = await self._database.transact(
+                lambda tables: expire_overdue(Context(tables, self._clock(), self._opened_at))
+            )
+        return following
+
+    async def delete_old(self) -> int:
+        """Delete what the retention says. Returns how many rollouts."""
+        keep, total, deleted = self._retention, 0, DELETE_AT_ONCE
+        now = self._clock()
+        await self._database.transact(lambda tables: tables.forget_requests(now - REQUEST_MEMORY_S))
+        while deleted >= DELETE_AT_ONCE and keep != Retention():
+            deleted = await self._database.transact(
+                lambda tables: delete_old(Context(tables, now, self._opened_at), keep.keep_seconds, keep.keep_bytes)
+            )
+            total += deleted
+        return total
+
+    async def _watch(self) -> None:
+        while True:
+            following: float | None = None
+            try:
+                following = await self.expire_overdue()
+            except StoreUnavailableError as error:
+                log.warning("the store's watchdog: %s", error)
+            left = WATCH_S if following is None else following - self._clock()
+            await asyncio.sleep(min(max(left, 0.01), WATCH_S))
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                if deleted := await self.delete_old():
+                    log.info("deleted %d old rollouts", deleted)
+            except StoreUnavailableError as error:
+                log.warning("deleting old rollouts: %s", error)
+            await asyncio.sleep(SWEEP_S)
+
+    # ------------------------------------------------------------ keys
+
+    async def tables(self, work: Callable[[Tables], T]) -> T:
+        """Run `work` on the tables, for what is no request: keys."""
+        return await self._database.transact(work)

@@ -1,0 +1,186 @@
+"""What a store keeps: rollouts, their attempts and spans, versioned resources, workers. Frozen data.
+
+Times are seconds since 1970 by the store's clock. `input`, `metadata`, `result` and attributes are any JSON value.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from msgspec import Meta, Struct, field
+
+T = TypeVar("T")
+
+Id = Annotated[str, Meta(pattern=r"^[!-~]{1,200}(?![\s\S])")]
+"""1 to 200 printable ASCII characters without spaces."""
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
+Mode = Literal["train", "val", "test"]
+Json = Any
+JsonObject = dict[str, Any]
+
+
+class RolloutStatus(StrEnum):
+    """Where a rollout stands. The last three are final."""
+
+    QUEUING = "queuing"
+    PREPARING = "preparing"
+    """Claimed; nothing was heard of it yet."""
+    RUNNING = "running"
+    REQUEUING = "requeuing"
+    """Waiting to be attempted again."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class AttemptStatus(StrEnum):
+    """Where an attempt stands."""
+
+    PREPARING = "preparing"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    """It took longer than `timeout_seconds`."""
+    UNRESPONSIVE = "unresponsive"
+    """Nothing was heard of it for `unresponsive_seconds`."""
+    CANCELLED = "cancelled"
+
+
+class WorkerStatus(StrEnum):
+    IDLE = "idle"
+    BUSY = "busy"
+    UNKNOWN = "unknown"
+    """Its last attempt ran into a timeout."""
+
+
+RetryCause = Literal["failed", "timeout", "unresponsive"]
+
+
+class RolloutConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long an attempt may take, and when a rollout is attempted again."""
+
+    timeout_seconds: Seconds | None = None
+    """From an attempt's start to its end."""
+    unresponsive_seconds: Seconds | None = None
+    """Longest silence of a runner: no heartbeat and no span. What a dead runner costs."""
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 1
+    retry_condition: tuple[RetryCause, ...] = ()
+    """The ends of an attempt after which there is another."""
+
+
+class Rollout(Struct, frozen=True, kw_only=True):
+    """One task to be executed, seen from outside."""
+
+    rollout_id: Id
+    input: Json
+    start_time: float
+    end_time: float | None = None
+    mode: Mode | None = None
+    resources_id: Id | None = None
+    status: RolloutStatus = RolloutStatus.QUEUING
+    config: RolloutConfig = RolloutConfig()
+    metadata: JsonObject = field(default_factory=dict)
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One try at a rollout."""
+
+    rollout_id: Id
+    attempt_id: Id
+    sequence_id: int
+    """From 1. Only the attempt with the highest one can change its rollout."""
+    start_time: float
+    end_time: float | None = None
+    status: AttemptStatus = AttemptStatus.PREPARING
+    worker_id: Id | None = None
+    last_heartbeat_time: float | None = None
+    metadata: JsonObject = field(default_factory=dict)
+    result: Json = None
+    """What the runner reported at the end."""
+
+
+class AttemptedRollout(Struct, frozen=True, kw_only=True):
+    """A rollout and its latest attempt."""
+
+    rollout: Rollout
+    attempt: Attempt | None = None
+
+
+class SpanStatus(Struct, frozen=True, kw_only=True):
+    status_code: Literal["UNSET", "OK", "ERROR"] = "UNSET"
+    description: str | None = None
+
+
+class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happened in an attempt, in the terms of OpenTelemetry. Ordered by `sequence_id`, never by clock."""
+
+    rollout_id: Id
+    attempt_id: Id
+    span_id: Id
+    name: str
+    trace_id: str = ""
+    parent_id: str | None = None
+    sequence_id: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    """0: the store gives it the rollout's next number."""
+    status: SpanStatus = SpanStatus()
+    attributes: JsonObject = field(default_factory=dict)
+    events: list[JsonObject] = field(default_factory=list)
+    links: list[JsonObject] = field(default_factory=list)
+    start_time: float | None = None
+    end_time: float | None = None
+    resource: JsonObject = field(default_factory=dict)
+
+
+class Resources(Struct, frozen=True, kw_only=True):
+    """One version of a bundle of what is tuned, by name: models, prompt templates."""
+
+    resources_id: Id
+    version: int
+    create_time: float
+    update_time: float
+    resources: JsonObject
+
+
+class Worker(Struct, frozen=True, kw_only=True):
+    """One slot of a runner."""
+
+    worker_id: Id
+    status: WorkerStatus = WorkerStatus.IDLE
+    heartbeat_stats: JsonObject = field(default_factory=dict)
+    last_heartbeat_time: float | None = None
+    last_claim_time: float | None = None
+    last_busy_time: float | None = None
+    last_idle_time: float | None = None
+    current_rollout_id: Id | None = None
+    current_attempt_id: Id | None = None
+
+
+class Page(Struct, Generic[T], frozen=True, kw_only=True):
+    """Some of the records that a query matches."""
+
+    items: list[T]
+    total: int
+    """How many match."""
+
+
+class Statistics(Struct, frozen=True, kw_only=True):
+    """How much a store holds."""
+
+    rollouts: dict[str, int]
+    """By status."""
+    workers: dict[str, int]
+    """By status."""
+    stored_bytes: int
+    """Of inputs, results and spans."""
+
+
+class ProtocolInfo(Struct, frozen=True, kw_only=True):
+    """Whom one talks to."""
+
+    protocol: int
+    ajet: str
+    schema: int
+    roles: list[str]
+    """What the key is allowed to do."""

@@ -1,0 +1,251 @@
+"""Every request to a store, as data, and who may send it. In this process and over HTTP they are the same.
+
+`RolloutStore`'s methods make them; `ajet/store/operations.py` carries them out. A `request_id` makes a request safe to
+repeat: the store remembers it, and answers the second one like the first.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from ajet.store.records import (
+    Attempt,
+    AttemptedRollout,
+    Id,
+    Json,
+    JsonObject,
+    Mode,
+    Page,
+    Resources,
+    Rollout,
+    RolloutConfig,
+    RolloutStatus,
+    Span,
+    Statistics,
+    Worker,
+    WorkerStatus,
+)
+
+T = TypeVar("T")
+
+PROTOCOL = 1
+"""Raised when a client and a store of different versions would misunderstand each other."""
+MAX_BATCH = 10_000
+MAX_WAIT_S = 60.0
+"""Of one request. Clients that wait longer ask again."""
+
+Ids = Annotated[list[Id], Meta(max_length=MAX_BATCH)]
+Limit = Annotated[int, Meta(ge=1, le=MAX_BATCH)]
+Offset = Annotated[int, Meta(ge=0, le=2**53)]
+WaitSeconds = Annotated[float, Meta(ge=0, le=MAX_WAIT_S)]
+
+
+class Role(StrEnum):
+    """What a key is for."""
+
+    WRITER = "writer"
+    """Enqueues and cancels rollouts, publishes resources, waits for results."""
+    READER = "reader"
+    """Sees everything, changes nothing."""
+    RUNNER = "runner"
+    """Claims rollouts, and sees and reports those it has claimed."""
+
+
+class Request(Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """T: what it is answered with."""
+
+
+class NewRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rollout to be."""
+
+    input: Json
+    mode: Mode | None = None
+    resources_id: Id | None = None
+    """null: the latest resources there are now, if any."""
+    config: RolloutConfig = RolloutConfig()
+    metadata: JsonObject = field(default_factory=dict)
+
+
+class AttemptRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    rollout_id: Id
+    attempt_id: Id
+
+
+class AttemptUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is left out stays. Only `status` can change the rollout."""
+
+    rollout_id: Id
+    attempt_id: Id
+    status: Literal["succeeded", "failed"] | UnsetType = UNSET
+    result: Json | UnsetType = UNSET
+    metadata: JsonObject | UnsetType = UNSET
+
+
+class Enqueue(Request[list[Rollout]], frozen=True, kw_only=True):
+    rollouts: Annotated[list[NewRollout], Meta(max_length=MAX_BATCH)]
+    request_id: Id | None = None
+
+
+class Claim(Request[list[AttemptedRollout]], frozen=True, kw_only=True):
+    worker_id: Id
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 1
+    wait_seconds: WaitSeconds = 0.0
+    """How long to wait while the queue is empty."""
+    request_id: Id | None = None
+
+
+class StartRollout(Request[AttemptedRollout], frozen=True, kw_only=True):
+    rollout: NewRollout
+    worker_id: Id | None = None
+    request_id: Id | None = None
+
+
+class StartAttempt(Request[AttemptedRollout], frozen=True, kw_only=True):
+    rollout_id: Id
+    worker_id: Id | None = None
+    request_id: Id | None = None
+
+
+class Heartbeat(Request[list[Attempt]], frozen=True, kw_only=True):
+    worker_id: Id
+    attempts: Annotated[list[AttemptRef], Meta(max_length=1000)] = field(default_factory=list)
+    stats: JsonObject = field(default_factory=dict)
+
+
+class UpdateAttempts(Request[list[Attempt]], frozen=True, kw_only=True):
+    updates: Annotated[list[AttemptUpdate], Meta(max_length=MAX_BATCH)]
+
+
+class AddSpans(Request[int], frozen=True, kw_only=True):
+    spans: Annotated[list[Span], Meta(max_length=MAX_BATCH)]
+
+
+class NextSequenceIds(Request[list[int]], frozen=True, kw_only=True):
+    rollout_id: Id
+    count: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 1
+
+
+class Cancel(Request[list[Rollout]], frozen=True, kw_only=True):
+    rollout_ids: Ids
+
+
+class UpdateRollout(Request[Rollout], frozen=True, kw_only=True):
+    """What is left out stays."""
+
+    rollout_id: Id
+    input: Json | UnsetType = UNSET
+    mode: Mode | UnsetType | None = UNSET
+    resources_id: Id | UnsetType | None = UNSET
+    config: RolloutConfig | UnsetType = UNSET
+    metadata: JsonObject | UnsetType = UNSET
+
+
+class PublishResources(Request[Resources], frozen=True, kw_only=True):
+    resources: JsonObject
+    resources_id: Id | None = None
+    """An existing one gets its next version. null: a new id."""
+    request_id: Id | None = None
+
+
+class Wait(Request[list[AttemptedRollout]], frozen=True, kw_only=True):
+    rollout_ids: Ids
+    wait_seconds: WaitSeconds = 0.0
+
+
+class QueryRollouts(Request[Page[AttemptedRollout]], frozen=True, kw_only=True):
+    rollout_ids: Ids | None = None
+    status_in: list[RolloutStatus] | None = None
+    mode_in: list[Mode] | None = None
+    id_contains: str = ""
+    sort_by: Literal["number", "start_time", "end_time", "status"] = "number"
+    """`number`: in the order in which they were enqueued."""
+    descending: bool = False
+    limit: Limit = 100
+    offset: Offset = 0
+
+
+class QueryAttempts(Request[list[Attempt]], frozen=True, kw_only=True):
+    rollout_id: Id
+
+
+class QuerySpans(Request[Page[Span]], frozen=True, kw_only=True):
+    rollout_id: Id
+    attempt_id: Id | None = None
+    """An attempt's id, or `latest`. null: all attempts."""
+    name: str | None = None
+    name_contains: str = ""
+    trace_id: str | None = None
+    parent_id: str | None = None
+    limit: Limit = 1000
+    offset: Offset = 0
+
+
+class QueryResources(Request[Page[Resources]], frozen=True, kw_only=True):
+    """Newest first."""
+
+    resources_id: Id | None = None
+    version: Annotated[int, Meta(ge=1, le=2**53)] | None = None
+    limit: Limit = 100
+    offset: Offset = 0
+
+
+class QueryWorkers(Request[Page[Worker]], frozen=True, kw_only=True):
+    status_in: list[WorkerStatus] | None = None
+    id_contains: str = ""
+    limit: Limit = 100
+    offset: Offset = 0
+
+
+class GetStatistics(Request[Statistics], frozen=True, kw_only=True):
+    pass
+
+
+class Operation(NamedTuple):
+    """How a request is sent, and by whom."""
+
+    path: str
+    request: type[Request[Any]]
+    answer: Any
+    roles: frozenset[Role]
+    summary: str
+    runner_owns: bool = False
+    """Runners may send it about rollouts that they have claimed."""
+
+
+_WRITE = frozenset({Role.WRITER})
+_READ = frozenset({Role.READER, Role.WRITER})
+_SEE = _READ | {Role.RUNNER}
+_RUN = frozenset({Role.RUNNER})
+
+OPERATIONS = (
+    Operation("rollouts/enqueue", Enqueue, list[Rollout], _WRITE, "Add rollouts to the queue's end."),
+    Operation("rollouts/claim", Claim, list[AttemptedRollout], _RUN, "Take rollouts from the queue's head."),
+    Operation("rollouts/start", StartRollout, AttemptedRollout, _WRITE, "Start a rollout without queueing it."),
+    Operation("rollouts/cancel", Cancel, list[Rollout], _WRITE, "Cancel rollouts that have not ended."),
+    Operation("rollouts/update", UpdateRollout, Rollout, _WRITE, "Change what a rollout is given."),
+    Operation("rollouts/wait", Wait, list[AttemptedRollout], _READ, "Wait until all of these have ended."),
+    Operation("rollouts/query", QueryRollouts, Page[AttemptedRollout], _READ, "Rollouts with their latest attempt."),
+    Operation("attempts/start", StartAttempt, AttemptedRollout, _WRITE, "Start another attempt by hand."),
+    Operation("attempts/heartbeat", Heartbeat, list[Attempt], _RUN, "Say that these attempts are alive.", True),
+    Operation("attempts/update", UpdateAttempts, list[Attempt], _RUN, "Report how attempts ended.", True),
+    Operation("attempts/query", QueryAttempts, list[Attempt], _SEE, "All attempts at a rollout.", True),
+    Operation("spans/add", AddSpans, int, _RUN, "Add spans. Those already known are not added again.", True),
+    Operation("spans/sequence", NextSequenceIds, list[int], _RUN, "Reserve numbers for spans.", True),
+    Operation("spans/query", QuerySpans, Page[Span], _SEE, "A rollout's spans in their order.", True),
+    Operation("resources/publish", PublishResources, Resources, _WRITE, "Add a version of resources."),
+    Operation("resources/query", QueryResources, Page[Resources], _SEE, "Versions of resources, newest first."),
+    Operation("workers/query", QueryWorkers, Page[Worker], _READ, "Workers and what they do."),
+    Operation("statistics", GetStatistics, Statistics, _READ, "How much the store holds."),
+)
+"""Every request, by its path below `/v1/store/`."""
+
+OPERATION_OF = {operation.request: operation for operation in OPERATIONS}
+READING: frozenset[type[Request[Any]]] = frozenset(
+    {Wait, QueryRollouts, QueryAttempts, QuerySpans, QueryResources, QueryWorkers, GetStatistics}
+)
+"""Requests that write nothing."""
+REGAINED: frozenset[type[Request[Any]]] = frozenset({Claim, Heartbeat})
+"""Requests whose effect may be lost if the machine (not the process) stops: the rollout is then attempted again."""

@@ -1,0 +1,212 @@
+"""`SqliteDatabase`: a store in one file, or in memory. One thread writes; transactions that wait share a commit.
+
+What was acknowledged is on disk: the write-ahead log is synchronised before the answer, once for all that wait. Only
+one process at a time serves a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ajet.store.errors import StoreError, StoreUnavailableError
+from ajet.store.schema_versions import migrate
+from ajet.store.tables import Events, Row, Tables
+
+T = TypeVar("T")
+
+MEMORY = ":memory:"
+TYPES = {
+    "serial": "INTEGER PRIMARY KEY",
+    "integer": "INTEGER",
+    "real": "REAL",
+    "blob": "BLOB",
+    "clustered": "WITHOUT ROWID",
+}
+MAX_GROUP = 256
+"""Transactions that share a commit. More would make the first one wait."""
+
+
+class _Job(NamedTuple):
+    work: Callable[[Tables], Any]
+    durable: bool
+    done: asyncio.Future[Any]
+
+
+class _Outcome(NamedTuple):
+    job: _Job
+    value: Any
+    error: BaseException | None
+
+
+class SqliteConnection:
+    """A connection as `Tables` uses it."""
+
+    skip_locked = ""
+    for_update = ""
+
+    def __init__(self, path: str | Path) -> None:
+        self.raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        return self.raw.execute(sql, values).fetchall()
+
+    def many(self, sql: str, values: Sequence[Sequence[Any]]) -> int:
+        return self.raw.executemany(sql, values).rowcount if values else 0
+
+    def set_up(self, where: str) -> None:
+        """Bring the tables to the newest version."""
+        self.raw.execute("PRAGMA journal_mode = WAL")
+        self.raw.execute("PRAGMA synchronous = FULL")
+        self.raw.execute("BEGIN IMMEDIATE")
+        try:
+            found = self.raw.execute("PRAGMA user_version").fetchone()[0]
+            version = migrate(found, lambda sql: self.raw.execute(sql.format(**TYPES)), where)
+            self.raw.execute(f"PRAGMA user_version = {version}")
+        except BaseException:
+            self.raw.execute("ROLLBACK")
+            raise
+        self.raw.execute("COMMIT")
+
+
+class SqliteDatabase:
+    def __init__(self, path: str | Path) -> None:
+        """`:memory:`: gone when it is closed."""
+        self._path = path if path == MEMORY else Path(path)
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._connection: SqliteConnection | None = None
+        self._lock: int | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._happened: Callable[[Events], None]
+
+    async def open(self, happened: Callable[[Events], None], missed: Callable[[], None]) -> None:
+        self._happened = happened
+        self._loop = asyncio.get_running_loop()
+        if isinstance(self._path, Path):
+            self._lock = _only_one(self._path)
+        try:
+            self._connection = SqliteConnection(self._path)
+            self._connection.set_up(str(self._path))
+        except (sqlite3.Error, StoreError) as error:
+            self._close()
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"{self._path}: not a store, or it can't be written: {error}") from error
+        if isinstance(self._path, Path):
+            self._thread = threading.Thread(target=self._write, name="ajet-store", daemon=True)
+            self._thread.start()
+
+    async def transact(self, work: Callable[[Tables], T], *, durable: bool = True) -> T:
+        if self._connection is None:
+            raise StoreUnavailableError("the store is closed")
+        job = _Job(work, durable, self._loop.create_future())
+        if self._thread is None:  # in memory: nothing to wait for
+            self._deliver(*self._run([job]))
+        else:
+            self._jobs.put(job)
+        result: T = await job.done
+        return result
+
+    async def aclose(self) -> None:
+        """Wait for what was begun, then close."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+        self._close()
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.raw.close()
+            self._connection = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # ------------------------------------------------------------ the thread that writes
+
+    def _write(self) -> None:
+        closing = False
+        while not closing:
+            first = self._jobs.get()
+            group = [] if first is None else [first]
+            closing = first is None
+            with suppress(queue.Empty):
+                while not closing and len(group) < MAX_GROUP:
+                    job = self._jobs.get_nowait()
+                    if job is None:
+                        closing = True
+                    else:
+                        group.append(job)
+            if group:
+                outcomes, events = self._run(group)
+                with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+                    self._loop.call_soon_threadsafe(self._deliver, outcomes, events)
+
+    def _run(self, group: Sequence[_Job]) -> tuple[list[_Outcome], Events]:
+        """Run these jobs, each undone by itself if it fails, and commit them together."""
+        assert self._connection is not None
+        raw = self._connection.raw
+        outcomes: list[_Outcome] = []
+        events = Events()
+        try:
+            raw.execute(f"PRAGMA synchronous = {'FULL' if any(job.durable for job in group) else 'NORMAL'}")
+            raw.execute("BEGIN IMMEDIATE")
+            for job in group:
+                tables = Tables(self._connection)
+                raw.execute("SAVEPOINT job")
+                try:
+                    outcomes.append(_Outcome(job, job.work(tables), None))
+                except BaseException as error:
+                    if isinstance(error, sqlite3.Error):
+                        if not raw.in_transaction:  # the disk is full, say: everything is undone already
+                            raise
+                        error = StoreUnavailableError(f"{self._path}: {error}. Nothing was stored")
+                    raw.execute("ROLLBACK TO job")
+                    outcomes.append(_Outcome(job, None, error))
+                else:
+                    events.queued += tables.events.queued
+                    events.ended |= tables.events.ended
+                raw.execute("RELEASE job")
+            raw.execute("COMMIT")
+        except sqlite3.Error as error:
+            if raw.in_transaction:
+                raw.execute("ROLLBACK")
+            refused = StoreUnavailableError(f"{self._path}: can't be written: {error}. Nothing was stored")
+            return [_Outcome(job, None, refused) for job in group], Events()
+        return outcomes, events
+
+    def _deliver(self, outcomes: Sequence[_Outcome], events: Events) -> None:
+        for job, value, error in outcomes:
+            if job.done.done():  # its caller went away
+                continue
+            if error is None:
+                job.done.set_result(value)
+            else:
+                job.done.set_exception(error)
+        if events:
+            self._happened(events)
+
+
+def _only_one(path: Path) -> int:
+    """Lock a store's file against another process that would serve it."""
+    if not path.parent.is_dir():
+        raise StoreError(f"{path}: there is no folder {path.parent}")
+    lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise StoreError(
+            f"{path}: another process is serving this store. Connect to it, or use --postgres for several servers"
+        ) from None
+    return lock
