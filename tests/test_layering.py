@@ -26,7 +26,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "environment": {"schema", "http", "user_code"},
     "task_reader": {"schema", "config", "user_code", "helper", "environment"},
     "store": {"schema", "http"},
-    "task_reader": {"schema", "config", "user_code", "helper"},
     "task_judge": {"schema", "config", "user_code", "helper"},
     "context_tracker": {"schema"},
     "engine": {"schema", "attention_rules"},
