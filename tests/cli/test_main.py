@@ -52,7 +52,6 @@ FLAGS = {
 """The surface that users' scripts rely on: a flag may be added here, never taken away."""
 
 NAMES = {
-
     "store",
     "chat",
     "config",
