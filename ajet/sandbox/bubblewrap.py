@@ -335,7 +335,7 @@ def _path(path: str) -> str:
 
 def _check(arguments: Sequence[str]) -> None:
     if not arguments or any("\0" in argument for argument in arguments):
-        raise SandboxError("a command needs at least a program's name, and no NUL characters")
+        raise ValueError("a command needs at least a program's name, and no NUL characters")
 
 
 def _raise_for(code: int, call: _Call, path: str) -> None:

@@ -108,7 +108,8 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Run a shell line, or an argument vector without a shell. Cancelling it ends the command and its children."""
+        """Run a shell line, or an argument vector without a shell. Cancelling it ends the command and its children.
+        Raises ValueError for what can't be a command."""
 
     async def read(self, path: str) -> bytes:
         """A file's bytes. Raises FileNotFoundError, IsADirectoryError, PermissionError or another OSError."""

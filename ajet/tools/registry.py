@@ -28,6 +28,10 @@ READY = {
     "calculator": "ajet.tools.calculator:Calculator",
     "finish": "ajet.tools.finish:Finish",
     "submit": "ajet.tools.finish:Submit",
+    "bash": "ajet.tools.bash:Bash",
+    "python": "ajet.tools.python:Python",
+    "file_editor": "ajet.tools.file_editor:FileEditor",
+    "search": "ajet.tools.search:Search",
 }
 """The tools that come with ajet, imported when they are asked for."""
 NEED_OPTIONS = frozenset({"mcp"})

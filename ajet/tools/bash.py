@@ -1,0 +1,150 @@
+"""`Bash`: shell commands in the episode's sandbox. The working directory and exported variables last from call to call.
+
+Each call is a shell of its own, so that a hanging command ends alone; it begins where the last one ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import secrets
+import shlex
+from collections.abc import Callable
+
+from ajet.sandbox.sandbox import ExecResult, Sandbox
+from ajet.tools.text import decode, shorten
+from ajet.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, ToolSetupError
+
+OnText = Callable[[str], None]
+
+
+class Bash:
+    """The tool."""
+
+    def __init__(
+        self,
+        *,
+        name: str = "bash",
+        timeout: float = 60.0,
+        output_chars: int = 16_000,
+        cwd: str = "",
+        on_output: OnText | None = None,
+    ) -> None:
+        """`timeout`: the longest that a command may run; `on_output` is shown output as it comes."""
+        self.name = name
+        self.description = (
+            "Run a shell command and see what it prints, and its exit code. The working directory and exported "
+            f"variables are kept from call to call. A command may take at most {timeout:g} seconds; put one that "
+            "must go on in the background with `&` and send its output to a file."
+        )
+        self.parameters = {
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "description": "The command, as in bash"},
+                "timeout": {
+                    "type": "number",
+                    "exclusiveMinimum": 0,
+                    "description": f"Seconds it may take, at most {timeout:g}",
+                },
+            },
+            "required": ["command"],
+            "additionalProperties": False,
+        }
+        self._timeout = timeout
+        self._output_chars = output_chars
+        self._cwd = cwd
+        self._on_output = on_output
+
+    async def open(self, context: ToolContext) -> OpenTool:
+        sandbox = need_sandbox(context, self.name)
+        folder = posixpath.join(sandbox.workspace, self._cwd)
+        return _OpenBash(sandbox, folder, self._timeout, self._output_chars, self._on_output)
+
+
+def need_sandbox(context: ToolContext, name: str) -> Sandbox:
+    """The episode's sandbox. Tools that run code or touch files do so nowhere else."""
+    if context.sandbox is None:
+        raise ToolSetupError(
+            f"tool {name!r} needs a sandbox: set ajet.rollout.sandbox, for example to bubblewrap, or give the agent one"
+        )
+    return context.sandbox
+
+
+class _OpenBash:
+    """One episode's shell."""
+
+    def __init__(
+        self, sandbox: Sandbox, folder: str, timeout: float, output_chars: int, on_output: OnText | None
+    ) -> None:
+        self._sandbox = sandbox
+        self._folder = folder
+        self._timeout = timeout
+        self._output_chars = output_chars
+        self._on_output = on_output
+        self._state = f"/tmp/.shell-{secrets.token_hex(6)}"
+        self._turn = asyncio.Lock()
+
+    async def call(self, arguments: Arguments) -> ToolResult:
+        timeout = min(float(arguments.get("timeout", self._timeout)), self._timeout)
+        show = self._on_output
+        async with self._turn:
+            result = await self._sandbox.exec(
+                self._script(arguments["command"]),
+                timeout=timeout,
+                on_output=None if show is None else lambda chunk: show(chunk.decode("utf-8", "replace")),
+            )
+            await self._remember()
+        return self._answer(result, timeout)
+
+    def _script(self, command: str) -> list[str]:
+        """The command, between what the last one left and what this one leaves. A `trap` keeps it: it may `exit`."""
+        state, home = self._state, shlex.quote(self._sandbox.workspace)
+        keep = f"code=$?; pwd > {state}.new && mv {state}.new {state}; export -p > {state}.env; exit $code"
+        script = (
+            f"[ -f {state}.env ] && . {state}.env 2>/dev/null; "
+            f"cd {shlex.quote(self._folder)} 2>/dev/null || "
+            f"{{ cd {home}; echo 'the working directory is gone; this is '$PWD >&2; }}; "
+            f"trap {shlex.quote(keep)} EXIT; "
+            # `eval` of the text as it is: a syntax error in it is the model's, and this script still runs to its end
+            'eval "$1"'
+        )
+        shell = 'command -v bash >/dev/null && exec bash -c "$1" bash "$2"; exec sh -c "$1" sh "$2"'
+        return ["/bin/sh", "-c", shell, "sh", script, command]
+
+    async def _remember(self) -> None:
+        """Begin the next command in the folder where this one ended."""
+        try:
+            folder = (await self._sandbox.read(self._state)).split(b"\n", 1)[0].decode("utf-8", "replace")
+        except OSError:  # the time limit, or the command itself, ended the shell before it could say it
+            return
+        if folder.startswith("/"):
+            self._folder = folder
+
+    def _answer(self, result: ExecResult, timeout: float) -> ToolResult:
+        stdout, stderr = decode(result.stdout), decode(result.stderr)
+        parts = [shorten(text.rstrip("\n"), self._output_chars) for text in (stdout, stderr) if text.strip()]
+        if result.timed_out:
+            parts.append(f"[stopped after {timeout:g} s; what it printed until then is above]")
+        elif result.exit_code:
+            parts.append(f"[exit code {result.exit_code}{_meaning(result.exit_code)}]")
+        data = {
+            "stdout": stdout,
+            "stderr": stderr,
+            "exit_code": result.exit_code,
+            "timed_out": result.timed_out,
+            "truncated": result.truncated,
+            "cwd": self._folder,
+        }
+        return ToolResult("\n".join(parts) or "[no output]", result.exit_code == 0, data)
+
+    async def close(self) -> None:
+        """The sandbox goes with the episode."""
+
+
+def _meaning(code: int) -> str:
+    return {
+        126: ": it can't be executed",
+        127: ": command not found",
+        137: ": killed, for example because it used too much memory",
+        139: ": it crashed",
+    }.get(code, "")

@@ -1,0 +1,130 @@
+"""`Search`: text and file names in the episode's sandbox, by ripgrep where it is installed, else by grep and find.
+
+Patterns and paths are arguments of a program and never part of a shell line.
+"""
+
+from __future__ import annotations
+
+import posixpath
+
+from ajet.sandbox.sandbox import ExecResult, Sandbox
+from ajet.tools.bash import need_sandbox
+from ajet.tools.text import decode, shorten
+from ajet.tools.tool import Arguments, OpenTool, ToolContext, ToolResult
+
+SKIPPED = (".git", "node_modules", "__pycache__", ".venv", "venv", ".mypy_cache", ".pytest_cache", ".tox")
+TIMEOUT_S = 30.0
+LINE_CHARS = 400
+MAX_CONTEXT = 20
+
+
+class Search:
+    """The tool."""
+
+    def __init__(self, *, name: str = "search", max_results: int = 100, output_chars: int = 16_000) -> None:
+        self.name = name
+        self.description = (
+            "Find text in files, or files by name. `target: text` (the default) shows matching lines with their "
+            "file and line number; `target: files` lists files whose name matches, with * and ? as wildcards."
+        )
+        self.parameters = {
+            "type": "object",
+            "properties": {
+                "pattern": {"type": "string", "minLength": 1, "description": "The text, or the file name"},
+                "path": {"type": "string", "description": "A folder or file; default: the workspace"},
+                "target": {"type": "string", "enum": ["text", "files"]},
+                "regex": {"type": "boolean", "description": "The pattern is a regular expression; default: plain text"},
+                "case_sensitive": {"type": "boolean", "description": "Default: true"},
+                "file_pattern": {"type": "string", "description": "Only files with such names, for example *.py"},
+                "context_lines": {"type": "integer", "minimum": 0, "maximum": MAX_CONTEXT},
+            },
+            "required": ["pattern"],
+            "additionalProperties": False,
+        }
+        self._max_results = max_results
+        self._output_chars = output_chars
+
+    async def open(self, context: ToolContext) -> OpenTool:
+        return _OpenSearch(need_sandbox(context, self.name), self._max_results, self._output_chars)
+
+
+class _OpenSearch:
+    def __init__(self, sandbox: Sandbox, max_results: int, output_chars: int) -> None:
+        self._sandbox = sandbox
+        self._max_results = max_results
+        self._output_chars = output_chars
+        self._ripgrep: bool | None = None
+
+    async def call(self, arguments: Arguments) -> ToolResult:
+        path = posixpath.normpath(posixpath.join(self._sandbox.workspace, arguments.get("path", ".")))
+        if "\0" in path + arguments["pattern"]:
+            return ToolResult("NUL characters can't be searched for", success=False)
+        if self._ripgrep is None:
+            self._ripgrep = (await self._sandbox.exec(["rg", "--version"], timeout=TIMEOUT_S)).exit_code == 0
+        if arguments.get("target") == "files":
+            return await self._files(arguments, path)
+        command = _ripgrep(arguments, path) if self._ripgrep else _grep(arguments, path)
+        result = await self._sandbox.exec(command, timeout=TIMEOUT_S)
+        if result.exit_code > 1 and not result.stdout:
+            return _failed(result, arguments, path)
+        lines = decode(result.stdout).splitlines()
+        if not arguments.get("context_lines"):
+            lines.sort(key=lambda line: line.partition(":")[0])  # grep goes through a folder in any order
+        return self._answer(lines, f"No line matches in {path}.")
+
+    async def _files(self, arguments: Arguments, path: str) -> ToolResult:
+        name = (
+            arguments["pattern"] if any(sign in arguments["pattern"] for sign in "*?[") else f"*{arguments['pattern']}*"
+        )
+        test = "-name" if arguments.get("case_sensitive", True) else "-iname"
+        skipped = [part for folder in SKIPPED for part in ("-name", folder, "-o")][:-1]
+        command = ["find", path, "-type", "d", "(", *skipped, ")", "-prune", "-o", "-type", "f", test, name, "-print"]
+        result = await self._sandbox.exec(command, timeout=TIMEOUT_S)
+        if result.exit_code and not result.stdout:
+            return _failed(result, arguments, path)
+        return self._answer(sorted(decode(result.stdout).splitlines()), f"No file matches in {path}.")
+
+    def _answer(self, lines: list[str], nothing: str) -> ToolResult:
+        shown = [line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]} …" for line in lines[: self._max_results]]
+        more = len(lines) - len(shown)
+        if more:
+            shown.append(f"[{more} more lines: narrow the search]")
+        data = {"lines": lines[: self._max_results], "total": len(lines)}
+        return ToolResult(shorten("\n".join(shown) or nothing, self._output_chars), data=data)
+
+    async def close(self) -> None:
+        """The sandbox goes with the episode."""
+
+
+def _ripgrep(arguments: Arguments, path: str) -> list[str]:
+    return [
+        *("rg", "--no-config", "--line-number", "--with-filename", "--no-heading", "--color=never", "--sort=path"),
+        *("--hidden", "--no-ignore", "--max-columns=2000", "--max-columns-preview"),
+        *(argument for folder in SKIPPED for argument in ("--glob", f"!**/{folder}/**")),
+        *([f"--glob={arguments['file_pattern']}"] if "file_pattern" in arguments else []),
+        *([] if arguments.get("regex") else ["--fixed-strings"]),
+        *([] if arguments.get("case_sensitive", True) else ["--ignore-case"]),
+        *([f"--context={arguments['context_lines']}"] if arguments.get("context_lines") else []),
+        *("--regexp", arguments["pattern"], "--", path),
+    ]
+
+
+def _grep(arguments: Arguments, path: str) -> list[str]:
+    return [
+        *("grep", "--recursive", "--line-number", "--with-filename", "--binary-files=without-match", "--color=never"),
+        *(f"--exclude-dir={folder}" for folder in SKIPPED),
+        *([f"--include={arguments['file_pattern']}"] if "file_pattern" in arguments else []),
+        "--extended-regexp" if arguments.get("regex") else "--fixed-strings",
+        *([] if arguments.get("case_sensitive", True) else ["--ignore-case"]),
+        *([f"--context={arguments['context_lines']}"] if arguments.get("context_lines") else []),
+        *("--regexp", arguments["pattern"], "--", path),
+    ]
+
+
+def _failed(result: ExecResult, arguments: Arguments, path: str) -> ToolResult:
+    said = decode(result.stderr).strip()
+    if result.timed_out:
+        said = f"the search took longer than {TIMEOUT_S:g} s: name a smaller folder"
+    elif "regex" in said or "regular expression" in said or "Unmatched" in said:
+        said += "\nSet regex to false to search for it as plain text."
+    return ToolResult(said or f"the search in {path} failed", success=False)
