@@ -3,52 +3,76 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ajet.cli.targets import RunSetting
     from ajet.config import Config
     from ajet.runtime.model import Model
     from ajet.schema.chat import Message
     from ajet.session import EpisodeSession
 
-HELP = "/new starts over, /tokens shows the tokens of the last reply, /quit (or Ctrl-D) quits"
+HELP = """\
+/new      start over
+/tokens   show the tokens of the last reply
+/prompt   show the system message and the tools
+/help     show this
+/exit     leave (also /quit, or Ctrl-D)"""
 
 
 def run(argv: Sequence[str]) -> int:
     """Read lines, and print replies as they are generated."""
     parser = ArgumentParser("ajet chat", description=__doc__)
     parser.add_argument(
-        "target", metavar="TARGET", help="YAML, experiment, checkpoint, model folder, hub id, tiny:NAME"
+        "target",
+        metavar="TARGET",
+        help="YAML, a run's name or folder, checkpoint, model folder, hub id, tiny:NAME",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--system", default="", help="a system message")
+    parser.add_argument("--system", help="a system message; default: the one of the run's last episode")
+    parser.add_argument("--no-tools", action="store_true", help="don't offer the tools of the run's last episode")
     parser.add_argument("--temperature", type=float, help="default: the config's, else 1")
     parser.add_argument("--max-tokens", type=int, default=512, help="maximum length of a reply")
     return asyncio.run(_chat(parser.parse_intermixed_args(argv)))
 
 
 async def _chat(arguments: Namespace) -> int:
-    from ajet.cli.targets import target_config
+    from ajet.cli.targets import run_setting, target_config
     from ajet.runtime.model import load_model
 
     config = target_config(arguments.target, arguments.overrides)
+    setting = run_setting(arguments.target)
+    if arguments.system is not None:
+        setting = setting._replace(system=arguments.system)
+    if arguments.no_tools:
+        setting = setting._replace(tools=())
+    print(f"loading {config.ajet.model.path} …", flush=True)
     model = load_model(config)
     try:
         await model.engine.ready()
-        print(f"{arguments.target}. {HELP}")
-        await _Conversation(config, model, arguments).talk()
+        print(f"{arguments.target}{_given(setting)}. /help lists the commands.")
+        await _Conversation(config, model, arguments, setting).talk()
     finally:
         await model.engine.aclose()
     return 0
 
 
-class _Conversation:
-    """The messages so far, and the session that answers them."""
+def _given(setting: RunSetting) -> str:
+    """What the conversation takes from the run."""
+    tools = ", ".join(str(tool.get("function", {}).get("name")) for tool in setting.tools)
+    parts = [*(["its system message"] if setting.system else []), *([f"the tools {tools}"] if tools else [])]
+    return f", with {' and '.join(parts)}" if parts else ""
 
-    def __init__(self, config: Config, model: Model, arguments: Namespace) -> None:
+
+class _Conversation:
+    """The messages so far, and the session that answers them. The user plays the tools."""
+
+    def __init__(self, config: Config, model: Model, arguments: Namespace, setting: RunSetting) -> None:
+        self._setting = setting
         self._rollout = config.ajet.rollout
         self._model = model
         self._arguments = arguments
@@ -58,7 +82,7 @@ class _Conversation:
         self._begin()
 
     def _begin(self) -> None:
-        system = self._arguments.system
+        system = self._setting.system
         self._messages = [{"role": "system", "content": system}] if system else []
         self._session = self._model.open_conversation(self._rollout.max_model_len)
 
@@ -68,16 +92,28 @@ class _Conversation:
             match line.strip():
                 case "":
                     continue
-                case "/quit":
+                case "/exit" | "/quit":
                     return
+                case "/help":
+                    print(HELP)
                 case "/new":
                     self._begin()
                 case "/tokens":
                     self._show_tokens()
+                case "/prompt":
+                    self._show_prompt()
+                case text if text.startswith("/") and " " not in text:
+                    print(f"unknown command {text}\n{HELP}")
                 case text:
-                    await self._say(text)
+                    await self._say({"role": "user", "content": text})
 
-    async def _say(self, text: str) -> None:
+    async def _say(self, *said: Message) -> None:
+        """Send messages, and show the reply. If it calls tools, ask the user for their results and go on."""
+        while said:
+            replied = await self._reply([*self._messages, *said])
+            said = tuple(await asyncio.to_thread(_play_tools, self._messages[-1])) if replied else ()
+
+    async def _reply(self, messages: list[Message]) -> bool:
         from ajet.schema.chat import ChatRequest
         from ajet.schema.errors import ModelCallError
         from ajet.schema.generation import Sampling
@@ -87,15 +123,21 @@ class _Conversation:
             temperature=self._rollout.temperature if temperature is None else temperature,
             max_tokens=self._arguments.max_tokens,
         )
-        messages = [*self._messages, {"role": "user", "content": text}]
+        request = ChatRequest(messages, tools=[*self._setting.tools], sampling=sampling)
         try:
-            replies = await self._session.complete(ChatRequest(messages, sampling=sampling), _print_delta)
+            replies = await self._session.complete(request, _print_delta)
         except ModelCallError as error:
             print(f"({error})")
-            return
+            return False
         self._last = replies[0]
         self._messages = [*messages, replies[0].message]
-        print("" if replies[0].finish_reason != "length" else " …")
+        print("" if replies[0].finish_reason != "length" else f" … (cut at --max-tokens {self._arguments.max_tokens})")
+        return True
+
+    def _show_prompt(self) -> None:
+        print(self._setting.system or "(no system message)")
+        for tool in self._setting.tools:
+            print(json.dumps(tool.get("function", tool), ensure_ascii=False))
 
     def _show_tokens(self) -> None:
         if self._last is None:
@@ -105,9 +147,20 @@ class _Conversation:
             print(f"{token:>8} {logprob:8.3f}  {self._session.decode_token(token)!r}")
 
 
-def _read_line() -> str | None:
+def _play_tools(reply: Message) -> list[Message]:
+    """The tools' results, as the user types them. None at the end of the input."""
+    results: list[Message] = []
+    for call in reply.get("tool_calls") or ():
+        line = _read_line(f"result of {call['function']['name']}: ")
+        if line is None:
+            return []
+        results.append({"role": "tool", "tool_call_id": call.get("id", ""), "content": line})
+    return results
+
+
+def _read_line(prompt: str = "> ") -> str | None:
     try:
-        return input("> " if sys.stdin.isatty() else "")
+        return input(prompt if sys.stdin.isatty() else "")
     except EOFError:
         return None
 

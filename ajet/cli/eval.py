@@ -23,11 +23,12 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse_intermixed_args(argv)
     from ajet.backbone.validation import evaluate
     from ajet.cli.targets import weights_folder
+    from ajet.cli.view import find_experiment
     from ajet.config.loader import load_config
 
     config = load_config(arguments.conf, arguments.overrides, backbone="debug")  # which trains nothing, with any engine
     if arguments.checkpoint:
-        config.ajet.model.path = str(weights_folder(Path(arguments.checkpoint), best=arguments.best))
+        config.ajet.model.path = str(weights_folder(find_experiment(Path(arguments.checkpoint)), best=arguments.best))
     metrics = evaluate(config)
     if arguments.json:
         print(json.dumps(metrics))

@@ -46,8 +46,10 @@ def _workflow(rollout: dict[str, Any]) -> str:
 
 def _weights_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:
     parser = kinds.add_parser("weights", help="a Hugging Face folder")
-    parser.add_argument("experiment", type=Path)
-    parser.add_argument("target", type=Path)
+    parser.add_argument(
+        "experiment", type=Path, help="an experiment's folder, its name in saved_experiments, or a checkpoint"
+    )
+    parser.add_argument("target", type=Path, help="the folder to write")
     parser.add_argument("--best", action="store_true", help="the checkpoint with the best validation, not the newest")
     parser.add_argument("--force", action="store_true", help="replace what is there")
     parser.set_defaults(export=_export_weights)
@@ -55,15 +57,17 @@ def _weights_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:
 
 def _export_weights(arguments: Namespace) -> str:
     from ajet.cli.targets import weights_folder
+    from ajet.cli.view import find_experiment
 
-    source = weights_folder(arguments.experiment, best=arguments.best)
+    experiment = find_experiment(arguments.experiment)
+    source = weights_folder(experiment, best=arguments.best)
     target: Path = arguments.target
     if target.exists() and any(target.iterdir()):
         if not arguments.force:
             raise ConfigError(f"{target} is not empty: choose another folder, or use --force")
         shutil.rmtree(target)
     shutil.copytree(source.resolve(), target, dirs_exist_ok=True)
-    (target / "README.md").write_text(model_card(arguments.experiment, source), encoding="utf-8")
+    (target / "README.md").write_text(model_card(experiment, source), encoding="utf-8")
     return f"{target}: weights of {source.resolve().parent.name}, loadable with transformers and vLLM"
 
 
@@ -114,7 +118,7 @@ def _episodes_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _export_episodes(arguments: Namespace) -> str:
-    from ajet.cli.view import find_experiment
+    from ajet.cli.view import opened_experiment
     from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
     from ajet.observe.export import ExportFormat, export_episodes
 
@@ -133,6 +137,6 @@ def _export_episodes(arguments: Namespace) -> str:
         text=arguments.text,
         validation=None if arguments.validation is None else arguments.validation == "yes",
     )
-    store = EpisodeStore(find_experiment(arguments.experiment) / "episodes.sqlite")
+    store = EpisodeStore(opened_experiment(arguments.experiment).path / "episodes.sqlite")
     count = export_episodes(store, where, form, target)
     return f"{count} {RECORDS[arguments.format]} in {target}"

@@ -38,7 +38,10 @@ COMMANDS = {
     "init": Command("NAME", "create a new project that runs as it is"),
     "validate": Command("CONF", "check a config and show what would run"),
     "doctor": Command("", "check this machine and its packages, and suggest fixes"),
+    "schema": Command("", "print the JSON schema of configs, for editors"),
     "config": Command("show|schema|docs", "the resolved config, the JSON schema, the documentation"),
+    "runs": Command("[FOLDER]", "list runs, how far they are and how well they do"),
+    "compare": Command("RUN RUN …", "show where runs differ, in results and config"),
     "view": Command("[EXPERIMENT]", "show runs and episodes in the browser"),
     "report": Command("EXPERIMENT", "write one HTML file about a run"),
     "eval": Command("CONF", "validate a model or checkpoint without training"),
@@ -49,6 +52,7 @@ COMMANDS = {
     "env": Command("serve TARGET", "serve environments over HTTP, each in a process of its own"),
     "store": Command("--path FILE|--postgres URL", "serve a rollout store: a queue, attempts, spans, resources"),
     "vllm": Command("serve MODEL", "start a vLLM server with the settings ajet needs"),
+    "completion": Command("bash|zsh|fish", "print a script with which the shell completes commands"),
 }
 """Subcommands by name."""
 

@@ -14,13 +14,10 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("-o", "--output", type=Path, help="the HTML file (default: report.html in the experiment)")
     arguments = parser.parse_args(argv)
 
-    from ajet.cli.view import find_experiment
-    from ajet.viewer.library import Experiment, ExperimentNotFoundError, is_experiment
+    from ajet.cli.view import opened_experiment
     from ajet.viewer.report import write_report
 
-    path = find_experiment(arguments.experiment)
-    if not is_experiment(path):
-        raise ExperimentNotFoundError(f"{path}: not an experiment (a folder with metrics.jsonl or episodes.sqlite)")
-    written = write_report(Experiment(path), arguments.output or path / "report.html")
+    experiment = opened_experiment(arguments.experiment)
+    written = write_report(experiment, arguments.output or experiment.path / "report.html")
     print(f"{written[0]}\n{len(written) - 1} plots in {written[0].with_name(written[0].stem + '_plots')}")
     return 0

@@ -1,15 +1,18 @@
 """The models that commands name: `TARGET` of `ajet chat`, `serve` and `vllm`, `--checkpoint` of `ajet eval`.
 
-A target is a YAML file, an experiment or checkpoint folder (its `hf/` weights), a model folder, a hub id, or
-`tiny:<name>`.
+A target is a YAML file, an experiment (its folder, or its name in `saved_experiments`) or checkpoint folder (its `hf/`
+weights), a model folder, a hub id, or `tiny:<name>`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ajet.cli.view import find_experiment
+from ajet.schema.call_tree import ROOT
+from ajet.schema.chat import Tool
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,21 +31,64 @@ def target_config(target: str, overrides: Sequence[str] = ()) -> Config:
         return load_config(target, overrides, backbone="debug", complete=False)
     if overrides:
         raise ConfigError(f"overrides ({overrides[0]} …) need a YAML file as TARGET, and {target} isn't one")
+    ran = _rollout_of(target)
     return make_config(
         {
             "model.path": weights_of(target),
             "rollout.engine": "torch",
-            "rollout.max_model_len": DEFAULT_LENGTH,
-            "rollout.temperature": 1.0,
+            "rollout.max_model_len": ran.get("max_model_len", DEFAULT_LENGTH),
+            "rollout.temperature": ran.get("temperature", 1.0),
+            "rollout.reasoning_history": ran.get("reasoning_history", "template"),
         }
     )
 
 
+class RunSetting(NamedTuple):
+    """What the agent of a run was given."""
+
+    system: str = ""
+    tools: Sequence[Tool] = ()
+
+
+def run_setting(target: str) -> RunSetting:
+    """The system message and tools of the newest recorded episode of a run, to talk to its model as its agent did.
+    Empty for any other target."""
+    from ajet.observe.episode_store import EpisodeStore
+
+    file = find_experiment(Path(target)) / "episodes.sqlite"
+    if not file.is_file():
+        return RunSetting()
+    store = EpisodeStore(file)
+    try:
+        rows, _ = store.page(limit=1)
+        tree = store.get(rows[0]["episode_id"]).episode.tree if rows else None
+    finally:
+        store.close()
+    if tree is None or not tree.calls:
+        return RunSetting()
+    call = tree.calls[0]
+    said = [message for message in call.new_messages if message.get("role") in ("system", "developer")]
+    system = str(said[0].get("content") or "") if said else ""
+    return RunSetting(system, tree.toolsets[call.tools] if call.tools != ROOT else ())
+
+
+def _rollout_of(target: str) -> dict[str, Any]:
+    """`ajet.rollout` of an experiment's config; empty for any other target."""
+    file = find_experiment(Path(target)) / "config.resolved.yaml"
+    if not file.is_file():
+        return {}
+    import yaml
+
+    config = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    rollout: dict[str, Any] = config.get("ajet", {}).get("rollout") or {}
+    return rollout
+
+
 def weights_of(target: str) -> str:
     """The model that a target names: the `hf/` folder of an experiment or checkpoint, or else the target itself."""
-    folder = Path(target).expanduser()
+    folder = find_experiment(Path(target).expanduser())
     if not folder.is_dir() or (folder / "config.json").is_file():
-        return target
+        return str(folder) if folder.is_dir() else target
     if (folder / "hf" / "config.json").is_file():
         return str((folder / "hf").resolve())
     raise ConfigError(
@@ -64,5 +110,5 @@ def weights_folder(folder: Path, *, best: bool = False) -> Path:
             raise ConfigError(f"{folder} holds no checkpoint with a validation")
         # verl's checkpoints have their own format; its newest weights are in hf/
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder")
+        raise ConfigError(f"{folder} is not a folder, and no run in saved_experiments has that name (`ajet runs`)")
     return Path(weights_of(str(folder)))

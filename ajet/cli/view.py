@@ -6,7 +6,12 @@ import os
 import threading
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ajet.viewer.library import Experiment
 
 
 def run(argv: Sequence[str]) -> int:
@@ -53,3 +58,23 @@ def find_experiment(given: Path | None) -> Path:
         return root
     named = root / given
     return named if not given.exists() and named.exists() else given
+
+
+def opened_experiment(given: Path) -> Experiment:
+    """The experiment at a path or of a name. Raises an error that names those that there are."""
+    from ajet.viewer.library import Experiment, ExperimentNotFoundError, Library, is_experiment
+
+    path = find_experiment(given)
+    if is_experiment(path):
+        return Experiment(path)
+    there = Library(Path("saved_experiments")).names()
+    near = get_close_matches(str(given), there, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ExperimentNotFoundError(
+        f"{given}: no such run\n    {hint}"
+        + (
+            f"runs in saved_experiments: {', '.join(there)}"
+            if there
+            else "saved_experiments has none; give the folder of a run"
+        )
+    )

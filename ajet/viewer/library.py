@@ -112,8 +112,10 @@ class Experiment:
         """One line of the experiments list."""
         ajet = self.config().get("ajet") or {}
         columns = self.metrics()
-        rewards = [value for value in columns["series"].get("reward/mean", []) if isinstance(value, int | float)]
-        successes = [value for value in columns["series"].get("success/rate", []) if isinstance(value, int | float)]
+        rewards, successes, validations = (
+            [value for value in columns["series"].get(name, []) if isinstance(value, int | float)]
+            for name in ("reward/mean", "success/rate", "val/reward/mean")
+        )
         events = self.events()
         store = self.store()
         return {
@@ -125,6 +127,7 @@ class Experiment:
             "step": columns["steps"][-1] if columns["steps"] else 0,
             "reward": rewards[-1] if rewards else None,
             "success": successes[-1] if successes else None,
+            "validation": validations[-1] if validations else None,
             "spark": _thin(rewards),
             "episodes": store.facets().total if store else 0,
             "started": events[0]["time"] if events else None,

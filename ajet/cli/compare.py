@@ -1,0 +1,68 @@
+"""`ajet compare RUN RUN …`: the results of runs side by side, and the config keys in which they differ."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ajet.viewer.library import Experiment
+
+RESULTS = (
+    ("reward, first step", "reward/mean", 0),
+    ("reward, last step", "reward/mean", -1),
+    ("success, last step", "success/rate", -1),
+    ("validation, first", "val/reward/mean", 0),
+    ("validation, last", "val/reward/mean", -1),
+    ("loss, last step", "train/loss", -1),
+)
+"""Label, metric, and which of its values."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print two tables."""
+    parser = ArgumentParser(
+        "ajet compare", description="The results of runs, and the config keys in which they differ."
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="an experiment's folder, or its name")
+    arguments = parser.parse_args(argv)
+    if len(arguments.runs) < 2:
+        parser.error("ajet compare RUN RUN: at least two runs")
+
+    from ajet.cli.view import opened_experiment
+    from ajet.viewer.library import differences
+
+    experiments = [opened_experiment(given) for given in arguments.runs]
+    _show("results", experiments, [(label, _values(experiments, name, at)) for label, name, at in RESULTS])
+    print()
+    different = list(differences(experiments).items())
+    if different:
+        _show("config", experiments, different)
+    else:
+        print("their configs are the same")
+    return 0
+
+
+def _values(experiments: Sequence[Experiment], metric: str, index: int) -> list[str]:
+    from ajet.cli.runs import number
+
+    found = []
+    for experiment in experiments:
+        values = [value for value in experiment.metrics()["series"].get(metric, []) if value is not None]
+        found.append(number(values[index] if values else None))
+    return found
+
+
+def _show(title: str, experiments: Sequence[Experiment], rows: Sequence[tuple[str, list[str]]]) -> None:
+    from ajet.cli.table import print_table
+
+    here = f"{Path.cwd()}{os.sep}"
+    table = [
+        [label.removeprefix("ajet."), *(value.replace(here, "") for value in values)]
+        for label, values in rows
+        if set(values) != {"–"}
+    ]
+    print_table([title, *(experiment.name for experiment in experiments)], table)

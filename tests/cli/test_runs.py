@@ -1,0 +1,177 @@
+"""Commands that take the names of runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from screen import Terminal
+from synthetic_run import write_experiment
+
+from ajet.cli.completion import NAMES_A_RUN
+from ajet.cli.main import COMMANDS, main
+from ajet.cli.targets import run_setting, target_config, weights_of
+
+CODES = {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with two runs."""
+    root = tmp_path_factory.mktemp("project")
+    for name, seed in (("math-agent", 0), ("math-agent-rloo", 1)):
+        write_experiment(root / "saved_experiments", name, steps=6, tasks=2, seed=seed)
+    return root
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_runs_lists_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(capsys, "runs")
+    head, *rows = out.splitlines()
+    assert code == 0
+    assert head.split()[:4] == ["run", "status", "step", "reward"]
+    assert {row.split()[0] for row in rows} == {"math-agent", "math-agent-rloo"}
+    assert all(row.split()[2] == "6" for row in rows)
+    _, out, _ = said(capsys, "runs", "--json")
+    assert {json.loads(line)["name"] for line in out.splitlines()} == {"math-agent", "math-agent-rloo"}
+
+
+def test_runs_of_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = said(capsys, "runs", str(tmp_path))
+    assert code == 2
+    assert "no runs in" in error and "ajet --conf" in error
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_the_list_fits_the_terminal(here: Path, columns: int) -> None:
+    with Terminal([sys.executable, "-m", "ajet", "runs"], columns=columns, cwd=here, env=CODES) as terminal:
+        shown = terminal.finish()
+    assert len(shown.splitlines()) == 3, shown
+    assert "math-agent-rloo" in shown if columns == 80 else "math-ag" in shown
+
+
+def test_compare_shows_results_and_different_keys(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = here / "saved_experiments" / "math-agent-rloo" / "config.resolved.yaml"
+    config.write_text(config.read_text().replace("num_repeat: 4", "num_repeat: 9", 1))
+    code, out, _ = said(capsys, "compare", "math-agent", "saved_experiments/math-agent-rloo")
+    assert code == 0
+    assert "reward, last step" in out
+    code, _, error = said(capsys, "compare", "math-agent", "math-agnt")
+    assert code == 2
+    assert "did you mean math-agent?" in error and "math-agent-rloo" in error
+    with pytest.raises(SystemExit):
+        main(["compare", "math-agent"])
+
+
+@pytest.mark.parametrize("command", [("report",), ("export", "episodes"), ("compare", "math-agent")])
+def test_a_name_that_is_no_run(here: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+    code, _, error = said(capsys, *command, "math-agnt")
+    assert code == 2
+    assert "no such run" in error and "did you mean math-agent?" in error
+
+
+def test_weights_are_found_by_name(here: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    hf = here / "saved_experiments" / "math-agent" / "hf"
+    hf.mkdir(exist_ok=True)
+    (hf / "config.json").write_text("{}")
+    assert weights_of("math-agent") == str(hf)
+    assert weights_of("gpt2") == "gpt2"
+    code, _, _ = said(capsys, "export", "weights", "math-agent", str(tmp_path / "out"))
+    assert code == 0
+    assert (tmp_path / "out" / "config.json").exists()
+    code, _, error = said(capsys, "export", "weights", "nowhere", str(tmp_path / "other"))
+    assert code == 2 and "ajet runs" in error
+
+
+def test_a_runs_system_message_and_tools(here: Path) -> None:
+    setting = run_setting("math-agent")
+    assert setting.system
+    assert [tool["function"]["name"] for tool in setting.tools] == ["calculator"]
+    assert run_setting("tiny:qwen2") == ("", ())
+    (here / "saved_experiments" / "math-agent" / "hf").mkdir(exist_ok=True)
+    (here / "saved_experiments" / "math-agent" / "hf" / "config.json").write_text("{}")
+    assert target_config("math-agent").ajet.rollout.max_model_len > 0
+
+
+def test_chat_asks_for_a_tools_result_and_knows_its_commands(tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "6*7"}'}}
+    (tmp_path / "replies.json").write_text(json.dumps([{"role": "assistant", "tool_calls": [call]}, "It is 42"]))
+    rollout = f"rollout: {{engine: scripted, scripted_replies: {tmp_path}/replies.json}}"
+    (tmp_path / "talk.yaml").write_text(f"ajet:\n  model: {{path: 'tiny:qwen2'}}\n  {rollout}\n")
+    command = [sys.executable, "-m", "ajet", "chat", "talk.yaml", "--system", "Be brief."]
+    with Terminal(command, cwd=tmp_path, env=CODES) as terminal:
+        terminal.wait_for("loading tiny:qwen2")
+        terminal.wait_for("talk.yaml, with its system message. /help lists the commands.")
+        terminal.type("/help\n")
+        terminal.wait_for("/exit     leave")
+        terminal.type("/hlp\n")
+        terminal.wait_for("unknown command /hlp")
+        terminal.type("What is 6*7?\n")
+        terminal.wait_for("result of calculator: ")
+        terminal.type("42\n")
+        terminal.wait_for("It is 42")
+        terminal.type("/exit\n")
+        terminal.finish()
+        assert terminal.process.returncode == 0
+
+
+def test_schema_is_the_editors(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = said(capsys, "schema")
+    assert json.loads(out) == json.loads(said(capsys, "config", "schema")[1])
+
+
+COMPLETE = """
+source <({python} -m ajet completion bash)
+complete_line() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _ajet; echo "${{COMPREPLY[@]}}"; }}
+complete_line ajet ch
+complete_line ajet compare math-agent math-agent-
+complete_line ajet --conf x.yaml --backbone d
+complete_line ajet --conf x.yaml rollout.num_rep
+complete_line ajet export weights --be
+"""
+
+
+def test_bash_completes(here: Path) -> None:
+    script = COMPLETE.format(python=sys.executable)
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=here, env={**os.environ, **CODES}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["chat", "math-agent-rloo", "debug", "rollout.num_repeat=", "--best"]
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_take_the_script(here: Path, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether they complete is tried where they are installed."""
+    _, script, _ = said(capsys, "completion", shell)
+    assert all(name in script for name in COMMANDS)
+    assert set(COMMANDS) >= set(NAMES_A_RUN)
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} on this machine")
+    (here / f"completion.{shell}").write_text(script)
+    asks = {"fish": 'complete -C "ajet compare math-agent-"', "zsh": "echo $_comps[ajet]"}[shell]
+    flags = ["-f"] if shell == "zsh" else ["--no-config"]
+    done = subprocess.run(
+        [shell, *flags, "-c", f"source ./completion.{shell}; {asks}"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {"fish": "math-agent-rloo", "zsh": "_ajet"}[shell] in done.stdout, done.stderr
