@@ -13,6 +13,7 @@ import pytest
 from screen import Terminal
 from synthetic_run import write_experiment
 
+from ajet.cli.chat import _play_tools
 from ajet.cli.completion import NAMES_A_RUN
 from ajet.cli.main import COMMANDS, main
 from ajet.cli.targets import run_setting, target_config, weights_of
@@ -109,26 +110,36 @@ def test_a_runs_system_message_and_tools(here: Path) -> None:
     assert target_config("math-agent").ajet.rollout.max_model_len > 0
 
 
-def test_chat_asks_for_a_tools_result_and_knows_its_commands(tmp_path: Path) -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "6*7"}'}}
-    (tmp_path / "replies.json").write_text(json.dumps([{"role": "assistant", "tool_calls": [call]}, "It is 42"]))
-    rollout = f"rollout: {{engine: scripted, scripted_replies: {tmp_path}/replies.json}}"
+def test_chat_on_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "replies.yaml").write_text("- It is 42\n")
+    rollout = f"rollout: {{engine: scripted, scripted_replies: {tmp_path}/replies.yaml}}"
     (tmp_path / "talk.yaml").write_text(f"ajet:\n  model: {{path: 'tiny:qwen2'}}\n  {rollout}\n")
     command = [sys.executable, "-m", "ajet", "chat", "talk.yaml", "--system", "Be brief."]
     with Terminal(command, cwd=tmp_path, env=CODES) as terminal:
         terminal.wait_for("loading tiny:qwen2")
         terminal.wait_for("talk.yaml, with its system message. /help lists the commands.")
-        terminal.type("/help\n")
-        terminal.wait_for("/exit     leave")
-        terminal.type("/hlp\n")
-        terminal.wait_for("unknown command /hlp")
-        terminal.type("What is 6*7?\n")
-        terminal.wait_for("result of calculator: ")
-        terminal.type("42\n")
-        terminal.wait_for("It is 42")
+        for typed, answer in (
+            ("/help", "/exit     leave"),
+            ("/hlp", "unknown command /hlp"),
+            ("/prompt", "Be brief."),
+            ("What is 6*7?", "It is 42"),
+        ):
+            terminal.type(f"{typed}\n")
+            terminal.wait_for(answer)
         terminal.type("/exit\n")
         terminal.finish()
         assert terminal.process.returncode == 0
+
+
+def test_the_user_plays_the_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda prompt: asked.append(prompt) or "42")
+    call = {"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": "{}"}}
+    answers = _play_tools({"role": "assistant", "tool_calls": [call]})
+    assert answers == [{"role": "tool", "tool_call_id": "c1", "content": "42"}]
+    assert asked == ["result of calculator: "]
+    assert _play_tools({"role": "assistant", "content": "done"}) == []
 
 
 def test_schema_is_the_editors(capsys: pytest.CaptureFixture[str]) -> None:
