@@ -123,7 +123,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
     """Open the experiment folder, run, and close it. Nothing that was started outlives this."""
     from ajet.config.effects import notes
     from ajet.observe.experiment import ExperimentFolder, folder_of
-    from ajet.runtime.companions import start_service
+    from ajet.runtime.companions import start_service, wanted_services
     from ajet.runtime.processes import recorded_run
 
     _terminate_like_interrupt()
@@ -145,7 +145,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
                 log.info("%s", note)
             stack.enter_context(recorded_run(experiment.path, arguments.prefix))
             experiment.save_code(_user_files(config))
-            for service in arguments.services:
+            for service in wanted_services(config, arguments.services):
                 stack.enter_context(start_service(service, arguments.prefix))
             if arguments.with_logview:
                 options = replace(options, viewer=stack.enter_context(_viewer(experiment)))
@@ -198,13 +198,13 @@ def _viewer(experiment: ExperimentFolder) -> Iterator[str]:
     from ajet.runtime.companions import start_command
 
     command = [sys.executable, "-m", "ajet", "view", str(experiment.path), "--no-browser"]
-    with start_command("logview", command) as log:
+    with start_command("logview", command) as started:
         until = time.monotonic() + VIEWER_START_S
-        while not (address := re.search(r"^http\S+", log.read_text(errors="replace"), re.MULTILINE)):
+        while not (address := re.search(r"^http\S+", started.log.read_text(errors="replace"), re.MULTILINE)):
             if time.monotonic() > until:
                 break
             time.sleep(0.05)
-        found = address.group() if address else f"not up yet, see {log}"
+        found = address.group() if address else f"not up yet, see {started.log}"
         print(f"viewer: {found}", flush=True)
         yield found
 

@@ -74,6 +74,14 @@ def _agent(ajet: AjetConfig) -> Iterator[Contradiction]:
         )
 
 
+def _services(ajet: AjetConfig) -> Iterator[Contradiction]:
+    for name, service in ajet.services.items():
+        if not service.command:
+            yield Contradiction(
+                ("services",), f"{name} has no `command`", "say what starts it: `command: bash start.sh`"
+            )
+
+
 def _groups(ajet: AjetConfig) -> Iterator[Contradiction]:
     rollout = ajet.rollout
     if rollout.min_group_size is not None and rollout.min_group_size > rollout.num_repeat:
@@ -335,6 +343,7 @@ CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _agent,
     _lengths,
     _environment,
+    _services,
     _groups,
     _batches,
     _optimiser,

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from ajet.config.root import Config
 from ajet.config.section import Section
+from ajet.config.sections import ServiceConfig
 
 Path = tuple[str, ...]
 
@@ -81,6 +82,8 @@ def where_it_belongs(path: tuple[Any, ...]) -> str:
     parent, last = names[:-1], names[-1]
     siblings = {key.path[-1]: key for key in known_keys().values() if key.path[:-1] == parent}
     ours = [key for key in known_keys().values() if key.path[0] == "ajet" and len(key.path) > 1]
+    if parent[:2] == ("ajet", "services") and len(parent) == 3:
+        return f"the keys of a service: {', '.join(ServiceConfig.model_fields)}"
     near = nearest(last, siblings, cutoff=0.75)
     # the same name elsewhere is a better guess than a similar name here, unless they differ by a letter or so
     elsewhere = [key for key in ours if key.path[-1] == last]

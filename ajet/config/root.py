@@ -21,6 +21,7 @@ from ajet.config.sections import (
     InterchangeServerConfig,
     ModelConfig,
     RecorderConfig,
+    ServiceConfig,
     TaskRunnerConfig,
 )
 from ajet.config.tasks import TaskJudgeConfig, TaskReaderConfig
@@ -69,6 +70,9 @@ class AjetConfig(Section):
     """The HTTP server through which agents of any kind reach the model."""
     recorder: RecorderConfig = RecorderConfig()
     """Which episodes are kept for the viewer."""
+    services: dict[str, ServiceConfig] = {}
+    """Programs to start before the run and to end with it, by name: `{command, folder, address, start_timeout, env}`.
+    With an `address`, the run waits until the program answers there."""
     interchange: InterchangeConfig = InterchangeConfig()
     """Accepted for old files, without effect. The gateway is always available."""
     enable_experimental_interchange_server: bool = False

@@ -69,6 +69,21 @@ class HelperConfig(Section):
     """The price of a million tokens, in any currency."""
 
 
+class ServiceConfig(Section):
+    """One of `ajet.services`: a program that runs beside the run."""
+
+    command: str = ""
+    """What bash runs, in the foreground."""
+    folder: str = "."
+    """Where it runs. Relative to the working directory."""
+    address: str | None = None
+    """`host:port` or a URL at which it answers once it is ready; the run waits for that. null: the run doesn't wait."""
+    start_timeout: AboveZero = 600.0
+    """Seconds it may take until it answers."""
+    env: dict[str, str] = {}
+    """Environment variables for it, besides the run's own."""
+
+
 class DataConfig(Section):
     """`ajet.data`: lengths and batch size."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from ajet.environment.leased import LeasedEnvironment
@@ -20,7 +21,7 @@ def serve_instance(source: EnvironmentSource, channel: socket.socket) -> None:
     """Answer requests until `close` or the end of the channel."""
     lease: LeasedEnvironment | None = None
     try:
-        for line in channel.makefile("rb"):
+        for line in _lines(channel):
             request = json.loads(line)
             if request["do"] == "close":
                 return
@@ -33,10 +34,17 @@ def serve_instance(source: EnvironmentSource, channel: socket.socket) -> None:
                 assert lease is not None
                 answer = _answered(lambda: _asked(lease, request))  # noqa: B023
             channel.sendall(json.dumps(answer, default=plain_value).encode() + b"\n")
+    except ConnectionError:
+        return  # the server has ended this instance, or itself
     finally:
         if lease is not None:
             lease.close()
         channel.close()
+
+
+def _lines(channel: socket.socket) -> Iterator[bytes]:
+    with channel.makefile("rb") as file:
+        yield from file
 
 
 def _created(lease: LeasedEnvironment, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,74 +1,235 @@
-"""Processes that run beside a run and end with it: `--with-NAME` services, and the viewer of `--with-logview`."""
+"""Processes that run beside a run and end with it: the services of the YAML, `--with-NAME` services, and the viewer of
+`--with-logview`. A service with an address is ready when something answers there.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
+import socket
 import subprocess
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import psutil
 
 from ajet.runtime.processes import STARTED_BY, end_all, recorded, state_folder
 from ajet.schema.errors import UserError
 
+if TYPE_CHECKING:
+    from ajet.config import Config
+
+log = logging.getLogger(__name__)
+
 PATIENCE_S = 5.0
 """How long a companion may take to end by itself: less than Ctrl-C promises for the run."""
+START_S = 600.0
+"""How long a `--with-NAME` service may take until it answers."""
+TOLD_S = 15.0
+"""How often a wait is mentioned on the terminal."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class ServiceError(UserError):
-    """A `--with-NAME` service that can't be started."""
+    """A service that can't be started."""
 
 
-@contextmanager
-def start_service(name: str, prefix: str = "") -> Iterator[None]:
-    """Start `$NAME_SCRIPT` in `$NAME_PATH`, and end it with the block."""
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A program to run beside the run."""
+
+    name: str
+    key: str
+    """Where it was asked for, for error messages."""
+    command: str
+    folder: Path
+    address: tuple[str, int] | None = None
+    start_timeout_s: float = START_S
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def wanted_services(config: Config, flags: Sequence[str]) -> list[Service]:
+    """The services of the YAML, then those of `--with-NAME` flags that the YAML doesn't have."""
+    services = []
+    for name, given in config.ajet.services.items():
+        key = f"ajet.services.{name}"
+        address = None if given.address is None else _address(given.address, f"{key}.address")
+        folder = Path(given.folder).expanduser()
+        services.append(Service(name, key, given.command, folder, address, given.start_timeout, given.env))
+    return services + [_of_flag(name, config) for name in flags if name not in config.ajet.services]
+
+
+def _of_flag(name: str, config: Config) -> Service:
+    """`--with-NAME`: $NAME_SCRIPT in $NAME_PATH, answering at $NAME_URL, or else at the environments' own address."""
+    variables = {**_dot_env(), **os.environ}
     variable = re.sub(r"\W", "_", name).upper()
-    folder, script = os.environ.get(f"{variable}_PATH"), os.environ.get(f"{variable}_SCRIPT")
+    folder, script = variables.get(f"{variable}_PATH"), variables.get(f"{variable}_SCRIPT")
     for what, value in ((f"{variable}_PATH", folder), (f"{variable}_SCRIPT", script)):
         if not value:
             raise ServiceError(
-                f"--with-{name}: the environment variable {what} is not set\n"
+                f"--with-{name}: the environment variable {what} is not set, nor is it in .env\n"
                 f"    export {variable}_PATH=/folder/of/the/service {variable}_SCRIPT='bash start.sh'"
             )
     assert folder is not None and script is not None
-    if not Path(folder).is_dir():
-        raise ServiceError(f"--with-{name}: {variable}_PATH={folder} is not a folder")
-    with start_command(name, ["bash", "-c", script], cwd=Path(folder), prefix=prefix):
-        yield
+    url = variables.get(f"{variable}_URL") or _environment_url(config)
+    address = None if url is None else _address(url, f"{variable}_URL")
+    return Service(name, f"--with-{name}", script, Path(folder), address)
+
+
+def _environment_url(config: Config) -> str | None:
+    """Where the run expects its environments, if that is on this machine."""
+    world, reader = config.ajet.rollout.environment, config.ajet.task_reader
+    url = world.url if world is not None else reader.env_service.env_url if reader.type == "env_service" else None
+    return url if url and urlsplit(url).hostname in LOOPBACK else None
+
+
+def _address(text: str, key: str) -> tuple[str, int]:
+    parts = urlsplit(text if "//" in text else f"//{text}")
+    try:
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        port = None
+    if not parts.hostname or port is None:
+        raise ServiceError(f"{key}: {text!r} is not an address\n    write host:port or http://host:port")
+    return parts.hostname, port
+
+
+def _dot_env() -> dict[str, str]:
+    """`NAME=value` lines of `.env` in the working directory."""
+    file = Path(".env")
+    if not file.is_file():
+        return {}
+    found = {}
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        if equals and name.strip().isidentifier():
+            found[name.strip()] = value.strip().strip("'\"")
+    return found
 
 
 @contextmanager
-def start_command(name: str, command: list[str], *, cwd: Path | None = None, prefix: str = "") -> Iterator[Path]:
-    """Start a recorded process, yield its log file, and end the process and its children with the block."""
+def start_service(service: Service, prefix: str = "") -> Iterator[None]:
+    """Start a service, wait until it answers, watch it, and end it with the block."""
+    if not service.folder.is_dir():
+        raise ServiceError(f"{service.key}: the folder {service.folder} does not exist")
+    if service.address is not None and _answers(service.address):
+        host, port = service.address
+        raise ServiceError(
+            f"{service.key}: something answers at {host}:{port} already, before the service was started\n"
+            "    end it (`ajet --kill` if an earlier run started it), or start the run without this service"
+        )
+    command = ["bash", "-c", service.command]
+    with start_command(service.name, command, cwd=service.folder, prefix=prefix, env=service.env) as started:
+        if service.address is not None:
+            _wait_for(service, started)
+        ending = threading.Event()
+        threading.Thread(target=_watch, args=(service, started, ending.is_set), daemon=True).start()
+        try:
+            yield
+        finally:
+            ending.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A companion that runs."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def last_lines(self) -> str:
+        """The end of what it wrote."""
+        return "\n    ".join(self.log.read_text(errors="replace").strip().splitlines()[-5:])
+
+
+@contextmanager
+def start_command(
+    name: str,
+    command: list[str],
+    *,
+    cwd: Path | None = None,
+    prefix: str = "",
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Started]:
+    """Start a recorded process, yield it, and end it and its children with the block."""
     mark = uuid.uuid4().hex
     folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    log = folder / f"{prefix}{name}-{mark[:8]}.log"
-    with log.open("wb") as output:
+    log_file = folder / f"{prefix}{name}-{mark[:8]}.log"
+    with log_file.open("wb") as output:
         process = subprocess.Popen(
             command,
             cwd=cwd,
-            env={**os.environ, STARTED_BY: mark},
+            env={**os.environ, **(env or {}), STARTED_BY: mark},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     leader = psutil.Process(process.pid)  # not reaped yet, so its id is still its own
+    started = Started(process, log_file)
     with recorded(mark, name, prefix, process.pid, shlex.join(command)):
         try:
             time.sleep(0.2)  # long enough for a script that can't start at all to end
             if process.poll() not in (None, 0):
-                lines = "\n    ".join(log.read_text(errors="replace").strip().splitlines()[-5:])
-                raise ServiceError(f"{name} ended immediately with exit code {process.returncode}\n    {lines}")
-            print(f"started {prefix}{name} (pid {process.pid}, log {log})", flush=True)
-            yield log
+                raise ServiceError(
+                    f"{name} ended immediately with exit code {process.returncode}\n    {started.last_lines()}"
+                )
+            print(f"started {prefix}{name} (pid {process.pid}, log {log_file})", flush=True)
+            yield started
         finally:
             end_all(STARTED_BY, mark, PATIENCE_S, leader=leader)
             process.poll()
+
+
+def _wait_for(service: Service, started: Started) -> None:
+    """Wait until something answers at the service's address. It may leave processes behind, and end with code 0."""
+    assert service.address is not None
+    host, port = service.address
+    began = told = time.monotonic()
+    while not _answers(service.address):
+        if started.process.poll() not in (None, 0):
+            raise ServiceError(
+                f"{service.key}: {service.name} ended with exit code {started.process.returncode} before it answered "
+                f"at {host}:{port}\n    {started.last_lines()}"
+            )
+        now = time.monotonic()
+        if now - began > service.start_timeout_s:
+            raise ServiceError(
+                f"{service.key}: {service.name} did not answer at {host}:{port} within {service.start_timeout_s:g} s\n"
+                f"    its log: {started.log}\n    {started.last_lines()}"
+            )
+        if now - told > TOLD_S:
+            told = now
+            print(f"waiting for {service.name} at {host}:{port} ({now - began:.0f} s, log {started.log})", flush=True)
+        time.sleep(0.1)
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, timeout=2.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _watch(service: Service, started: Started, ending: Callable[[], bool]) -> None:
+    """Say so if the service ends before the run does."""
+    code = started.process.wait()
+    if code and not ending():
+        log.error(
+            "the service %s ended with exit code %d; its episodes will fail. Its log: %s\n    %s",
+            service.name,
+            code,
+            started.log,
+            started.last_lines(),
+        )

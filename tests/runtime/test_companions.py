@@ -1,0 +1,116 @@
+"""Services beside a run: started, waited for, watched, ended; and what is wrong with one is said."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from waiting import wait_until
+
+from ajet.config import load_config, make_config
+from ajet.runtime.companions import Service, ServiceError, start_service, wanted_services
+from ajet.schema.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AJET_STATE_DIR", str(tmp_path / "state"))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def listening(port: int) -> str:
+    program = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); print('up'); time.sleep(99)"
+    return f'{sys.executable} -c "{program}"'
+
+
+def service(command: str, **more: Any) -> Service:
+    return Service("world", "ajet.services.world", command, Path(), **more)
+
+
+def test_the_run_waits_until_it_answers_and_nothing_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    address = ("127.0.0.1", free_port())
+    with start_service(service(f"echo $GREETING; {listening(address[1])}", address=address, env={"GREETING": "hello"})):
+        socket.create_connection(address).close()
+        children = psutil.Process().children(recursive=True)
+    wait_until(lambda: not any(child.is_running() for child in children))
+    assert "started world (pid " in capsys.readouterr().out
+    (log,) = Path("state").glob("world-*.log")
+    assert log.read_text().startswith("hello")
+
+
+@pytest.mark.parametrize(
+    ("command", "limit", "complaint"),
+    [
+        ("sleep 0.4; echo no data >&2; exit 3", 30, "(?s)exit code 3 before it answered at .*no data"),
+        ("sleep 99", 0.5, "did not answer at 127.0.0.1:[0-9]+ within 0.5 s"),
+    ],
+)
+def test_one_that_never_answers(command: str, limit: float, complaint: str) -> None:
+    address = ("127.0.0.1", free_port())
+    with (
+        pytest.raises(ServiceError, match=complaint),
+        start_service(service(command, address=address, start_timeout_s=limit)),
+    ):
+        raise AssertionError("it has not started")
+
+
+def test_one_whose_address_is_taken_is_not_started() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = ("127.0.0.1", listener.getsockname()[1])
+        with (
+            pytest.raises(ServiceError, match=r"something answers at 127\.0\.0\.1:[0-9]+ already"),
+            start_service(service("touch started", address=address)),
+        ):
+            raise AssertionError("it has not started")
+    assert not Path("started").exists()
+
+
+def test_one_that_ends_during_the_run_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    with start_service(service("until test -e stop; do sleep 0.05; done; echo out of memory; exit 9")):
+        assert not caplog.records
+        Path("stop").touch()
+        wait_until(lambda: any("ended with exit code 9" in record.getMessage() for record in caplog.records))
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "out of memory" in record.getMessage()
+
+
+def test_services_of_the_yaml_and_of_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("run.yaml").write_text(
+        "ajet:\n  services:\n    world: {command: serve, address: 'http://localhost:81', env: {A: b}}\n"
+        "  rollout: {environment: {url: 'http://127.0.0.1:8123'}}\n"
+    )
+    config = load_config("run.yaml", complete=False)
+    Path(".env").write_text("# mine\nexport SHOP_PATH=.\nSHOP_SCRIPT='bash shop.sh'\nSHOP_URL=ignored\n")
+    monkeypatch.setenv("SHOP_URL", "localhost:7")
+    monkeypatch.setenv("TOWN_PATH", "/town")
+    monkeypatch.setenv("TOWN_SCRIPT", "town")
+    world, shop, town = wanted_services(config, ["shop", "world", "town"])
+    assert world == Service("world", "ajet.services.world", "serve", Path(), ("localhost", 81), 600.0, {"A": "b"})
+    assert (shop.command, shop.folder, shop.address) == ("bash shop.sh", Path(), ("localhost", 7))
+    assert town.address == ("127.0.0.1", 8123)  # where the run expects its environments
+    with pytest.raises(ServiceError, match=r"NOWHERE_PATH is not set, nor is it in \.env"):
+        wanted_services(config, ["nowhere"])
+    with pytest.raises(ServiceError, match=r"ajet.services.w.address: 'there' is not an address"):
+        wanted_services(make_config({"services.w": {"command": "x", "address": "there"}}), [])
+
+
+def test_a_mistyped_key_of_a_service_is_explained() -> None:
+    Path("run.yaml").write_text("ajet:\n  services:\n    world: {command: serve, adress: x}\n")
+    with pytest.raises(
+        ConfigError, match=r"run.yaml:3: ajet.services.world.adress: unknown key\s+the keys of a service: "
+    ):
+        load_config("run.yaml", complete=False)
+    Path("run.yaml").write_text("ajet:\n  services:\n    world: {folder: x}\n")
+    with pytest.raises(ConfigError, match=r"ajet.services: world has no `command`"):
+        load_config("run.yaml", complete=False)
