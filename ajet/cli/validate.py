@@ -76,11 +76,13 @@ def load(config: Config) -> Loaded:
     from ajet.task_judge.base_judge import load_judge
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
     from ajet.task_runner.environments import find_environment
+    from ajet.task_runner.sandboxes import find_sandbox
     from ajet.task_runner.workflow_class import load_workflow
 
     workflow = load_workflow(config, config.base_dirs)
     judge = load_judge(config, config.base_dirs)
     environment = find_environment(config, config.base_dirs)
+    find_sandbox(config, config.base_dirs)
     reader = build_reader(config)
     return Loaded(workflow, judge, environment, read_training_tasks(reader), read_validation_tasks(reader))
 
@@ -105,6 +107,8 @@ def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[st
         yield "judge", _place(type(loaded.judge), ajet.task_judge.judge_protocol)
     if environment is not None:
         yield "environment", environment.name
+    if (sandbox := config.ajet.rollout.sandbox) is not None:
+        yield "sandbox", sandbox.kind
     yield "tasks", f"{counts} ({ajet.task_reader.type})"
     yield "first task", f"{first.task_id}: {_short(first.main_query)}"
     yield from _size(plan, ajet.rollout.num_repeat)

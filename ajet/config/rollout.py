@@ -113,6 +113,44 @@ class EnvironmentConfig(Section):
     """Seconds in which a service must answer a request."""
 
 
+class SandboxConfig(Section):
+    """`ajet.rollout.sandbox`: how what an episode runs is confined. Text alone stands for `kind`."""
+
+    kind: Literal["bubblewrap", "docker", "podman", "kubernetes", "none"] = "bubblewrap"
+    """`bubblewrap`: namespaces of this machine; `docker`, `podman`: a container; `kubernetes`: a pod; `none`: not
+    confined, commands may do whatever you may."""
+    network: Literal["none", "gateway", "host"] | None = None
+    """`gateway`: the run's gateway can be reached, and nothing else; `host`: not limited. null: `none`, and with kind
+    `none`, which can't close the network, `host`."""
+    cpus: AboveZero = 1.0
+    """CPUs, all commands together."""
+    memory_mb: Annotated[int, Field(ge=16), NotBool] = 1024
+    """Memory of all processes together."""
+    processes: Annotated[int, Field(ge=4), NotBool] = 128
+    """Processes and threads."""
+    disk_mb: Positive = 512
+    """What files may take in the workspace, and again in /tmp."""
+    exec_seconds: AboveZero = 60.0
+    """The longest that one command may run."""
+    lifetime_seconds: AboveZero | None = None
+    """After that, the sandbox ends. null: a little more than `rollout.episode_timeout`."""
+    output_bytes: Positive = 1_000_000
+    """What is kept of each output stream of a command: the beginning and the end."""
+    image: str | None = None
+    """docker, podman, kubernetes: the image of the root file system."""
+    read_only: list[str] = []
+    """Folders of this machine that can also be seen, but not changed."""
+    environment: dict[str, str] = {}
+    """All variables that commands see, besides PATH, HOME and LANG: nothing is inherited."""
+    options: Block = Block()
+    """What one kind alone understands."""
+
+
+def _sandbox(value: Any) -> Any:
+    """Text is the kind."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
 def _environment(value: Any) -> Any:
     """Text is the source; `class` is its other name."""
     if isinstance(value, str):
@@ -130,6 +168,9 @@ class RolloutConfig(Section):
     environment: Annotated[EnvironmentConfig | None, BeforeValidator(_environment)] = None
     """The world that the agent acts in: `module->Class`, `gymnasium:ID`, or a group of keys. Workflows see it as
     `workflow_task.gym_env`. null: none, unless `task_reader.type` is `env_service`."""
+    sandbox: Annotated[SandboxConfig | None, BeforeValidator(_sandbox)] = None
+    """A confined place for each episode, in which tools run commands and keep files: `bubblewrap`, another kind, or a
+    group of keys. Workflows see it as `tuner.sandbox`. null: none."""
     engine: EngineName = "torch"
     """Where tokens come from: `torch` (embedded), `vllm`, `sglang`, `remote` (an OpenAI-compatible server; debug only)
     or `scripted` (replies from a file, no model)."""

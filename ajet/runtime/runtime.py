@@ -27,6 +27,7 @@ from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.environments import find_environment
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.runner import TaskRunner
+from ajet.task_runner.sandboxes import find_sandbox
 from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
 from ajet.task_runner.workflow_class import load_workflow
 from ajet.tuner import AjetTuner
@@ -182,7 +183,8 @@ class Runtime:
             ajet.task_runner.max_lost_threads, collect_garbage=ajet.task_runner.wrapper_type == "asyncio-with-gc"
         )
         environments = find_environment(self.config, base_dirs)
-        return ThreadRunner(workflow_class, load_judge(self.config, base_dirs), self, threads, environments)
+        sandboxes = find_sandbox(self.config, base_dirs)
+        return ThreadRunner(workflow_class, load_judge(self.config, base_dirs), self, threads, environments, sandboxes)
 
     async def _make_pool(self, isolated: bool) -> RolloutPool:
         parallel = self._parallel or self.config.ajet.rollout.max_env_worker

@@ -1,7 +1,8 @@
 """`BubblewrapSandbox`: namespaces, a read-only root, a workspace in memory, no network. No image, and no privilege.
 
 Inside, `inside.py` is process 1; it starts commands on request. Everything ends with it, and it ends when its owner
-closes the channel or dies.
+closes the channel or dies. Used on the sandboxes' thread (`host.py`) only: the kernel ends bubblewrap with the thread
+that started it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ajet.sandbox.bubblewrap_arguments import WORKSPACE, command_line, next_uid, path_inside, probe, texts
 from ajet.sandbox.cgroups import Cgroup
@@ -23,7 +23,6 @@ from ajet.sandbox.control import Answer, Control
 from ajet.sandbox.forwarder import Forwarder
 from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings
 from ajet.sandbox.seccomp import seccomp_filter
-from ajet.sandbox.spawner import start
 from ajet.sandbox.streams import Output, feed
 
 START_S = 60.0
@@ -99,7 +98,7 @@ class BubblewrapSandbox:
             os.set_blocking(self._said, False)
             opened.callback(os.close, said)
             self._control = Control(ours, self._why)
-            self._process = await start(
+            self._process = subprocess.Popen(
                 _with_control(line, theirs.fileno(), cgroup),
                 env={"PATH": os.environ.get("PATH", os.defpath)},
                 cwd="/",
@@ -148,8 +147,6 @@ class BubblewrapSandbox:
             timed_out, code = True, 124
         finally:
             call.close()
-        if call.failed.done():
-            raise call.failed.result()
         return ExecResult(
             code,
             call.stdout.content(),
@@ -246,10 +243,8 @@ class _Call:
         ours_out, theirs_out = os.pipe()
         ours_err, theirs_err = os.pipe()
         self._ends += [theirs_out, theirs_err]
-        self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        """What the caller's `on_output` raised."""
-        self.stdout = Output(ours_out, limit, on_output, self.failed)
-        self.stderr = Output(ours_err, limit, on_output, self.failed)
+        self.stdout = Output(ours_out, limit, on_output)
+        self.stderr = Output(ours_err, limit, on_output)
         self._feeding: asyncio.Task[None] | None = None
 
     async def run(self, action: str, fields: Sequence[str], stdin: bytes, seconds: float) -> int:
@@ -258,18 +253,15 @@ class _Call:
         self._close_theirs()
         self._feeding = asyncio.create_task(feed(self._input, stdin))
         self._input = -1
-        waiters: set[asyncio.Future[Any]] = {waiting, self.failed}
         try:
-            await asyncio.wait(waiters, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([waiting], timeout=seconds)
         except asyncio.CancelledError:
             await asyncio.shield(asyncio.ensure_future(self._end(number, waiting)))
             raise
         if waiting.done():
             return self._code(waiting.result())
         await self._end(number, waiting)
-        if not self.failed.done():
-            raise TimeoutError
-        return 1
+        raise TimeoutError
 
     def _code(self, answer: Answer) -> int:
         if answer.kind == "error":

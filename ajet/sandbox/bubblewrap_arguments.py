@@ -77,6 +77,12 @@ def probe() -> str:
     )
 
 
+def check(settings: SandboxSettings) -> None:
+    """Raises `SandboxError` if bubblewrap can't make this sandbox here."""
+    probe()
+    _shown(settings.read_only)
+
+
 def _namespaces(mode: str, *, network: bool) -> list[str]:
     return [
         *(["--unshare-user", "--uid", "1000", "--gid", "1000"] if mode == "user" else []),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+from ajet.sandbox.host import Hosted, on_host
 from ajet.sandbox.sandbox import Sandbox, SandboxSettings
 
 
@@ -34,5 +35,12 @@ class open_sandbox:
         from ajet.sandbox.bubblewrap import BubblewrapSandbox
 
         sandbox = BubblewrapSandbox(self._settings, self._gateway_url)
-        await sandbox.start()
-        return sandbox
+        await on_host(sandbox.start())
+        return Hosted(sandbox)
+
+
+def check_sandbox(settings: SandboxSettings) -> None:
+    """Raises `SandboxError` if no such sandbox can be made on this machine: before a run, not in its first episode."""
+    from ajet.sandbox.bubblewrap_arguments import check
+
+    check(settings)

@@ -86,13 +86,14 @@ class ExecResult:
 
 
 class Sandbox(Protocol):
-    """Made by `ajet.sandbox.open_sandbox`; an async context manager that closes it. Used on the event loop that opened
-    it, but for `kill`."""
+    """Made by `ajet.sandbox.open_sandbox`; an async context manager that closes it. Can be used from any event loop."""
 
     workspace: str
     """The folder, as seen inside, where commands start and relative paths begin."""
-    gateway_url: str | None
-    """The run's gateway as it is reached from inside (`network: gateway`)."""
+
+    @property
+    def gateway_url(self) -> str | None:
+        """The run's gateway as it is reached from inside (`network: gateway`)."""
 
     @property
     def limits(self) -> Mapping[str, str]:

@@ -19,12 +19,9 @@ DRAIN = 1 << 22
 class Output:
     """One output stream. Owns its descriptor."""
 
-    def __init__(
-        self, descriptor: int, limit: int, on_output: OnOutput | None, failed: asyncio.Future[Exception]
-    ) -> None:
-        """`failed` is set to what `on_output` raises."""
+    def __init__(self, descriptor: int, limit: int, on_output: OnOutput | None = None) -> None:
+        """`on_output` may not raise."""
         self._closed = False
-        self._failed = failed
         self._descriptor = descriptor
         self._on_output = on_output
         self._head_limit = limit - limit // 2
@@ -73,11 +70,8 @@ class Output:
             self.close()
             return 0
         self._keep(chunk)
-        if self._on_output is not None and not self._failed.done():
-            try:
-                self._on_output(chunk)
-            except Exception as error:  # noqa: BLE001 - the caller's function: raised where the command is awaited
-                self._failed.set_result(error)
+        if self._on_output is not None:
+            self._on_output(chunk)
         return len(chunk)
 
     def _keep(self, chunk: bytes) -> None:

@@ -24,6 +24,7 @@ from ajet.config import Config
 from ajet.schema.errors import AjetError
 from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge
 from ajet.task_runner.environments import find_environment
+from ajet.task_runner.sandboxes import find_sandbox
 from ajet.task_runner.worker import run_worker
 from ajet.task_runner.workflow_class import load_workflow
 from ajet.user_code import import_class
@@ -58,6 +59,7 @@ class ForkServer:
         if judge is not None:
             import_class(judge, BaseJudge, key=JUDGE_KEY, base_dirs=self._base_dirs)
         self._environments = find_environment(self._config, self._base_dirs)
+        self._sandboxes = find_sandbox(self._config, self._base_dirs)
         for name in PRELOADED:
             importlib.import_module(name)
         self._workers: dict[int, int] = {}
@@ -122,7 +124,15 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             self._control.close()
             theirs = socket.socket(fileno=channel)
-            run_worker(self._config, self._workflow_class, self._environments, self._base_dirs, theirs, stderr)
+            run_worker(
+                self._config,
+                self._workflow_class,
+                self._environments,
+                self._sandboxes,
+                self._base_dirs,
+                theirs,
+                stderr,
+            )
         except BaseException:  # noqa: BLE001 - a worker must never return to the server's loop
             sys.excepthook(*sys.exc_info())
         finally:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ajet.environment.leased import LeasedEnvironment
+from ajet.sandbox import SandboxError
 from ajet.schema.episode import Failure
 from ajet.schema.errors import (
     EnvironmentFault,
@@ -34,6 +35,7 @@ from ajet.task_judge.base_judge import BaseJudge, Judgement, validate_reward
 from ajet.task_runner.environments import enter
 from ajet.task_runner.outside_loop import __file__ as OUTSIDE_LOOP_FILE
 from ajet.task_runner.outside_loop import outside_loop
+from ajet.task_runner.sandboxes import LeasedSandbox
 from ajet.workflow import Workflow
 
 log = logging.getLogger(__name__)
@@ -122,18 +124,21 @@ async def run_workflow(
     ask_ending: AskEnding | None = None,
     on_judge: Callable[[], None] = lambda: None,
     environment: LeasedEnvironment | None = None,
+    sandbox: LeasedSandbox | None = None,
 ) -> WorkflowResult:
     """Run the workflow, then the judge if there is no reward yet. User code's exceptions are in the result.
 
     If the workflow raised because of the model's own doing, the judge is asked as well, unless `ask_ending` says no.
-    A cancellation is a failure like any other: if it was ours, nobody reads the result. The environment is opened
-    before the workflow runs, and closed after the judge.
+    A cancellation is a failure like any other: if it was ours, nobody reads the result. Environment and sandbox
+    are opened before the workflow runs, and closed after the judge.
     """
     try:
         return await _run(
-            workflow_class, judge_, workflow_task, open_tuner, judge_retries, ask_ending, on_judge, environment
+            workflow_class, judge_, workflow_task, open_tuner, judge_retries, ask_ending, on_judge, environment, sandbox
         )
     finally:
+        if sandbox is not None:
+            await sandbox.close()
         if environment is not None:
             environment.close()
 
@@ -147,11 +152,12 @@ async def _run(
     ask_ending: AskEnding | None,
     on_judge: Callable[[], None],
     environment: LeasedEnvironment | None,
+    sandbox: LeasedSandbox | None,
 ) -> WorkflowResult:
     started = time.perf_counter()
     result = WorkflowResult()
     try:
-        output = await _execute(workflow_class, workflow_task, open_tuner, environment)
+        output = await _execute(workflow_class, workflow_task, open_tuner, environment, sandbox)
         result.finished = True
         result.is_success = output.is_success
         result.metadata, result.log_metrics = output.metadata, output.log_metrics
@@ -182,10 +188,13 @@ async def _execute(
     workflow_task: WorkflowTask,
     open_tuner: OpenTuner,
     environment: LeasedEnvironment | None,
+    sandbox: LeasedSandbox | None,
 ) -> WorkflowOutput:
     workflow = workflow_class(name=workflow_class.__name__)
     tuner = await open_tuner(workflow.trainable_targets)
     workflow_task.remember_tuner(tuner)
+    if sandbox is not None:
+        await sandbox.open(tuner)
     if environment is not None:
         enter(environment, workflow_task)
     output = await _called(workflow.execute, workflow_task, tuner)
@@ -273,6 +282,8 @@ def _blame(result: WorkflowResult, where: Literal["workflow", "judge"], error: B
 
 
 def _environment_error(error: BaseException) -> Literal["", "fault", "unavailable"]:
+    if any(isinstance(link, SandboxError) for link in _chain(error)):
+        return "unavailable"  # it could not be made, or it died
     faults = [link for link in _chain(error) if isinstance(link, EnvironmentFault)]
     if any(isinstance(fault, EnvironmentUnavailableError) for fault in faults):
         return "unavailable"

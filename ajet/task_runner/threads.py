@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.source import EnvironmentSource
+from ajet.sandbox import SandboxSettings
 from ajet.schema.episode import EnvironmentRecord
 from ajet.schema.errors import LostThreadsError
 from ajet.schema.task import WorkflowTask
@@ -32,6 +33,7 @@ from ajet.task_runner.environments import EnvironmentEndings
 from ajet.task_runner.leftover_connections import drop_complaints
 from ajet.task_runner.outside_loop import cancel_loops, end_tasks, run_with_pauses
 from ajet.task_runner.results import EarlyEnding, WorkflowInterrupted, WorkflowResult, run_workflow
+from ajet.task_runner.sandboxes import LeasedSandbox
 from ajet.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -60,9 +62,11 @@ class ThreadRunner:
         sessions: SessionProvider,
         threads: EpisodeThreads,
         environments: EnvironmentSource | None = None,
+        sandboxes: SandboxSettings | None = None,
     ) -> None:
         self.threads = threads
         self._environments = environments
+        self._sandboxes = sandboxes
         self._endings = EnvironmentEndings()
         self._workflow_class = workflow_class
         self._judge = judge
@@ -87,6 +91,7 @@ class ThreadRunner:
         environment = None
         if self._environments is not None:
             environment = LeasedEnvironment(self._environments, workflow_task.task, workflow_task.episode_uuid)
+        sandbox = None if self._sandboxes is None else LeasedSandbox(self._sandboxes)
 
         thread = self.threads.start(
             lambda: run_workflow(
@@ -97,9 +102,10 @@ class ThreadRunner:
                 judge_retries=sessions.config.ajet.rollout.episode_retries,
                 ask_ending=ask_ending,
                 environment=environment,
+                sandbox=sandbox,
             )
         )
-        return _AttemptInThread(thread, self.threads, environment, self._endings)
+        return _AttemptInThread(thread, self.threads, environment, sandbox, self._endings)
 
     async def ready(self) -> None:
         """Threads need no preparation."""
@@ -115,11 +121,13 @@ class _AttemptInThread:
         thread: EpisodeThread[WorkflowResult],
         threads: EpisodeThreads,
         leased: LeasedEnvironment | None,
+        sandbox: LeasedSandbox | None,
         endings: EnvironmentEndings,
     ) -> None:
         self._thread = thread
         self._threads = threads
         self._leased = leased
+        self._sandbox = sandbox
         self._endings = endings
 
     @property
@@ -135,6 +143,8 @@ class _AttemptInThread:
     def release(self) -> None:
         if self._leased is not None and not self._thread.result.done():
             self._endings.end(self._leased.close)  # its own thread may hang
+        if self._sandbox is not None and not self._thread.result.done():
+            self._endings.end(self._sandbox.kill)
         self._threads.release(self._thread)
 
 

@@ -23,11 +23,13 @@ from typing import Any
 from ajet.config import Config
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.source import EnvironmentSource
+from ajet.sandbox import SandboxSettings
 from ajet.schema.episode import EnvironmentEvent
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import load_judge
 from ajet.task_runner.outside_loop import run_with_pauses
 from ajet.task_runner.results import EarlyEnding, WorkflowResult, describe, run_workflow
+from ajet.task_runner.sandboxes import LeasedSandbox
 from ajet.tuner import AjetTuner
 from ajet.workflow import Workflow
 
@@ -40,6 +42,7 @@ def run_worker(
     config: Config,
     workflow_class: type[Workflow],
     environments: EnvironmentSource | None,
+    sandboxes: SandboxSettings | None,
     base_dirs: list[Path],
     channel: socket.socket,
     stderr: int,
@@ -47,7 +50,7 @@ def run_worker(
     """Never returns."""
     _detach(stderr)
     with asyncio.Runner() as runner:
-        run_with_pauses(runner.get_loop(), _serve(config, workflow_class, environments, base_dirs, channel))
+        run_with_pauses(runner.get_loop(), _serve(config, workflow_class, environments, sandboxes, base_dirs, channel))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # skip the server's exit handlers, and don't wait for threads that user code left
@@ -77,6 +80,7 @@ async def _serve(
     config: Config,
     workflow_class: type[Workflow],
     environments: EnvironmentSource | None,
+    sandboxes: SandboxSettings | None,
     base_dirs: list[Path],
     channel: socket.socket,
 ) -> None:
@@ -123,6 +127,7 @@ async def _serve(
             ask_ending=ask_ending,
             on_judge=lambda: send(judging=True),  # the judge is to blame for a crash from here on
             environment=environment,
+            sandbox=None if sandboxes is None else LeasedSandbox(sandboxes),
         )
     send(result=result.to_json())
     await writer.drain()

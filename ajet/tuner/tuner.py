@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ajet.agents.model_function import ModelFunction
     from ajet.context_tracker import ContextTracker
     from ajet.gateway.gateway import Gateway
+    from ajet.sandbox import Sandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,9 @@ class AjetTuner:
     `config` is the loaded configuration: `tuner.config.ajet.rollout.num_repeat`, and the user's own blocks as
     `tuner.config.<block>`.
     """
+
+    sandbox: Sandbox | None = None
+    """The episode's sandbox (`ajet.rollout.sandbox`)."""
 
     def __init__(
         self, session: EpisodeSession, config: Any, loop: asyncio.AbstractEventLoop, gateway: Gateway | None = None

@@ -301,7 +301,7 @@ def test_a_closed_sandbox_says_so(how: str) -> None:
             killer.start()
             await asyncio.to_thread(killer.join)
         else:
-            process = sandbox._process  # type: ignore[attr-defined]
+            process = sandbox._inner._process  # type: ignore[attr-defined]
             os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(SandboxError, match=r"closed|ended"):
             await running

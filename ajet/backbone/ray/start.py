@@ -68,11 +68,13 @@ def check_user_classes(config: Config) -> None:
     """Import the workflow and the judge: what is wrong with them is said now, not by a worker in a minute."""
     from ajet.task_judge.base_judge import load_judge
     from ajet.task_runner.environments import find_environment
+    from ajet.task_runner.sandboxes import find_sandbox
     from ajet.task_runner.workflow_class import load_workflow
 
     load_workflow(config, config.base_dirs)
     load_judge(config, config.base_dirs)
     find_environment(config, config.base_dirs)
+    find_sandbox(config, config.base_dirs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,104 @@
+"""`LeasedSandbox`: the sandbox of one episode, made before its workflow runs and destroyed whatever happens."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.sandbox import SandboxError, SandboxSettings, check_sandbox, open_sandbox
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+    from ajet.sandbox import Sandbox
+
+BEYOND_THE_EPISODE_S = 60.0
+"""How much longer than the episode a sandbox may live: its end is the episode's business, and this the last resort."""
+
+
+def sandbox_settings(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxSettings | None:
+    """What `rollout.sandbox` says. None: episodes have no sandbox. Raises `SandboxError`."""
+    asked = config.ajet.rollout.sandbox
+    if asked is None:
+        return None
+    lifetime = asked.lifetime_seconds or config.ajet.rollout.episode_timeout + BEYOND_THE_EPISODE_S
+    bases = [*map(str, base_dirs), os.getcwd()]
+    return SandboxSettings(
+        kind=asked.kind,
+        network=asked.network or ("host" if asked.kind == "none" else "none"),
+        cpus=asked.cpus,
+        memory_mb=asked.memory_mb,
+        processes=asked.processes,
+        disk_mb=asked.disk_mb,
+        exec_seconds=asked.exec_seconds,
+        lifetime_seconds=lifetime,
+        output_bytes=asked.output_bytes,
+        image=asked.image,
+        read_only=tuple(_found(folder, bases) for folder in asked.read_only),
+        environment=dict(asked.environment),
+        options=dict(asked.options),
+    )
+
+
+def find_sandbox(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxSettings | None:
+    """The same, and raises `SandboxError` if this machine can't make it."""
+    settings = sandbox_settings(config, base_dirs)
+    if settings is not None:
+        try:
+            check_sandbox(settings)
+        except SandboxError as error:
+            raise SandboxError(f"ajet.rollout.sandbox: {error}") from error
+    return settings
+
+
+def _found(folder: str, bases: list[str]) -> str:
+    """A relative folder is one beside the YAML, or in the working directory."""
+    folder = os.path.expanduser(folder)
+    if os.path.isabs(folder):
+        return folder
+    for base in bases:
+        if os.path.isdir(os.path.join(base, folder)):
+            return os.path.abspath(os.path.join(base, folder))
+    raise SandboxError(f"ajet.rollout.sandbox.read_only: there is no folder {folder!r} in {' or '.join(bases)}")
+
+
+class LeasedSandbox:
+    """One episode's sandbox. `kill` can be called from any thread, at any time."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+        self._sandbox: Sandbox | None = None
+        self._lock = threading.Lock()
+        self._over = False
+
+    async def open(self, tuner: Any) -> None:
+        """Make it, and show it to the workflow as `tuner.sandbox`."""
+        gateway_url = None
+        if self._settings.network == "gateway":
+            gateway_url = tuner.as_oai_baseurl_apikey().base_url
+        sandbox = await open_sandbox(self._settings, gateway_url)
+        with self._lock:
+            self._sandbox = sandbox
+            over = self._over
+        if over:  # the episode ended meanwhile
+            await self.close()
+            raise SandboxError("the episode is over")
+        tuner.sandbox = sandbox
+
+    async def close(self) -> None:
+        """Destroy it."""
+        with self._lock:
+            self._over = True
+            sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            await sandbox.close()
+
+    def kill(self) -> None:
+        """Destroy it, also while the workflow uses it."""
+        with self._lock:
+            self._over = True
+            sandbox = self._sandbox
+        if sandbox is not None:
+            sandbox.kill()
