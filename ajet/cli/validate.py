@@ -104,7 +104,9 @@ def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[st
     if loaded.judge is None:
         yield "judge", f"none: the {'workflow' if ajet.rollout.agent is None else 'agent'} gives the reward"
     else:
-        yield "judge", _place(type(loaded.judge), ajet.task_judge.judge_protocol)
+        kind = ajet.task_judge.judge_type
+        own = ajet.task_judge.judge_protocol if kind == "customized_protocol" else f"judge_type: {kind}"
+        yield "judge", _place(type(loaded.judge), own)
     if environment is not None:
         yield "environment", environment.name
     if (sandbox := config.ajet.rollout.sandbox) is not None:

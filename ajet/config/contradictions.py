@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from ajet.config.judges import LlmJudgeConfig, RubricsConfig
 from ajet.config.rollout import EngineName
 from ajet.config.root import AjetConfig, BackboneName
 from ajet.schema.generation import GREEDY_BELOW
@@ -220,14 +221,24 @@ def _reference(ajet: AjetConfig) -> Iterator[Contradiction]:
         )
 
 
-def _rubric_scores(ajet: AjetConfig) -> Iterator[Contradiction]:
-    rubrics = ajet.task_judge.rubrics_auto_grader
-    if rubrics.min_score >= rubrics.max_score:
-        yield Contradiction(
-            ("task_judge.rubrics_auto_grader.min_score", "task_judge.rubrics_auto_grader.max_score"),
-            f"min_score ({rubrics.min_score:g}) is not below max_score ({rubrics.max_score:g})",
-            "swap them",
-        )
+def _scores(ajet: AjetConfig) -> Iterator[Contradiction]:
+    judge = ajet.task_judge
+    blocks: dict[str, LlmJudgeConfig | RubricsConfig | None] = {
+        "llm_judge": judge.llm_judge,
+        "rubrics_auto_grader": judge.rubrics_auto_grader,
+    }
+    for name, part in judge.parts.items():
+        blocks |= {
+            f"parts.{name}.llm_judge": part.llm_judge,
+            f"parts.{name}.rubrics_auto_grader": part.rubrics_auto_grader,
+        }
+    for place, block in blocks.items():
+        if block is not None and block.min_score >= block.max_score:
+            yield Contradiction(
+                (f"task_judge.{place}.min_score", f"task_judge.{place}.max_score"),
+                f"min_score ({block.min_score:g}) is not below max_score ({block.max_score:g})",
+                "swap them",
+            )
 
 
 def _rollout_engine(ajet: AjetConfig) -> Iterator[Contradiction]:
@@ -352,7 +363,7 @@ CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _replay,
     _early_stop,
     _curriculum,
-    _rubric_scores,
+    _scores,
     _rollout_engine,
     _keys,
     _helper,

@@ -55,7 +55,6 @@ FOR_USER_CODE = ("task_reader.options", "user")
 """Keys for the user's own classes to read."""
 
 NOT_BUILT_YET = (
-    "task_judge.rubrics_auto_grader",
     "task_reader.data_generation",
     "task_reader.feedback_tracing",
     "task_reader.tracing",

@@ -13,6 +13,7 @@ from ajet.config.keys import nearest
 from ajet.config.problems import Problem
 from ajet.config.root import AjetConfig
 from ajet.config.section import Section
+from ajet.config.tasks import TaskJudgeConfig
 from ajet.schema.errors import ImportPathError
 from ajet.user_code import find_file, split_import_path
 
@@ -29,6 +30,7 @@ def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
     if ajet.rollout.agent is not None and "->" in ajet.rollout.agent.type:
         yield from _import_path(ajet.rollout.agent, "type", ("ajet", "rollout", "agent"), folder)
     yield from _import_path(ajet.task_judge, "judge_protocol", ("ajet", "task_judge"), folder)
+    yield from _judge_files(ajet.task_judge, folder)
     reader, place = ajet.task_reader, ("ajet", "task_reader")
     if "->" in reader.type:
         yield from _import_path(reader, "type", place, folder)
@@ -45,6 +47,37 @@ def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
         yield from _existing(ajet.rollout, "scripted_replies", ("ajet", "rollout"), folder, Path.is_file)
     if ajet.trainer_common.resume not in ("auto", "never"):
         yield from _existing(ajet.trainer_common, "resume", ("ajet", "trainer_common"), folder, Path.is_dir)
+
+
+def _judge_files(judge: TaskJudgeConfig, folder: Path) -> Iterator[Problem]:
+    place = ("ajet", "task_judge")
+    used: list[tuple[tuple[str, ...], str, Section]] = [(place, judge.judge_type, judge)]
+    if judge.judge_type == "composite":
+        for name, part in judge.parts.items():
+            if "->" in part.judge:
+                yield from _import_path(part, "judge", (*place, "parts", name), folder)
+            used.append(((*place, "parts", name), part.judge, part))
+    for where, kind, section in used:
+        if kind == "llm_judge":
+            own, at = _own_block(judge, section, kind, where)
+            yield from _existing(own, "prompt_file", at, folder, Path.is_file)
+        elif kind == "rubrics_auto_grader":
+            own, at = _own_block(judge, section, kind, where)
+            examples = own[own["input_data_type"]]
+            for split in ("training", "validation"):
+                at_split = (*at, own["input_data_type"], split)
+                yield from _existing(examples[split], "file_path", at_split, folder, Path.is_file)
+            if own["rubrics_file"] is not None and (folder / own["rubrics_file"]).is_file():
+                own.__dict__["rubrics_file"] = str((folder / own["rubrics_file"]).resolve())
+
+
+def _own_block(
+    judge: TaskJudgeConfig, section: Section, kind: str, where: tuple[str, ...]
+) -> tuple[Section, tuple[str, ...]]:
+    """A part's own block, or else the common one."""
+    if section[kind] is not None:
+        return section[kind], (*where, kind)
+    return judge[kind], ("ajet", "task_judge", kind)
 
 
 def _import_path(section: Section, key: str, place: tuple[str, ...], folder: Path) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from ajet.config.judges import JudgePartConfig, JudgeType, LlmJudgeConfig, PartName, RubricsConfig
 from ajet.config.section import Block, Count, NotBool, OneOrMore, Positive, Real, Section, Share, Temperature
 
 BuiltInReader = Literal[
@@ -243,62 +244,13 @@ class TaskReaderConfig(Section):
             self.__dict__["jsonl_dataset_file"] = self.dataset_file
 
 
-class RubricsConfig(Section):
-    """`ajet.task_judge.rubrics_auto_grader`: a model judges by rubrics. Not part of this version."""
-
-    model_name: str = ""
-    """The judging model."""
-    grader_mode: Literal["pointwise", "listwise"] = "pointwise"
-    """One answer at a time, or answers against each other."""
-    language: str = "en"
-    """Language of the rubrics."""
-    query_specific_generate_number: Positive = 1
-    """Rubrics per task."""
-    enable_categorization: bool = False
-    """Group the rubrics."""
-    categories_number: Positive = 5
-    """Groups of rubrics."""
-    grader_name: str = ""
-    """The grader's name."""
-    query_field: str = "main_query"
-    """Field that holds the problem."""
-    answer_field: str = "final_answer"
-    """Field that holds the answer."""
-    reference_field: str = "answer"
-    """Field that holds the reference answer."""
-    custom_evaluation_prompt: str | Block | None = None
-    """Your own prompt for the judging model."""
-    input_data_type: str = "jsonl_dataset_file"
-    """A reader, as in `task_reader.type`."""
-    jsonl_dataset_file: Block = Block()
-    """As in `task_reader.jsonl_dataset_file`."""
-    dataset_file: Block = Block()
-    """Former name of `jsonl_dataset_file`."""
-    min_score: Real = 0
-    """Lowest score."""
-    max_score: Real = 1
-    """Highest score."""
-    success_threshold: Real = 0.7
-    """Score from which an episode is a success."""
-    sampling_mode: str = "all_samples"
-    """How examples are chosen."""
-    generate_number: Positive = 1
-    """How many rubrics to generate."""
-    max_epochs: Positive = 3
-    """Rounds of refinement."""
-    max_retries: Count = 3
-    """Retries of a failed request."""
-    aggregation_mode: str = "keep_all"
-    """How rubrics are combined."""
-    num_reference_samples: Count = 20
-    """Examples to generate rubrics from."""
-
-
 class TaskJudgeConfig(Section):
     """`ajet.task_judge`: how a workflow's output becomes a reward, if the workflow returns none."""
 
-    judge_type: Literal["customized_protocol", "rubrics_auto_grader"] = "customized_protocol"
-    """`customized_protocol`: the class named by `judge_protocol`."""
+    judge_type: JudgeType = "customized_protocol"
+    """`customized_protocol`: the class named by `judge_protocol`. `llm_judge`: a model grades by your prompt.
+    `rubrics_auto_grader`: a model grades by rubrics that it wrote from graded examples. `composite`: the weighted sum
+    of `parts`."""
     judge_protocol: str | None = None
     """Your judge: `module.path->Class` or `path/file.py->Class`. Needed only if workflows return no reward."""
     success_threshold: Real = 1.0
@@ -312,5 +264,12 @@ class TaskJudgeConfig(Section):
     """Accepted for old files, without effect. A judge of your own may read it; see also `ajet.helper`."""
     alien_llm_response_length: Positive = 512
     """Accepted for old files, without effect. A judge of your own may read it."""
+    llm_judge: LlmJudgeConfig = LlmJudgeConfig()
+    """With `judge_type: llm_judge`, or as a part: a model grades by your prompt."""
     rubrics_auto_grader: RubricsConfig = RubricsConfig()
-    """A model judges by rubrics. Not part of this version."""
+    """With `judge_type: rubrics_auto_grader`, or as a part: a model grades by rubrics."""
+    parts: dict[PartName, JudgePartConfig] = {}
+    """With `judge_type: composite`: judges by name. Each is recorded and plotted as `reward/<name>`."""
+    success_part: str | None = None
+    """With `judge_type: composite`: the part that says whether an episode succeeded. null: `success_threshold` is
+    compared with the sum."""

@@ -135,6 +135,18 @@ def mask_calls(
     return ledger
 
 
+def untrain(tree: CallTree, ledger: Ledger, reason: DropReason) -> None:
+    """Train no token of an episode that has ended, and book them as left out."""
+    for call in tree.calls:
+        count = len(call.mask)
+        if call.drop is None and count:
+            call.drop = reason
+            call.mask = np.zeros(count, np.bool_)
+            ledger.trained -= count
+            leave_out(ledger, reason, count)
+    ledger.balance()
+
+
 def leave_out(ledger: Ledger, reason: str, count: int) -> None:
     """Book tokens that are not trained."""
     place = ledger.masked if reason in ("abandoned", "failure_reward", "not_trainable") else ledger.dropped

@@ -13,6 +13,7 @@ from ajet.helper.model import (
     HelperError,
     HelperModel,
 )
+from ajet.helper.near_duplicates import NearDuplicates
 
 __all__ = [
     "DASHSCOPE_URL",
@@ -24,6 +25,7 @@ __all__ = [
     "HelperBudgetError",
     "HelperError",
     "HelperModel",
+    "NearDuplicates",
     "UnusableAnswerError",
     "WrongAnswer",
     "json_values",

@@ -3,6 +3,7 @@
 | prefix | what |
 |---|---|
 | `reward/…`, `success/rate`, `success/pass@k` | over all episodes that were played; pass@k over groups of at least k |
+| `reward/<part>` | the parts of composite rewards, before weighting, over the episodes that have them |
 | `reward/counted_as_zero` | how many of them failed without a reward, and count as 0 |
 | `episode/fault_share` | share of them that failed by a fault of the engine, the infrastructure or the judge |
 | `episode/…` | counts and means: turns, calls, agents, sampled and trained tokens, reply length |
@@ -57,6 +58,7 @@ def episode_metrics(
     if counted:
         result["episode/fault_share"] = _mean([float(episode.status in FAULTS) for episode in counted])
         result |= _rewards(counted)
+        result |= _parts(counted)
         result |= _success(counted, success_threshold)
         result |= _sizes(counted)
         result |= _by_tag(counted, success_threshold)
@@ -91,6 +93,15 @@ def _rewards(counted: Sequence[Episode]) -> dict[str, float]:
     std = math.sqrt(_mean([(reward - mean) ** 2 for reward in rewards]))
     result = {"reward/mean": mean, "reward/std": std, "reward/min": min(rewards), "reward/max": max(rewards)}
     return result | {"reward/counted_as_zero": float(sum(not episode.usable for episode in counted))}
+
+
+def _parts(counted: Sequence[Episode]) -> dict[str, float]:
+    """The mean of each part, before weighting, over the episodes whose judge gave it."""
+    given: dict[str, list[float]] = {}
+    for episode in counted:
+        for name, value in episode.reward_parts.items():
+            given.setdefault(name, []).append(value)
+    return {f"reward/{name}": _mean(values) for name, values in sorted(given.items())}
 
 
 def _success(counted: Sequence[Episode], threshold: float) -> dict[str, float]:

@@ -20,11 +20,13 @@ from ajet.helper import HelperModel
 from ajet.runtime.model import MakeEngine, Model, ModelLoader
 from ajet.runtime.service_loop import ServiceLoop, wait_for
 from ajet.session import EpisodeSession, SessionSettings
-from ajet.task_judge.base_judge import load_judge
+from ajet.task_judge.base_judge import BaseJudge, load_judge
+from ajet.task_judge.group_judge import GroupJudge
 from ajet.task_rollout.pool import OnEpisode, RolloutPool
 from ajet.task_runner.attempt import Attempt, AttemptRunner
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.environments import find_environment
+from ajet.task_runner.late_judge import LateJudge
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.sandboxes import find_sandbox
@@ -67,6 +69,7 @@ class Runtime:
         self._parallel = parallel
         self._on_episode = on_episode
         self._on_start = on_start
+        self._judge: BaseJudge | None = None
         self._stopped = False
 
     # ------------------------------------------------------------ life
@@ -163,6 +166,8 @@ class Runtime:
         if isolated:
             # first, so that the server imports the user's code on another core while this process loads the model
             self.attempts = ProcessRunner(self.config, self, self.config.base_dirs)
+            if self.config.ajet.task_judge.judge_type != "customized_protocol":
+                self._judge = load_judge(self.config, self.config.base_dirs)  # ours: what is wrong with it ends the run
         self._service.start()
         self._loader.start()
         self._loader.loaded.add_done_callback(self._watch_engine)
@@ -172,6 +177,7 @@ class Runtime:
                 self.attempts = self._thread_runner()
         finally:
             self._loader.user_code_imported()
+        self._prepared(self._judge)
         self.pool = self.run(self._make_pool(isolated))
 
     def _thread_runner(self) -> ThreadRunner:
@@ -184,15 +190,39 @@ class Runtime:
         )
         environments = find_environment(self.config, base_dirs)
         sandboxes = find_sandbox(self.config, base_dirs)
-        return ThreadRunner(workflow_class, load_judge(self.config, base_dirs), self, threads, environments, sandboxes)
+        self._judge = load_judge(self.config, base_dirs)
+        return ThreadRunner(workflow_class, self._judge, self, threads, environments, sandboxes)
+
+    def _late_judge(self) -> LateJudge:
+        """For a judge that decides later. With isolated workflows, one of the user's is imported when it is needed."""
+        rollout = self.config.ajet.rollout
+        return LateJudge(
+            lambda: self._judge or self._prepared(load_judge(self.config, self.config.base_dirs)),
+            EpisodeThreads(self.config.ajet.task_runner.max_lost_threads),
+            timeout_s=None if debugging() else rollout.episode_timeout,
+            retries=rollout.episode_retries,
+            whole_groups=not (rollout.enable_oversample and rollout.oversample_keep == "first_ended"),
+        )
+
+    def _prepared(self, judge: BaseJudge | None) -> BaseJudge | None:
+        if isinstance(judge, GroupJudge):
+            judge.prepare()
+        return judge
 
     async def _make_pool(self, isolated: bool) -> RolloutPool:
         parallel = self._parallel or self.config.ajet.rollout.max_env_worker
         processes = self.config.ajet.task_runner.processes
         if isolated and isinstance(processes, int):
             parallel = min(parallel, processes)
-        runner = TaskRunner(self, self.attempts)
-        return RolloutPool(runner, self.config, on_episode=self._on_episode, on_start=self._on_start, parallel=parallel)
+        late_judge = self._late_judge()
+        return RolloutPool(
+            TaskRunner(self, self.attempts, late_judge),
+            self.config,
+            on_episode=self._on_episode,
+            on_start=self._on_start,
+            parallel=parallel,
+            late_judge=late_judge,
+        )
 
     def _watch_engine(self, loaded: Future[Model]) -> None:
         if loaded.exception() is None and not self._stopped:

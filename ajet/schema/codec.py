@@ -28,6 +28,8 @@ _OWN_FORM = {"sampling": Sampling, "fork": Fork}
 _CALL_FIELDS = [field.name for field in fields(Call) if field.name not in (*_COLUMNS, *_OWN_FORM)]
 _EPISODE_OWN_FORM = ("status", "tree", "ledger", "outcomes", "failure", "environment")
 _EPISODE_FIELDS = [field.name for field in fields(Episode) if field.name not in _EPISODE_OWN_FORM]
+_LATER_FIELDS = ("reward_parts", "reward_weights")
+"""Fields that older records lack."""
 
 
 def encode_tree(tree: CallTree) -> bytes:
@@ -115,7 +117,7 @@ def _tree(record: dict[str, Any]) -> CallTree:
 
 
 def _episode(record: dict[str, Any]) -> Episode:
-    own = {name: record[name] for name in _EPISODE_FIELDS}
+    own = {name: record[name] for name in _EPISODE_FIELDS if name in record or name not in _LATER_FIELDS}
     return Episode(
         status=EpisodeStatus(record["status"]),
         tree=_tree(record["tree"]),

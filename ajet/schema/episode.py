@@ -139,6 +139,10 @@ class Episode:
     """None only when the episode failed."""
     agent_rewards: dict[str, float] = field(default_factory=dict)
     """Rewards of individual agents that differ from the episode's."""
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """What the judge made the reward of, by name, before weighting. Empty if it gave one number."""
+    reward_weights: dict[str, float] = field(default_factory=dict)
+    """The weight of each part."""
     is_success: bool | None = None
     outcomes: tuple[Outcome, ...] = ()
     failure: Failure | None = None

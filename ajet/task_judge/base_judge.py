@@ -3,12 +3,15 @@ returns."""
 
 from __future__ import annotations
 
+import inspect
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ajet.schema.errors import FeatureUnavailableError, JudgeFault, RewardError
+from ajet.schema.errors import JudgeFault, RewardError
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
 from ajet.user_code import import_class
 
@@ -18,12 +21,47 @@ if TYPE_CHECKING:
 JUDGE_KEY = "ajet.task_judge.judge_protocol"
 
 
-class Judgement(NamedTuple):
+RESERVED_PARTS = ("mean", "std", "min", "max", "counted_as_zero")
+"""Names that metrics have below `reward/` already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
     """What a judge returned, checked."""
 
     reward: float
     is_success: bool | None
     """None: it returned a bare number; `success_threshold` decides whether that is a success."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """What the reward is made of, before weighting."""
+    weights: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What the judge has to say; the episode's `metadata["judge"]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A reward made of named parts: the sum of weight × part. A judge may return it; each part is recorded and
+    plotted as `reward/<part>`."""
+
+    parts: Mapping[str, float]
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """A part that isn't named has weight 1."""
+    is_success: bool | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What the judge has to say, for the viewer: the episode's `metadata["judge"]`."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.weights.get(name, 1.0) * value for name, value in self.parts.items())
+
+
+@dataclass(slots=True)
+class Later:
+    """Returned by a judge that decides once the episode, or its whole group, has ended: see `GroupJudge`."""
+
+    kept: dict[str, Any] = field(default_factory=dict)
+    """Plain data for `compute_group_rewards`."""
 
 
 class BaseJudge:
@@ -36,28 +74,63 @@ class BaseJudge:
         self.config = config
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
-        """Return `(reward, is_success)`, or an awaitable of it."""
+        """Return `(reward, is_success)`, a number, a `Reward` of named parts, or an awaitable of these."""
         raise NotImplementedError(f"{type(self).__name__} must define `compute_reward(workflow_task, workflow_output)`")
 
 
+OURS = {
+    "llm_judge": "ajet.task_judge.llm_judge:LlmJudge",
+    "rubrics_auto_grader": "ajet.task_judge.rubrics_judge:RubricsJudge",
+    "composite": "ajet.task_judge.composite:CompositeJudge",
+}
+"""`task_judge.judge_type` → module and class, imported on use."""
+
+
 def load_judge(config: Config, base_dirs: Sequence[Path] = ()) -> BaseJudge | None:
-    """Import and build `task_judge.judge_protocol`. None if that is null: workflows then return their own reward."""
+    """The judge that `task_judge.judge_type` or `judge_protocol` names. None if neither does: workflows then return
+    their own reward."""
     section = config.ajet.task_judge
-    if section.judge_type == "rubrics_auto_grader":
-        raise FeatureUnavailableError(
-            "ajet.task_judge.judge_type: 'rubrics_auto_grader' is not available in this version. "
-            "Use 'customized_protocol' with your own judge in ajet.task_judge.judge_protocol"
-        )
+    if section.judge_type in OURS:
+        return build_judge(section.judge_type, config, base_dirs)
     if section.judge_protocol is None:
         return None
-    return import_class(section.judge_protocol, BaseJudge, key=JUDGE_KEY, base_dirs=base_dirs)(config)
+    return import_judge(section.judge_protocol, config, base_dirs, JUDGE_KEY)
+
+
+def build_judge(kind: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge:
+    """One of our own judges."""
+    module, _, name = OURS[kind].partition(":")
+    judge_class = getattr(import_module(module), name)
+    built = judge_class(config, base_dirs) if kind == "composite" else judge_class(config)
+    assert isinstance(built, BaseJudge)
+    return built
+
+
+def import_judge(text: str, config: Config, base_dirs: Sequence[Path], key: str) -> BaseJudge:
+    """A judge named as `module->Class` or `path.py->Class`."""
+    return import_class(text, BaseJudge, key=key, base_dirs=base_dirs)(config)
+
+
+async def ask_judge(
+    judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
+) -> Judgement | Later:
+    """Ask a judge, sync or async. Its exceptions pass through; what it returns is checked."""
+    value = judge.compute_reward(workflow_task, workflow_output)
+    if inspect.isawaitable(value):
+        value = await value
+    return value if isinstance(value, Later) else validate_reward(value, type(judge).__name__)
 
 
 def validate_reward(value: Any, judge_name: str = "the judge") -> Judgement:
-    """`(finite number, bool)` or a bare finite number, including numpy's scalars; anything else is a `JudgeFault`.
+    """`(finite number, bool)`, a bare finite number, including numpy's scalars, or a `Reward`; anything else is a
+    `JudgeFault`.
 
     Nothing else counts as 0.0: a judge that forgot its `return` must not look like an agent that failed.
     """
+    if isinstance(value, Judgement):
+        return value
+    if isinstance(value, Reward):
+        return _of_parts(value, judge_name)
     if isinstance(value, tuple):
         if len(value) != 2:
             raise JudgeFault(f"{judge_name} returned {len(value)} values instead of (reward, is_success): {value!r}")
@@ -65,6 +138,23 @@ def validate_reward(value: Any, judge_name: str = "the judge") -> Judgement:
         return Judgement(_reward(reward, judge_name), _success(success, judge_name))
     value = _plain(value)
     return Judgement(_reward(value, judge_name), value if isinstance(value, bool) else None)
+
+
+def _of_parts(reward: Reward, judge_name: str) -> Judgement:
+    if not reward.parts:
+        raise JudgeFault(f"{judge_name} returned a Reward without parts")
+    for name in reward.parts:
+        if not name or name in RESERVED_PARTS:
+            raise JudgeFault(
+                f"{judge_name} returned a Reward with a part named {name!r}: choose another name "
+                f"({', '.join(RESERVED_PARTS)} are taken)"
+            )
+    if unknown := reward.weights.keys() - reward.parts.keys():
+        raise JudgeFault(f"{judge_name} returned a Reward with a weight for {sorted(unknown)[0]!r}, which is no part")
+    parts = {name: _reward(_plain(value), f"{judge_name}, part {name!r},") for name, value in reward.parts.items()}
+    weights = {name: _reward(_plain(reward.weights.get(name, 1.0)), f"{judge_name}, as weight,") for name in parts}
+    total = _reward(Reward(parts, weights).total, judge_name)
+    return Judgement(total, _success(_plain(reward.is_success), judge_name), parts, weights, dict(reward.notes))
 
 
 def _plain(value: Any) -> Any:

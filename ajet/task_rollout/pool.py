@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.breakpoints import debugging
+from ajet.task_runner.late_judge import LateJudge
 from ajet.task_runner.runner import TaskRunner
 
 if TYPE_CHECKING:
@@ -41,9 +42,11 @@ class RolloutPool:
         on_episode: OnEpisode | None = None,
         on_start: Callable[[WorkflowTask], None] | None = None,
         parallel: int | None = None,
+        late_judge: LateJudge | None = None,
     ) -> None:
-        """`parallel` overrides `rollout.max_env_worker`. While debugging, it is 1."""
+        """`parallel` overrides `rollout.max_env_worker`. While debugging, it is 1. `late_judge` is the runner's."""
         self.runner = runner
+        self._late_judge = late_judge
         self._rollout = config.ajet.rollout
         self._val_repeat = config.ajet.rollout.val_kwargs.num_repeat
         self._on_episode = on_episode
@@ -64,8 +67,12 @@ class RolloutPool:
         occurrence: int = 0,
         validation: bool = False,
         stop: asyncio.Event | None = None,
+        in_group: bool = False,
     ) -> Episode:
-        """Run one episode of a task when a slot is free. Setting `stop` ends it, even while it is waiting."""
+        """Run one episode of a task when a slot is free. Setting `stop` ends it, even while it is waiting.
+
+        `in_group`: if the judge decides about whole groups, the reward only stands in for the one to come.
+        """
         stop = stop or asyncio.Event()
         workflow_task = WorkflowTask(
             task=task,
@@ -91,12 +98,36 @@ class RolloutPool:
                     occurrence=occurrence,
                     stop=stop,
                 )
+            episode.timings["queue"] = queued_s
+            late = self._late_judge
+            if late is not None and late.waits(episode) and not (in_group and not await late.per_episode()):
+                await late.settle([episode], stop)
         finally:
             del self._stops[workflow_task.episode_uuid]
-        episode.timings["queue"] = queued_s
+        if late is None or not late.waits(episode):
+            self._ended(episode)
+        return episode
+
+    async def settle_group(self, name: str, episodes: Sequence[Episode], others: Sequence[Episode]) -> None:
+        """Let the judge decide about a group, if it decides about groups. `others` are no part of it."""
+        late = self._late_judge
+        if late is None:
+            return
+        waiting = [episode for episode in (*episodes, *others) if late.waits(episode)]
+        if not waiting:
+            return
+        self._stops[name] = stop = asyncio.Event()
+        try:
+            late.forget(others)
+            await late.settle(episodes, stop)
+        finally:
+            del self._stops[name]
+        for episode in waiting:
+            self._ended(episode)
+
+    def _ended(self, episode: Episode) -> None:
         if self._on_episode is not None:
             self._on_episode(episode)
-        return episode
 
     async def run_group(
         self,
@@ -225,6 +256,8 @@ class _Group:
     """Ended, by anything but a fault. In the order in which they ended."""
     faults: list[Episode] = field(default_factory=list)
     cancelled: list[Episode] = field(default_factory=list)
+    _decided: bool = False
+    """It was stopped because nothing that still ran could change it."""
 
     async def run(self) -> EpisodeGroup:
         running: dict[asyncio.Task[Episode], int] = {}
@@ -241,13 +274,21 @@ class _Group:
                     del running[task]
                     self._sort(task.result())
                 if self._is_decided(started, running.values()):
+                    self._decided = self._decided or not self.cancelled
                     self.stop.set()
         finally:
             self.stop.set()
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+        await self._judge()
         return self._group()
+
+    async def _judge(self) -> None:
+        """Rewards that are still to come. Nobody is asked once somebody ends the run."""
+        chosen = [] if self.cancelled and not self._decided else self._chosen()
+        others = [episode for episode in self.played if not any(episode is one for one in chosen)]
+        await self.pool.settle_group(f"group {self.place.group_id}", chosen, others)
 
     def _sort(self, episode: Episode) -> None:
         if episode.status is EpisodeStatus.CANCELLED:
@@ -328,6 +369,7 @@ class _Group:
             occurrence=self.place.occurrence,
             validation=self.place.validation,
             stop=self.stop,
+            in_group=True,
         )
 
 

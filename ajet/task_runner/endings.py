@@ -65,6 +65,8 @@ class Ending:
     """The reward if the workflow gave none by `tuner.reward` either."""
     masked: bool = False
     """The episode counts with its reward, but none of its tokens is trained."""
+    later: bool = False
+    """The judge decides later: the reward only stands in for one."""
 
 
 def ending_of(facts: AttemptFacts, rules: FailureRewardConfig) -> Ending:
@@ -111,13 +113,15 @@ def _finished(result: WorkflowResult, outcomes: frozenset[Outcome], rules: Failu
     if result.failed_in == "judge":
         return Ending(EpisodeStatus.JUDGE_ERROR, failure=result.failure)
     if outcome is None:
-        return Ending(EpisodeStatus.COMPLETED, result.reward, is_success=result.is_success)
+        later = result.later is not None
+        return Ending(EpisodeStatus.COMPLETED, result.reward, is_success=result.is_success, later=later)
     return Ending(
         EpisodeStatus.TRUNCATED,
         result.reward,
         is_success=result.is_success,
         otherwise=rules.otherwise,
         masked=treatment == "mask",
+        later=result.later is not None,
     )
 
 
@@ -129,7 +133,8 @@ def _raised(facts: AttemptFacts, result: WorkflowResult, rules: FailureRewardCon
         ending = _failed(EpisodeStatus.TRUNCATED, _treatment_of(outcome, rules), result.failure, rules)
         if ending.otherwise is None or result.reward is None:
             return ending
-        return replace(ending, reward=result.reward, is_success=result.is_success)
+        later = result.later is not None
+        return replace(ending, reward=result.reward, is_success=result.is_success, later=later)
     if result.failed_in == "judge":
         return Ending(EpisodeStatus.JUDGE_ERROR, failure=result.failure)
     if result.failed_in == "isolation":

@@ -31,7 +31,7 @@ from ajet.schema.errors import (
     WorkflowFault,
 )
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
-from ajet.task_judge.base_judge import BaseJudge, Judgement, validate_reward
+from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
 from ajet.task_runner.environments import enter
 from ajet.task_runner.outside_loop import __file__ as OUTSIDE_LOOP_FILE
 from ajet.task_runner.outside_loop import outside_loop
@@ -77,6 +77,12 @@ class WorkflowResult:
     reward: float | list[float] | None = None
     """None if the workflow returned none and there is no judge, or if something failed."""
     is_success: bool | None = None
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    reward_weights: dict[str, float] = field(default_factory=dict)
+    later: Later | None = None
+    """The judge decides once the episode or its group has ended; `reward` stands in until then."""
+    judged: dict[str, Any] = field(default_factory=dict)
+    """With `later`: the metadata that the judge was given, if not the workflow's."""
     metadata: dict[str, Any] = field(default_factory=dict)
     log_metrics: dict[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
@@ -98,7 +104,7 @@ class WorkflowResult:
     def to_json(self) -> str:
         """Values that JSON can't represent become their `repr`."""
         plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        for name in ("failure", "unjudged"):
+        for name in ("failure", "unjudged", "later"):
             if plain[name] is not None:
                 plain[name] = asdict(plain[name])
         return json.dumps(plain, default=_as_text)
@@ -197,7 +203,7 @@ async def _execute(
         await sandbox.open(tuner)
     if environment is not None:
         enter(environment, workflow_task)
-    output = await _called(workflow.execute, workflow_task, tuner)
+    output = await called(workflow.execute, workflow_task, tuner)
     if not isinstance(output, WorkflowOutput):
         raise WorkflowFault(
             f"{workflow_class.__name__}.execute returned {output!r:.200} of type {type(output).__name__}, "
@@ -206,7 +212,7 @@ async def _execute(
     return output
 
 
-async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+async def called(function: Callable[..., Any], *arguments: Any) -> Any:
     """What user code returns. A plain function is called while no event loop is running, so that it may start one."""
     if inspect.iscoroutinefunction(function):
         return await function(*arguments)
@@ -224,9 +230,9 @@ async def _judge(
     except BaseException as error:  # noqa: BLE001 - user code, as above
         _blame(result, "judge", error)
     else:
-        result.reward = judgement.reward
-        if output.is_success is None:
-            result.is_success = judgement.is_success
+        said = result.is_success
+        _note(result, judgement)
+        result.is_success = result.is_success if said is None else said
 
 
 async def _judge_early(
@@ -240,16 +246,29 @@ async def _judge_early(
     except BaseException as error:  # noqa: BLE001 - user code, as above
         result.unjudged, result.debugger_quit = describe(error), _quits(error)
     else:
-        result.reward, result.is_success = judgement.reward, judgement.is_success
+        _note(result, judgement)
+        if result.later is not None:
+            result.judged = early.output().metadata
+
+
+def _note(result: WorkflowResult, judgement: Judgement | Later) -> None:
+    if isinstance(judgement, Later):
+        result.later, result.reward = judgement, 0.0
+        return
+    result.reward, result.is_success = judgement.reward, judgement.is_success
+    result.reward_parts, result.reward_weights = judgement.parts, judgement.weights
+    if judgement.notes:
+        result.metadata = {**result.metadata, "judge": judgement.notes}
 
 
 async def _ask(
     judge_: BaseJudge, workflow_task: WorkflowTask, output: WorkflowOutput, retries: int, level: int
-) -> Judgement:
+) -> Judgement | Later:
     """Judging again costs no model calls: a judge that raised is asked again, unless its answer was invalid."""
     for attempt in range(retries + 1):
         try:
-            return validate_reward(await _called(judge_.compute_reward, workflow_task, output), type(judge_).__name__)
+            value = await called(judge_.compute_reward, workflow_task, output)
+            return value if isinstance(value, Later) else validate_reward(value, type(judge_).__name__)
         except (WorkflowInterrupted, JudgeFault, bdb.BdbQuit):
             raise
         except BaseException as error:

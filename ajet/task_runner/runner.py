@@ -21,6 +21,7 @@ from ajet.schema.task import WorkflowTask
 from ajet.task_runner.attempt import Attempt, AttemptRunner, RunningAttempt, SessionProvider
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.endings import AttemptFacts, Ending, Stop, ending_of, judged_early
+from ajet.task_runner.late_judge import LateJudge
 from ajet.task_runner.results import EarlyEnding, WorkflowResult
 
 if TYPE_CHECKING:
@@ -38,11 +39,12 @@ log = logging.getLogger(__name__)
 class TaskRunner:
     """Runs episodes of one workflow. Lives on the service loop."""
 
-    def __init__(self, sessions: SessionProvider, attempts: AttemptRunner) -> None:
+    def __init__(self, sessions: SessionProvider, attempts: AttemptRunner, late_judge: LateJudge | None = None) -> None:
         self.sessions = sessions
         self.attempts = attempts
         config = sessions.config.ajet
         self.rules = config.failure_reward
+        self.late_judge = late_judge
         self._unjudged_told = False
         self._retries = config.rollout.episode_retries
         self._timeout_s = config.rollout.episode_timeout
@@ -90,6 +92,11 @@ class TaskRunner:
             self.rules.otherwise,
         )
 
+    def judge_later(self, episode: Episode, workflow_task: WorkflowTask, result: WorkflowResult) -> None:
+        """Its reward is missing until the late judge has given one."""
+        assert self.late_judge is not None, "a judge returned Later, and there is nobody to ask later"
+        self.late_judge.expect(episode, workflow_task, result)
+
     @property
     def timeout_s(self) -> float | None:
         """The time limit of an attempt; None while debugging."""
@@ -133,7 +140,10 @@ class _AttemptRun:
         if facts.result is not None and facts.result.unjudged is not None:
             self._runner.note_unjudged(facts.result.unjudged)
         ending = ending_of(facts, rules)
-        return self._episode(ending, facts.result), ending
+        episode = self._episode(ending, facts.result)
+        if ending.later and episode.usable and facts.result is not None:
+            self._runner.judge_later(episode, self._attempt.workflow_task, facts.result)
+        return episode, ending
 
     def _ended_early(self, cut: bool) -> EarlyEnding | None:
         """Asked once the workflow has raised. `cut`: its error says that a reply was cut off."""
@@ -206,6 +216,8 @@ class _AttemptRun:
             tag=task.task_tag,
             reward=calls.reward,
             agent_rewards=calls.agent_rewards,
+            reward_parts=result.reward_parts if calls.reward is not None else {},
+            reward_weights=result.reward_weights if calls.reward is not None else {},
             is_success=ending.is_success,
             outcomes=calls.outcomes,
             failure=ending.failure,

@@ -113,6 +113,7 @@ class Pages:
         experiment = self._named(request)
         asked = experiment.path / "config.yaml"
         resolved = experiment.path / "config.resolved.yaml"
+        rubrics = experiment.path / "cache" / "rubrics.yaml"
         return self._page(
             "about.html",
             title=f"About · {experiment.name}",
@@ -120,6 +121,7 @@ class Pages:
             tab="about",
             events=list(reversed(experiment.events())),
             log=list(reversed(experiment.log_tail()))[:200],
+            rubrics=rubrics.read_text(encoding="utf-8", errors="replace") if rubrics.exists() else "",
             asked=asked.read_text(encoding="utf-8") if asked.exists() else "",
             resolved=resolved.read_text(encoding="utf-8") if resolved.exists() else "",
         )

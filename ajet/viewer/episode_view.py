@@ -62,6 +62,8 @@ def _about(episode: Episode) -> dict[str, Any]:
         "reward": episode.reward,
         "success": episode.is_success,
         "agent_rewards": episode.agent_rewards,
+        "reward_parts": episode.reward_parts,
+        "reward_weights": episode.reward_weights,
         "failure": episode.failure,
         "attempts": episode.attempts,
         "metadata": episode.metadata,

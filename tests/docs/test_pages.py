@@ -164,7 +164,15 @@ def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse)
-        if words[0] not in ("vllm", "validate", "config", "eval", "chat", "serve"):  # these pass arguments on
+        if words[0] not in (
+            "vllm",
+            "validate",
+            "config",
+            "eval",
+            "chat",
+            "serve",
+            "rubrics",
+        ):  # these pass arguments on
             with pytest.raises(Parsed):
                 import_module(f"ajet.cli.{words[0]}").run(words[1:])
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ajet.config import make_config
-from ajet.schema.errors import FeatureUnavailableError, ImportPathError, JudgeFault
+from ajet.schema.errors import ConfigError, ImportPathError, JudgeFault
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.base_judge import BaseJudge, load_judge, validate_reward
+from ajet.task_judge.base_judge import BaseJudge, Judgement, load_judge, validate_reward
 from ajet.task_judge.env_service_as_judge import EnvServiceJudge
 from ajet.task_judge.math_answer_as_judge import MathAnswerAsJudge
 
@@ -33,7 +33,7 @@ TASK = WorkflowTask(task=Task(task_id="t1", metadata={"answer": "1/2"}))
     ],
 )
 def test_a_finite_number_is_a_reward(value: Any, reward: float, success: bool | None) -> None:
-    assert validate_reward(value) == (reward, success)
+    assert validate_reward(value) == Judgement(reward, success)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,8 @@ def test_judges_may_be_async() -> None:
             await asyncio.sleep(0)
             return 0.5, True
 
-    assert validate_reward(asyncio.run(Slow(make_config()).compute_reward(TASK, WorkflowOutput()))) == (0.5, True)
+    said = validate_reward(asyncio.run(Slow(make_config()).compute_reward(TASK, WorkflowOutput())))
+    assert said == Judgement(0.5, True)
 
 
 def test_a_judge_without_compute_reward_says_so() -> None:
@@ -124,5 +125,5 @@ def test_the_judge_of_a_config(tmp_path: Path) -> None:
     assert type(load(judge_protocol="mine.py->J")).__name__ == "J"
     with pytest.raises(ImportPathError, match=r"ajet.task_judge.judge_protocol: mine.py has no 'K'; there is: J"):
         load(judge_protocol="mine.py->K")
-    with pytest.raises(FeatureUnavailableError, match="rubrics_auto_grader"):
+    with pytest.raises(ConfigError, match=r"rubrics_auto_grader\.model_name: a helper model is needed"):
         load(judge_type="rubrics_auto_grader")

@@ -78,7 +78,11 @@ function showDetails() {
   const bar = el("div", { class: "bar" }, Object.values(ledger).map((count, index) => { const part = el("i", { class: `a${(index + 2) % 8}` }); part.style.width = `${100 * count / (episode.ledger.captured || 1)}%`; return part; }));
   const shares = el("dl", { class: "kv" }, Object.entries(ledger).flatMap(([key, count], index) => [el("dt", {}, el("i", { class: `dot a${(index + 2) % 8}` }), key), el("dd", {}, number(count))]));
   const call = view.calls[state.call];
+  const parts = Object.fromEntries(Object.entries(episode.reward_parts).map(([name, value]) => [name, `${short(value)} × ${short(episode.reward_weights[name] ?? 1)}`]));
+  const judged = episode.metadata.judge;
   const cards = [
+    ...(Object.keys(parts).length ? [card(`Reward ${short(episode.reward)}: parts × weights`, pairs(parts))] : []),
+    ...(judged ? [card("What the judge said", json(judged))] : []),
     card(`Ledger: ${number(episode.ledger.captured)} tokens sampled`, bar, shares),
     card("Times", pairs(Object.fromEntries(Object.entries(episode.timings).map(([key, value]) => [key, seconds(value)])))),
     card("Episode", pairs({ task: episode.task_id, group: episode.group_id || "–", tag: episode.tag || "–", attempts: episode.attempts, recorded: clock(view.recorded), ...Object.fromEntries(Object.entries(episode.agent_rewards).map(([agent, reward]) => [`reward of ${agent}`, reward])) })),
@@ -86,7 +90,8 @@ function showDetails() {
   if (call) cards.push(card(`Call ${call.index}: ${call.agent}`, pairs({ target: call.target, turn: call.turn, "prompt tokens": number(call.prompt_tokens), "sampled tokens": number(call.tokens), "finish reason": call.finish_reason, began: seconds(call.started_s), took: seconds(call.seconds), versions: call.versions.map(([, version]) => version).join(", ") || "–" })), card("Sampling of this call", pairs(plain(Object.fromEntries(Object.entries(call.sampling).filter(([, value]) => value !== null && !(Array.isArray(value) && !value.length)))))));
   if (call?.fork) cards.push(card("Why it forked", pairs({ reason: call.fork.reason, "nearest call": call.fork.nearest, detail: call.fork.detail || "–", "tokens repeated": number(call.fork.tokens) })));
   if (call) cards.push(card("Credit", call.entries.length ? pairs(Object.fromEntries(call.entries.map(([advantage, weight], index) => [`entry ${index}: advantage, weight`, `${signed(advantage)}, ${short(weight)}`]))) : el("p", { class: "muted" }, noCredit())));
-  if (Object.keys(episode.metadata).length) cards.push(card("Metadata", json(episode.metadata)));
+  const { judge: _, ...metadata } = episode.metadata;
+  if (Object.keys(metadata).length) cards.push(card("Metadata", json(metadata)));
   if (Object.keys(episode.log_metrics).length) cards.push(card("Logged by the workflow", json(episode.log_metrics)));
   if (call && call.tools >= 0) cards.push(card("Tools of this call", json(view.toolsets[call.tools])));
   $("view-details").replaceChildren(el("div", { class: "grid" }, cards));

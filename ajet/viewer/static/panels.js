@@ -4,6 +4,7 @@ const percent = { format: (value) => value === null ? "–" : `${Number((100 * v
 export const SECTIONS = [
   { title: "Outcome", panels: [
     { title: "Reward", metrics: ["reward/mean"] },
+    { title: "Parts of the reward", match: /^reward\/(?!(mean|std|min|max|counted_as_zero)$)/, hint: "before weighting" },
     { title: "Success", metrics: ["success/rate"], ...percent },
     { title: "pass@k", match: /^success\/pass@\d+$/, ...percent },
     { title: "Validation reward", metrics: ["val/reward/mean"] },

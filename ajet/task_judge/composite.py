@@ -1,0 +1,131 @@
+"""`CompositeJudge` (`judge_type: composite`): the weighted sum of several judges, each recorded under its name.
+
+Parts that only need the output decide where the workflow ran; the others once the episode, or its group, has ended.
+If one part fails, the whole judge fails: a missing part is never taken for 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.errors import ConfigError
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.task_judge.base_judge import RESERVED_PARTS, BaseJudge, Judgement, Later, Reward, ask_judge, validate_reward
+from ajet.task_judge.group_judge import GroupJudge, JudgedEpisode
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+
+KEY = "ajet.task_judge.parts"
+BLOCKS = ("llm_judge", "rubrics_auto_grader")
+
+
+class CompositeJudge(GroupJudge):
+    """`ajet.task_judge.parts`."""
+
+    def __init__(self, config: Config, base_dirs: Sequence[Path] = ()) -> None:
+        super().__init__(config)
+        section = config.ajet.task_judge
+        if not section.parts:
+            raise ConfigError(f"{KEY}: a composite judge needs parts, such as `correct: {{judge: …, weight: 1}}`")
+        if taken := section.parts.keys() & set(RESERVED_PARTS):
+            raise ConfigError(f"{KEY}.{min(taken)}: metrics have this name below reward/ already; choose another")
+        if section.success_part is not None and section.success_part not in section.parts:
+            raise ConfigError(
+                f"ajet.task_judge.success_part: there is no part {section.success_part!r}; there are "
+                f"{', '.join(section.parts)}"
+            )
+        self._judges = {name: _judge_of(name, config, base_dirs) for name in section.parts}
+        self._weights = {name: part.weight for name, part in section.parts.items()}
+        self._success_part = section.success_part
+
+    @property
+    def per_episode(self) -> bool:  # type: ignore[override]
+        return all(judge.per_episode for judge in self._judges.values() if isinstance(judge, GroupJudge))
+
+    def prepare(self) -> None:
+        for part in self._judges.values():
+            if isinstance(part, GroupJudge):
+                part.prepare()
+
+    async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        """The parts that can be judged now; all of them, if none has to wait."""
+        now: dict[str, Judgement] = {}
+        later: dict[str, Any] = {}
+        for name, part in self._judges.items():
+            said = await ask_judge(part, workflow_task, workflow_output)
+            if isinstance(said, Later):
+                later[name] = said.kept
+            else:
+                now[name] = said
+        if later:
+            kept = {
+                name: {"reward": said.reward, "is_success": said.is_success, "notes": said.notes}
+                for name, said in now.items()
+            }
+            return Later({"parts": kept, "later": later})
+        return self._sum(now)
+
+    async def compute_group_rewards(self, episodes: Sequence[JudgedEpisode]) -> list[Reward]:
+        names = [name for name in self._judges if name in episodes[0].later.kept["later"]]
+        said = await asyncio.gather(*(self._part(name, episodes) for name in names))
+        rewards = []
+        for index, episode in enumerate(episodes):
+            judged = {name: Judgement(**kept) for name, kept in episode.later.kept["parts"].items()}
+            judged |= {name: part[index] for name, part in zip(names, said, strict=True)}
+            rewards.append(self._sum(judged))
+        return rewards
+
+    async def _part(self, name: str, episodes: Sequence[JudgedEpisode]) -> list[Judgement]:
+        part = self._judges[name]
+        if not isinstance(part, GroupJudge):
+            raise ConfigError(f"{KEY}.{name}.judge: it returned Later, which only a GroupJudge may")
+        asked = [
+            JudgedEpisode(
+                each.workflow_task, each.workflow_output, each.calls, Later(each.later.kept["later"].get(name, {}))
+            )
+            for each in episodes
+        ]
+        if not part.per_episode:
+            return await _rewards(part, asked)
+        singly = await asyncio.gather(*(_rewards(part, [each]) for each in asked))
+        return [judgement for one in singly for judgement in one]
+
+    def _sum(self, judged: dict[str, Judgement]) -> Reward:
+        chosen = judged[self._success_part].is_success if self._success_part else None
+        if self._success_part and chosen is None:
+            chosen = judged[self._success_part].reward >= self.config.ajet.task_judge.success_threshold
+        return Reward(
+            parts={name: judged[name].reward for name in self._judges},
+            weights=self._weights,
+            is_success=chosen,
+            notes={name: said.notes for name, said in judged.items() if said.notes},
+        )
+
+
+async def _rewards(part: GroupJudge, episodes: list[JudgedEpisode]) -> list[Judgement]:
+    value = part.compute_group_rewards(episodes)
+    if inspect.isawaitable(value):
+        value = await value
+    return [validate_reward(each, type(part).__name__) for each in value]
+
+
+def _judge_of(name: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge:
+    """A part's judge, built with the part's own block in place of the common one."""
+    from ajet.task_judge.base_judge import build_judge, import_judge
+
+    part = config.ajet.task_judge.parts[name]
+    key = f"{KEY}.{name}.judge"
+    section = config.ajet.task_judge.model_copy(
+        update={block: part[block] for block in BLOCKS if part[block] is not None}
+    )
+    own = config.model_copy(update={"ajet": config.ajet.model_copy(update={"task_judge": section})})
+    if part.judge in BLOCKS:
+        return build_judge(part.judge, own, base_dirs)
+    if "->" not in part.judge:
+        raise ConfigError(f"{key}: {part.judge!r} is none of {', '.join(BLOCKS)}, nor a class (`path.py->Class`)")
+    return import_judge(part.judge, own, base_dirs, key)
