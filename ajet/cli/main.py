@@ -45,6 +45,7 @@ COMMANDS = {
     "view": Command("[EXPERIMENT]", "show runs and episodes in the browser"),
     "report": Command("EXPERIMENT", "write one HTML file about a run"),
     "eval": Command("CONF", "validate a model or checkpoint without training"),
+    "rollout": Command("…", "run a ready agent on a file of tasks, with any model, without training"),
     "export": Command("…", "export a run's weights or episodes for other programs"),
     "chat": Command("CONF|EXPERIMENT", "talk to a model or checkpoint"),
     "serve": Command("CONF|EXPERIMENT", "serve it as an OpenAI-compatible endpoint"),

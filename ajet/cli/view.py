@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
         "experiment",
         nargs="?",
         type=Path,
-        help="an experiment's folder, its name, or a folder of experiments (default: saved_experiments)",
+        help="a folder of experiments (default: saved_experiments), one of them, its name, or a folder of trajectories",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
     parser.add_argument("--port", type=int, help="port (default: 8642, or a free one)")
@@ -35,20 +37,39 @@ def run(argv: Sequence[str]) -> int:
 
     from ajet.viewer.serve import Viewer, ViewerSettings
 
-    settings = ViewerSettings(
-        root=find_experiment(arguments.experiment),
-        host=arguments.host,
-        port=arguments.port,
-        password=arguments.password,
-    )
-    viewer = Viewer(settings)
-    print(f"{viewer.url}\n(Ctrl-C to stop)", flush=True)
-    if not arguments.no_browser and os.environ.get("DISPLAY"):
-        import webbrowser
+    with shown_folder(find_experiment(arguments.experiment)) as root:
+        settings = ViewerSettings(root, host=arguments.host, port=arguments.port, password=arguments.password)
+        viewer = Viewer(settings)
+        print(f"{viewer.url}\n(Ctrl-C to stop)", flush=True)
+        if not arguments.no_browser and os.environ.get("DISPLAY"):
+            import webbrowser
 
-        threading.Timer(0.5, webbrowser.open, [viewer.url]).start()
-    viewer.serve()
+            threading.Timer(0.5, webbrowser.open, [viewer.url]).start()
+        viewer.serve()
     return 0
+
+
+@contextmanager
+def shown_folder(folder: Path) -> Iterator[Path]:
+    """The folder itself; or, if it holds trajectories of agents that ran alone, a folder with their episodes, which is
+    kept up to date."""
+    from ajet.schema.trajectory_file import trajectory_files
+
+    if next(trajectory_files(folder), None) is None:
+        yield folder
+        return
+    from ajet.observe.trajectory_folder import TrajectoryFolder
+
+    with TemporaryDirectory(prefix="ajet-view-") as place:
+        experiment = Path(place) / folder.resolve().name
+        experiment.mkdir()
+        trajectories = TrajectoryFolder(folder, experiment)
+        try:
+            trajectories.sync()
+            trajectories.watch()
+            yield experiment
+        finally:
+            trajectories.close()
 
 
 def find_experiment(given: Path | None) -> Path:

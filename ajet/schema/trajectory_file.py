@@ -33,8 +33,7 @@ class TrajectoryFile:
         self._trajectory = trajectory
         self._written = {"calls": 0, "steps": 0}
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        plain = trajectory.to_dict()
-        self._append({"trajectory": {key: value for key, value in plain.items() if key not in _GROWING}})
+        self._append({"trajectory": _without_growing(trajectory)})
 
     def update(self) -> None:
         """Write the calls and steps that were added since."""
@@ -46,14 +45,13 @@ class TrajectoryFile:
         self._append(*lines)
 
     def close(self) -> None:
-        """Write how it ended. Calling it again writes the ending anew, which then counts."""
+        """Write how it ended."""
         self.update()
-        plain = self._trajectory.to_dict()
-        self._append({"end": {key: value for key, value in plain.items() if key not in _GROWING}})
+        self._append({"end": _without_growing(self._trajectory)})
         os.close(self._file)
 
     def _append(self, *records: dict[str, Any]) -> None:
-        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        text = "".join(map(_line, records))
         data = memoryview(text.encode("utf-8", "replace"))
         while data:
             data = data[os.write(self._file, data) :]
@@ -62,6 +60,12 @@ class TrajectoryFile:
 def write_trajectory(path: Path, trajectory: Trajectory) -> None:
     """Write a finished trajectory."""
     TrajectoryFile(path, trajectory).close()
+
+
+def write_end(path: Path, trajectory: Trajectory) -> None:
+    """Add to a trajectory's file what became known after its end: its reward, for example."""
+    with path.open("a", encoding="utf-8", errors="replace") as file:
+        file.write(_line({"end": _without_growing(trajectory)}))
 
 
 def read_trajectory(path: Path) -> Trajectory:
@@ -113,6 +117,15 @@ def _lines(path: Path) -> list[str]:
     except OSError as error:
         raise TrajectoryFormatError(f"{path}: {error.strerror or error}") from None
     return re.findall(r"[^\n]*\n|[^\n]+$", text)
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _without_growing(trajectory: Trajectory) -> dict[str, Any]:
+    """What a trajectory holds besides calls and steps, which have lines of their own."""
+    return {key: value for key, value in trajectory.to_dict().items() if key not in _GROWING}
 
 
 def _plain(item: ModelCall | TrajectoryStep) -> Any:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ajet.agents import Agent, StepType, Trajectory, make_agent
 from ajet.config import Config
 from ajet.schema.errors import ImportPathError, RewardError, UserError
-from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.math_answer_as_judge import same_answer
 from ajet.tools import ToolContext
 from ajet.tuner import AjetTuner
@@ -74,26 +74,35 @@ class AgentWorkflow(Workflow):
             context=ToolContext(episode_id=workflow_task.episode_uuid, workflow_task=workflow_task),
         )
         judged = tuner.config.ajet.task_judge.judge_protocol is not None
-        output = WorkflowOutput(metadata=_facts(trajectory), log_metrics=_metrics(trajectory))
+        output = output_of(trajectory)
         if judged or trajectory.reward is not None or workflow_task.task.metadata.get("answer") is not None:
             _reward_calls(trajectory, tuner)
         if not judged:
-            output.reward, output.is_success = _reward(trajectory, workflow_task)
+            reward = reward_of(trajectory, workflow_task.task)
+            if reward is None:
+                raise RewardError(NO_REWARD)
+            output.reward, output.is_success = reward
         return output
 
 
-def _reward(trajectory: Trajectory, workflow_task: WorkflowTask) -> tuple[float, bool | None]:
-    """The outcome, without a judge, and whether it is a success."""
+def output_of(trajectory: Trajectory) -> WorkflowOutput:
+    """What a judge is given."""
+    facts = {"final_answer": _answer(trajectory), "stop_reason": str(trajectory.stop_reason)}
+    return WorkflowOutput(metadata=facts, log_metrics=_metrics(trajectory))
+
+
+def reward_of(trajectory: Trajectory, task: Task) -> tuple[float, bool | None] | None:
+    """The outcome, without a judge, and whether it is a success. None: nothing says what the run is worth."""
     if trajectory.reward is not None:
         return trajectory.reward, trajectory.is_success
-    expected = workflow_task.task.metadata.get("answer")
+    expected = task.metadata.get("answer")
     if expected is not None:
         answer = _answer(trajectory)
         right = answer is not None and same_answer(answer, str(expected))
         return float(right), right
     if any(step.reward_score is not None for step in trajectory.steps):
         return trajectory.tool_reward, None
-    raise RewardError(NO_REWARD)
+    return None
 
 
 def _reward_calls(trajectory: Trajectory, tuner: AjetTuner) -> None:
@@ -110,10 +119,6 @@ def _answer(trajectory: Trajectory) -> str | None:
     """The final answer; None if a limit ended the run before there was one."""
     answers = [step.content for step in trajectory.steps if step.step_type is StepType.FINAL_ANSWER]
     return answers[-1] if answers else None
-
-
-def _facts(trajectory: Trajectory) -> dict[str, Any]:
-    return {"final_answer": _answer(trajectory), "stop_reason": str(trajectory.stop_reason)}
 
 
 def _metrics(trajectory: Trajectory) -> dict[str, float]:

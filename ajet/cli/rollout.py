@@ -1,0 +1,246 @@
+"""`ajet rollout`: a ready agent on a file of tasks, with any model and without training; its trajectories in a folder.
+
+Running the same command again goes on where it was interrupted. `ajet view FOLDER` shows the trajectories, and
+`demonstrations.jsonl` in the folder holds the successful ones for `sft.demonstrations`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.agents import Agent, Trajectory
+    from ajet.agents.batch import Judge
+    from ajet.schema.task import Task
+
+DEMONSTRATIONS = "demonstrations.jsonl"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Returns 1 if a run failed."""
+    arguments = _parser().parse_intermixed_args(argv)
+    for name, least in (("n", 1), ("concurrency", 1), ("limit", 1)):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise UserError(f"{'-' if name == 'n' else '--'}{name} {value}: give a number from {least} on")
+    agent, tasks, judge = _agent(arguments), _tasks(arguments), _judge(arguments)
+    if arguments.out.exists() and not arguments.out.is_dir():
+        raise UserError(f"--out {arguments.out} is not a folder")
+    return asyncio.run(_rollout(arguments, agent, tasks, judge))
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser("ajet rollout", description=__doc__)
+    parser.add_argument("--agent", default="react", metavar="TYPE", help="react, tool, or module->Class")
+    parser.add_argument("--tasks", required=True, type=Path, metavar="FILE", help="JSON lines: question, …")
+    parser.add_argument(
+        "--model", required=True, help="base URL of an OpenAI-compatible server, or a model: folder, hub id, tiny:NAME"
+    )
+    parser.add_argument("--model-name", default="", help="for a URL: which of the server's models")
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="where the trajectories go")
+    parser.add_argument("-n", type=int, default=1, help="runs of each task (default: 1)")
+    parser.add_argument("--concurrency", type=int, default=32, help="most runs at a time (default: 32)")
+    parser.add_argument("--limit", type=int, help="only the first so many tasks")
+    parser.add_argument(
+        "--judge", metavar="module->Class", help="default: the answer is compared with the task's `answer`"
+    )
+    parser.add_argument("--temperature", type=float, help="default: the server's, or 1")
+    parser.add_argument("--max-tokens", type=int, help="most tokens of one reply")
+    parser.add_argument("--price-input", type=float, default=0.0, help="of a million tokens, for the cost")
+    parser.add_argument("--price-output", type=float, default=0.0)
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="of the agent: tools=[calculator] max_steps=5")
+    return parser
+
+
+def _agent(arguments: Namespace) -> Agent:
+    import yaml
+
+    from ajet.agents import make_agent
+
+    options: dict[str, Any] = {}
+    for text in arguments.settings:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"{text!r}: write the agent's settings as KEY=VALUE, for example tools=[calculator]")
+        try:
+            options[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"{text!r}: the value can't be read; close its quotes and brackets") from None
+    sampling = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
+    options.setdefault("sampling", {name: value for name, value in sampling.items() if value is not None})
+    if "->" not in arguments.agent:
+        options.setdefault("name", arguments.agent)
+    try:
+        return make_agent(arguments.agent, options, [Path.cwd()])
+    except TypeError as error:  # a value of the wrong type, which the class itself refuses
+        raise UserError(f"agent {arguments.agent}: {error}") from None
+
+
+def _tasks(arguments: Namespace) -> list[Task]:
+    from ajet.config import make_config
+    from ajet.task_reader import build_reader, read_training_tasks
+
+    if not arguments.tasks.is_file():
+        raise UserError(f"--tasks {arguments.tasks}: no such file")
+    key = "task_reader.jsonl_dataset_file.training.file_path"
+    tasks = read_training_tasks(build_reader(make_config({key: str(arguments.tasks)})))
+    return tasks[: arguments.limit]
+
+
+def _judge(arguments: Namespace) -> Judge:
+    """Gives a trajectory its reward."""
+    from ajet.config import make_config
+    from ajet.schema.task import WorkflowTask
+    from ajet.task_judge.base_judge import load_judge, validate_reward
+    from ajet.task_runner.agent_workflow import output_of, reward_of
+
+    config = make_config({"task_judge.judge_protocol": arguments.judge})
+    own = load_judge(config, [Path.cwd()])
+    threshold = config.ajet.task_judge.success_threshold
+
+    async def decide(task: Task, trajectory: Trajectory) -> None:
+        if own is None:
+            found = reward_of(trajectory, task)
+            if found is not None:
+                trajectory.reward, trajectory.is_success = found
+        else:
+            workflow_task = WorkflowTask(task=task, task_id=task.task_id, task_thread_index=trajectory.repeat)
+            value = await asyncio.to_thread(own.compute_reward, workflow_task, output_of(trajectory))
+            verdict = validate_reward(await value if inspect.isawaitable(value) else value, type(own).__name__)
+            trajectory.reward, trajectory.is_success = verdict.reward, verdict.is_success
+        if trajectory.is_success is None and trajectory.reward is not None:
+            trajectory.is_success = trajectory.reward >= threshold
+
+    return decide
+
+
+async def _rollout(arguments: Namespace, agent: Agent, tasks: list[Task], judge: Judge) -> int:
+    from ajet.agents.batch import Batch, Prices, demonstrations, run_batch
+    from ajet.cli.rollout_progress import Counts, progress
+
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    counts = Counts(total=len(tasks) * arguments.n)
+    async with _model(arguments) as model:
+        with progress(counts, quiet=arguments.quiet) as ended:
+            batch = Batch(
+                agent,
+                tasks,
+                model.function,
+                arguments.out,
+                repeats=arguments.n,
+                concurrency=arguments.concurrency,
+                judge=judge,
+                prices=Prices(arguments.price_input, arguments.price_output),
+                model_name=model.name,
+                on_end=ended,
+            )
+            try:
+                trajectories = await run_batch(batch)
+            except* UserError as errors:
+                raise _first(errors) from None
+            except* asyncio.CancelledError:
+                print(f"interrupted; the same command goes on from {arguments.out}", file=sys.stderr)
+                raise
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in demonstrations(trajectories)]
+    (arguments.out / DEMONSTRATIONS).write_text("".join(lines), encoding="utf-8", errors="replace")
+    _report(arguments, trajectories, len(lines))
+    return 1 if counts.failed else 0
+
+
+def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _report(arguments: Namespace, trajectories: Sequence[Trajectory], demonstrations: int) -> None:
+    from collections import Counter
+
+    from ajet.agents.batch import pass_at_k
+
+    rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
+    rows = [("runs", f"{len(trajectories):,}")]
+    reasons = Counter(str(trajectory.stop_reason) for trajectory in trajectories)
+    rows.append(("ended by", ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())))
+    if rewards:
+        rows.append(("mean reward", f"{sum(rewards) / len(rewards):.4f} over {len(rewards):,}"))
+    rows += [(f"pass@{k}", f"{chance:.4f}") for k, chance in pass_at_k(trajectories).items()]
+    tokens = [trajectory.usage for trajectory in trajectories]
+    about = "" if all(usage.counted for usage in tokens) else "about "
+    total_in, total_out = sum(usage.input_tokens for usage in tokens), sum(usage.output_tokens for usage in tokens)
+    rows.append(("tokens", f"{about}{total_in:,} in, {total_out:,} out"))
+    if arguments.price_input or arguments.price_output:
+        rows.append(("cost", f"{about}{sum(trajectory.cost or 0.0 for trajectory in trajectories):.4f}"))
+    if demonstrations:
+        rows.append(("successful", f"{demonstrations:,} conversations in {arguments.out / DEMONSTRATIONS}"))
+    for name, value in rows:
+        print(f"{name:<12} {value}")
+    failed = [trajectory for trajectory in trajectories if trajectory.failure is not None]
+    for trajectory in failed[:3]:
+        assert trajectory.failure is not None
+        print(f"failed: {trajectory.request_id}: {trajectory.failure.kind}: {trajectory.failure.message}"[:300])
+    if failed:
+        print(f"{len(failed):,} failed; the same command runs them again")
+    print(f"to look at them: ajet view {arguments.out}")
+
+
+class _Model(NamedTuple):
+    name: str
+    function: Callable[[], Any]
+    """A model function for one run."""
+
+
+@asynccontextmanager
+async def _model(arguments: Namespace) -> AsyncIterator[_Model]:
+    """The model at a URL, or one that is loaded here."""
+    from ajet.agents import as_model_function
+
+    target: str = arguments.model
+    if target.startswith(("http://", "https://")):
+        name = arguments.model_name or await _only_model(target)
+        function = as_model_function(target, name)
+        yield _Model(name, lambda: function)
+        return
+    from ajet.cli.targets import target_config
+    from ajet.runtime.model import load_model
+    from ajet.runtime.model_function import SessionModelFunction
+
+    config = target_config(target)
+    model = load_model(config)
+    length = config.ajet.rollout.max_model_len
+    try:
+        await model.engine.ready()
+        yield _Model(target, lambda: SessionModelFunction(model.open_conversation(length)))
+    finally:
+        await model.engine.aclose()
+
+
+async def _only_model(address: str) -> str:
+    """The server's model, if it has one only."""
+    import os
+
+    from openai import AsyncOpenAI, OpenAIError
+
+    try:
+        client = AsyncOpenAI(base_url=address, api_key=os.environ.get("OPENAI_API_KEY") or "none", max_retries=1)
+        names = [model.id for model in (await client.models.list()).data]
+    except OpenAIError as error:
+        raise UserError(
+            f"--model {address}: {type(error).__name__}: {error}\n    is the server up? {address}"
+        ) from None
+    if len(names) != 1:
+        shown = ", ".join(names[:8]) or "none"
+        raise UserError(f"--model {address}: name one of the server's models with --model-name: {shown}")
+    return names[0]

@@ -1,0 +1,118 @@
+"""Batches of runs: everything is run once, whatever is interrupted, and counted right."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_models import Scripted
+
+from ajet.agents import ReActAgent, Trajectory, read_trajectory
+from ajet.agents.batch import GIVE_UP_AFTER, Batch, BatchError, Prices, demonstrations, pass_at_k, run_batch
+from ajet.schema.task import Task
+
+TASKS = [Task(task_id=f"t{number}", main_query=str(number)) for number in range(3)]
+
+
+async def verdict(task: Task, trajectory: Trajectory) -> None:
+    trajectory.is_success = trajectory.final_response == task.main_query
+    trajectory.reward = float(trajectory.is_success)
+
+
+class Echo:
+    """Answers with the question, except for the runs in `wrong`; raises from the `breaks_after`th call on."""
+
+    takes_tools = True
+
+    def __init__(self, breaks_after: float = math.inf) -> None:
+        self.calls = 0
+        self.breaks_after = breaks_after
+
+    async def __call__(self, messages: Any, **_: Any) -> dict[str, Any]:
+        self.calls += 1
+        if self.calls > self.breaks_after:
+            raise ConnectionError("down")
+        return {"content": messages[-1]["content"], "usage": {"prompt_tokens": 1000, "completion_tokens": 100}}
+
+
+def batch(out: Path, model: Any, **given: Any) -> Batch:
+    values = {"repeats": 2, "judge": verdict, "model_name": "m", **given}
+    return Batch(ReActAgent(system_prompt=""), TASKS, lambda: model, out, **values)
+
+
+def test_all_runs_and_again_none(tmp_path: Path) -> None:
+    model = Echo()
+    done = asyncio.run(run_batch(batch(tmp_path, model, prices=Prices(1.0, 10.0))))
+    assert [(trajectory.task_id, trajectory.repeat) for trajectory in done] == [
+        (task.task_id, repeat) for task in TASKS for repeat in range(2)
+    ]
+    assert model.calls == 6 and all(trajectory.reward == 1.0 for trajectory in done)
+    assert done[0].cost == pytest.approx(0.002)
+    assert read_trajectory(tmp_path / "t0-1.jsonl") == done[1]
+    told: list[Trajectory] = []
+    again = asyncio.run(run_batch(batch(tmp_path, model, on_end=told.append)))
+    assert again == done and told == done and model.calls == 6
+
+
+def test_it_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    model = Echo(breaks_after=4)
+    first = asyncio.run(run_batch(batch(tmp_path, model, concurrency=1)))
+    assert [trajectory.failure is None for trajectory in first] == [True] * 4 + [False] * 2
+    torn = (tmp_path / "t0-0.jsonl").read_bytes()
+    (tmp_path / "t0-0.jsonl").write_bytes(torn[: len(torn) // 2])  # killed while it ran
+    healthy = Echo()
+    second = asyncio.run(run_batch(batch(tmp_path, healthy)))
+    assert healthy.calls == 3 and all(trajectory.reward == 1.0 for trajectory in second)
+
+
+def test_a_model_that_never_answers_ends_the_batch(tmp_path: Path) -> None:
+    model = Echo(breaks_after=0)
+    with pytest.raises(ExceptionGroup) as failed:
+        asyncio.run(run_batch(batch(tmp_path, model, repeats=100, concurrency=1)))
+    error = failed.value.exceptions[0]
+    assert isinstance(error, BatchError) and "down" in str(error)
+    assert GIVE_UP_AFTER <= model.calls < 2 * GIVE_UP_AFTER
+
+
+def test_a_judge_that_raises_fails_its_run_alone(tmp_path: Path) -> None:
+    async def picky(task: Task, trajectory: Trajectory) -> None:
+        if task.task_id == "t1":
+            raise KeyError("answer")
+        await verdict(task, trajectory)
+
+    done = asyncio.run(run_batch(batch(tmp_path, Echo(), judge=picky)))
+    failed = [trajectory.request_id for trajectory in done if trajectory.failure is not None]
+    assert failed == ["t1-0", "t1-1"]
+    assert asyncio.run(run_batch(batch(tmp_path, Echo())))[2].failure is None
+
+
+def test_a_folder_of_another_model_is_left_alone(tmp_path: Path) -> None:
+    asyncio.run(run_batch(batch(tmp_path, Echo())))
+    with pytest.raises(BatchError, match="choose another folder"):
+        asyncio.run(run_batch(batch(tmp_path, Echo(), model_name="other")))
+
+
+def test_two_tasks_of_one_id(tmp_path: Path) -> None:
+    twice = batch(tmp_path, Scripted("x"))
+    twice.tasks = [TASKS[0], TASKS[0]]
+    with pytest.raises(BatchError, match="two tasks have the id 't0'"):
+        asyncio.run(run_batch(twice))
+
+
+def test_pass_at_k() -> None:
+    runs = [Trajectory("a", task_id=task, is_success=success) for task, success in (
+        *[("one", True), ("one", False), ("one", False), ("one", False)], *[("two", False)] * 4, ("three", None),
+    )]  # fmt: skip
+    assert pass_at_k(runs) == {1: 0.125, 2: 0.25, 4: 0.5}
+    assert pass_at_k([]) == {}
+
+
+def test_demonstrations_are_the_successful_conversations(tmp_path: Path) -> None:
+    done = asyncio.run(run_batch(batch(tmp_path, Echo())))
+    done[0].is_success = False
+    records = demonstrations(done)
+    assert len(records) == 5
+    assert records[0]["messages"] == [{"role": "user", "content": "0"}, {"role": "assistant", "content": "0"}]

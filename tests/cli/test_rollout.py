@@ -1,0 +1,134 @@
+"""`ajet rollout` and `ajet view` on its trajectories, against a real server and with a tiny model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+from http_server import Server
+
+from ajet.cli.main import main
+from ajet.cli.view import shown_folder
+from ajet.observe.episode_store import EpisodeStore
+from ajet.viewer.episode_view import episode_view, tokens_view
+from ajet.viewer.library import Library
+
+
+def answer(path: str, body: dict[str, Any], key: str) -> Any:
+    """Asks the calculator, then says what it said."""
+    last = body["messages"][-1]
+    message: dict[str, Any] = {"role": "assistant", "content": f"The answer is {last['content']}."}
+    if last["role"] != "tool":
+        expression = last["content"].removeprefix("What is ").rstrip("?")
+        function = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
+        message = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    reply = {"id": "r", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    return 200, {"content-type": "application/json"}, reply
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    right = {"id": "a", "question": "What is 6*7?", "answer": "42"}
+    wrong = {"id": "b", "question": "What is 2+2?", "answer": 5}
+    Path("tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in (right, wrong)))
+    return tmp_path
+
+
+def rollout(*arguments: str) -> int:
+    return main(["rollout", "--tasks", "tasks.jsonl", "--out", "out", *arguments])
+
+
+def test_a_batch_against_a_server(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server(answer)
+    command = ("--model", server.url, "--model-name", "m", "-n", "2", "--price-output", "1000", "tools=[calculator]")
+    assert rollout(*command) == 0
+    said = capsys.readouterr()
+    lines = dict(line.split(maxsplit=1) for line in said.out.splitlines())
+    assert lines["pass@1"] == "0.5000" and lines["pass@2"] == "0.5000"
+    assert lines["cost"] == "0.0400" and lines["tokens"] == "80 in, 40 out"
+    assert "4/4: 50% succeeded" in said.err
+    asked = len(server.seen)
+    assert rollout(*command) == 0 and len(server.seen) == asked  # nothing is left to do
+
+    from ajet.backbone.local.demonstrations import read_demonstrations
+    from ajet.context_tracker import Renderer
+    from ajet.engine.model_source import ModelSource
+
+    renderer = Renderer(ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
+    episodes = read_demonstrations(folder / "out" / "demonstrations.jsonl", renderer)
+    assert len(episodes) == 2 and all(episode.tree.trained_tokens for episode in episodes)
+
+
+def test_the_viewer_shows_trajectories_without_a_run(folder: Path) -> None:
+    assert rollout("--model", Server(answer).url, "--model-name", "m", "tools=[calculator]", "--quiet") == 0
+    with shown_folder(folder / "out") as root:
+        assert root != folder / "out"
+        experiment = Library(root).get("out")
+        store = experiment.store()
+        assert store is not None
+        rows, total = store.page(sort="task_id", descending=False)
+        assert total == 2 and [row["reward"] for row in rows] == [1.0, 0.0]
+        view = episode_view(store.get("a-0"), store)
+        assert [call["reply"].get("content") for call in view["calls"]] == ["", "The answer is 42."]
+        assert view["calls"][1]["extends"] == 0 and view["toolsets"][0][0]["function"]["name"] == "calculator"
+        assert tokens_view(store.get("a-0"), store)["runs"] == []
+    assert not root.exists()
+    assert not list((folder / "out").glob("*.sqlite*"))
+
+
+def test_a_trajectory_that_grows_while_it_is_shown(folder: Path) -> None:
+    from ajet.agents import Trajectory
+    from ajet.observe.trajectory_folder import TrajectoryFolder
+    from ajet.schema.trajectory import ModelCall, StopReason
+    from ajet.schema.trajectory_file import TrajectoryFile
+
+    (folder / "shown").mkdir()
+    trajectory = Trajectory("grows")
+    file = TrajectoryFile(folder / "out" / "grows.jsonl", trajectory)
+    shown = TrajectoryFolder(folder / "out", folder / "shown")
+    assert shown.sync() == 1 and shown.sync() == 0
+    store = EpisodeStore(folder / "shown" / "episodes.sqlite")
+    assert store.get("grows").episode.failure is not None
+    trajectory.calls.append(ModelCall([{"role": "user", "content": "?"}], {"role": "assistant", "content": "!"}))
+    trajectory.end(StopReason.ANSWER)
+    file.close()
+    (folder / "out" / "broken.jsonl").write_text('{"trajectory": {}}\nnonsense\n')
+    assert shown.sync() == 1
+    episode = store.get("grows").episode
+    assert episode.failure is None and len(episode.tree.calls) == 1
+    store.close()
+    shown.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "http://127.0.0.1:9/v1"], "is the server up?"),
+        (["--model", "tiny:none"], "does not exist"),
+        (["--model", "tiny:qwen2-0.3m", "tools=[calculater]"], "did you mean 'calculator'"),
+        (["--model", "tiny:qwen2-0.3m", "tools=[calc"], "close its quotes and brackets"),
+        (["--model", "tiny:qwen2-0.3m", "max_step=3"], "did you mean 'max_steps'"),
+        (["--model", "tiny:qwen2-0.3m", "--agent", "raect"], "did you mean 'react'"),
+        (["--model", "tiny:qwen2-0.3m", "--judge", "nothing->Here"], "no module 'nothing'"),
+        (["--model", "tiny:qwen2-0.3m", "-n", "0"], "from 1 on"),
+        (["--model", "tiny:qwen2-0.3m", "--tasks", "none.jsonl"], "no such file"),
+        (["--model", "tiny:qwen2-0.3m", "--out", "tasks.jsonl"], "not a folder"),
+    ],
+)
+def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
+    assert rollout(*arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_model_that_is_loaded_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rollout("--model", "tiny:qwen2-0.3m", "--max-tokens", "8", "--limit", "1", "max_steps=2") == 0
+    assert "ended by" in capsys.readouterr().out
