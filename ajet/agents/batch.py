@@ -75,12 +75,15 @@ async def run_batch(batch: Batch) -> list[Trajectory]:
     runner = _Runner(batch)
     jobs = [(task, repeat) for task in batch.tasks for repeat in range(batch.repeats)]
     found = {(task.task_id, repeat): runner.earlier(task, repeat) for task, repeat in jobs}
-    async with asyncio.TaskGroup() as group:
-        running = {
-            (task.task_id, repeat): group.create_task(runner.run(task, repeat))
-            for task, repeat in jobs
-            if found[task.task_id, repeat] is None
-        }
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = {
+                (task.task_id, repeat): group.create_task(runner.run(task, repeat))
+                for task, repeat in jobs
+                if found[task.task_id, repeat] is None
+            }
+    except ExceptionGroup as errors:
+        raise runner.gave_up or errors.exceptions[0] from None
     done = {key: trajectory for key, trajectory in found.items() if trajectory is not None}
     done.update({key: task.result() for key, task in running.items()})
     return [done[task.task_id, repeat] for task, repeat in jobs]
@@ -90,6 +93,7 @@ class _Runner:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._free = asyncio.Semaphore(batch.concurrency)
+        self.gave_up: BatchError | None = None
         self._failures = 0
         self._played = 0
 
@@ -112,6 +116,8 @@ class _Runner:
 
     async def run(self, task: Task, repeat: int) -> Trajectory:
         async with self._free:
+            if self.gave_up is not None:
+                raise self.gave_up
             batch, path = self._batch, self._path(task, repeat)
             trajectory = await batch.agent.run_trajectory(
                 task,
@@ -146,7 +152,10 @@ class _Runner:
         if self._failures >= GIVE_UP_AFTER and not self._played:
             assert trajectory.failure is not None
             why = f"{trajectory.failure.kind}: {trajectory.failure.message}"
-            raise BatchError(f"the model failed {self._failures} times and never answered; the last time: {why}")
+            self.gave_up = BatchError(
+                f"the model failed {self._failures} times and never answered; the last time: {why}"
+            )
+            raise self.gave_up
 
     def _path(self, task: Task, repeat: int) -> Path:
         return self._batch.out / file_name(f"{task.task_id}-{repeat}")

@@ -147,22 +147,13 @@ async def _rollout(arguments: Namespace, agent: Agent, tasks: list[Task], judge:
             )
             try:
                 trajectories = await run_batch(batch)
-            except* UserError as errors:
-                raise _first(errors) from None
-            except* asyncio.CancelledError:
+            except asyncio.CancelledError:
                 print(f"interrupted; the same command goes on from {arguments.out}", file=sys.stderr)
                 raise
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in demonstrations(trajectories)]
     (arguments.out / DEMONSTRATIONS).write_text("".join(lines), encoding="utf-8", errors="replace")
     _report(arguments, trajectories, len(lines))
     return 1 if counts.failed else 0
-
-
-def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _report(arguments: Namespace, trajectories: Sequence[Trajectory], demonstrations: int) -> None:
