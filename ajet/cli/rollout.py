@@ -204,9 +204,9 @@ async def _model(arguments: Namespace) -> AsyncIterator[_Model]:
         function = as_model_function(target, name)
         yield _Model(name, lambda: function)
         return
+    from ajet.cli.rollout_model import SessionModelFunction
     from ajet.cli.targets import target_config
     from ajet.runtime.model import load_model
-    from ajet.runtime.model_function import SessionModelFunction
 
     config = target_config(target)
     model = load_model(config)
