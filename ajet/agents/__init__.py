@@ -6,6 +6,7 @@ trajectory.final_response
 """
 
 from ajet.agents.agent import Agent
+from ajet.agents.coding import CodingAgent
 from ajet.agents.limits import AgentSettingsError
 from ajet.agents.model_function import ModelFunction, as_model_function
 from ajet.agents.ready import ReActAgent, ToolAgent
@@ -19,6 +20,7 @@ __all__ = [
     "Agent",
     "AgentRun",
     "AgentSettingsError",
+    "CodingAgent",
     "ModelFunction",
     "ModelMessage",
     "ParsedReply",

@@ -150,8 +150,7 @@ class Agent:
                 reason = StopReason.MODEL_ERROR if run.asking else StopReason.AGENT_ERROR
                 run.end(reason, failure=Failure(type(error).__name__, str(error) or repr(error)))
                 raise
-        finally:
-            self.finalize(run)
+        await self.finalize(run)
 
     async def begin(self, run: AgentRun, messages: Sequence[Message]) -> None:
         """Put the first messages into the conversation."""
@@ -232,8 +231,8 @@ class Agent:
         run.record(StepType.FINAL_ANSWER, answer, call=call)
         run.end(StopReason.ANSWER)
 
-    def finalize(self, run: AgentRun) -> None:
-        """Called once at the end of a run, however it ended."""
+    async def finalize(self, run: AgentRun) -> None:
+        """Called once at the end of a run that neither failed nor was cancelled, with its tools still open."""
 
     # ------------------------------------------------------------ parts of a step
 

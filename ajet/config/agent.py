@@ -21,8 +21,8 @@ class AgentConfig(Section):
     with the task's `answer`, or from its tools."""
 
     type: str = "react"
-    """`react` (thinks, calls tools, answers), `tool` (one tool call a step, ends by `finish`), or `module->Class`: an
-    agent of your own."""
+    """`react` (thinks, calls tools, answers), `tool` (one tool call a step, ends by `finish`), `coding` (edits files
+    and runs tests in `rollout.sandbox`), or `module->Class`: an agent of your own."""
     system_prompt: str | None = None
     """The system message. null: the agent's own."""
     tools: Annotated[list[str | dict[str, Any]], BeforeValidator(_plain)] = []

@@ -18,6 +18,10 @@ TRAINABLE_ENGINES: Mapping[BackboneName, tuple[EngineName, ...]] = {
 """The engines whose model a backbone can train. On verl and Trinity, `torch` (the default) stands for vLLM."""
 
 
+NEED_SANDBOX = {"bash", "file_editor", "python", "search"}
+"""The ready tools that work in the episode's sandbox."""
+
+
 class Contradiction(NamedTuple):
     """Which keys contradict each other, what is wrong, and what to do."""
 
@@ -65,6 +69,14 @@ def _agent(ajet: AjetConfig) -> Iterator[Contradiction]:
             ("rollout.agent", "rollout.user_workflow"),
             "an episode runs either the ready agent or user_workflow, and both are given",
             "remove one of the two",
+        )
+    named = {next(iter(tool)) if isinstance(tool, dict) and tool else tool for tool in rollout.agent.tools}
+    needing = [*(["type: coding"] if rollout.agent.type == "coding" else []), *sorted(NEED_SANDBOX & named)]
+    if needing and rollout.sandbox is None:
+        yield Contradiction(
+            ("rollout.agent.tools", "rollout.agent", "rollout.sandbox"),
+            f"{', '.join(needing)} of the agent works in a sandbox, and there is none",
+            "set rollout.sandbox, for example to bubblewrap",
         )
     if rollout.agent.max_steps > rollout.multi_turn.max_steps:
         yield Contradiction(

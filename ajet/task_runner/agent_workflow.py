@@ -71,7 +71,7 @@ class AgentWorkflow(Workflow):
             workflow_task.task,
             tuner.as_model_function(agent_name=self.agent.name),
             request_id=workflow_task.episode_uuid,
-            context=ToolContext(episode_id=workflow_task.episode_uuid, workflow_task=workflow_task),
+            context=ToolContext(tuner.sandbox, workflow_task.episode_uuid, workflow_task),
         )
         judged = tuner.config.ajet.task_judge.judge_protocol is not None
         output = output_of(trajectory)

@@ -36,6 +36,8 @@ def test_an_agent_takes_the_place_of_a_workflow(folder: Path) -> None:
         ("    agent: {type: react, max_step: 3}\n", "did you mean `ajet.rollout.agent.max_steps`"),
         ("    agent: {type: react, max_steps: 0}\n", "at least 1"),
         ("    agent: {type: react, max_steps: 31}\n", "rollout.multi_turn.max_steps allows 30"),
+        ("    agent: {type: react, tools: [bash, {python: {}}]}\n", "bash, python of the agent works in a sandbox"),
+        ("    agent: {type: coding}\n", "set rollout.sandbox"),
         ("    agent: {type: react, format: xml}\n", "`auto`, `native` or `text`"),
         ("    agent: {type: my_agents.py->Mine}\n", "no file 'my_agents.py'"),
         ("    user_workflow: a.b->C\n    agent: {type: react}\n", "remove one of the two"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,16 @@ def test_what_is_refused_before_anything_starts(agent: dict[str, Any], says: str
     with pytest.raises(UserError) as refused:
         load_workflow(make_config({"rollout.agent": agent}))
     assert "ajet.rollout.agent: " in str(refused.value) and says in str(refused.value)
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+def test_a_coding_agent_works_in_the_episodes_sandbox() -> None:
+    metadata = {"files": {"n.py": "N = 1\n"}, "test_command": "python3 -c 'import n; assert n.N == 2'"}
+    task = Task(task_id="t", main_query="Make N two.", metadata=metadata)
+    edit = asks("bash", command="echo 'N = 2' > n.py")
+    given: dict[str, Any] = {"agent": {"type": "coding", "tools": ["bash"]}, "task": task}
+    episode = run([edit, asks("run_tests")], **given, **{"rollout.sandbox": "bubblewrap"})
+    assert episode.failure is None, episode.failure
+    assert (episode.reward, episode.is_success, episode.metadata["stop_reason"]) == (1.0, True, "tool")
+    lazy = run(["Done."] * 3, **given, **{"rollout.sandbox": "bubblewrap"})
+    assert (lazy.reward, len(lazy.tree.calls)) == (0.0, 3)

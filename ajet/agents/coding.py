@@ -1,0 +1,143 @@
+"""`CodingAgent`: edits files and runs tests in the episode's sandbox, until they pass.
+
+A task's metadata may hold `files` (path → text, written before the agent begins), `test_command` (default: the agent's
+own), and `test_files` (written again before the last run of the tests, which decides: the agent can't change them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ajet.agents.agent import Agent
+from ajet.agents.limits import AgentSettingsError
+from ajet.agents.model_function import Message
+from ajet.agents.run import AgentRun
+from ajet.sandbox.sandbox import ExecResult, Sandbox
+from ajet.schema.errors import TaskDataError
+from ajet.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
+
+TOOLS = ("bash", "file_editor", "search")
+OUTPUT_CHARS = 6000
+"""Of the tests' output, as the model is told: its end says what failed."""
+
+
+class RunTests(StatelessTool):
+    """The tests, as a tool. When they pass, the episode ends."""
+
+    name = "run_tests"
+    description = "Run the tests. When they all pass, the task is done."
+    parameters: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}  # noqa: RUF012
+
+    def __init__(self, command: str, ends_episode: bool) -> None:
+        self._command = command
+        self._ends_episode = ends_episode
+
+    async def run(self, arguments: Arguments, context: ToolContext) -> ToolResult:
+        result = await run_command(sandbox_of(context), self._command)
+        passed = result.exit_code == 0
+        return ToolResult(
+            said(result), success=passed, data={"exit_code": result.exit_code},
+            ends_episode=passed and self._ends_episode,
+        )  # fmt: skip
+
+
+class CodingAgent(Agent):
+    """Works on files with `bash`, `file_editor`, `search` and `run_tests`."""
+
+    system_prompt_default = (
+        "You repair and write code. Look at the files, change what is needed, and run the tests with run_tests until "
+        "they pass. Change no test."
+    )
+
+    def __init__(
+        self,
+        *,
+        tools: Sequence[Any] = (),
+        test_command: str = "",
+        stop_when_tests_pass: bool = True,
+        max_attempts: int = 3,
+        parallel_tool_calls: bool = False,
+        **settings: Any,
+    ) -> None:
+        """`tools`: default bash, file_editor and search; `run_tests` is added. `max_attempts`: how often the agent may
+        say that it is done while the tests fail; it is told what failed."""
+        super().__init__(tools=tools or TOOLS, parallel_tool_calls=parallel_tool_calls, **settings)
+        if max_attempts < 1:
+            raise AgentSettingsError(f"max_attempts: {max_attempts} is not allowed: give a number from 1 on")
+        self.test_command = test_command
+        self.stop_when_tests_pass = stop_when_tests_pass
+        self.max_attempts = max_attempts
+
+    def run_tools(self, context: ToolContext) -> list[Tool | ToolSource]:
+        command = self._command(context)
+        return [*self.tools, RunTests(command, self.stop_when_tests_pass)] if command else self.tools
+
+    async def begin(self, run: AgentRun, messages: Sequence[Message]) -> None:
+        sandbox = sandbox_of(run.context)
+        await write_files(sandbox, _metadata(run.context), "files")
+        await write_files(sandbox, _metadata(run.context), "test_files")
+        await super().begin(run, messages)
+
+    async def answered(self, run: AgentRun, answer: str, call: int) -> None:
+        attempts = run.state["attempts"] = run.state.get("attempts", 0) + 1
+        command = self._command(run.context)
+        if command and attempts < self.max_attempts:
+            result = await run_command(sandbox_of(run.context), command)
+            if result.exit_code != 0:
+                self.tell(run, f"The tests do not pass yet:\n{said(result)}")
+                return
+        await super().answered(run, answer, call)
+
+    async def finalize(self, run: AgentRun) -> None:
+        """Run the tests a last time, as they were given: they are the reward."""
+        trajectory, command = run.trajectory, self._command(run.context)
+        if not command:
+            return
+        sandbox = sandbox_of(run.context)
+        await write_files(sandbox, _metadata(run.context), "test_files")
+        result = await run_command(sandbox, command)
+        trajectory.is_success = result.exit_code == 0
+        trajectory.reward = float(trajectory.is_success)
+        trajectory.metadata["tests"] = {"exit_code": result.exit_code, "output": said(result)}
+
+    def _command(self, context: ToolContext) -> str:
+        return str(_metadata(context).get("test_command") or self.test_command)
+
+
+def _metadata(context: ToolContext) -> Mapping[str, Any]:
+    task = getattr(context.workflow_task, "task", None)
+    return {} if task is None else task.metadata
+
+
+def sandbox_of(context: ToolContext) -> Sandbox:
+    """The sandbox, without which there are no files to work on."""
+    if context.sandbox is None:
+        raise ToolSetupError(
+            "a coding agent needs a sandbox: set ajet.rollout.sandbox, for example to bubblewrap, or give "
+            "run_trajectory a context=ToolContext(sandbox=…)"
+        )
+    return context.sandbox
+
+
+async def run_command(sandbox: Sandbox, command: str) -> ExecResult:
+    """Run the tests. Python must keep no bytecode: an edit of equal length within a second would go unnoticed."""
+    return await sandbox.exec(command, env={"PYTHONDONTWRITEBYTECODE": "1"})
+
+
+async def write_files(sandbox: Sandbox, metadata: Mapping[str, Any], key: str) -> None:
+    """Write the files that a task brings."""
+    files = metadata.get(key) or {}
+    if not isinstance(files, Mapping) or not all(isinstance(text, str) for text in files.values()):
+        raise TaskDataError(f"a task's `{key}` must map paths to texts, not {files!r:.100}")
+    for path, text in files.items():
+        await sandbox.write(str(path), text.encode())
+
+
+def said(result: ExecResult) -> str:
+    """What the tests printed, and how they ended."""
+    text = b"\n".join(part for part in (result.stdout, result.stderr) if part).decode(errors="replace").strip()
+    if len(text) > OUTPUT_CHARS:
+        text = f"…{text[-OUTPUT_CHARS:]}"
+    ended = "timed out" if result.timed_out else f"exit code {result.exit_code}"
+    return f"{text}\n({ended})" if text else f"({ended})"
