@@ -181,7 +181,7 @@ class EarlyStopConfig(Section):
     """`ajet.trainer_common.early_stop`: end the run before its last step, by what its validations measure."""
 
     metric: Annotated[str, Field(pattern=r"^val/.")] = "val/reward/mean"
-    """A validation's metric, of which higher is better."""
+    """A metric that begins with `val/`, of which higher is better."""
     target: Real | None = None
     """Stop as soon as the metric reaches this. null: no such end."""
     patience: Positive | None = None
