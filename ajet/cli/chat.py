@@ -168,6 +168,6 @@ def _read_line(prompt: str = "> ") -> str | None:
 def _print_delta(delta: Any) -> None:
     said = delta.delta
     print(said.reasoning + said.content, end="", flush=True)
-    if said.tool_call is not None:
-        function = said.tool_call["function"]
-        print(f"[{function['name']}({function['arguments']})]", end="", flush=True)
+    if (piece := said.call) is not None:
+        opening = f"[{piece.name}(" if piece.begins else ""
+        print(opening + piece.arguments + (")]" if piece.ends else ""), end="", flush=True)

@@ -17,7 +17,7 @@ from ajet.http.answer import Answer, event_stream, json_answer, server_sent_even
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError
 from ajet.schema.generation import Sampling
-from ajet.session import ReplyDelta
+from ajet.session import CallPiece, ReplyDelta
 
 # ---------------------------------------------------------------- the request
 
@@ -291,8 +291,8 @@ async def message_events(model: str, stream: ReplyStream, event: Event) -> Async
                 yield blocks.add("thinking", {"type": "thinking_delta", "thinking": delta.reasoning})
             if delta.content:
                 yield blocks.add("text", {"type": "text_delta", "text": delta.content})
-            if delta.tool_call is not None:
-                yield blocks.tool_use(delta.tool_call)
+            if delta.call is not None:
+                yield blocks.tool_use(delta.call)
             event = await stream.next()
         yield blocks.close()
         if isinstance(event, ModelCallError):
@@ -317,13 +317,14 @@ class _OpenBlocks:
         events = b"" if kind == self._kind else self._open(kind, {"type": kind, kind: ""})
         return events + _event({"type": "content_block_delta", "index": self._index, "delta": delta})
 
-    def tool_use(self, call: dict[str, Any]) -> bytes:
-        """The events of a complete tool call."""
-        function = call["function"]
-        block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
-        return self._open("tool_use", block) + self.add(
-            "tool_use", {"type": "input_json_delta", "partial_json": function["arguments"]}
-        )
+    def tool_use(self, piece: CallPiece) -> bytes:
+        """The events of a piece of a tool call."""
+        events = b""
+        if piece.begins:
+            events = self._open("tool_use", {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}})
+        if piece.arguments:
+            events += self.add("tool_use", {"type": "input_json_delta", "partial_json": piece.arguments})
+        return events
 
     def close(self) -> bytes:
         if not self._kind:

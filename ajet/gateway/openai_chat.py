@@ -18,7 +18,7 @@ from ajet.http.answer import Answer, event_stream, json_answer, server_sent_even
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import ModelCallError
 from ajet.schema.generation import Completion, Sampling
-from ajet.session import EpisodeSession, ReplyDelta
+from ajet.session import CallPiece, EpisodeSession, ReplyDelta
 
 MAX_CHOICES = 64
 MAX_STOPS = 16
@@ -233,8 +233,8 @@ async def chat_chunks(
         "created": int(time.time()),
         "model": call.model,
     }
-    tool_calls: dict[int, int] = {}
-    """How many tool calls each choice has sent; a choice that has begun is in here."""
+    begun: set[int] = set()
+    """The choices that have begun."""
 
     def chunk(choice: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
         choices = [{"index": choice, "delta": delta, "finish_reason": finish, **more}]
@@ -243,17 +243,16 @@ async def chat_chunks(
     try:
         while isinstance(event, ReplyDelta):
             delta: dict[str, Any] = {}
-            if event.choice not in tool_calls:
+            if event.choice not in begun:
                 head["id"] = head["id"] or completion_id(event.call_id)
-                tool_calls[event.choice] = 0
+                begun.add(event.choice)
                 delta = {"role": "assistant", "content": ""}
             if event.delta.content:
                 delta["content"] = event.delta.content
             if event.delta.reasoning:
                 delta["reasoning_content"] = event.delta.reasoning
-            if event.delta.tool_call is not None:
-                delta["tool_calls"] = [{"index": tool_calls[event.choice], **event.delta.tool_call}]
-                tool_calls[event.choice] += 1
+            if event.delta.call is not None:
+                delta["tool_calls"] = [call_piece(event.delta.call)]
             yield chunk(event.choice, delta)
             event = await stream.next()
         if isinstance(event, ModelCallError):
@@ -263,10 +262,18 @@ async def chat_chunks(
         for index, reply in enumerate(event):
             choice = _choice(call, index, reply, session)
             del choice["index"], choice["message"]
-            opening = {} if index in tool_calls else {"role": "assistant", "content": ""}
+            opening = {} if index in begun else {"role": "assistant", "content": ""}
             yield chunk(index, opening, choice.pop("finish_reason"), **choice)
         if call.include_usage:
             yield server_sent_event({**head, "choices": [], "usage": usage(event)})
         yield b"data: [DONE]\n\n"
     finally:
         stream.close()
+
+
+def call_piece(piece: CallPiece) -> dict[str, Any]:
+    """Part of a tool call; the first one has its id and name."""
+    if not piece.begins:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}

@@ -163,8 +163,8 @@ class _OpenItems:
             yield from self._add("reasoning", delta.reasoning)
         if delta.content:
             yield from self._add("message", delta.content)
-        if delta.tool_call is not None:
-            yield from self._call(delta.tool_call)
+        if delta.call is not None:
+            yield from self._call(delta.call)
 
     def finish(self, status: str) -> Iterator[Change]:
         """Close what is open. A reply without text or calls ends with an empty text."""

@@ -2,6 +2,7 @@
 
 from ajet.session.episode_session import ChatModel, EpisodeSession
 from ajet.session.reply import OnDelta, ReplyDelta
+from ajet.session.reply_parser import CallPiece
 from ajet.session.settings import SeedKey, SessionSettings
 
-__all__ = ["ChatModel", "EpisodeSession", "OnDelta", "ReplyDelta", "SeedKey", "SessionSettings"]
+__all__ = ["CallPiece", "ChatModel", "EpisodeSession", "OnDelta", "ReplyDelta", "SeedKey", "SessionSettings"]

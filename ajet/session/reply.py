@@ -49,7 +49,10 @@ class ReplyReader:
         self._choice = choice
         self._on_delta = on_delta
         self._stream = parser.stream(
-            tools, call_id=prepared.call_id, in_reasoning=bool(opened) and tail.rstrip().endswith(opened)
+            tools,
+            call_id=prepared.call_id,
+            in_reasoning=bool(opened) and tail.rstrip().endswith(opened),
+            pieces=self.streams,
         )
         self._text = IncrementalText(renderer, prepared.sampling.stop) if self.streams else None
 

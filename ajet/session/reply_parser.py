@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ajet.schema.chat import Message, Tool
+from ajet.session.call_pieces import CallScanner, MakeScanner, json_scanner
 from ajet.session.tool_calls import Call, Incomplete, NotACall, Unreadable
 
 ReadCalls = Callable[[str, Sequence[Tool]], list[Call]]
@@ -34,6 +35,8 @@ class Block:
     """Opens only at the very start of a reply (or after its reasoning)."""
     keep_open: bool = False
     """The opening mark is part of the text that `read` gets."""
+    scan: MakeScanner = json_scanner()
+    """Reads the calls while they are being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,27 @@ class Markup:
 
 
 @dataclass(frozen=True, slots=True)
+class CallPiece:
+    """What is added to a tool call."""
+
+    index: int
+    """Which of the reply's calls, in the order in which they began."""
+    begins: bool
+    """The first piece: it has the name."""
+    ends: bool
+    """The last one. A call whose last piece never comes could not be read to its end, and is text after all."""
+    id: str
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """What a piece of text adds to the reply. A tool call comes whole."""
+    """What a piece of text adds to the reply."""
 
     content: str = ""
     reasoning: str = ""
-    tool_call: Message | None = None
+    call: CallPiece | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +97,15 @@ class ReplyParser:
     name: str
     markup: Markup = field(default_factory=Markup)
 
-    def stream(self, tools: Sequence[Tool] = (), *, call_id: str = "", in_reasoning: bool = False) -> ReplyStream:
+    def stream(
+        self, tools: Sequence[Tool] = (), *, call_id: str = "", in_reasoning: bool = False, pieces: bool = False
+    ) -> ReplyStream:
         """A reader for one reply. Without `tools`, nothing is taken for a tool call.
 
         `in_reasoning`: the prompt itself ended with the opening mark. `call_id`: tool-call ids are derived from it.
+        `pieces`: tool calls are given out while they are being written, instead of whole.
         """
-        return ReplyStream(self.markup, tools, call_id, in_reasoning)
+        return ReplyStream(self.markup, tools, call_id, in_reasoning, pieces)
 
     def parse(
         self, text: str, tools: Sequence[Tool] = (), *, call_id: str = "", in_reasoning: bool = False
@@ -103,8 +124,18 @@ PLAIN = ReplyParser("plain", Markup(think_open="", think_close=""))
 class ReplyStream:
     """Reads one reply piece by piece: `feed` each piece, then `finish`, then `reply`."""
 
-    def __init__(self, markup: Markup, tools: Sequence[Tool], call_id: str, in_reasoning: bool) -> None:
+    def __init__(
+        self, markup: Markup, tools: Sequence[Tool], call_id: str, in_reasoning: bool, pieces: bool
+    ) -> None:
         self._markup = markup
+        self._pieces = pieces
+        self._scanner: CallScanner | None = None
+        self._scanned = 0
+        """How much of the open block's buffer the scanner has been fed."""
+        self._given: list[int] = []
+        """Of each call that the scanner has found, how many pieces of its arguments have been given out."""
+        self._begun = 0
+        """How many calls have been given out, readable or not."""
         self._tools = tools
         self._call_id = call_id
         self._blocks = markup.blocks if tools else ()
@@ -183,11 +214,14 @@ class ReplyStream:
             if self._block.keep_open:
                 self._buffer = mark + self._buffer
             self._mode, self._tried = _Mode.BLOCK, len(mark) if self._block.keep_open else 0
+            self._scanner = self._block.scan(self._tools) if self._pieces else None
+            self._scanned, self._given = 0, []
         return True
 
     def _advance_block(self, deltas: list[Delta], *, last: bool) -> bool:
         block = self._block
         assert block is not None
+        self._scan(deltas)
         first_close: tuple[int, str] | None = None
         while True:
             at, close = _first_of(self._buffer, block.close, self._tried)
@@ -215,22 +249,46 @@ class ReplyStream:
             self._give_up(block, at if close else len(self._buffer), close or "", error, deltas)
         return True
 
+    def _scan(self, deltas: list[Delta]) -> None:
+        """Give out what is certain of the calls in the open block, provided that it is readable in the end."""
+        if self._scanner is None:
+            return
+        self._scanner.feed(self._buffer[self._scanned :])
+        self._scanned = len(self._buffer)
+        for number, call in enumerate(self._scanner.calls):
+            begins = number == len(self._given)
+            if begins:
+                self._given.append(0)
+            if arguments := "".join(call.arguments[self._given[number] :]):
+                self._given[number] = len(call.arguments)
+            if begins or arguments:
+                call_id = call.id or self._new_id(len(self._tool_calls) + number)
+                name = call.name if begins else ""
+                deltas.append(Delta(call=CallPiece(self._begun + number, begins, False, call_id, name, arguments)))
+
     def _take(self, calls: list[Call], rest: str, deltas: list[Delta]) -> None:
-        for call in calls:
+        scanned = self._scanner.calls if self._scanner is not None else []
+        for number, call in enumerate(calls):
             function = {"name": call.name, "arguments": call.arguments}
-            tool_call = {"id": call.id or self._new_id(), "type": "function", "function": function}
+            tool_call = {"id": call.id or self._new_id(len(self._tool_calls)), "type": "function", "function": function}
             self._tool_calls.append(tool_call)
-            deltas.append(Delta(tool_call=tool_call))
+            begins = number >= len(self._given)
+            given = 0 if begins else sum(map(len, scanned[number].arguments[: self._given[number]]))
+            name, left = call.name if begins else "", call.arguments[given:]
+            deltas.append(Delta(call=CallPiece(self._begun, begins, True, tool_call["id"], name, left)))
+            self._begun += 1
         self._buffer = rest
         self._turn(_Mode.TEXT)
 
     def _give_up(self, block: Block, at: int, close: str, why: Unreadable, deltas: list[Delta]) -> None:
         """What can't be read stays text."""
+        self._begun += len(self._given)
         if not isinstance(why, NotACall):
             self._malformed.append(f"tool call: {why}")
         opening = "" if block.keep_open else block.open
         text, self._buffer = opening + self._buffer[:at] + close, self._buffer[at + len(close) :]
         self._mode, self._block = _Mode.TEXT, None
+        self._scanner, self._given = None, []
         self._text(text, deltas)
 
     # ------------------------------------------------------------ writing
@@ -238,6 +296,7 @@ class ReplyStream:
     def _turn(self, mode: _Mode) -> None:
         """Markup was read: drop the white space around it."""
         self._mode, self._block = mode, None
+        self._scanner, self._given = None, []
         self._space, self._after_markup = "", True
 
     def _text(self, text: str, deltas: list[Delta]) -> None:
@@ -272,9 +331,9 @@ class ReplyStream:
             marks.append(self._markup.think_open)
         return [*marks, *self._noise]
 
-    def _new_id(self) -> str:
+    def _new_id(self, position: int) -> str:
         """Derived from the call and the position, so that running an episode again gives the same ids."""
-        digest = hashlib.blake2b(f"{self._call_id}/{len(self._tool_calls)}".encode(), digest_size=8).hexdigest()
+        digest = hashlib.blake2b(f"{self._call_id}/{position}".encode(), digest_size=8).hexdigest()
         return digest[:9] if self._markup.bare_ids else f"call_{digest}"
 
 

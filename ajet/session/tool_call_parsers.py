@@ -14,6 +14,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from ajet.schema.chat import Tool
+from ajet.session.call_pieces import (
+    JSON_CALL,
+    NEVER,
+    group_name,
+    json_scanner,
+    json_string,
+    python_scanner,
+    tag_scanner,
+)
 from ajet.session.reply_parser import Block, Markup, ReplyParser
 from ajet.session.tool_calls import (
     Call,
@@ -37,7 +46,7 @@ HERMES = ReplyParser("hermes", Markup(blocks=(Block("<tool_call>", ("</tool_call
 # <tool_call><function=name><parameter=key>value</parameter>…</function></tool_call>
 
 _QWEN_CALL = re.compile(r"\s*<function=([^>\s]+)>(.*)</function>\s*", re.DOTALL)
-_QWEN_PARAMETER = re.compile(r"\s*<parameter=([^>]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
+_QWEN_PARAMETER = re.compile(r"\s*<parameter=(?P<key>[^>]+)>\n?(?P<value>.*?)\n?</parameter>\s*", re.DOTALL)
 
 
 def _read_qwen(body: str, tools: Sequence[Tool]) -> list[Call]:
@@ -51,13 +60,15 @@ def _read_bare_qwen(body: str, tools: Sequence[Tool]) -> list[Call]:
     return _read_qwen(body + "</function>", tools)
 
 
+_SCAN_QWEN = tag_scanner(r"\s*<function=([^>\s]+)>", NEVER, _QWEN_PARAMETER, "</parameter>")
+
 QWEN_XML = ReplyParser(
     "qwen_xml",
     Markup(
         blocks=(
-            Block("<tool_call>", ("</tool_call>",), _read_qwen),
+            Block("<tool_call>", ("</tool_call>",), _read_qwen, scan=_SCAN_QWEN),
             # these models often leave out the outer tag
-            Block("<function=", ("</function>",), _read_bare_qwen, keep_open=True),
+            Block("<function=", ("</function>",), _read_bare_qwen, keep_open=True, scan=_SCAN_QWEN),
         ),
         noise=("</tool_call>",),
     ),
@@ -67,7 +78,7 @@ QWEN_XML = ReplyParser(
 # <tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value>…</tool_call>
 
 _GLM_NAME = re.compile(r"\s*([^\s<]+)\s*")
-_GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+_GLM_ARGUMENT = re.compile(r"\s*<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>\s*", re.DOTALL)
 
 
 def _read_glm(body: str, tools: Sequence[Tool]) -> list[Call]:
@@ -77,7 +88,9 @@ def _read_glm(body: str, tools: Sequence[Tool]) -> list[Call]:
     return [Call(found[1], tagged_arguments(_GLM_ARGUMENT, body[found.end() :], found[1], tools))]
 
 
-GLM = ReplyParser("glm", Markup(blocks=(Block("<tool_call>", ("</tool_call>",), _read_glm),)))
+_SCAN_GLM = tag_scanner(r"\s*([^\s<]+)\s*(?=<arg_key>)", NEVER, _GLM_ARGUMENT, "</arg_value>")
+
+GLM = ReplyParser("glm", Markup(blocks=(Block("<tool_call>", ("</tool_call>",), _read_glm, scan=_SCAN_GLM),)))
 
 # ------------------------------------------------------------ Llama 3.x
 # The whole reply is {"name": …, "parameters": {…}}, with or without <|python_tag|>; further calls follow after ";".
@@ -134,12 +147,25 @@ def _read_mistral(body: str, tools: Sequence[Tool]) -> list[Call]:
     return calls
 
 
+_MISTRAL_HEAD = r"([^\s\[\]{}]+)(?:\[CALL_ID\]([^\s\[\]{}]*))?\[ARGS\]\s*(?=\{)"
+
+
+def _mistral_name(found: re.Match[str]) -> tuple[str, str]:
+    return (found[2], found[3] or "") if found[2] else json_string(found)
+
+
+_SCAN_MISTRAL = json_scanner(
+    rf"\s*(?:\[?\s*{JSON_CALL}|{_MISTRAL_HEAD})",
+    rf"\s*(?:\}}\s*,\s*{JSON_CALL}|\[TOOL_CALLS\]\s*{_MISTRAL_HEAD})",
+    _mistral_name,
+)
+
 MISTRAL = ReplyParser(
     "mistral",
     Markup(
         think_open="[THINK]",
         think_close="[/THINK]",
-        blocks=(Block(_MISTRAL_CALL, (), _read_mistral),),
+        blocks=(Block(_MISTRAL_CALL, (), _read_mistral, scan=_SCAN_MISTRAL),),
         bare_ids=True,
     ),
 )
@@ -166,10 +192,16 @@ def _read_deepseek(body: str, tools: Sequence[Tool]) -> list[Call]:
     return [Call(name, arguments)]
 
 
+_SCAN_DEEPSEEK = json_scanner(
+    rf"\s*(?:function{_DEEPSEEK_SEPARATOR}([^\s`{{]+)\s*{_FENCE}(?:json)?|([^\s<]+)\s*{_DEEPSEEK_SEPARATOR})\s*(?=\{{)",
+    None,
+    group_name,
+)
+
 DEEPSEEK = ReplyParser(
     "deepseek",
     Markup(
-        blocks=(Block("<｜tool▁call▁begin｜>", ("<｜tool▁call▁end｜>",), _read_deepseek),),
+        blocks=(Block("<｜tool▁call▁begin｜>", ("<｜tool▁call▁end｜>",), _read_deepseek, scan=_SCAN_DEEPSEEK),),
         noise=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     ),
 )
@@ -193,10 +225,16 @@ def _read_kimi(body: str, tools: Sequence[Tool]) -> list[Call]:
     return [Call(name, arguments, call_id)]
 
 
+def _kimi_name(found: re.Match[str]) -> tuple[str, str]:
+    return found[1].removeprefix("functions.").rpartition(":")[0], found[1]
+
+
+_SCAN_KIMI = json_scanner(rf"\s*([^\s<]*[^\s<.]:[^\s<:]*)\s*{re.escape(_KIMI_ARGUMENTS)}\s*(?=\{{)", None, _kimi_name)
+
 KIMI = ReplyParser(
     "kimi",
     Markup(
-        blocks=(Block("<|tool_call_begin|>", ("<|tool_call_end|>",), _read_kimi),),
+        blocks=(Block("<|tool_call_begin|>", ("<|tool_call_end|>",), _read_kimi, scan=_SCAN_KIMI),),
         noise=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ),
 )
@@ -205,7 +243,7 @@ KIMI = ReplyParser(
 # <minimax:tool_call><invoke name="name"><parameter name="key">value</parameter>…</invoke>…</minimax:tool_call>
 
 _MINIMAX_CALL = re.compile(r"\s*<invoke name=\"([^\"]+)\">(.*?)</invoke>\s*", re.DOTALL)
-_MINIMAX_PARAMETER = re.compile(r"\s*<parameter name=\"([^\"]+)\">(.*?)</parameter>\s*", re.DOTALL)
+_MINIMAX_PARAMETER = re.compile(r"\s*<parameter name=\"(?P<key>[^\"]+)\">(?P<value>.*?)</parameter>\s*", re.DOTALL)
 
 
 def _read_minimax(body: str, tools: Sequence[Tool]) -> list[Call]:
@@ -219,8 +257,16 @@ def _read_minimax(body: str, tools: Sequence[Tool]) -> list[Call]:
     return calls
 
 
+_SCAN_MINIMAX = tag_scanner(
+    r"\s*<invoke name=\"([^\"]+)\">",
+    r"\s*</invoke>\s*<invoke name=\"([^\"]+)\">",
+    _MINIMAX_PARAMETER,
+    "</parameter>",
+)
+
 MINIMAX = ReplyParser(
-    "minimax", Markup(blocks=(Block("<minimax:tool_call>", ("</minimax:tool_call>",), _read_minimax),))
+    "minimax",
+    Markup(blocks=(Block("<minimax:tool_call>", ("</minimax:tool_call>",), _read_minimax, scan=_SCAN_MINIMAX),)),
 )
 
 # ------------------------------------------------------------ Granite 3
@@ -253,7 +299,9 @@ def _python_call(element: ast.expr) -> Call:
         raise Unreadable(f"an argument is not a plain value: {error}") from None
 
 
-LFM = ReplyParser("lfm", Markup(blocks=(Block("<|tool_call_start|>", ("<|tool_call_end|>",), _read_lfm),)))
+LFM = ReplyParser(
+    "lfm", Markup(blocks=(Block("<|tool_call_start|>", ("<|tool_call_end|>",), _read_lfm, scan=python_scanner),))
+)
 
 # ------------------------------------------------------------ which family?
 

@@ -66,6 +66,13 @@ _STRICT = json.JSONDecoder(parse_constant=_no_constant)
 _LENIENT = json.JSONDecoder(parse_constant=_no_constant, strict=False)
 
 
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def _escape_controls(string: re.Match[str]) -> str:
+    return re.sub(r"[\x00-\x1f]", lambda found: json.dumps(found[0])[1:-1], string[0])
+
+
 def json_value(text: str, at: int) -> tuple[Any, str, int]:
     """The value at `at`, its source, and where it ends. Raw line breaks in strings are accepted, and then escaped."""
     for decoder in (_STRICT, _LENIENT):
@@ -76,14 +83,15 @@ def json_value(text: str, at: int) -> tuple[Any, str, int]:
         except ValueError as error:
             problem = error
             continue
-        return value, text[at:end] if decoder is _STRICT else json.dumps(value, ensure_ascii=False), end
+        source = text[at:end]
+        return value, source if decoder is _STRICT else _STRING.sub(_escape_controls, source), end
     position = getattr(problem, "pos", 0)
     cut = "Unterminated" in str(problem) or position >= len(text.rstrip())
     raise (Incomplete if cut else Unreadable)(f"not JSON: {problem}") from None
 
 
 def json_object(text: str, at: int) -> tuple[dict[str, tuple[Any, str]], int]:
-    """The object at `at` as key → (value, source), and where it ends."""
+    """The object at `at` as key → (value, source), and where it ends. Of two equal keys, the first counts."""
     _, _, end = json_value(text, at)
     fields: dict[str, tuple[Any, str]] = {}
     at = skip_space(text, at + 1)
@@ -91,7 +99,7 @@ def json_object(text: str, at: int) -> tuple[dict[str, tuple[Any, str]], int]:
         key, at = scanstring(text, at + 1, False)
         at = skip_space(text, skip_space(text, at) + 1)
         value, source, at = json_value(text, at)
-        fields[key] = (value, source)
+        fields.setdefault(key, (value, source))
         at = skip_space(text, at)
         if text[at] == ",":
             at = skip_space(text, at + 1)
@@ -134,13 +142,16 @@ def json_calls(body: str, tools: Sequence[Tool] = (), *, separators: str = "") -
 
 
 def _call_of(fields: dict[str, tuple[Any, str]]) -> Call:
-    name = fields.get("name", (None, ""))[0]
+    """An id counts if it precedes the arguments: while they are being streamed, the id can't change any more."""
+    name = fields.get("name", fields.get("tool_name", (None, "")))[0]
     if not isinstance(name, str) or not name:
         raise Unreadable('no "name"')
-    call_id = fields.get("id", ("", ""))[0]
-    for key in ("arguments", "parameters"):
-        if key in fields:
-            return Call(name, _arguments_source(*fields[key]), call_id if isinstance(call_id, str) else "")
+    call_id = ""
+    for key, (value, source) in fields.items():
+        if key == "id" and isinstance(value, str):
+            call_id = value
+        elif key in ("arguments", "parameters"):
+            return Call(name, _arguments_source(value, source), call_id)
     raise Unreadable('no "arguments"')
 
 
@@ -162,13 +173,21 @@ def _arguments_source(value: Any, source: str) -> str:
 
 
 def tagged_arguments(pattern: re.Pattern[str], text: str, name: str, tools: Sequence[Tool]) -> str:
-    """The arguments of a call to `name` as JSON, where `pattern` matches one argument: (key, value)."""
-    properties = _properties(name, tools)
-    values = {key.strip(): _typed(value, properties.get(key.strip())) for key, value in _pairs(pattern, text)}
-    return json.dumps(values, ensure_ascii=False)
+    """The arguments of a call to `name` as JSON. `pattern` matches one argument, with the groups `key`, `value` and, if
+    the family says so itself, `string`: `true` or `false`."""
+    properties = properties_of(name, tools)
+    return f"{{{', '.join(tagged_pair(found, properties) for found in _all_of(pattern, text))}}}"
 
 
-def _pairs(pattern: re.Pattern[str], text: str) -> Iterable[tuple[str, str]]:
+def tagged_pair(found: re.Match[str], properties: dict[str, Any]) -> str:
+    """One argument as a member of a JSON object."""
+    key, is_string = found["key"].strip(), found.groupdict().get("string")
+    schema = properties.get(key) if is_string is None else {"type": "string"} if is_string == "true" else None
+    value = _typed(found["value"], schema)
+    return f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
+
+
+def _all_of(pattern: re.Pattern[str], text: str) -> Iterable[re.Match[str]]:
     at = 0
     while at < len(text):
         found = pattern.match(text, at)
@@ -176,11 +195,12 @@ def _pairs(pattern: re.Pattern[str], text: str) -> Iterable[tuple[str, str]]:
             if text[at:].strip():
                 raise Incomplete(f"not an argument: {text[at : at + 30]!r}")
             return
-        yield found[1], found[2]
+        yield found
         at = found.end()
 
 
-def _properties(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+def properties_of(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    """The schemas of a tool's arguments."""
     for tool in tools:
         function = tool.get("function", {})
         if function.get("name") == name:

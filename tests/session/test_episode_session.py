@@ -169,7 +169,11 @@ def test_deltas_add_up_to_the_reply() -> None:
         for index, reply in enumerate(replies):
             mine = [event.delta for event in deltas if event.choice == index]
             assert "".join(delta.content for delta in mine) == reply.message["content"]
-            assert [delta.tool_call for delta in mine if delta.tool_call] == reply.message["tool_calls"]
+            pieces = [delta.call for delta in mine if delta.call]
+            (call,) = reply.message["tool_calls"]
+            assert {piece.id for piece in pieces} == {call["id"]} and len(pieces) > 2
+            assert pieces[0].name == call["function"]["name"] and pieces[-1].ends
+            assert "".join(piece.arguments for piece in pieces) == call["function"]["arguments"]
             assert len(mine) > 5
 
     asyncio.run(run())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.session.reply_parser import ParsedReply, ReplyParser
+from ajet.session.reply_parser import Delta, ParsedReply, ReplyParser
 from ajet.session.tool_call_parsers import FAMILIES, pick_parser
 
 TOOLS = [
@@ -159,7 +159,7 @@ calls_of = st.lists(st.tuples(st.sampled_from(["search", "math.add"]), arguments
 
 def in_pieces(parser: ReplyParser, text: str, cuts: list[int], **more: Any) -> ParsedReply:
     """Parse piece by piece; what was streamed must add up to what is returned."""
-    stream = parser.stream(TOOLS, **more)
+    stream = parser.stream(TOOLS, pieces=True, **more)
     deltas = []
     at = 0
     for cut in [*sorted(cuts), len(text)]:
@@ -169,8 +169,24 @@ def in_pieces(parser: ReplyParser, text: str, cuts: list[int], **more: Any) -> P
     reply = stream.reply()
     assert "".join(delta.content for delta in deltas) == reply.message["content"]
     assert "".join(delta.reasoning for delta in deltas) == reply.message.get("reasoning_content", "")
-    assert [delta.tool_call for delta in deltas if delta.tool_call] == reply.message.get("tool_calls", [])
+    assert streamed_calls(deltas) == reply.message.get("tool_calls", [])
     return reply
+
+
+def streamed_calls(deltas: list[Delta]) -> list[dict[str, Any]]:
+    """The calls that the pieces add up to; those that never ended aren't among them."""
+    calls: dict[int, dict[str, Any]] = {}
+    ended = []
+    for piece in [delta.call for delta in deltas if delta.call is not None]:
+        if piece.begins:
+            assert piece.name and piece.index not in calls
+            calls[piece.index] = {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": ""}}
+        call = calls[piece.index]
+        assert call["id"] == piece.id and piece.index not in ended
+        call["function"]["arguments"] += piece.arguments
+        if piece.ends:
+            ended.append(piece.index)
+    return [calls[index] for index in ended]
 
 
 def calls_in(reply: ParsedReply) -> list[Call]:
@@ -192,6 +208,27 @@ def test_calls_come_back_exactly(
     ids = [call["id"] for call in reply.message["tool_calls"]]
     assert len(set(ids)) == len(ids)
     assert in_pieces(parser, text, [min(cut, len(text)) for cut in cuts]) == reply
+
+
+@writers
+def test_calls_are_streamed_as_they_are_written(family: str, write: Callable[[list[Call]], str]) -> None:
+    """The name first, then the arguments: at the latest when an argument is closed."""
+    calls = [("search", {"text": "one, two", "count": 31}), ("math.add", {"deep": {"a": ["zero"]}})]
+    text = write(calls)
+    stream = FAMILIES[family].stream(TOOLS, pieces=True)
+    deltas: list[Delta] = []
+    late: dict[str, int] = {}
+    for at, character in enumerate(text):
+        deltas += stream.feed(character)
+        said = "".join(delta.call.arguments for delta in deltas if delta.call is not None)
+        for word in ("two", "31", "zero"):
+            if word in said:
+                late.setdefault(word, at + 1 - text.index(word) - len(word))
+    deltas += stream.finish()
+    assert streamed_calls(deltas) == FAMILIES[family].parse(text, TOOLS).message["tool_calls"]
+    pieces = [delta.call for delta in deltas if delta.call is not None]
+    assert len(pieces) > 6 and [piece.name for piece in pieces if piece.begins] == ["search", "math.add"]
+    assert len(late) == 3 and max(late.values()) < 32, late
 
 
 @pytest.mark.parametrize("family", ["hermes", "mistral", "deepseek", "qwen_xml", "glm", "kimi"])
