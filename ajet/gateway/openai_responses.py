@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from ajet.gateway.caller import Caller
+from ajet.gateway.openai_chat import logprobs_of
 from ajet.gateway.reply_stream import Event, ReplyStream
 from ajet.gateway.responses_items import Item, call_item, reasoning_item, reply_items, text_item, text_part
 from ajet.gateway.responses_request import ResponseCall, read_response_call
+from ajet.gateway.responses_tools import ResponsesTools
 from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
 from ajet.schema.chat import ChatReply
 from ajet.schema.errors import ModelCallError
-from ajet.session import EpisodeSession, ReplyDelta
+from ajet.session import CallPiece, EpisodeSession, ReplyDelta
 
 
 async def responses(body: dict[str, Any], caller: Caller) -> Answer:
@@ -24,7 +26,8 @@ async def responses(body: dict[str, Any], caller: Caller) -> Answer:
         first = await stream.first()
         return event_stream(response_events(call, caller.session, stream, first), stream.close)
     (reply,) = await caller.session.complete(call.request)
-    items = reply_items(reply)
+    items = reply_items(reply, call.tools)
+    _add_logprobs(call, reply, items, caller.session)
     _store(call, reply, items, caller.session)
     return json_answer(_finished(call, reply, items, int(time.time())))
 
@@ -95,6 +98,30 @@ def _usage(reply: ChatReply) -> dict[str, Any]:
     }
 
 
+def _add_logprobs(call: ResponseCall, reply: ChatReply, output: list[Item], session: EpisodeSession) -> None:
+    """The log-probabilities of the tokens that the text is made of."""
+    if not call.logprobs:
+        return
+    tokens = logprobs_of(reply.completion, session)["content"]
+    pieces = session.token_texts(reply.completion.token_ids)
+    for item in output:
+        for part in item.get("content", []):
+            if part["type"] == "output_text":
+                part["logprobs"] = _tokens_of(part["text"], pieces, tokens)
+
+
+def _tokens_of(text: str, pieces: list[str], tokens: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tokens that overlap with this text. `pieces`: what each token adds to the reply."""
+    start = "".join(pieces).find(text)
+    chosen, at = [], 0
+    for token, piece in zip(tokens, pieces, strict=True):
+        end = at + len(piece)
+        if text and start <= max(at, end - 1) and at < start + len(text):
+            chosen.append(token)
+        at = end
+    return chosen if start >= 0 else []
+
+
 # ---------------------------------------------------------------- streaming
 
 
@@ -107,7 +134,7 @@ async def response_events(
     try:
         assert not isinstance(event, ModelCallError)
         call_id = event.call_id if isinstance(event, ReplyDelta) else event[0].call_id
-        items = _OpenItems(call_id)
+        items = _OpenItems(call_id, call.tools)
         for kind in ("response.created", "response.in_progress"):
             yield sequence.event(kind, response=_response(call, call_id, created, "in_progress", []))
         while isinstance(event, ReplyDelta):
@@ -122,8 +149,10 @@ async def response_events(
         (reply,) = event
         for change in items.finish("incomplete" if reply.finish_reason == "length" else "completed"):
             yield sequence.event(**change)
-        _store(call, reply, items.done, session)
-        finished = _finished(call, reply, items.done, created)
+        output = items.done if not items.broken else reply_items(reply, call.tools)
+        _add_logprobs(call, reply, output, session)
+        _store(call, reply, output, session)
+        finished = _finished(call, reply, output, created)
         yield sequence.event(f"response.{finished['status']}", response=finished)
     finally:
         stream.close()
@@ -147,14 +176,18 @@ Change = dict[str, Any]
 class _OpenItems:
     """The output items of a reply that is being written."""
 
-    def __init__(self, call_id: str) -> None:
+    def __init__(self, call_id: str, tools: ResponsesTools) -> None:
+        self.broken = False
+        """A call was begun that turned out to be none: the final message differs from these items."""
         self._call_id = call_id
+        self._tools = tools
+        self._open_call: dict[str, Any] = {}
         self._text: list[str] = []
         """What the open item holds so far."""
         self._id = ""
         """The open item's."""
         self._kind = ""
-        """`message` or `reasoning`, while such an item is open."""
+        """`message`, `reasoning` or `call`, while such an item is open."""
         self.done: list[Item] = []
 
     def take(self, event: ReplyDelta) -> Iterator[Change]:
@@ -203,6 +236,10 @@ class _OpenItems:
     def _close(self, status: str = "completed") -> Iterator[Change]:
         if not self._kind:
             return
+        if self._kind == "call":  # its last piece never came
+            self.broken = True
+            yield from self._close_call("incomplete")
+            return
         item, text = self._item(status), "".join(self._text)
         if self._kind == "message":
             yield {"type": "response.output_text.done", **self._place(), "text": text, "logprobs": []}
@@ -212,17 +249,41 @@ class _OpenItems:
         yield from self._done(item)
         self._kind = ""
 
-    def _call(self, tool_call: dict[str, Any]) -> Iterator[Change]:
-        yield from self._close()
-        index = len(self.done)
-        item = call_item(self._call_id, index, tool_call)
-        place = {"item_id": item["id"], "output_index": index}
-        begun = {**item, "arguments": "", "status": "in_progress"}
-        yield {"type": "response.output_item.added", "output_index": index, "item": begun}
-        yield {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]}
-        whole = {"arguments": item["arguments"], "name": item["name"]}
-        yield {"type": "response.function_call_arguments.done", **place, **whole}
+    def _call(self, piece: CallPiece) -> Iterator[Change]:
+        """A custom tool's input is inside its arguments, so it comes whole."""
+        if piece.begins:
+            yield from self._close()
+            function = {"name": piece.name, "arguments": ""}
+            self._kind, self._text = "call", []
+            self._open_call = {"id": piece.id, "type": "function", "function": function}
+            item = self._call_item("in_progress")
+            self._id = item["id"]
+            yield {"type": "response.output_item.added", "output_index": len(self.done), "item": item}
+        self._text.append(piece.arguments)
+        if piece.arguments and self._call_item("")["type"] == "function_call":
+            event = "response.function_call_arguments.delta"
+            yield {"type": event, **self._call_place(), "delta": piece.arguments}
+        if piece.ends:
+            yield from self._close_call("completed")
+
+    def _call_item(self, status: str) -> Item:
+        return call_item(self._call_id, len(self.done), self._open_call, self._tools, status)
+
+    def _call_place(self) -> dict[str, Any]:
+        return {"item_id": self._id, "output_index": len(self.done)}
+
+    def _close_call(self, status: str) -> Iterator[Change]:
+        self._open_call["function"]["arguments"] = "".join(self._text)
+        item = self._call_item(status)
+        if item["type"] == "custom_tool_call":
+            event = "response.custom_tool_call_input"
+            yield {"type": f"{event}.delta", **self._call_place(), "delta": item["input"]}
+            yield {"type": f"{event}.done", **self._call_place(), "input": item["input"]}
+        else:
+            whole = {"arguments": item["arguments"], "name": item["name"]}
+            yield {"type": "response.function_call_arguments.done", **self._call_place(), **whole}
         yield from self._done(item)
+        self._kind = ""
 
     def _done(self, item: Item) -> Iterator[Change]:
         yield {"type": "response.output_item.done", "output_index": len(self.done), "item": item}

@@ -12,6 +12,7 @@ from typing import Any
 
 from ajet.gateway import fields
 from ajet.gateway.fields import BadField, kind
+from ajet.gateway.responses_tools import ResponsesTools, custom_arguments, joined_name
 from ajet.schema.chat import ChatReply, Message
 from ajet.schema.errors import UnsupportedContentError
 
@@ -66,9 +67,9 @@ class _Messages:
             self._message(item, where)
         elif item_type == "reasoning":
             self._reasoning(item, where)
-        elif item_type == "function_call":
+        elif item_type in ("function_call", "custom_tool_call"):
             self._call(item, where)
-        elif item_type == "function_call_output":
+        elif item_type in ("function_call_output", "custom_tool_call_output"):
             call_id = _text_field(item, "call_id", where)
             content = _content_text(item.get("output"), f"{where}.output")
             self._close({"role": "tool", "tool_call_id": call_id, "content": content})
@@ -100,7 +101,12 @@ class _Messages:
             message["reasoning_content"] = text
 
     def _call(self, item: Item, where: str) -> None:
-        call_id, name, arguments = (_text_field(item, key, where) for key in ("call_id", "name", "arguments"))
+        call_id, name = _text_field(item, "call_id", where), _text_field(item, "name", where)
+        if item["type"] == "custom_tool_call":
+            arguments = custom_arguments(_text_field(item, "input", where))
+        else:
+            arguments = _text_field(item, "arguments", where)
+        name = joined_name(name, item.get("namespace"))
         message = self._reply(fresh=False)
         self._text_over = False
         function = {"name": name, "arguments": arguments}
@@ -157,7 +163,7 @@ def read_text_format(text: dict[str, Any]) -> dict[str, Any] | None:
 # ---------------------------------------------------------------- writing
 
 
-def reply_items(reply: ChatReply) -> list[Item]:
+def reply_items(reply: ChatReply, tools: ResponsesTools) -> list[Item]:
     """The output items of a whole reply. There is a text item even without text, unless there are tool calls."""
     message = reply.message
     items: list[Item] = []
@@ -167,7 +173,7 @@ def reply_items(reply: ChatReply) -> list[Item]:
     if message.get("content") or not calls:
         items.append(text_item(reply.call_id, len(items), message.get("content") or "", _status(reply)))
     for call in calls:
-        items.append(call_item(reply.call_id, len(items), call))
+        items.append(call_item(reply.call_id, len(items), call, tools))
     return items
 
 
@@ -195,13 +201,7 @@ def text_part(text: str) -> Item:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def call_item(call_id: str, index: int, call: dict[str, Any], status: str = "completed") -> Item:
-    function = call["function"]
-    return {
-        "id": f"fc_{call_id}_{index}",
-        "type": "function_call",
-        "status": status,
-        "call_id": call["id"],
-        "name": function["name"],
-        "arguments": function["arguments"],
-    }
+def call_item(call_id: str, index: int, call: dict[str, Any], tools: ResponsesTools, status: str = "completed") -> Item:
+    item = tools.call_item(call)
+    prefix = "ctc" if item["type"] == "custom_tool_call" else "fc"
+    return {"id": f"{prefix}_{call_id}_{index}", "status": status, **item}

@@ -11,13 +11,14 @@ from typing import Any
 
 from ajet.gateway import fields
 from ajet.gateway.caller import Caller
-from ajet.gateway.fields import BadField, kind
+from ajet.gateway.fields import BadField
 from ajet.gateway.model_name import read_model
 from ajet.gateway.openai_chat import read_sampling
 from ajet.gateway.refused_fields import NO_EFFECT, REFUSED, UNSET, refuse_unsupported
 from ajet.gateway.responses_items import read_input, read_text_format
+from ajet.gateway.responses_tools import ResponsesTools, read_tools
 from ajet.gateway.tool_choice import read_tool_choice
-from ajet.schema.chat import DEFAULT_TARGET, ChatRequest, Message, Tool
+from ajet.schema.chat import DEFAULT_TARGET, ChatRequest, Message
 
 _HONOURED = frozenset(
     {
@@ -34,8 +35,9 @@ _WITHOUT_EFFECT = frozenset(
     }
 )  # fmt: skip
 """They say nothing to the model, or are hints (`reasoning.effort`)."""
-_INCLUDED = ("reasoning.encrypted_content",)
-"""What `include` may ask for: the reasoning is always there, in plain text."""
+LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = ("reasoning.encrypted_content", LOGPROBS)
+"""What `include` may ask for. The reasoning is always there, in plain text."""
 
 
 @dataclass(slots=True)
@@ -45,6 +47,9 @@ class ResponseCall:
     request: ChatRequest
     body: dict[str, Any]
     model: str
+    tools: ResponsesTools
+    logprobs: bool
+    """The text comes with its log-probabilities."""
     before: list[Message]
     """The conversation that `previous_response_id` stands for."""
     new: list[Message]
@@ -65,12 +70,13 @@ def read_response_call(body: dict[str, Any], caller: Caller) -> ResponseCall:
     messages += before + new
     if not new and not before:
         raise BadField("input", "input must be a string or a list of at least one item")
-    tools = _read_tools(fields.array(body, "tools"))
-    choice = read_tool_choice(body.get("tool_choice"), tools)
+    tools = read_tools(fields.array(body, "tools"))
+    choice = read_tool_choice(body.get("tool_choice"), tools.tools)
     limit = fields.integer(body, "max_output_tokens", 1, 10**9)
+    logprobs = fields.integer(body, "top_logprobs", 0, 20) or 0
     request = ChatRequest(
         messages=messages,
-        tools=tools,
+        tools=tools.tools,
         tool_choice=choice.choice,
         allowed_tools=choice.allowed,
         parallel_tool_calls=fields.flag(body, "parallel_tool_calls", True),
@@ -78,6 +84,7 @@ def read_response_call(body: dict[str, Any], caller: Caller) -> ResponseCall:
         agent=asked.agent,
         target=caller.target or DEFAULT_TARGET,
         trainable=asked.trainable,
+        top_logprobs=logprobs,
         response_format=read_text_format(fields.mapping(body, "text")),
         chat_template_kwargs=fields.mapping(body, "chat_template_kwargs"),
     )
@@ -85,6 +92,8 @@ def read_response_call(body: dict[str, Any], caller: Caller) -> ResponseCall:
         request=request,
         body=body,
         model=asked.name,
+        tools=tools,
+        logprobs=logprobs or LOGPROBS in fields.array(body, "include"),
         before=before,
         new=new,
         store=fields.flag(body, "store", True),
@@ -102,8 +111,6 @@ def _refuse(body: dict[str, Any]) -> None:
         raise BadField("background", "background is not supported: a response is complete when it is answered")
     if fields.text(body, "truncation", "disabled") != "disabled":
         raise BadField("truncation", "truncation must be 'disabled': conversations are taken whole or refused")
-    if fields.integer(body, "top_logprobs", 0, 20):
-        raise BadField("top_logprobs", "top_logprobs is not supported here: use /v1/chat/completions")
     for value in fields.array(body, "include"):
         if value not in _INCLUDED:
             raise BadField("include", f"include: {value!r:.60} is not supported; only {', '.join(_INCLUDED)}")
@@ -121,26 +128,3 @@ def _previous(body: dict[str, Any], caller: Caller) -> list[Message]:
             f"there is no stored response {response_id!r:.80} in this episode: send the whole conversation as input",
         )
     return stored.messages
-
-
-def _read_tools(values: list[Any]) -> list[Tool]:
-    """Function tools in chat's form."""
-    tools = []
-    for index, value in enumerate(values):
-        where = f"tools[{index}]"
-        if not isinstance(value, dict):
-            raise BadField(where, f"{where} must be an object, not {kind(value)}")
-        if value.get("type") != "function":
-            raise BadField(
-                f"{where}.type", f"{where}: only function tools are supported, not {value.get('type')!r:.40}"
-            )
-        name, description, parameters = (value.get(key) for key in ("name", "description", "parameters"))
-        if not isinstance(name, str) or not name:
-            raise BadField(f"{where}.name", f"{where} needs a name")
-        if not isinstance(description, str | None):
-            raise BadField(f"{where}.description", f"{where}.description must be a string")
-        if not isinstance(parameters, dict | None):
-            raise BadField(f"{where}.parameters", f"{where}.parameters must be a JSON schema")
-        function = {key: value[key] for key in ("name", "description", "parameters", "strict") if key in value}
-        tools.append({"type": "function", "function": function})
-    return tools

@@ -154,6 +154,8 @@ def json_scanner(
     return lambda _tools: JsonScanner(first_, further_, name_of)
 
 
+JSON_SCANNER = json_scanner()
+
 # ------------------------------------------------------------ arguments between tags
 
 
@@ -161,7 +163,11 @@ class TagScanner:
     """Calls whose arguments stand between tags; each argument is a piece."""
 
     def __init__(
-        self, heads: tuple[re.Pattern[str], re.Pattern[str]], argument: re.Pattern[str], close: str, tools: Sequence[Tool]
+        self,
+        heads: tuple[re.Pattern[str], re.Pattern[str]],
+        argument: re.Pattern[str],
+        close: str,
+        tools: Sequence[Tool],
     ) -> None:
         self.calls: list[ScannedCall] = []
         self._head, self._further = heads
@@ -214,9 +220,7 @@ def tag_scanner(head: str, further: str, argument: re.Pattern[str], close: str) 
 _PYTHON_HEAD = re.compile(r"\s*\[?\s*([A-Za-z_][A-Za-z0-9_.]*)\(")
 _PYTHON_FURTHER = re.compile(r"\s*\)\s*,\s*([A-Za-z_][A-Za-z0-9_.]*)\(")
 _PYTHON_KEY = re.compile(r"\s*,?\s*([A-Za-z_][A-Za-z0-9_]*)\s*=(?!=)\s*")
-_PYTHON_TOKEN = re.compile(
-    r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|[(\[{]|[)\]}]|,|[^'"()\[\]{},#]+""", re.DOTALL
-)
+_PYTHON_TOKEN = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|[(\[{]|[)\]}]|,|[^'"()\[\]{},#]+""", re.DOTALL)
 
 
 class PythonScanner:

@@ -21,7 +21,7 @@ from ajet.schema.errors import (
     SessionClosedError,
 )
 from ajet.schema.generation import Completion, GenerateRequest
-from ajet.session.reply import OnDelta, ReplyReader
+from ajet.session.reply import IncrementalText, OnDelta, ReplyReader
 from ajet.session.reply_parser import PLAIN, ReplyParser
 from ajet.session.response_format import ResponseFormat
 from ajet.session.settings import SessionSettings
@@ -114,6 +114,11 @@ class EpisodeSession:
     def decode_token(self, token_id: int) -> str:
         """The text of one token, for log-probabilities."""
         return self._renderer.decode([token_id])
+
+    def token_texts(self, token_ids: list[int]) -> list[str]:
+        """What each token adds to the text; the last token of a character adds the whole character."""
+        text = IncrementalText(self._renderer, ())
+        return [text.feed([token]) for token in token_ids]
 
     def reward(self, value: float, call: str | None = None, agent: str | None = None, *, replace: bool = False) -> None:
         """A reward for one call, one agent, or the episode. `replace`: the call's reward stands in for the outcome."""

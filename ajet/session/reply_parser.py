@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ajet.schema.chat import Message, Tool
-from ajet.session.call_pieces import CallScanner, MakeScanner, json_scanner
+from ajet.session.call_pieces import JSON_SCANNER, CallScanner, MakeScanner
 from ajet.session.tool_calls import Call, Incomplete, NotACall, Unreadable
 
 ReadCalls = Callable[[str, Sequence[Tool]], list[Call]]
@@ -35,7 +35,7 @@ class Block:
     """Opens only at the very start of a reply (or after its reasoning)."""
     keep_open: bool = False
     """The opening mark is part of the text that `read` gets."""
-    scan: MakeScanner = json_scanner()
+    scan: MakeScanner = JSON_SCANNER
     """Reads the calls while they are being written."""
 
 
@@ -124,9 +124,7 @@ PLAIN = ReplyParser("plain", Markup(think_open="", think_close=""))
 class ReplyStream:
     """Reads one reply piece by piece: `feed` each piece, then `finish`, then `reply`."""
 
-    def __init__(
-        self, markup: Markup, tools: Sequence[Tool], call_id: str, in_reasoning: bool, pieces: bool
-    ) -> None:
+    def __init__(self, markup: Markup, tools: Sequence[Tool], call_id: str, in_reasoning: bool, pieces: bool) -> None:
         self._markup = markup
         self._pieces = pieces
         self._scanner: CallScanner | None = None

@@ -17,7 +17,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
 from gateway_parts import place, post
-from session_parts import CALL, LineEngine, count, new_session, replied
+from session_parts import CALL, LineEngine, count, new_session, renderer, replied
 
 from ajet.gateway import Gateway
 from ajet.gateway.caller import agent_key
@@ -296,10 +296,14 @@ REFUSED: list[tuple[str, Any]] = [
     ("prompt", {"id": "p"}),
     ("max_tool_calls", 3),
     ("truncation", "auto"),
-    ("top_logprobs", 2),
+    ("top_logprobs", 21),
     ("include", ["file_search_call.results"]),
-    ("tools[0].type", [{"type": "web_search"}]),
-    ("tools[0].type", [{"type": "custom", "name": "x"}]),
+    ("tools[0].type", [{"type": "file_search"}]),
+    ("tools[0].type", [{"type": "local_shell"}]),
+    ("tools[0].name", [{"type": "custom"}]),
+    ("tools[0].format", [{"type": "custom", "name": "x", "format": 3}]),
+    ("tools[0].tools", [{"type": "namespace", "name": "x"}]),
+    ("tools[0].tools[0].type", [{"type": "namespace", "name": "x", "tools": [{"type": "mcp"}]}]),
     ("tools[0].name", [{"type": "function"}]),
     ("tool_choice", {"type": "web_search_preview"}),
     ("tool_choice", {"type": "function", "name": "g"}),
@@ -359,5 +363,86 @@ def test_the_tokens_are_there_for_those_who_ask() -> None:
             assert len(reply["token_ids"]) == count("hi") == reply["usage"]["output_tokens"]
             assert len(reply["prompt_token_ids"]) == reply["usage"]["input_tokens"]
             assert json.dumps(call.reply)
+
+    asyncio.run(run())
+
+
+CODEX_TOOLS: list[Any] = [
+    {
+        "type": "custom",
+        "name": "apply_patch",
+        "description": "Edits files.",
+        "format": {"type": "grammar", "syntax": "lark", "definition": "start: LINE"},
+    },
+    {
+        "type": "namespace",
+        "name": "agents",
+        "description": "x",
+        "tools": [{"type": "function", "name": "close", "parameters": {"type": "object"}}],
+    },
+    {"type": "web_search", "external_web_access": False},
+    {"type": "tool_search", "execution": "client"},
+]
+PATCH = '*** Begin Patch\n"é"\n*** End Patch\n'
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_custom_tools_and_namespaces(stream: bool) -> None:
+    """What Codex sends: free text as a custom tool's input, functions in a namespace, hosted tools."""
+    calls = [{"name": "apply_patch", "arguments": {"input": PATCH}}, {"name": "agents.close", "arguments": {"a": 1}}]
+    text = "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
+
+    async def run() -> None:
+        async with place(LineEngine(text, "done")) as here:
+            client = openai.AsyncOpenAI(base_url=here.key.base_url, api_key=here.key.api_key)
+            given: list[Any] = [{"role": "user", "content": "go"}]
+            if stream:
+                kinds = []
+                async for event in await client.responses.create(
+                    model="m", input=given, tools=CODEX_TOOLS, stream=True
+                ):
+                    kinds.append(event.type)
+                    if event.type == "response.custom_tool_call_input.done":
+                        assert event.input == PATCH
+                reply = event.response
+                assert kinds.count("response.function_call_arguments.delta") > 1
+                assert "response.custom_tool_call_input.delta" in kinds
+            else:
+                reply = await client.responses.create(model="m", input=given, tools=CODEX_TOOLS)
+            patch, close = reply.output
+            assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "apply_patch", PATCH)
+            assert (close.type, close.name, json.loads(close.arguments)) == ("function_call", "close", {"a": 1})
+            assert close.namespace == "agents"
+            given += [item.model_dump(exclude_none=True) for item in reply.output]
+            given.append({"type": "custom_tool_call_output", "call_id": patch.call_id, "output": "Done"})
+            given.append({"type": "function_call_output", "call_id": close.call_id, "output": "{}"})
+            last = await client.responses.create(model="m", input=given, tools=CODEX_TOOLS)
+            assert last.output_text == "done"
+            _, second = here.session.tracker.calls
+            assert second.fork is None
+            prompt = here.session.tokenizer.decode(here.engine.requests[0].prompt_ids)
+            assert "start: LINE" in prompt and "agents.close" in prompt and "web_search" not in prompt
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_log_probabilities_of_the_text(stream: bool) -> None:
+    async def run() -> None:
+        async with place(LineEngine(f"<think>Hm.</think>Héllo you.\n{CALL}")) as here:
+            body = {"input": "x", "tools": TOOLS, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}
+            reply = await post(here, "/v1/responses", {**body, "stream": stream})
+            if stream:
+                last = reply.body.decode().strip().rpartition("data: ")[2]
+                response = json.loads(last)["response"]
+            else:
+                response = reply.json()
+            (text,) = [item for item in response["output"] if item["type"] == "message"]
+            (part,) = text["content"]
+            ids = renderer().tokenizer.encode("Héllo you.", add_special_tokens=False)
+            assert part["text"] == "Héllo you." and 0 <= len(part["logprobs"]) - len(ids) <= 2
+            said = "".join(token["token"] for token in part["logprobs"])
+            assert "llo you." in said and "Hm" not in said and "tool_call" not in said
+            assert all(token["logprob"] == -0.5 for token in part["logprobs"])
 
     asyncio.run(run())
