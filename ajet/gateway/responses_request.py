@@ -93,7 +93,7 @@ def read_response_call(body: dict[str, Any], caller: Caller) -> ResponseCall:
         body=body,
         model=asked.name,
         tools=tools,
-        logprobs=logprobs or LOGPROBS in fields.array(body, "include"),
+        logprobs=bool(logprobs) or LOGPROBS in fields.array(body, "include"),
         before=before,
         new=new,
         store=fields.flag(body, "store", True),

@@ -130,7 +130,10 @@ class JsonScanner:
 
 
 _STRING = r'"((?:[^"\\\x00-\x1f]|\\.)+)"'
-JSON_CALL = r'\{\s*"(?:name|tool_name)"\s*:\s*' + _STRING + r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+_NUMBER = r'(?:"tool_call_id"\s*:\s*"?\d*"?\s*,\s*)?'
+JSON_CALL = (
+    r"\{\s*" + _NUMBER + r'"(?:name|tool_name)"\s*:\s*' + _STRING + r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
 
 
 def json_string(found: re.Match[str]) -> tuple[str, str]:

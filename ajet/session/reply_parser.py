@@ -48,6 +48,10 @@ class Markup:
     blocks: tuple[Block, ...] = ()
     noise: tuple[str, ...] = ()
     """Marks without a meaning of their own, dropped if tools are offered."""
+    frame: tuple[str, ...] = ()
+    """Marks around text and reasoning that are no part of it, whether tools are offered or not."""
+    think_again: bool = False
+    """There may be reasoning in several places, not only at the beginning."""
     bare_ids: bool = False
     """Tool-call ids are nine letters and digits, without a prefix (Mistral's templates reject others)."""
 
@@ -137,7 +141,7 @@ class ReplyStream:
         self._tools = tools
         self._call_id = call_id
         self._blocks = markup.blocks if tools else ()
-        self._noise = markup.noise if tools else ()
+        self._noise = (*markup.frame, *markup.noise) if tools else markup.frame
         self._mode = _Mode.THINK if in_reasoning and markup.think_open else _Mode.TEXT
         self._block: Block | None = None
         self._buffer = ""
@@ -196,6 +200,10 @@ class ReplyStream:
             self._buffer = self._buffer[len(self._buffer) - keep :]
             return False
         self._text(self._buffer[:at], deltas)
+        rest = self._buffer[at:]
+        if not last and any(len(other) > len(mark) and other.startswith(rest) for other in marks):
+            self._buffer = rest  # a longer mark may be coming
+            return False
         if mark not in self._marks():  # it only opens at the start, and text precedes it
             self._text(mark, deltas)
             self._buffer = self._buffer[at + len(mark) :]
@@ -203,7 +211,7 @@ class ReplyStream:
         self._buffer = self._buffer[at + len(mark) :]
         if self._mode is _Mode.THINK:
             self._turn(_Mode.TEXT)
-        elif mark == self._markup.think_open and not self._reasoning and not self._tool_calls:
+        elif mark == self._markup.think_open and self._may_think():
             self._turn(_Mode.THINK)
         elif mark in self._noise:
             self._turn(_Mode.TEXT)
@@ -268,7 +276,7 @@ class ReplyStream:
         scanned = self._scanner.calls if self._scanner is not None else []
         for number, call in enumerate(calls):
             function = {"name": call.name, "arguments": call.arguments}
-            tool_call = {"id": call.id or self._new_id(len(self._tool_calls)), "type": "function", "function": function}
+            tool_call: Message = {"id": call.id or self._new_id(len(self._tool_calls)), "type": "function", "function": function}
             self._tool_calls.append(tool_call)
             begins = number >= len(self._given)
             given = 0 if begins else sum(map(len, scanned[number].arguments[: self._given[number]]))
@@ -325,9 +333,12 @@ class ReplyStream:
             return [self._markup.think_close]
         fresh = not self._content
         marks = [block.open for block in self._blocks if fresh or not block.only_first]
-        if self._markup.think_open and fresh and not self._reasoning and not self._tool_calls:
+        if self._markup.think_open and self._may_think():
             marks.append(self._markup.think_open)
         return [*marks, *self._noise]
+
+    def _may_think(self) -> bool:
+        return self._markup.think_again or not (self._content or self._reasoning or self._tool_calls)
 
     def _new_id(self, position: int) -> str:
         """Derived from the call and the position, so that running an episode again gives the same ids."""

@@ -206,6 +206,97 @@ DEEPSEEK = ReplyParser(
     ),
 )
 
+# ------------------------------------------------------------ DeepSeek V3.2 and V4
+# <｜DSML｜invoke name="name"><｜DSML｜parameter name="key" string="true">value</｜DSML｜parameter>…</｜DSML｜invoke>…
+# inside <｜DSML｜function_calls> (V3.2) or <｜DSML｜tool_calls> (V4). The tag says whether a value is a string.
+
+_DSML_CALL = re.compile(r"\s*<｜DSML｜invoke name=\"([^\"]+)\">(.*?)</｜DSML｜invoke>\s*", re.DOTALL)
+_DSML_PARAMETER = re.compile(
+    r"\s*<｜DSML｜parameter name=\"(?P<key>[^\"]+)\"(?: string=\"(?P<string>true|false)\")?>"
+    r"(?P<value>.*?)</｜DSML｜parameter>\s*",
+    re.DOTALL,
+)
+
+
+def _read_dsml(body: str, tools: Sequence[Tool]) -> list[Call]:
+    return _invocations(_DSML_CALL, _DSML_PARAMETER, body, tools)
+
+
+_SCAN_DSML = tag_scanner(
+    r"\s*<｜DSML｜invoke name=\"([^\"]+)\">",
+    r"\s*</｜DSML｜invoke>\s*<｜DSML｜invoke name=\"([^\"]+)\">",
+    _DSML_PARAMETER,
+    "</｜DSML｜parameter>",
+)
+
+DSML = ReplyParser(
+    "dsml",
+    Markup(
+        blocks=tuple(
+            Block(f"<｜DSML｜{name}>", (f"</｜DSML｜{name}>",), _read_dsml, scan=_SCAN_DSML)
+            for name in ("tool_calls", "function_calls")
+        )
+    ),
+)
+
+# ------------------------------------------------------------ gpt-oss (harmony)
+# <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…, and a call is
+# <|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>; "to=" may also precede the channel.
+
+_HARMONY_HEAD = re.compile(r"([^\s<]+)\s*(?:<\|channel\|>\s*\w+)?\s*(?:(?:<\|constrain\|>)?\s*\w+)?\s*<\|message\|>\s*")
+_TO = "to=functions."
+
+
+def _read_harmony(body: str, tools: Sequence[Tool]) -> list[Call]:
+    head = _HARMONY_HEAD.match(body)
+    if head is None:
+        raise Incomplete("no <|message|> after the name")
+    arguments, at = json_arguments(body, head.end())
+    expect_end(body, at)
+    return [Call(head[1], arguments)]
+
+
+_SCAN_HARMONY = json_scanner(_HARMONY_HEAD.pattern + r"(?=\{)", None, group_name)
+
+HARMONY = ReplyParser(
+    "harmony",
+    Markup(
+        think_open="<|channel|>analysis<|message|>",
+        think_close="<|end|>",
+        think_again=True,
+        blocks=(
+            *(
+                Block(mark + _TO, ("<|call|>",), _read_harmony, scan=_SCAN_HARMONY)
+                for mark in ("<|channel|>commentary ", "<|channel|>analysis ", "<|start|>assistant ")
+            ),
+            Block(" " + _TO, ("<|call|>",), _read_harmony, only_first=True, scan=_SCAN_HARMONY),
+        ),
+        noise=("<|call|>",),
+        frame=(
+            "<|channel|>final<|message|>",
+            "<|channel|>final <|constrain|>json<|message|>",
+            "<|channel|>commentary<|message|>",
+            "<|start|>assistant",
+            "<|end|>",
+            "<|return|>",
+        ),
+    ),
+)
+
+# ------------------------------------------------------------ Command R7B and Command A
+# <|START_ACTION|>[{"tool_call_id": "0", "tool_name": …, "parameters": {…}}, …]<|END_ACTION|>. The ids begin anew with
+# each reply, so calls get ids of our own.
+
+COMMAND = ReplyParser(
+    "command",
+    Markup(
+        think_open="<|START_THINKING|>",
+        think_close="<|END_THINKING|>",
+        blocks=(Block("<|START_ACTION|>", ("<|END_ACTION|>",), json_calls),),
+        frame=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
+)
+
 # ------------------------------------------------------------ Kimi K2
 # <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>
 
@@ -247,10 +338,15 @@ _MINIMAX_PARAMETER = re.compile(r"\s*<parameter name=\"(?P<key>[^\"]+)\">(?P<val
 
 
 def _read_minimax(body: str, tools: Sequence[Tool]) -> list[Call]:
+    return _invocations(_MINIMAX_CALL, _MINIMAX_PARAMETER, body, tools)
+
+
+def _invocations(call: re.Pattern[str], parameter: re.Pattern[str], body: str, tools: Sequence[Tool]) -> list[Call]:
+    """Calls that each have a tag of their own, one after the other."""
     calls: list[Call] = []
     at = 0
-    while found := _MINIMAX_CALL.match(body, at):
-        calls.append(Call(found[1], tagged_arguments(_MINIMAX_PARAMETER, found[2], found[1], tools)))
+    while found := call.match(body, at):
+        calls.append(Call(found[1], tagged_arguments(parameter, found[2], found[1], tools)))
         at = found.end()
     if not calls or body[at:].strip():
         raise Incomplete('no <invoke name="…">…</invoke>')
@@ -306,6 +402,9 @@ LFM = ReplyParser(
 # ------------------------------------------------------------ which family?
 
 _BY_TEMPLATE = (
+    ("<|channel|>", HARMONY),
+    ("｜DSML｜", DSML),
+    ("<|START_ACTION|>", COMMAND),
     ("<｜tool▁call▁begin｜>", DEEPSEEK),
     ("<minimax:tool_call>", MINIMAX),
     ("<|tool_list_start|>", LFM),

@@ -124,6 +124,43 @@ def write_lfm(calls: list[Call]) -> str:
     return f"<|tool_call_start|>[{inner}]<|tool_call_end|>"
 
 
+def write_dsml(calls: list[Call], block: str = "tool_calls") -> str:
+    def parameter(key: str, value: Any) -> str:
+        is_string = dumped(isinstance(value, str))
+        return f'<｜DSML｜parameter name="{key}" string="{is_string}">{plain(value)}</｜DSML｜parameter>\n'
+
+    inner = "".join(
+        f'<｜DSML｜invoke name="{name}">\n'
+        + "".join(parameter(key, value) for key, value in arguments.items())
+        + "</｜DSML｜invoke>\n"
+        for name, arguments in calls
+    )
+    return f"<｜DSML｜{block}>\n{inner}</｜DSML｜{block}>"
+
+
+def write_dsml_v32(calls: list[Call]) -> str:
+    return write_dsml(calls, "function_calls")
+
+
+def write_harmony(calls: list[Call]) -> str:
+    return "<|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{dumped(arguments)}<|call|>"
+        for name, arguments in calls
+    )
+
+
+def write_harmony_recipient_first(calls: list[Call]) -> str:
+    return "<|start|>assistant".join(
+        f" to=functions.{name}<|channel|>commentary json<|message|>{dumped(arguments)}<|call|>"
+        for name, arguments in calls
+    )
+
+
+def write_command(calls: list[Call]) -> str:
+    listed = [{"tool_call_id": str(i), "tool_name": n, "parameters": a} for i, (n, a) in enumerate(calls)]
+    return f"<|START_ACTION|>{json.dumps(listed, ensure_ascii=False, indent=4)}<|END_ACTION|>"
+
+
 WRITERS: list[tuple[str, Callable[[list[Call]], str]]] = [
     ("hermes", write_hermes),
     ("llama3", write_llama),
@@ -139,6 +176,11 @@ WRITERS: list[tuple[str, Callable[[list[Call]], str]]] = [
     ("minimax", write_minimax),
     ("granite", write_granite),
     ("lfm", write_lfm),
+    ("dsml", write_dsml),
+    ("dsml", write_dsml_v32),
+    ("harmony", write_harmony),
+    ("harmony", write_harmony_recipient_first),
+    ("command", write_command),
 ]
 writers = pytest.mark.parametrize(("family", "write"), WRITERS, ids=[write.__name__ for _, write in WRITERS])
 
@@ -231,7 +273,7 @@ def test_calls_are_streamed_as_they_are_written(family: str, write: Callable[[li
     assert len(late) == 3 and max(late.values()) < 32, late
 
 
-@pytest.mark.parametrize("family", ["hermes", "mistral", "deepseek", "qwen_xml", "glm", "kimi"])
+@pytest.mark.parametrize("family", ["hermes", "mistral", "deepseek", "qwen_xml", "glm", "kimi", "dsml", "command"])
 @settings(max_examples=30, deadline=None)
 @given(thought=solid, answer=solid, calls=calls_of, cuts=st.lists(st.integers(0, 300), max_size=6))
 def test_reasoning_text_and_calls(family: str, thought: str, answer: str, calls: list[Call], cuts: list[int]) -> None:
@@ -348,6 +390,9 @@ def test_ids_depend_on_the_call_alone() -> None:
         ("[TOOL_CALLS]", "mistral"),
         ("<｜tool▁call▁begin｜>", "deepseek"),
         ("<|tool_call_begin|>", "kimi"),
+        ("<|start|>assistant<|channel|>analysis<|message|>", "harmony"),
+        ("<｜DSML｜invoke", "dsml"),
+        ("<|START_THINKING|> <|START_ACTION|>", "command"),
     ],
 )
 def test_the_template_reveals_the_family(template: str | None, family: str) -> None:
@@ -373,3 +418,36 @@ def test_the_template_reveals_the_family(template: str | None, family: str) -> N
 def test_python_that_is_no_plain_call_stays_text(text: str) -> None:
     reply = pick_parser("<|tool_list_start|>").parse(text, TOOLS)
     assert reply.message["content"] == text and "tool_calls" not in reply.message and reply.malformed
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 1000])
+def test_channels_of_harmony(pieces: int) -> None:
+    call = '<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"text": "x"}'
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    search = [("search", {"text": "x"})]
+    parser = FAMILIES["harmony"]
+    for text, expected in [
+        (f"{thought}<|channel|>final<|message|>It is 4.", ("It is 4.", "Hm.", [])),
+        (f"{thought}{call}", ("", "Hm.", search)),
+        (
+            f"{thought}<|channel|>commentary<|message|>I will search.<|end|><|start|>assistant{call}<|call|>",
+            ("I will search.", "Hm.", search),
+        ),
+        (
+            f"{thought}<|channel|>analysis<|message|>So.<|end|><|start|>assistant{call}",
+            ("", "Hm.So.", search),
+        ),
+        ('<|channel|>final <|constrain|>json<|message|>{"a": 1}<|return|>', ('{"a": 1}', "", [])),
+    ]:
+        reply = in_pieces(parser, text, list(range(0, len(text), pieces)))
+        assert reply.malformed == ()
+        message = reply.message
+        assert (message["content"], message.get("reasoning_content", ""), calls_in(reply)) == expected
+    assert parser.parse(f"{thought}<|channel|>final<|message|>It is 4.").message["content"] == "It is 4."
+
+
+def test_the_frame_of_command() -> None:
+    text = "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>It is 4.<|END_RESPONSE|>"
+    for tools in (TOOLS, []):
+        message = FAMILIES["command"].parse(text, tools).message
+        assert (message["content"], message["reasoning_content"]) == ("It is 4.", "Hm.")
