@@ -276,12 +276,13 @@ class ReplyStream:
         scanned = self._scanner.calls if self._scanner is not None else []
         for number, call in enumerate(calls):
             function = {"name": call.name, "arguments": call.arguments}
-            tool_call: Message = {"id": call.id or self._new_id(len(self._tool_calls)), "type": "function", "function": function}
+            call_id = call.id or self._new_id(len(self._tool_calls))
+            tool_call = {"id": call_id, "type": "function", "function": function}
             self._tool_calls.append(tool_call)
             begins = number >= len(self._given)
             given = 0 if begins else sum(map(len, scanned[number].arguments[: self._given[number]]))
             name, left = call.name if begins else "", call.arguments[given:]
-            deltas.append(Delta(call=CallPiece(self._begun, begins, True, tool_call["id"], name, left)))
+            deltas.append(Delta(call=CallPiece(self._begun, begins, True, call_id, name, left)))
             self._begun += 1
         self._buffer = rest
         self._turn(_Mode.TEXT)
