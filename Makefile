@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env demo test coverage check format bars docs clean test-agentscope1 test-verl smoke-verl test-trinity smoke-trinity test-vllm
+.PHONY: help env demo test coverage check format bars docs clean test-agentscope1 test-verl smoke-verl test-trinity smoke-trinity test-vllm test-openenv test-verifiers
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -84,6 +84,23 @@ smoke-trinity: .venv-trinity/.ready  ## a short run of the trinity backbone: thr
 	  -c constraints/trinity.txt -e '.[trinity,agentscope]' pytest
 	@touch $@
 
+test-openenv: .venv-openenv/.ready  ## run the OpenEnv tests in their own environment
+	.venv-openenv/bin/python -m pytest tests/environment/test_openenv.py
+
+.venv-openenv/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-openenv
+	.venv-openenv/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints/default.txt)
+	.venv-openenv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[openenv]' pytest
+	@touch $@
+
+test-verifiers: .venv-verifiers/.ready env  ## run the tests of verifiers' environments with the real package
+	AJET_VERIFIERS_PYTHON=$(CURDIR)/.venv-verifiers/bin/python $(BIN)/python -m pytest tests/environment/test_verifiers.py
+
+.venv-verifiers/.ready: Makefile
+	$(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check 'verifiers>=0.4,<0.5' uv
+	@touch $@
+
 test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real vLLM on the CPU (about 2 GB)
 	AJET_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/engine/test_vllm_real.py
 
@@ -97,4 +114,4 @@ test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real v
 	@touch $@
 
 clean:  ## remove what the targets built
-	rm -rf .venv .venv-agentscope1 .venv-verl .venv-trinity .venv-vllm site
+	rm -rf .venv .venv-agentscope1 .venv-verl .venv-trinity .venv-vllm .venv-openenv .venv-verifiers site

@@ -103,6 +103,8 @@ class EnvironmentConfig(Section):
     `class`."""
     url: str | None = None
     """Where a server of environments answers, in place of `source`."""
+    protocol: Literal["env_service", "openenv"] = "env_service"
+    """What the server at `url` speaks: AgentJet's own protocol, or OpenEnv's (needs the package openenv-core)."""
     env_type: str = "default"
     """Which of the service's environments."""
     api_key: str | None = None

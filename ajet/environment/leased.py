@@ -131,7 +131,7 @@ class LeasedEnvironment:
         if ask is None:
             return None
         with self._busy:
-            return ask()
+            return self._loop.finish(ask())
 
     async def areset(self) -> Observation:
         return await asyncio.to_thread(self.reset)

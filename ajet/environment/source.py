@@ -28,6 +28,8 @@ class EnvironmentSettings:
     """`module->Class`, `path/file.py->Class` or `gymnasium:ID`."""
     url: str | None = None
     """Where an environment service answers."""
+    protocol: str = "env_service"
+    """What the server at `url` speaks: `env_service` or `openenv`."""
     env_type: str = "default"
     api_key: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -65,11 +67,15 @@ class EnvironmentSource(Protocol):
 def find_source(settings: EnvironmentSettings, base_dirs: Sequence[Path] = ()) -> EnvironmentSource:
     """The source that the settings name. Raises a `UserError` that names `settings.key`."""
     if settings.url is not None:
-        from ajet.environment.service_environment import ServiceSource
-
         parts = urlsplit(settings.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{settings.key}: {settings.url!r} is not an address\n    write http://host:port")
+        if settings.protocol == "openenv":
+            from ajet.environment.openenv_environment import OpenEnvSource
+
+            return OpenEnvSource(settings)
+        from ajet.environment.service_environment import ServiceSource
+
         return ServiceSource(settings)
     text = settings.source or ""
     if text.startswith(GYMNASIUM):

@@ -75,7 +75,7 @@ def value_text(value: Any) -> str:
 
 def fitting_action(space: Any, reply: str, names: Mapping[str, int]) -> Any:
     """The action in a reply: what follows the last "Action:", or else the whole reply. Raises SpaceError."""
-    text = _MARK.split(reply[-MAX_REPLY:])[-1].strip().strip("`").strip()
+    text = marked_action(reply)
     if not text:
         raise SpaceError("the reply is empty")
     kind = type(space).__name__
@@ -95,6 +95,11 @@ def fitting_action(space: Any, reply: str, names: Mapping[str, int]) -> Any:
     if not _contains(space, value):
         raise SpaceError(f"{value_text(value)[:60]} is outside of what is allowed")
     return value
+
+
+def marked_action(reply: str) -> str:
+    """What follows the last "Action:" in a reply, or else the whole reply."""
+    return _MARK.split(reply[-MAX_REPLY:])[-1].strip().strip("`").strip()
 
 
 def _named(text: str, names: Mapping[str, int]) -> int:

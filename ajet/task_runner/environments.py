@@ -30,12 +30,13 @@ def environment_settings(config: Config) -> EnvironmentSettings | None:
     world = config.ajet.rollout.environment
     if world is not None:
         return EnvironmentSettings(
-            world.source, world.url, world.env_type, world.api_key, dict(world.options), world.timeout
+            world.source, world.url, world.protocol, world.env_type, world.api_key, dict(world.options), world.timeout
         )
     if config.ajet.task_reader.type == "env_service":
         service = config.ajet.task_reader.env_service
         key = "ajet.task_reader.env_service.env_url"
-        return EnvironmentSettings(None, service.env_url, service.env_type or "default", service.api_key, key=key)
+        env_type = service.env_type or "default"
+        return EnvironmentSettings(url=service.env_url, env_type=env_type, api_key=service.api_key, key=key)
     return None
 
 

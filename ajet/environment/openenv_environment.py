@@ -1,0 +1,138 @@
+"""`OpenEnvEnvironment`: an environment behind an OpenEnv server, through the package openenv-core's own client.
+
+The server describes its actions by a JSON schema; the agent is shown it, and its reply is read by it. A reply that
+doesn't fit never reaches the server: the agent is told why. The server ends the session when its connection closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ajet.environment.environment import Action, Environment, StepResult, checked_reward, checked_step
+from ajet.environment.gymnasium_environment import task_seed
+from ajet.environment.json_actions import describe_action, read_action
+from ajet.environment.source import EnvironmentSettings
+from ajet.environment.spaces import SpaceError
+from ajet.environment.texts import NOTHING_OBSERVED, action_text
+from ajet.http.client import HttpClient, HttpFailure
+from ajet.schema.errors import (
+    EnvironmentFault,
+    EnvironmentUnavailableError,
+    MissingDependencyError,
+    UserError,
+)
+from ajet.schema.task import Task
+
+CONNECT_S = 10.0
+SCHEMA_S = 10.0
+
+
+class OpenEnvSource:
+    """Environments of one OpenEnv server."""
+
+    def __init__(self, settings: EnvironmentSettings) -> None:
+        assert settings.url is not None
+        self.url: str = settings.url
+        self._settings = settings
+        if importlib.util.find_spec("openenv") is None:
+            raise MissingDependencyError(
+                f"{settings.key}.protocol: openenv needs the package openenv-core\n    pip install 'agentjet[openenv]'"
+            )
+        if settings.api_key is not None:
+            raise UserError(f"{settings.key}.api_key: OpenEnv's protocol has no keys")
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+    def make(self, episode_id: str) -> OpenEnvEnvironment:
+        return OpenEnvEnvironment(self._settings, episode_id)
+
+    def abandon(self, episode_id: str) -> None:
+        """The session ended with the process's connection."""
+
+    def task_ids(self, split: str) -> list[str]:
+        """OpenEnv has no tasks."""
+        return []
+
+
+class OpenEnvEnvironment(Environment):
+    """One session. `reset` gives the server the task's seed, the episode's id and `options`."""
+
+    def __init__(self, settings: EnvironmentSettings, episode_id: str) -> None:
+        from openenv.core.generic_client import GenericEnvClient
+
+        assert settings.url is not None
+        self._url = settings.url.rstrip("/")
+        self._options = dict(settings.options)
+        self._episode_id = episode_id
+        self._timeout_s = settings.timeout_s
+        self._client = GenericEnvClient(self._url, CONNECT_S, settings.timeout_s)
+        self._schema: Mapping[str, Any] = {}
+
+    async def reset(self, task: Task) -> str:
+        self._schema = self._action_schema()
+        more = {"seed": task_seed(task), "episode_id": self._episode_id, **self._options}
+        result = await self._asked("reset", self._client.reset(**more))
+        query = f"{task.main_query}\n\n" if task.main_query else ""
+        return f"{query}Answer with your action: {describe_action(self._schema)}.\n\n{_seen(result.observation)}"
+
+    async def step(self, action: Action) -> StepResult:
+        try:
+            value = read_action(self._schema, action_text(action))
+        except SpaceError as error:
+            told = f"That is no action here: {error}. Nothing happened. Answer with {describe_action(self._schema)}."
+            return StepResult(told, info={"invalid_action": True})
+        result = await self._asked("step", self._client.step(value))
+        reward = 0.0 if result.reward is None else checked_reward(result.reward, f"{self._url}: step")
+        return checked_step(StepResult(_seen(result.observation), reward, result.done), f"{self._url}: step")
+
+    async def get_info(self) -> Any:
+        return await self._asked("state", self._client.state())
+
+    async def close(self) -> None:
+        async with asyncio.timeout(CONNECT_S):
+            await self._client.close()
+
+    def _action_schema(self) -> Mapping[str, Any]:
+        client = HttpClient(self._url)
+        try:
+            answer = client.request("GET", "/schema", timeout_s=SCHEMA_S)
+            schema = json.loads(answer.body)["action"]
+        except HttpFailure as error:
+            raise EnvironmentUnavailableError(f"OpenEnv server {self._url}: {error}") from None
+        except (ValueError, KeyError, TypeError):
+            raise EnvironmentFault(f"{self._url}/schema does not describe actions: is it an OpenEnv server?") from None
+        finally:
+            client.close()
+        if not isinstance(schema, dict):
+            raise EnvironmentFault(f"{self._url}/schema describes actions by {type(schema).__name__}, not an object")
+        return schema
+
+    async def _asked(self, what: str, answer: Any) -> Any:
+        """The server's answer, with failures in our terms."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            return await answer
+        except TimeoutError:
+            why = f"{self._url}: no answer to {what} within {self._timeout_s:g} s (ajet.rollout.environment.timeout)"
+            raise (EnvironmentFault(why) if what == "step" else EnvironmentUnavailableError(why)) from None
+        except (OSError, ConnectionClosed) as error:
+            raise EnvironmentUnavailableError(f"OpenEnv server {self._url}: {error}") from None
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # an error message, or no OpenEnv answer
+            raise EnvironmentFault(f"{self._url}: {what}: {error}") from None
+
+
+def _seen(observation: Any) -> str:
+    """An observation as text: its only field, or all of them as JSON."""
+    if isinstance(observation, dict):
+        fields = {name: value for name, value in observation.items() if name != "metadata" and value is not None}
+        if len(fields) == 1 and isinstance(value := next(iter(fields.values())), str):
+            return value or NOTHING_OBSERVED
+        observation = fields
+    return json.dumps(observation, ensure_ascii=False, default=str) if observation else NOTHING_OBSERVED

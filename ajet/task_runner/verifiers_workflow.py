@@ -1,0 +1,32 @@
+"""`VerifiersWorkflow`: an episode that the package verifiers plays, on a model of ours.
+
+Every model call goes through the gateway, so it is trained on exactly the tokens that were sampled. Used with
+`ajet.task_reader.verifiers_tasks->VerifiersReader`, which says which environment.
+"""
+
+from __future__ import annotations
+
+from ajet.environment.verifiers_client import host_options, shared_host
+from ajet.schema.errors import EnvironmentFault
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.tuner import AjetTuner
+from ajet.workflow import Workflow
+
+ERROR_CHARS = 2000
+
+
+class VerifiersWorkflow(Workflow):
+    """The reward is the mean of those of the environment's trained agents."""
+
+    name: str = "verifiers"
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        host = shared_host(*host_options(tuner.config.ajet.task_reader.options))
+        access = tuner.as_oai_baseurl_apikey()
+        index = int(workflow_task.task.metadata["index"])
+        played = await host.play(index, access.base_url, access.api_key, access.model)
+        if not played["ok"] or not played["rewards"]:
+            said = "; ".join(played["errors"]) or "it gave no reward and no reason"
+            raise EnvironmentFault(f"verifiers could not finish the episode: {said[-ERROR_CHARS:]}")
+        reward = sum(played["rewards"]) / len(played["rewards"])
+        return WorkflowOutput(reward=reward, log_metrics=played["metrics"])
