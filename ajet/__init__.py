@@ -10,23 +10,43 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ajet.job import AgentJetJob
+    from ajet.rollout_function import rollout
+    from ajet.schema.resources import LLM, PromptTemplate
     from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
     from ajet.task_runner.breakpoints import bp
+    from ajet.trainer_api import Trainer
     from ajet.tuner import AjetTuner
     from ajet.workflow import Workflow
 
 __version__ = "0.1.0"
 
-__all__ = ["AgentJetJob", "AjetTuner", "Task", "Workflow", "WorkflowOutput", "WorkflowTask", "__version__", "bp"]
+__all__ = [
+    "LLM",
+    "AgentJetJob",
+    "AjetTuner",
+    "PromptTemplate",
+    "Task",
+    "Trainer",
+    "Workflow",
+    "WorkflowOutput",
+    "WorkflowTask",
+    "__version__",
+    "bp",
+    "rollout",
+]
 
 _HOMES = {
     "AgentJetJob": "ajet.job",
     "AjetTuner": "ajet.tuner",
+    "LLM": "ajet.schema.resources",
+    "PromptTemplate": "ajet.schema.resources",
     "Task": "ajet.schema.task",
+    "Trainer": "ajet.trainer_api",
     "Workflow": "ajet.workflow",
     "WorkflowOutput": "ajet.schema.task",
     "WorkflowTask": "ajet.schema.task",
     "bp": "ajet.task_runner.breakpoints",
+    "rollout": "ajet.rollout_function",
 }
 
 

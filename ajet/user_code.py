@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +21,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from ajet.schema.errors import ImportPathError
+from ajet.schema.errors import ImportPathError, UserError
 
 ARROW = "->"
+PROGRAM = "ajet_program"
+"""The module that holds what a running program passed as an object: see `publish`."""
+STANDS_FOR = "__ajet_class__"
+"""Attribute of an object that stands for a class: a function made a workflow by `@rollout`."""
 T = TypeVar("T")
 
 
@@ -83,10 +88,29 @@ def load_symbol(text: str, base_dirs: Sequence[str | Path] = (), *, expects: typ
         if not hasattr(symbol, part):
             raise ImportPathError(f"{place} has no {name!r}" + _instead(part, _names_in(module, expects)))
         symbol = getattr(symbol, part)
+    if expects is not None:
+        symbol = getattr(symbol, STANDS_FOR, symbol)
     if expects is not None and not (isinstance(symbol, type) and issubclass(symbol, expects)):
         others = [other for other in _names_in(module, expects) if other != name]
         raise ImportPathError(f"{text} isn't a class derived from {expects.__name__}" + _instead(name, others))
     return symbol
+
+
+_now = threading.local()
+
+
+def importing() -> bool:
+    """Whether this thread is just importing a user's module for a run."""
+    return getattr(_now, "importing", False)
+
+
+def publish(symbol: Any) -> str:
+    """Make an object of the running program importable in this process; returns `ajet_program->name`."""
+    module = sys.modules.setdefault(PROGRAM, ModuleType(PROGRAM))
+    name = getattr(symbol, "__name__", "")
+    name = name if name.isidentifier() else "agent"  # `<lambda>`
+    setattr(module, name, symbol)
+    return f"{PROGRAM}{ARROW}{name}"
 
 
 def import_class(text: str, base: type[T], *, key: str, base_dirs: Sequence[str | Path] = ()) -> type[T]:
@@ -193,10 +217,14 @@ def _neighbours(missing: str, folders: Sequence[Path]) -> str:
 @contextmanager
 def _errors_named(place: str, file: Path | None) -> Iterator[None]:
     """Turn whatever a user's module raises during its import into an error that names the line."""
+    importing_before = importing()
+    _now.importing = True
     try:
         yield
     except ImportPathError:
         raise
+    except UserError as error:
+        raise ImportPathError(f"importing {place}: {error}") from error
     except SyntaxError as error:
         raise ImportPathError(f"{error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
     # a user's module may raise anything during its import, even call `sys.exit()`
@@ -209,6 +237,8 @@ def _errors_named(place: str, file: Path | None) -> Iterator[None]:
         if isinstance(error, ModuleNotFoundError) and error.name:
             hint = _missing_module(error.name)
         raise ImportPathError(f"{at}importing {place} failed with {type(error).__name__}: {error}{hint}") from error
+    finally:
+        _now.importing = importing_before
 
 
 def _missing_module(name: str) -> str:

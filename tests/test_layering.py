@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gateway": {"schema", "session", "http"},
     "tuner": {"schema", "session", "gateway", "http", "helper", "agents"},
     "workflow": {"schema", "tuner"},
+    "rollout_function": {"schema", "workflow"},
     "task_runner": {
         "schema",
         "config",

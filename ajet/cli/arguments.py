@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import NoReturn
 
@@ -20,18 +20,18 @@ class ArgumentError(UserError):
 class LaunchArguments:
     """What `ajet --conf …` was asked to do."""
 
-    conf: str | None
-    backbone: str | None
-    exp_dir: str | None
-    debug_tags: str | None
-    fresh: bool
-    with_logview: bool
-    services: tuple[str, ...]
-    prefix: str
-    kill: bool
-    autokill: bool
-    overrides: tuple[str, ...]
-    options: LaunchOptions
+    conf: str | None = None
+    backbone: str | None = None
+    exp_dir: str | None = None
+    debug_tags: str | None = None
+    fresh: bool = False
+    with_logview: bool = False
+    services: tuple[str, ...] = ()
+    prefix: str = ""
+    kill: bool = False
+    autokill: bool = False
+    overrides: tuple[str, ...] = ()
+    options: LaunchOptions = field(default_factory=LaunchOptions)
 
 
 class _Parser(ArgumentParser):

@@ -9,6 +9,7 @@ import logging
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -63,6 +64,12 @@ def run(argv: Sequence[str]) -> int:
     if not (arguments.options.quiet or arguments.options.json):
         print(f"backbone: {name} ({why})", flush=True)
     config.ajet.backbone = name
+    return launch(arguments, config)
+
+
+def launch(arguments: LaunchArguments, config: Config) -> int:
+    """Run a loaded config, whose backbone is set. Returns the exit code; raises a `UserError`."""
+    name = config.ajet.backbone or DEFAULT_BACKBONE
     backbone = import_module(BACKBONES[name])
     if arguments.debug_tags is not None or name == "debug":
         _select_breakpoints(arguments.debug_tags, config)
@@ -126,9 +133,9 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
     from ajet.runtime.companions import start_service, wanted_services
     from ajet.runtime.processes import recorded_run
 
-    _terminate_like_interrupt()
     options = arguments.options
     with ExitStack() as stack:
+        stack.enter_context(_termination_like_interrupt())
         experiment = ExperimentFolder.open(
             config,
             exp_dir=arguments.exp_dir,
@@ -171,13 +178,21 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
         return code
 
 
-def _terminate_like_interrupt() -> None:
-    """SIGTERM ends a run as cleanly as Ctrl-C."""
+@contextmanager
+def _termination_like_interrupt() -> Iterator[None]:
+    """SIGTERM ends a run as cleanly as Ctrl-C. Only a program's main thread can arrange that."""
 
     def interrupt(_signal: int, _frame: Any) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _user_files(config: Config) -> list[Path]:

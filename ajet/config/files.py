@@ -43,6 +43,10 @@ def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
         yield from _folder_or_hub(reader.huggingface_dat_repo, "dataset_path", (*place, "huggingface_dat_repo"), folder)
     if not ajet.model.path.startswith("tiny:"):
         yield from _folder_or_hub(ajet.model, "path", ("ajet", "model"), folder)
+    for name, template in ajet.prompt_tuning.templates.items():
+        if not isinstance(template, str):
+            where = ("ajet", "prompt_tuning", "templates", name)
+            yield from _existing(template, "file", where, folder, Path.is_file)
     if ajet.rollout.engine == "scripted":
         yield from _existing(ajet.rollout, "scripted_replies", ("ajet", "rollout"), folder, Path.is_file)
     if ajet.trainer_common.resume not in ("auto", "never"):

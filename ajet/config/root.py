@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, PrivateAttr, model_validator
 
+from ajet.config.prompt_tuning import PromptTuningConfig
 from ajet.config.rollout import RolloutConfig
 from ajet.config.section import Block, Name, Section, blocks_within
 from ajet.config.sections import (
@@ -64,6 +65,8 @@ class AjetConfig(Section):
     """How model calls are recorded and become training tokens."""
     trainer_common: TrainerCommonConfig = TrainerCommonConfig()
     """How weights are updated, saved and validated."""
+    prompt_tuning: PromptTuningConfig = PromptTuningConfig()
+    """Prompt templates that workflows ask for by name."""
     debug: DebugConfig = DebugConfig()
     """What `--backbone=debug` runs."""
     gateway: GatewayConfig = GatewayConfig()

@@ -40,7 +40,7 @@ class ProgressMode(StrEnum):
     """How progress is shown."""
 
     AUTO = "auto"
-    """`live` on a terminal, otherwise `plain`."""
+    """`live` on a terminal, HTML in a notebook, otherwise `plain`."""
     LIVE = "live"
     PLAIN = "plain"
     JSON = "json"
@@ -113,6 +113,10 @@ class Progress:
         stream = stream or sys.stdout
         mode = ProgressMode(mode)
         if mode is ProgressMode.AUTO:
+            from ajet.observe.progress_notebook import NotebookDisplay, in_notebook
+
+            if in_notebook():
+                return cls(NotebookDisplay())
             mode = ProgressMode.LIVE if stream.isatty() else ProgressMode.PLAIN
         if mode is ProgressMode.LIVE:
             from ajet.observe.progress_live import LiveDisplay

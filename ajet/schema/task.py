@@ -38,6 +38,8 @@ class WorkflowTask(BaseModel):
     """Which repeat of that task (0 … num_repeat-1)."""
     task_tag: str = ""
     """A label for per-tag metrics, taken from the task's metadata (`tag`)."""
+    validation: bool = False
+    """Whether the episode only measures: its tokens are not trained."""
     gym_env: Any = None
     _tuner: Any = PrivateAttr(default=None)
 

@@ -82,6 +82,7 @@ class RolloutPool:
             task_batch_index=batch_index,
             task_thread_index=repeat,
             task_tag=str(task.metadata.get("tag") or ""),
+            validation=validation,
         )
         self._stops[workflow_task.episode_uuid] = stop
         waited = time.monotonic()

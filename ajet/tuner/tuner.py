@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_key
@@ -12,6 +13,7 @@ from ajet.gateway.endpoints import bare_call_id
 from ajet.helper import Endpoint, HelperModel
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message
 from ajet.schema.errors import FeatureUnavailableError
+from ajet.schema.resources import PromptTemplate, PromptTemplateError
 from ajet.schema.task import finite_reward
 from ajet.session import EpisodeSession
 from ajet.tuner.connection import Connection, post_reward
@@ -157,6 +159,20 @@ class AjetTuner:
         own_key = agent_key(self._endpoint.api_key, agent_name, target_tag)
         return BaseUrlAndKey(self._endpoint.base_url, own_key, MODEL_PREFIX + agent_name)
 
+    # ------------------------------------------------------------ prompt templates
+
+    def prompt(self, name: str | None = None) -> PromptTemplate:
+        """The template of this name in `ajet.prompt_tuning.templates`; without a name, the only one there is."""
+        templates = self.config.ajet.prompt_tuning.templates
+        wanted = next(iter(templates)) if name is None and len(templates) == 1 else name
+        if wanted not in templates:
+            asked = f"no template {name!r}" if name is not None else "tuner.prompt() needs a name"
+            raise PromptTemplateError(
+                f"{asked}; ajet.prompt_tuning.templates has: {', '.join(templates) or 'none'}\n"
+                '    write, for example: prompt_tuning: {templates: {solver: "Solve: {question}"}}'
+            )
+        return template_from(templates[wanted])
+
     # ------------------------------------------------------------ rewards and the tracker
 
     def reward(self, value: float, *, call: str | None = None, agent: str | None = None, replace: bool = False) -> None:
@@ -249,3 +265,12 @@ class AjetTuner:
 
 def _endpoint(helper: str | HelperModel) -> Endpoint:
     return (HelperModel(helper) if isinstance(helper, str) else helper).endpoint()
+
+
+def template_from(given: Any) -> PromptTemplate:
+    """A template as the configuration holds it: a text, or a section with `text` or `file`."""
+    if isinstance(given, str):
+        return PromptTemplate(given)
+    if given.text is not None:
+        return PromptTemplate(given.text, given.engine)
+    return PromptTemplate(Path(given.file).read_text(encoding="utf-8"), given.engine)

@@ -7,6 +7,8 @@ import json
 import re
 import runpy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +231,24 @@ def test_an_agent_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 def test_a_rollout_through_the_store(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(code("store.md", "memory_store() as store"), "store.md", "exec"), {})  # noqa: S102 - the page's code
     assert capsys.readouterr().out == code("store.md", "succeeded {'reward': 1.0}\n")
+def test_tools_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "program.py").write_text(code("tools.md", "def weather("))
+    runpy.run_path(str(tmp_path / "program.py"))
+    shown = code("tools.md", "sun for 2 days\n1844")
+    assert capsys.readouterr().out == shown
+
+
+def test_the_program_that_trains_from_python(tmp_path: Path) -> None:
+    (tmp_path / "solver.py").write_text(code("python.md", "async def solver(task, llm)"))
+    command = [sys.executable, "solver.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "saved_experiments/solver/hf").is_dir()
+
+
+def test_the_trainer_with_keys_and_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys.py").write_text(code("python.md", "prompt_template="))
+    names = runpy.run_path(str(tmp_path / "keys.py"))
+    config = names["trainer"]._config(lambda task: 1.0, ["x"], None)
+    assert config.ajet.rollout.top_p == 0.95 and "prompt_template" in config.ajet.prompt_tuning.templates

@@ -376,7 +376,8 @@ class LocalRun:
         if checkpoint.step >= self.total and not self.common.val_only:
             raise ConfigError(
                 f"{self.experiment.path} is complete: its newest checkpoint is step {checkpoint.step} of "
-                f"{self.total}. To continue, raise ajet.trainer_common.total_training_steps; to start over, use --fresh"
+                f"{self.total}. To continue, raise ajet.trainer_common.total_training_steps; to start over, use "
+                "--fresh (in Python: Trainer(fresh=True))"
             )
         self.early_stop.load_state_dict(checkpoint.state.get("early_stop", self.early_stop.state_dict()))
         if (reason := self.early_stop.reason) is not None and not self.common.val_only:

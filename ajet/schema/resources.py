@@ -1,0 +1,99 @@
+"""Resources: what is tuned and handed to an agent. `LLM` names an endpoint, `PromptTemplate` is a text."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from ajet.schema.errors import UserError
+
+TemplateEngine = Literal["f-string", "jinja"]
+
+
+class PromptTemplateError(UserError):
+    """A template that can't be read, or values that don't fill it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LLM:
+    """A model behind an OpenAI-compatible endpoint."""
+
+    endpoint: str
+    """Its address, up to and including `/v1`."""
+    model: str
+    api_key: str | None = None
+    sampling_parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def get_base_url(self, *_: Any) -> str:
+        """`endpoint`."""
+        return self.endpoint
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """A text with placeholders: `{name}` (`{{` and `}}` are braces), or Jinja's `{{ name }}` in a sandbox.
+
+    An f-string placeholder is a bare name: no attributes, no indices, so that a template written by a model can read
+    nothing but the values it is given.
+    """
+
+    template: str
+    engine: TemplateEngine = "f-string"
+
+    @cached_property
+    def placeholders(self) -> frozenset[str]:
+        """The names that `format` needs. Raises `PromptTemplateError` if the template can't be read."""
+        if self.engine == "jinja":
+            from jinja2 import TemplateSyntaxError, meta
+
+            try:
+                return frozenset(meta.find_undeclared_variables(_jinja().parse(self.template)))
+            except TemplateSyntaxError as error:
+                raise PromptTemplateError(f"prompt template, line {error.lineno}: {error.message}") from None
+        if self.engine != "f-string":
+            raise PromptTemplateError(f"prompt template: engine {self.engine!r}; there is: f-string, jinja")
+        return frozenset(_names(self.template))
+
+    def format(self, **values: Any) -> str:
+        """The text with every placeholder filled; further values are ignored."""
+        missing = sorted(self.placeholders - values.keys())
+        if missing:
+            given = ", ".join(sorted(values)) or "nothing"
+            raise PromptTemplateError(f"prompt template: no value for {{{missing[0]}}}; given: {given}")
+        if self.engine == "jinja":
+            from jinja2 import TemplateError
+
+            try:
+                return str(_jinja().from_string(self.template).render(values))
+            except TemplateError as error:
+                raise PromptTemplateError(f"prompt template: {error}") from None
+        try:
+            return self.template.format_map({name: values[name] for name in self.placeholders})
+        except (ValueError, TypeError) as error:
+            raise PromptTemplateError(f"prompt template: {error}") from None
+
+
+def _names(template: str) -> Iterator[str]:
+    try:
+        for _, name, spec, _ in string.Formatter().parse(template):
+            if name is None:
+                continue
+            if not name.isidentifier():
+                raise PromptTemplateError(
+                    f"prompt template: {{{name}}} isn't a plain name; write {{{{ and }}}} for braces in the text"
+                )
+            yield name
+            if spec:
+                yield from _names(spec)
+    except ValueError as error:
+        raise PromptTemplateError(f"prompt template: {error}; write {{{{ and }}}} for braces in the text") from None
+
+
+def _jinja() -> Any:
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)

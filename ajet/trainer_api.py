@@ -1,0 +1,342 @@
+"""`Trainer`: training from a Python program or a notebook, beside the YAML.
+
+    Trainer(model="tiny:…", n_runners=8).fit(solver, train_dataset=tasks)
+
+It builds the same configuration as `ajet --conf` and calls the same launcher; keys, checks and errors are the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ajet.rollout_function import RECORD_KEY, RolloutFunction
+from ajet.schema.errors import AjetError, ConfigError, UserError
+from ajet.schema.resources import PromptTemplate
+from ajet.schema.task import Task
+from ajet.user_code import ARROW, PROGRAM, importing, publish
+from ajet.workflow import Workflow
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+
+KEYWORDS = {
+    "model": "model.path",
+    "backbone": "backbone",
+    "name": "experiment_name",
+    "project": "project_name",
+    "n_runners": "rollout.max_env_worker",
+    "n_gpu": "trainer_common.n_gpus_per_node",
+    "num_repeat": "rollout.num_repeat",
+    "batch_size": "data.train_batch_size",
+    "steps": "trainer_common.total_training_steps",
+    "epochs": "trainer_common.total_epochs",
+    "lr": "trainer_common.optim.lr",
+    "algorithm": "trainer_common.algorithm.adv_estimator",
+    "engine": "rollout.engine",
+    "temperature": "rollout.temperature",
+    "judge": "task_judge.judge_protocol",
+    "seed": "rollout.seed",
+    "logger": "trainer_common.logger",
+}
+"""Keyword arguments of `Trainer`, and the keys that they set. Any other key is given in `config`."""
+
+EXIT_INTERRUPTED = 130
+QUERY_FIELDS = ("main_query", "question", "query", "prompt", "problem", "instruction", "input")
+"""Fields of a record that may hold the text shown as the task's."""
+
+
+class RunFailedError(AjetError):
+    """A run that ended without success. The experiment's folder holds what it left."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    path: Path
+    """The experiment's folder."""
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One dict per step, as in `metrics.jsonl`."""
+        from ajet.observe.metrics import read_metrics
+
+        return read_metrics(self.path / "metrics.jsonl")
+
+    @property
+    def weights(self) -> Path:
+        """The newest weights, in Hugging Face form."""
+        return self.path / "hf"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        last = self.metrics[-1] if self.metrics else {}
+        shown = [name for name in ("step", "reward/mean", "success/rate", "val/reward/mean") if name in last]
+        cells = "".join(f"<td>{escape(name)}</td><td>{last[name]:.4g}</td>" for name in shown)
+        return f"<table><tr><td>run</td><td>{escape(str(self.path))}</td>{cells}</tr></table>"
+
+
+class Trainer:
+    """Trains, debugs and evaluates agents with one configuration."""
+
+    def __init__(
+        self,
+        config: str | Path | Mapping[str, Any] | None = None,
+        *,
+        exp_dir: str | Path = "saved_experiments",
+        fresh: bool = False,
+        quiet: bool = False,
+        prompt_template: PromptTemplate | str | Mapping[str, PromptTemplate | str] | None = None,
+        **keywords: Any,
+    ) -> None:
+        """`config`: a YAML file, or a dict of keys (`{"rollout": {"num_repeat": 8}}` or `{"rollout.num_repeat": 8}`).
+        `keywords`: the names in `KEYWORDS`. `fresh` starts over; else the same call resumes what it began before.
+        """
+        unknown = sorted(keywords.keys() - KEYWORDS.keys())
+        if unknown:
+            from ajet.config.keys import nearest
+
+            near = nearest(unknown[0], KEYWORDS)
+            raise ConfigError(
+                f"Trainer: unknown argument {unknown[0]!r}\n    "
+                + (f"did you mean {near}?" if near else f"there are: {', '.join(KEYWORDS)}")
+                + ' Any other key goes into `config`, e.g. Trainer({"rollout.top_p": 0.9})'
+            )
+        self._yaml = Path(config) if isinstance(config, str | os.PathLike) else None
+        self._keys: dict[str, Any] = dict(_keys(config)) if isinstance(config, Mapping) else {}
+        self._keys |= {KEYWORDS[name]: value for name, value in keywords.items() if value is not None}
+        if isinstance(self._keys.get("task_judge.judge_protocol"), type):
+            self._keys["task_judge.judge_protocol"] = publish(self._keys["task_judge.judge_protocol"])
+        if prompt_template is not None:
+            self._keys["prompt_tuning.templates"] = _templates(prompt_template)
+        self._exp_dir = Path(exp_dir)
+        self._fresh = fresh
+        self._quiet = quiet
+
+    # ------------------------------------------------------------ what it does
+
+    def fit(self, agent: Any, train_dataset: Any = None, *, val_dataset: Any = None) -> Run:
+        """Train. `agent`: a `@rollout` function, a `Workflow` class, or `path/file.py->name`. Without a data set, the
+        tasks are those of the configuration. Ctrl-C ends the run cleanly and raises KeyboardInterrupt."""
+        return self._launch(self._config(agent, train_dataset, val_dataset))
+
+    def dev(self, agent: Any, train_dataset: Any = None, *, n_tasks: int | None = None) -> Run:
+        """Run the first tasks here, one episode each, and show them; breakpoints work, and nothing is trained."""
+        keys = {"backbone": "debug", "debug.debug_first_n_tasks": n_tasks}
+        return self._launch(self._config(agent, train_dataset, None, keys))
+
+    def evaluate(self, agent: Any, dataset: Any = None) -> dict[str, float]:
+        """Validation alone: its metrics, such as `val/reward/mean`."""
+        from ajet.backbone.validation import evaluate
+
+        return evaluate(self._config(agent, None, dataset, {"backbone": "debug"}))
+
+    # ------------------------------------------------------------ the configuration
+
+    def _config(
+        self, agent: Any, train_dataset: Any, val_dataset: Any, more: Mapping[str, Any] | None = None
+    ) -> Config:
+        from ajet.config.loader import load_config
+
+        if importing():
+            raise UserError(
+                "this file calls Trainer while it is being imported by a run\n"
+                '    put the call under `if __name__ == "__main__":`'
+            )
+        keys = {**self._keys, **{key: value for key, value in (more or {}).items() if value is not None}}
+        keys["rollout.user_workflow"] = _named(agent)
+        if train_dataset is not None:
+            keys |= self._file_of(train_dataset, "training", "train_dataset")
+        if val_dataset is not None:
+            keys |= self._file_of(val_dataset, "validation", "val_dataset")
+            if train_dataset is None:  # the reader wants one, and validation alone reads none of it
+                file = keys["task_reader.jsonl_dataset_file.validation.file_path"]
+                keys.setdefault("task_reader.jsonl_dataset_file.training.file_path", file)
+        keys.setdefault("experiment_name", None if self._yaml else getattr(agent, "__name__", "run"))
+        overrides = [f"{key}={json.dumps(value)}" for key, value in keys.items() if value is not None]
+        config = load_config(self._yaml or self._empty_yaml(), overrides)
+        config.ajet.backbone = config.ajet.backbone or "local"
+        _refuse_elsewhere(config)
+        return config
+
+    def _empty_yaml(self) -> Path:
+        """The file that a configuration made in Python stands on: all of its keys are overrides."""
+        file = self._datasets / "python.yaml"
+        if not file.exists():
+            _write(file, yaml.safe_dump({"ajet": {}}))
+        return file
+
+    @property
+    def _datasets(self) -> Path:
+        folder = self._exp_dir.expanduser().resolve() / ".datasets"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _file_of(self, dataset: Any, split: str, argument: str) -> dict[str, Any]:
+        """Write a data set to a file named after its content, so that the same call resumes the same run."""
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(dataset, argument)]
+        if not lines:
+            raise UserError(f"{argument} is empty: a run needs at least one task")
+        text = "".join(lines)
+        file = self._datasets / f"{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:16]}.jsonl"
+        if not file.exists():
+            _write(file, text)
+        return {
+            "task_reader.type": "jsonl_dataset_file",
+            f"task_reader.jsonl_dataset_file.{split}.file_path": str(file),
+        }
+
+    # ------------------------------------------------------------ running
+
+    def _launch(self, config: Config) -> Run:
+        from ajet.backbone import LaunchOptions
+        from ajet.cli.arguments import LaunchArguments
+        from ajet.cli.launch import launch
+        from ajet.observe.experiment import folder_of, read_events
+        from ajet.observe.logs import log_to_terminal
+
+        log_to_terminal(quiet=self._quiet)
+        exp_dir = None if config.ajet.experiment_dir != "auto" else str(self._exp_dir)
+        arguments = LaunchArguments(exp_dir=exp_dir, fresh=self._fresh, options=LaunchOptions(quiet=self._quiet))
+        code = launch(arguments, config)
+        path = folder_of(config, exp_dir, config.yaml_path)
+        if config.ajet.backbone == "debug":
+            path = path.with_name(f"{path.name}-debug")
+        if code == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt
+        if code != 0:
+            events = read_events(path / "events.jsonl")
+            why = events[-1].get("error") if events else None
+            why = why or "no episode got a reward"
+            raise RunFailedError(f"the run failed: {why}\n    its folder: {path}")
+        return Run(path.resolve())
+
+
+def _named(agent: Any) -> str:
+    """How the configuration names the agent."""
+    if isinstance(agent, str):
+        return agent
+    if isinstance(agent, type) and issubclass(agent, Workflow):
+        return _importable(agent) or publish(agent)
+    if callable(agent) and not isinstance(agent, type):
+        function = agent if isinstance(agent, RolloutFunction) else RolloutFunction(agent)
+        return _importable(function) or publish(function)
+    raise UserError(
+        f"{agent!r:.100} is no agent: pass a function decorated with @rollout, a class derived from Workflow, "
+        "or `path/file.py->name`"
+    )
+
+
+def _importable(symbol: Any) -> str | None:
+    """`file.py->name` for a symbol of an imported file. A program's own symbols (`__main__`) are used as they are."""
+    module, name = sys.modules.get(symbol.__module__), symbol.__qualname__
+    file = getattr(module, "__file__", None)
+    if symbol.__module__ == "__main__" or file is None or getattr(module, name, None) is not symbol:
+        return None
+    return f"{Path(file).resolve()}{ARROW}{name}"
+
+
+def _refuse_elsewhere(config: Config) -> None:
+    """What a program holds as an object exists in its own process only."""
+    ajet = config.ajet
+    named = {"agent": ajet.rollout.user_workflow or "", "judge": ajet.task_judge.judge_protocol or ""}
+    here = [what for what, text in named.items() if text.startswith(PROGRAM)]
+    if not here:
+        return
+    fix = f"put the {here[0]} into a file of its own and import it, or name it: `agent.py->name`"
+    if ajet.backbone in ("verl", "trinity"):
+        raise ConfigError(f"backbone {ajet.backbone} runs the {here[0]} in other processes\n    {fix}")
+    if ajet.task_runner.wrapper_type == "multi-processing":
+        raise ConfigError(
+            f"task_runner.wrapper_type: multi-processing runs the {here[0]} in other processes\n    {fix}"
+        )
+
+
+def _keys(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """A dict as keys of the command line: of `ajet` if it stands alone, else blocks beside it are the user's own."""
+    if "ajet" not in config:
+        yield from _flat(config)
+        return
+    yield from _flat(config["ajet"])
+    yield from _flat({f"+{name}": block for name, block in config.items() if name != "ajet"})
+
+
+def _flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        key = f"{above}.{name}" if above else str(name)
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, key)
+        else:
+            yield key, value
+
+
+def _templates(given: PromptTemplate | str | Mapping[str, PromptTemplate | str]) -> dict[str, Any]:
+    named = given if isinstance(given, Mapping) else {"prompt_template": given}
+    templates = {name: PromptTemplate(item) if isinstance(item, str) else item for name, item in named.items()}
+    return {name: {"text": template.template, "engine": template.engine} for name, template in templates.items()}
+
+
+def _rows(dataset: Any, argument: str) -> Iterator[dict[str, Any]]:
+    """The records of a list, generator, Hugging Face data set or pandas frame, as lines of a task file."""
+    if hasattr(dataset, "to_dict") and hasattr(dataset, "columns"):  # pandas
+        dataset = dataset.to_dict("records")
+    if isinstance(dataset, str | bytes | Mapping) or not (
+        isinstance(dataset, Iterable) or (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"))
+    ):
+        raise UserError(f"{argument} should be a list, generator, data set or data frame, not {type(dataset).__name__}")
+    items = dataset if isinstance(dataset, Iterable) else (dataset[index] for index in range(len(dataset)))
+    for index, item in enumerate(items):
+        yield _row(item, f"{argument}[{index}]")
+
+
+def _row(item: Any, where: str) -> dict[str, Any]:
+    if isinstance(item, Task):
+        return item.model_dump(mode="json")
+    record = _plain(item, where)
+    if not isinstance(record, dict):
+        return {"main_query": str(record), "metadata": {RECORD_KEY: record}}
+    texts = (record[name] for name in QUERY_FIELDS if isinstance(record.get(name), str))
+    query = next(texts, None) or json.dumps(record, ensure_ascii=False)
+    task_id = record.get("task_id", record.get("id"))
+    named = {} if task_id is None else {"task_id": str(task_id)}
+    return {"main_query": query, **named, "metadata": {**record, RECORD_KEY: True}}
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A value as JSON holds it."""
+    if hasattr(value, "model_dump"):
+        value = value.model_dump(mode="json")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner, f"{where}[{name!r}]") for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, f"{where}[{index}]") for index, inner in enumerate(value)]
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    elif hasattr(value, "tolist"):
+        value = value.tolist()
+    if value is None or isinstance(value, str | int | float | bool | list):
+        return value
+    raise UserError(
+        f"{where} is a {type(value).__name__}, which a task can't hold\n"
+        "    tasks hold text, numbers, lists and dicts: pass a path or an id, and load the object in the agent"
+    )
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all: another process may be writing the same."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)
