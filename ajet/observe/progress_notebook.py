@@ -48,6 +48,9 @@ class NotebookDisplay:
         self._state = state
         self._draw(state, now=True)
 
+    def validation(self, state: ProgressState) -> None:
+        self._draw(state, now=True)
+
     def message(self, text: str, level: str) -> None:
         self._lines.append(text if level == "info" else f"{level}: {text}")
 
@@ -76,8 +79,9 @@ class NotebookDisplay:
         rows += [(label, number(state.metrics[name])) for label, name in HEADLINES if name in state.metrics]
         if len(state.reward_by_step) > 1:
             rows.append(("reward by step", _curve(list(state.reward_by_step))))
-        if state.failures:
-            rows.append(("failures", ", ".join(f"{escape(kind)} {count}" for kind, count in state.failures.items())))
+        if state.validation_rewards:
+            rows.append(("validation reward", number(state.validation_rewards[-1])))
+        rows += [("failed", escape(line)) for line in state.tally.lines(2)]
         cell = '<td style="text-align:left">'
         table = "".join(f"<tr>{cell}{escape(name)}</td>{cell}{value}</td></tr>" for name, value in rows)
         lines = "".join(f"<div>{escape(line)}</div>" for line in self._lines)

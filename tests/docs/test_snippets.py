@@ -231,6 +231,8 @@ def test_an_agent_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 def test_a_rollout_through_the_store(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(code("store.md", "memory_store() as store"), "store.md", "exec"), {})  # noqa: S102 - the page's code
     assert capsys.readouterr().out == code("store.md", "succeeded {'reward': 1.0}\n")
+
+
 def test_tools_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "program.py").write_text(code("tools.md", "def weather("))
     runpy.run_path(str(tmp_path / "program.py"))
