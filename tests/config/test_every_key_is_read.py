@@ -55,7 +55,7 @@ def read_on(backbone: str) -> set[str]:
     without += [
         module for module in SOURCES if module.startswith("ajet.cli.") and module.split(".")[-1] not in ENTRY_COMMANDS
     ]
-    without += STAND_INS
+    without += [*STAND_INS, "ajet.trainer_api"]
     if backbone in ("verl", "trinity"):
         without += OWN_ENGINE  # their engines are made elsewhere
     if backbone == "local":
