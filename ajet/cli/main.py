@@ -52,6 +52,7 @@ COMMANDS = {
     "tools": Command("[TOOL ...]", "list the tools that agents can be given"),
     "env": Command("serve TARGET", "serve environments over HTTP, each in a process of its own"),
     "store": Command("--path FILE|--postgres URL", "serve a rollout store: a queue, attempts, spans, resources"),
+    "tasks": Command("generate CONF --out FILE", "have tasks written or collected, and save them"),
     "rubrics": Command("make CONF", "have a model write the rubrics of a judge from graded examples"),
     "vllm": Command("serve MODEL", "start a vLLM server with the settings ajet needs"),
     "completion": Command("bash|zsh|fish", "print a script with which the shell completes commands"),

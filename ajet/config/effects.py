@@ -37,6 +37,21 @@ FOR_OLD_FILES: Mapping[str, str] = {
     "task_reader.env_service.env_action_preference": "the environment says how the agent should act",
     "task_judge.alien_llm_model": "ajet.helper names the helper model",
     "task_judge.alien_llm_response_length": "ajet.helper names the helper model",
+    "task_reader.data_generation.document_reader.languages": "text is read as it is stored",
+    **{
+        f"task_reader.data_generation.query_reader.{key}": "only the training tasks are examples"
+        for key in (
+            "jsonl_dataset_file.validation",
+            "dataset_file.validation",
+            "huggingface_dat_repo.validation_split",
+        )
+    },
+    **{
+        f"task_reader.data_generation.deduplication_filter.params.{key}": "texts are compared by their words"
+        for key in ("db_path", "model", "api_key", "base_url")
+    },
+    "task_reader.tracing.alien_llm_response_length": "a filter's params.max_tokens says it",
+    "task_reader.feedback_tracing.alien_llm_response_length": "a filter's params.max_tokens says it",
     "task_runner.llm_infer_submit_method": "model calls are always asynchronous",
     "trainer_common.algorithm.per_agent_groups": "agents are always compared with agents of the same name",
     "trainer_common.log_prob_micro_batch_size": "batches are split by tokens",
@@ -48,18 +63,12 @@ FORMER_NAMES: Mapping[str, str] = {
     "rollout.agent_madness_reward": "failure_reward.abnormal",
     "rollout.name": "rollout.engine",
     "task_reader.dataset_file": "task_reader.jsonl_dataset_file",
+    "task_reader.feedback_tracing": "task_reader.tracing",
 }
 """Keys that the schema itself copies to their present names."""
 
 FOR_USER_CODE = ("task_reader.options", "user")
 """Keys for the user's own classes to read."""
-
-NOT_BUILT_YET = (
-    "task_reader.data_generation",
-    "task_reader.feedback_tracing",
-    "task_reader.tracing",
-)
-"""Groups that load, for features to come. Choosing one (by `task_reader.type` or `judge_type`) is an error."""
 
 _ALL: tuple[BackboneName, ...] = ("debug", "local", "verl", "trinity")
 _TRAINING: tuple[BackboneName, ...] = ("local", "verl", "trinity")

@@ -108,28 +108,57 @@ class DocumentReaderConfig(Section):
     """`ajet.task_reader.data_generation.document_reader`: documents to generate tasks from."""
 
     document_path: Annotated[list[str], OneOrMore] = []
-    """Files to read."""
+    """Files (txt, md, pdf, docx, html) or folders of them."""
     languages: Annotated[list[str], OneOrMore] = ["eng"]
-    """Languages of the documents."""
+    """Accepted for old files, without effect. Text is read as it is stored; pictures of text are not."""
     chunk_size: Positive = 5120
     """Characters per chunk."""
-    split_by: str = "sentence"
+    split_by: Literal["sentence", "paragraph", "character"] = "sentence"
     """Where a document may be cut."""
     cache_enabled: bool = True
-    """Keep the chunks for the next run."""
+    """Keep the generated tasks and the model's answers in the experiment folder, by all that they depend on."""
+
+
+class UnusedFileConfig(Section):
+    """`ajet.task_reader.data_generation.query_reader.jsonl_dataset_file.validation`."""
+
+    file_path: str | None = None
+    """Accepted for old files, without effect. Only the training tasks are examples."""
+
+
+class QueryFilesConfig(Section):
+    """`ajet.task_reader.data_generation.query_reader.jsonl_dataset_file`: a file of example tasks."""
+
+    training: FileConfig = FileConfig()
+    """Example tasks."""
+    validation: UnusedFileConfig = UnusedFileConfig()
+    """Accepted for old files, without effect. Only the training tasks are examples."""
+
+
+class QueryHubConfig(Section):
+    """`ajet.task_reader.data_generation.query_reader.huggingface_dat_repo`: example tasks of a data set."""
+
+    dataset_path: str | None = None
+    """As in `task_reader.huggingface_dat_repo`."""
+    dataset_name: str | None = None
+    """Its configuration, if it has several."""
+    training_split: str | None = "train"
+    """The split that holds the examples."""
+    validation_split: str | None = None
+    """Accepted for old files, without effect. Only the training tasks are examples."""
 
 
 class QueryReaderConfig(Section):
     """`ajet.task_reader.data_generation.query_reader`: example tasks."""
 
-    type: str = "jsonl_dataset_file"
-    """A reader, as in `task_reader.type`."""
-    jsonl_dataset_file: JsonlConfig = JsonlConfig()
-    """As in `task_reader.jsonl_dataset_file`."""
-    dataset_file: JsonlConfig | None = None
+    type: Literal["jsonl_dataset_file", "dataset_file", "huggingface_dat_repo"] = "jsonl_dataset_file"
+    """Where they are: the block of this name."""
+    jsonl_dataset_file: QueryFilesConfig = QueryFilesConfig()
+    """A JSON Lines file."""
+    dataset_file: QueryFilesConfig | None = None
     """Former name of `jsonl_dataset_file`."""
-    huggingface_dat_repo: HuggingFaceConfig = HuggingFaceConfig()
-    """As in `task_reader.huggingface_dat_repo`."""
+    huggingface_dat_repo: QueryHubConfig = QueryHubConfig()
+    """A data set, through the `datasets` library."""
 
 
 class SamplingParamsConfig(Section):
@@ -145,13 +174,13 @@ class DeduplicationParamsConfig(Section):
     similarity_threshold: Annotated[float, Field(ge=0, le=1), NotBool] = 0.8
     """Tasks more similar than this count as one."""
     db_path: str = ""
-    """Folder of the vector store."""
+    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
     model: str = ""
-    """Embedding model."""
+    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
     api_key: str | None = None
-    """Key of the embedding service."""
+    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
     base_url: str | None = None
-    """Address of the embedding service."""
+    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
 
 
 class DeduplicationConfig(Section):
@@ -173,7 +202,9 @@ class DataGenerationConfig(Section):
     task_num: Positive = 10
     """How many tasks to generate."""
     llm_model: str = ""
-    """The model that writes them."""
+    """The model that writes them, at the endpoint of `ajet.helper`. Empty: `ajet.helper.model`."""
+    llm_filter: bool = True
+    """Have the model check each task, and drop those that are unclear, unanswerable or wrongly answered."""
     llm_response_length: Positive = 8192
     """Most tokens per answer."""
     num_workers: Positive = 32
@@ -182,6 +213,62 @@ class DataGenerationConfig(Section):
     """How its answers are sampled."""
     deduplication_filter: DeduplicationConfig = DeduplicationConfig()
     """Drop tasks that are too similar to others."""
+
+
+class TraceFilterParamsConfig(Section):
+    """`ajet.task_reader.tracing.filters.….params`."""
+
+    custom_rubrics: str = ""
+    """`llm_evaluate`: further rules for the reviewing model."""
+    temperature: Temperature = 0.0
+    """`llm_evaluate`: temperature of the reviewing model."""
+    max_tokens: Positive = 2048
+    """`llm_evaluate`: most tokens of a review."""
+    print_reason: bool = False
+    """`llm_evaluate`: log why each task is dropped."""
+    similarity_threshold: Share = 0.8
+    """`deduplication`: tasks more similar than this count as one."""
+    db_path: str = ""
+    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
+    model: str = ""
+    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
+    api_key: str | None = None
+    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
+    base_url: str | None = None
+    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
+
+
+class TraceFilterConfig(Section):
+    """`ajet.task_reader.tracing.filters`: one filter of the tasks found in traces."""
+
+    type: Literal["llm_evaluate", "deduplication"] = "llm_evaluate"
+    """`llm_evaluate`: a model reviews each task and answer. `deduplication`: near duplicates are dropped."""
+    enabled: bool = True
+    """Whether it is applied."""
+    params: TraceFilterParamsConfig = TraceFilterParamsConfig()
+    """Its settings."""
+
+
+class TracingConfig(Section):
+    """`ajet.task_reader.tracing`: tasks from production traces."""
+
+    base_url: Annotated[list[str], OneOrMore] = []
+    """Files: AgentScope-Studio's SQLite, OpenTelemetry spans as OTLP JSON, an `episodes.sqlite`; or folders of them."""
+    train_output_path: str | None = None
+    """A JSON Lines file that collects all accepted tasks; traces that are in it are not reviewed again."""
+    validation_share: Share = 0.3
+    """Share of the tasks to validate on. Each task's side depends on its text alone, so it stays when traces are
+    added."""
+    min_reward: Real | None = None
+    """Of an `episodes.sqlite`: only episodes with at least this reward."""
+    alien_llm_model: str = ""
+    """The reviewing model, at the endpoint of `ajet.helper`. Empty: `ajet.helper.model`."""
+    alien_llm_response_length: Positive = 512
+    """Accepted for old files, without effect. A filter's `params.max_tokens` says how long a review may be."""
+    max_thread: Positive = 32
+    """Most questions to the reviewing model at a time."""
+    filters: list[TraceFilterConfig] = []
+    """What becomes of the tasks found. Exact repetitions are always dropped."""
 
 
 class RandomDummyConfig(Section):
@@ -221,11 +308,11 @@ class TaskReaderConfig(Section):
     """Tasks from an environment service. The service is also the episodes' environment, unless `rollout.environment` is
     given."""
     data_generation: DataGenerationConfig = DataGenerationConfig()
-    """Tasks written by a model from documents. Not part of this version."""
-    tracing: Block = Block()
-    """Tasks from production traces. Not part of this version."""
-    feedback_tracing: Block = Block()
-    """Tasks from production traces: what `type: tracing` reads. Not part of this version."""
+    """Tasks written by a model from documents."""
+    tracing: TracingConfig = TracingConfig()
+    """Tasks from production traces."""
+    feedback_tracing: TracingConfig | None = None
+    """Former name of `tracing`."""
     options: Block = Block()
     """Settings for your own reader."""
     fields: FieldsConfig = FieldsConfig()
@@ -242,6 +329,8 @@ class TaskReaderConfig(Section):
     def model_post_init(self, context: Any) -> None:
         if self.dataset_file is not None and "jsonl_dataset_file" not in self.model_fields_set:
             self.__dict__["jsonl_dataset_file"] = self.dataset_file
+        if self.feedback_tracing is not None and "tracing" not in self.model_fields_set:
+            self.__dict__["tracing"] = self.feedback_tracing
 
 
 class TaskJudgeConfig(Section):

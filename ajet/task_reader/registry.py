@@ -6,7 +6,6 @@ import logging
 from importlib import import_module
 
 from ajet.config import Config
-from ajet.schema.errors import FeatureUnavailableError
 from ajet.schema.task import Task
 from ajet.task_reader.task_reader_base import BaseTaskReader, require_tasks, with_unique_ids
 from ajet.user_code import load_symbol
@@ -17,26 +16,17 @@ READERS = {
     "jsonl_dataset_file": "ajet.task_reader.jsonl:JsonlReader",
     "dataset_file": "ajet.task_reader.jsonl:JsonlReader",
     "huggingface_dat_repo": "ajet.task_reader.huggingface:HuggingFaceReader",
+    "data_generation": "ajet.task_reader.data_generation:DataGenerationReader",
+    "tracing": "ajet.task_reader.tracing:TracingReader",
     "random_dummy": "ajet.task_reader.random_dummy:RandomDummyReader",
     "env_service": "ajet.task_reader.env_service:EnvServiceReader",
 }
 """`task_reader.type` → module and class, imported on use."""
 
-NOT_YET = {
-    "data_generation": "tasks generated from documents",
-    "tracing": "tasks from production traces",
-}
-"""Types that a config may name, but which this version can't use."""
-
 
 def build_reader(config: Config) -> BaseTaskReader:
     """The reader named by `task_reader.type`, possibly the user's own."""
     kind = config.ajet.task_reader.type
-    if kind in NOT_YET:
-        raise FeatureUnavailableError(
-            f"ajet.task_reader.type: {kind}: {NOT_YET[kind]} are not available in this version; "
-            f"available: {', '.join(READERS)}, or your own `path/file.py->YourReader`"
-        )
     if kind in READERS:
         module, _, name = READERS[kind].partition(":")
         reader_class = getattr(import_module(module), name)

@@ -53,7 +53,7 @@ FLAGS = {
 
 NAMES = {
     "chat", "compare", "completion", "config", "doctor", "env", "eval", "export", "init", "report", "rubrics", "runs",
-    "schema", "serve", "store", "tools", "validate", "view", "vllm",
+    "schema", "serve", "store", "tasks", "tools", "validate", "view", "vllm",
 }  # fmt: skip
 
 

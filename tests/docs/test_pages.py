@@ -172,6 +172,7 @@ def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
             "chat",
             "serve",
             "rubrics",
+            "tasks",
         ):  # these pass arguments on
             with pytest.raises(Parsed):
                 import_module(f"ajet.cli.{words[0]}").run(words[1:])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ajet.config import Config, make_config
-from ajet.schema.errors import FeatureUnavailableError, ImportPathError, TaskDataError
+from ajet.schema.errors import ImportPathError, TaskDataError
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 
@@ -115,12 +115,6 @@ def test_the_former_name_of_the_jsonl_reader(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"query": "a"}')
     config = reader_config(type="dataset_file", dataset_file={"training": {"file_path": str(tmp_path / "t.jsonl")}})
     assert read_training_tasks(build_reader(config))[0].main_query == "a"
-
-
-@pytest.mark.parametrize("kind", ["data_generation", "tracing"])
-def test_features_to_come_are_refused_when_used(kind: str) -> None:
-    with pytest.raises(FeatureUnavailableError, match=rf"{kind}.*not available in this version"):
-        build_reader(reader_config(type=kind))
 
 
 OWN_READER = """

@@ -1,0 +1,53 @@
+"""`ajet tasks generate CONF --out FILE`: write or collect a config's tasks, and save them to look at."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, fail
+
+if TYPE_CHECKING:
+    from ajet.schema.task import Task
+
+
+def run(argv: Sequence[str]) -> int:
+    """Read the tasks as a run would, and save them."""
+    parser = ArgumentParser("ajet tasks", description="The tasks of a config, as a run would have them.")
+    parser.add_argument("command", choices=["generate"], help="generate: write or collect them, and save them")
+    parser.add_argument("conf", metavar="CONF")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--out", type=Path, required=True, help="the training tasks, as JSON Lines")
+    parser.add_argument("--out-validation", type=Path, help="the validation tasks (default: <out>_validation.jsonl)")
+    parser.add_argument("--exp-dir", help="where experiments go (default: saved_experiments)")
+    arguments = parser.parse_intermixed_args(argv)
+
+    from ajet.config import load_config
+    from ajet.helper import HelperError
+    from ajet.observe.experiment import folder_of
+    from ajet.observe.logs import log_to_terminal
+    from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+
+    log_to_terminal()
+    config = load_config(arguments.conf, arguments.overrides)
+    config.remember_folder(folder_of(config, arguments.exp_dir, config.yaml_path).resolve())
+    reader = build_reader(config)
+    try:
+        training, validation = read_training_tasks(reader), read_validation_tasks(reader)
+    except HelperError as error:
+        return fail(f"{error}\n    what was answered so far is kept: run the command again", EXIT_FAILED)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    other = arguments.out_validation or arguments.out.with_name(f"{arguments.out.stem}_validation.jsonl")
+    for path, tasks, what in ((arguments.out, training, "train"), (other, validation, "validate")):
+        _write(path, tasks)
+        print(f"{len(tasks)} tasks to {what} on: {path}")
+    return 0
+
+
+def _write(path: Path, tasks: Sequence[Task]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(task.model_dump(mode='json'))}\n" for task in tasks), encoding="utf-8")
