@@ -247,6 +247,9 @@ class EpisodeRecorder:
         if episode.failure is not None:
             episode.failure.message = self._masker.text(episode.failure.message)
             episode.failure.traceback = self._masker.text(episode.failure.traceback)
+        if episode.environment is not None:
+            for event in episode.environment.events:
+                event.error = self._masker.text(event.error)
 
     def _write_token_bytes(self, connection: sqlite3.Connection, episode: Episode) -> None:
         ids = {index for run in episode.tree.runs for index in set(run.ids.tolist())}

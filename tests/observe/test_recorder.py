@@ -19,7 +19,8 @@ from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, Epis
 from ajet.observe.episode_text import token_bytes_of
 from ajet.observe.export import ExportFormat, export_episodes
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.schema.episode import Episode, EpisodeStatus, Failure
+from ajet.observe.secrets import Masker
+from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Episode, EpisodeStatus, Failure
 
 TESTS = Path(__file__).parents[1]
 
@@ -252,3 +253,19 @@ def test_a_kill_loses_no_acknowledged_episode(tmp_path: Path) -> None:
     kills = [kill_and_check(path, seed, rng.random() * 0.2) for seed in range(20)]
     assert sum(acknowledged for acknowledged, _ in kills) > 20
     assert sum(lost for _, lost in kills) == 0
+
+
+def test_what_an_environment_was_asked_is_kept_without_secrets(tmp_path: Path) -> None:
+    (episode,) = episodes(1)
+    events = [
+        EnvironmentEvent("reset", 0.0, 0.1, observation="begin"),
+        EnvironmentEvent("step", 0.2, 0.1, 0.5, True, action="go", error="refused: key hunter2hunter2"),
+    ]
+    episode.environment = EnvironmentRecord("http://service", events, left_out=3)
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite", masker=Masker({"api_key": "hunter2hunter2"}))
+    recorder.record(episode, 1)
+    recorder.close()
+    kept = EpisodeStore(tmp_path / "e.sqlite").get(episode.episode_id).episode.environment
+    assert kept is not None and kept.name == "http://service" and kept.left_out == 3
+    assert kept.events[0] == events[0] and kept.events[1].reward == 0.5 and kept.events[1].done
+    assert "refused: key" in kept.events[1].error and "hunter2" not in kept.events[1].error
