@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sandbox": {"schema", "http"},
     "tools": {"schema", "user_code", "sandbox"},
     "agents": {"schema", "user_code", "sandbox", "tools"},
+    "compat": {"schema", "agents", "tools"},
     "environment": {"schema", "http", "user_code"},
     "task_reader": {"schema", "config", "user_code", "helper", "environment"},
     "store": {"schema", "http"},

@@ -1,0 +1,356 @@
+"""For programs written for the agentic-rollout library (package `workers`): its names, bound to our parts.
+
+    from ajet.compat.agentic_rollout import AgenticRollout, AgenticRolloutConfig, BaseAgent, ReactAgent, …
+
+What differs on purpose: replies are read by a grammar, several actions in one reply are run, arguments are validated,
+a model that fails raises, and `max_steps` counts model calls. Names whose functions were never wired have no
+counterpart here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet.agents import Agent, StepType, StopReason, as_model_function, register_agent
+from ajet.agents import ReActAgent as _ReActAgent
+from ajet.agents import ToolAgent as _ToolAgent
+from ajet.agents.model_function import Message
+from ajet.agents.registry import agent_class, agent_names
+from ajet.schema.trajectory import Trajectory as _Trajectory
+from ajet.schema.trajectory import TrajectoryStep
+from ajet.schema.trajectory_file import write_trajectory
+from ajet.tools import FunctionTool, Tool, ToolContext, ToolResult, Toolset, get_global_tool_registry, register_tool
+from ajet.tools.toolset import tool_schema
+
+__all__ = [
+    "AgenticRollout",
+    "AgenticRolloutConfig",
+    "BaseAgent",
+    "ReactAgent",
+    "SimpleAgenticTool",
+    "StepType",
+    "ToolAgent",
+    "ToolResult",
+    "Trajectory",
+    "TrajectoryStep",
+    "create_agentic_rollout",
+    "create_openai_tool_schema",
+    "create_tool",
+    "create_tools",
+    "dump_trajectory",
+    "get_agent_class",
+    "get_global_tool_registry",
+    "list_agents",
+    "register_agent",
+    "register_tool",
+    "save_trajectory_as_messages",
+]
+
+
+class Trajectory(_Trajectory):
+    """Our trajectory under the library's method names."""
+
+    def add_step(self, step: TrajectoryStep) -> None:
+        self.steps.append(step)
+
+    def get_messages(self) -> list[Message]:
+        return self.messages or [{"role": step.role, "content": step.content} for step in self.steps]
+
+    def get_final_response(self) -> str:
+        return self.final_response
+
+    def get_tool_calls(self) -> list[TrajectoryStep]:
+        return self.tool_calls
+
+    def get_total_reward(self) -> float:
+        return self.tool_reward
+
+    @property
+    def final_reward(self) -> float | None:
+        return self.tool_reward if self.reward is None else self.reward
+
+    @property
+    def total_tokens(self) -> int:
+        usage = self.usage
+        return usage.input_tokens + usage.output_tokens
+
+
+class _Former:
+    """The library's way to set up and run an agent, over ours."""
+
+    trajectory_class = Trajectory
+
+    def __init__(
+        self,
+        max_steps: int = 10,
+        max_tokens_per_step: int = 16000,
+        temperature: float = 0.7,
+        tools_config: Mapping[str, Any] | None = None,
+        **config: Any,
+    ) -> None:
+        sampling = {"max_tokens": max_tokens_per_step, "temperature": temperature}
+        ours = {"format": "text"}  # its functions return text, whatever else they take
+        ours |= {key: config.pop(key) for key in ("system_prompt", "format", "name") if key in config}
+        super().__init__(max_steps=max_steps, sampling=sampling, **ours)  # type: ignore[call-arg]
+        self.config = config
+        if tools_config:
+            self.set_tools(create_tools(tools_config))
+
+    def set_tools(self, tools: Mapping[str, Any]) -> None:
+        """The tools; the key is the name that the model sees."""
+        finish = [tool for tool in self.tools if tool.name == "finish" and "finish" not in tools]  # type: ignore[has-type]
+        self.tools = [*(_as_tool(tool, name) for name, tool in tools.items()), *finish]
+
+    def set_interactions(self, interactions: Mapping[str, Any]) -> None:
+        self.interactions = dict(interactions)
+
+    async def run_trajectory(  # type: ignore[override]
+        self, prompt: Any, llm_generate_func: Any = None, request_id: str = "", **more: Any
+    ) -> Trajectory:
+        model = more.pop("model", llm_generate_func)
+        made = await super().run_trajectory(prompt, model, request_id=request_id, **more)  # type: ignore[misc]
+        assert isinstance(made, Trajectory)
+        return made
+
+
+class ReactAgent(_Former, _ReActAgent):
+    """`ReActAgent`, in the text format unless `format` says otherwise."""
+
+
+class ToolAgent(_Former, _ToolAgent):
+    """`ToolAgent`."""
+
+
+class BaseAgent(_Former, Agent):
+    """For agents that define `run_trajectory` themselves, with the helpers that it may call."""
+
+    def format_messages_for_llm(self, trajectory: Trajectory, additional_message: str | None = None) -> list[Message]:
+        messages: list[Message] = [{"role": "system", "content": self.create_system_prompt()}]
+        messages += [{"role": step.role, "content": step.content} for step in trajectory.steps]
+        return [*messages, *([{"role": "user", "content": additional_message}] if additional_message else [])]
+
+    def parse_llm_output(self, output: str, step_type: StepType = StepType.THOUGHT) -> TrajectoryStep:
+        return TrajectoryStep(step_type, output.strip())
+
+    def should_continue(self, trajectory: Any) -> bool:
+        if not isinstance(trajectory, _Trajectory):
+            return super().should_continue(trajectory)
+        answered = bool(trajectory.steps) and trajectory.steps[-1].step_type is StepType.FINAL_ANSWER
+        return not answered and trajectory.stop_reason is None and len(trajectory.steps) < self.limits.max_steps
+
+    async def execute_tool_call(self, name: Any, args: Any, trajectory: Any = None) -> TrajectoryStep:
+        if trajectory is None:  # from our own loop: a ToolCall and the run
+            return await super().execute_tool_call(name, args)
+        async with Toolset(self.tools, ToolContext(episode_id=trajectory.request_id)) as toolset:
+            result = await toolset.call(name, args)
+        step = TrajectoryStep(StepType.ACTION_RESULT, f"Execution output of [{name}]:\n{result.output}")
+        step.tool_name, step.tool_args, step.tool_result = name, args, result.data
+        step.success, step.reward_score = result.success, result.reward
+        step.metadata = {"tool_name": name, "tool_args": args, "execution_successful": result.success}
+        return step
+
+    def finalize_trajectory(self, trajectory: Trajectory) -> None:
+        trajectory.end(StopReason.AGENT)
+
+
+@dataclass
+class AgenticRolloutConfig:
+    """What `AgenticRollout` is set up with."""
+
+    agent_type: str = "react"
+    max_steps: int = 10
+    max_tokens_per_step: int = 16000
+    temperature: float = 0.7
+    tools_config: Mapping[str, Any] | None = None
+    concurrent_requests: int = 4
+    save_trajectories: bool = False
+    trajectory_save_path: str | None = None
+
+
+class AgenticRollout:
+    """One agent over many prompts."""
+
+    def __init__(
+        self,
+        config: AgenticRolloutConfig | Mapping[str, Any],
+        llm_generate_func: Any = None,
+        tokenizer: Any = None,
+        **more: Any,
+    ) -> None:
+        self.config = config if isinstance(config, AgenticRolloutConfig) else AgenticRolloutConfig(**config)
+        self.llm_generate_func = llm_generate_func
+        made_of = get_agent_class(self.config.agent_type)
+        if made_of is None:
+            raise ValueError(f"unknown agent {self.config.agent_type!r}; there are: {', '.join(list_agents())}")
+        self.agent: Any = made_of(
+            max_steps=self.config.max_steps,
+            max_tokens_per_step=self.config.max_tokens_per_step,
+            temperature=self.config.temperature,
+            tools_config=self.config.tools_config,
+            **more,
+        )
+        self.trajectories: list[Trajectory] = []
+
+    async def run_batch(self, prompts: Sequence[Any]) -> list[Trajectory]:
+        """A trajectory for each prompt, in their order. One that fails says so and does not stop the others."""
+        free = asyncio.Semaphore(self.config.concurrent_requests)
+        model = as_model_function(self.llm_generate_func)
+
+        async def one(prompt: Any) -> Trajectory:
+            async with free:
+                request_id = f"agentic_rollout_{uuid.uuid4().hex[:8]}"
+                save_to = self.config.trajectory_save_path if self.config.save_trajectories else None
+                return await self.agent.run_trajectory(  # type: ignore[no-any-return]
+                    prompt, model, request_id, raise_errors=False, save_to=save_to
+                )
+
+        self.trajectories = list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+        return self.trajectories
+
+
+def create_agentic_rollout(config: Mapping[str, Any], **more: Any) -> AgenticRollout:
+    """`AgenticRollout(AgenticRolloutConfig(**config), …)`."""
+    return AgenticRollout(config, **more)
+
+
+_OWN = {"react": ReactAgent, "tool": ToolAgent}
+
+
+def get_agent_class(name: str) -> Any:
+    """The class of a name; None if there is none."""
+    found = _OWN.get(name.lower())
+    if found is None and name in agent_names():
+        found = agent_class(name)
+    return found
+
+
+def list_agents() -> list[str]:
+    return agent_names()
+
+
+class SimpleAgenticTool:
+    """Derive from it and define `async def simple_execute(self, parameters)`."""
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        parameters: Mapping[str, Any] | None = None,
+        required: Sequence[str] = (),
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name, self.description, self.config = name, description, dict(config or {})
+        schema = create_openai_tool_schema(name, description, parameters or {}, required)
+        self.parameters: dict[str, Any] = schema["function"]["parameters"]
+
+    async def simple_execute(self, parameters: dict[str, Any]) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} must define `async def simple_execute(self, parameters)`")
+
+    async def open(self, context: ToolContext) -> SimpleAgenticTool:
+        return self
+
+    async def call(self, arguments: dict[str, Any]) -> ToolResult:
+        value = await self.simple_execute(arguments)
+        return value if isinstance(value, ToolResult) else ToolResult(_text(value), data=value)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def get_openai_tool_schema(self) -> dict[str, Any]:
+        return tool_schema(self)
+
+    async def execute_tool(self, instance_id: str, parameters: dict[str, Any]) -> ToolResult:
+        return await self.call(parameters)
+
+
+def create_openai_tool_schema(
+    name: str, description: str, properties: Mapping[str, Any], required: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A function's schema in OpenAI's form."""
+    parameters = {"type": "object", "properties": dict(properties), "required": list(required)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def create_tool(name: str, config: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    """A tool by its name here, or by the library's (`Calculator`, `BashExecutor`, `FileEditor`, `Search`, `Finish`)."""
+    former = {"calculator": "calculator", "bashexecutor": "bash", "bash_executor": "bash", "fileeditor": "file_editor"}
+    own = former.get(name.lower(), name.lower())
+    return get_global_tool_registry().make(own, {**(config or {}), **options})
+
+
+def create_tools(configs: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
+    """Tools by name. One that can't be made raises, instead of being left out."""
+    return {name: create_tool(name, config) for name, config in configs.items()}
+
+
+def dump_trajectory(trajectory: _Trajectory, path: str | Path, format: str = "json") -> None:
+    """Write a trajectory as `json`, `jsonl` (as `ajet view` reads it) or `txt`."""
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if format == "jsonl":
+        write_trajectory(file, trajectory)
+    elif format == "json":
+        file.write_text(json.dumps(trajectory.to_dict(), ensure_ascii=False, indent=2), "utf-8", "replace")
+    elif format == "txt":
+        lines = [f"[{step.step_type}] {step.content}" for step in trajectory.steps]
+        file.write_text("\n\n".join(lines) + "\n", "utf-8", "replace")
+    else:
+        raise ValueError(f"format {format!r}: choose json, jsonl or txt")
+
+
+def save_trajectory_as_messages(
+    trajectory: _Trajectory, path: str | Path, include_system_prompt: bool = True, include_meta: bool = True
+) -> None:
+    """Write the conversation, one message per line."""
+    messages = trajectory.messages
+    lines = [message for message in messages if include_system_prompt or message.get("role") != "system"]
+    if include_meta:
+        meta = {"request_id": trajectory.request_id, "status": trajectory.status, "stop_reason": trajectory.stop_reason}
+        lines.insert(0, {"role": "meta", "content": "", "meta": meta})
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    file.write_text(text, "utf-8", "replace")
+
+
+def _as_tool(tool: Any, name: str) -> Any:
+    """A tool of ours, one of the library's kind (`execute_tool` or `execute`), or a function."""
+    if isinstance(tool, Tool):
+        return tool
+    if inspect.isroutine(tool):
+        return FunctionTool(tool, name=name)
+    return _FormerTool(tool, name)
+
+
+class _FormerTool(SimpleAgenticTool):
+    """An object with `get_openai_tool_schema` and `execute_tool`, or only with `execute`."""
+
+    def __init__(self, tool: Any, name: str) -> None:
+        said = tool.get_openai_tool_schema() if hasattr(tool, "get_openai_tool_schema") else {}
+        function = said.get("function", {}) if isinstance(said, dict) else said.model_dump()["function"]
+        parameters = function.get("parameters", {})
+        description = function.get("description") or inspect.getdoc(type(tool)) or name
+        super().__init__(name, description, parameters.get("properties"), parameters.get("required") or ())
+        self._tool = tool
+
+    async def simple_execute(self, parameters: dict[str, Any]) -> Any:
+        if hasattr(self._tool, "execute_tool"):
+            value = self._tool.execute_tool(uuid.uuid4().hex, parameters)
+        else:
+            value = self._tool.execute(**parameters)
+        value = await value if inspect.isawaitable(value) else value
+        if hasattr(value, "success") and not isinstance(value, ToolResult):
+            text = _text(value.result if value.success else getattr(value, "error", None) or value.result)
+            return ToolResult(text, bool(value.success), value.result, getattr(value, "reward_score", None) or None)
+        return value
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)

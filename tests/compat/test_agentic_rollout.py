@@ -1,0 +1,182 @@
+"""Programs of the shape that the agentic-rollout library's examples have, with only their import changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.compat.agentic_rollout import (
+    AgenticRollout,
+    AgenticRolloutConfig,
+    BaseAgent,
+    ReactAgent,
+    SimpleAgenticTool,
+    StepType,
+    ToolAgent,
+    ToolResult,
+    Trajectory,
+    TrajectoryStep,
+    create_agentic_rollout,
+    create_openai_tool_schema,
+    create_tool,
+    create_tools,
+    dump_trajectory,
+    get_agent_class,
+    list_agents,
+    register_agent,
+    save_trajectory_as_messages,
+)
+
+
+class Scripted:
+    """A language model of the library's kind: keyword sampling in, text out."""
+
+    def __init__(self, *replies: str) -> None:
+        self.replies = list(replies)
+        self.sampling: dict[str, Any] = {}
+
+    async def __call__(self, messages: list[dict[str, str]], max_tokens: int = 0, temperature: float = 0.0) -> str:
+        self.sampling = {"max_tokens": max_tokens, "temperature": temperature}
+        return self.replies.pop(0)
+
+
+class DoubleTool(SimpleAgenticTool):
+    """Doubles a number, and remembers it."""
+
+    def __init__(self) -> None:
+        number = {"number": {"type": "number", "description": "Any number."}}
+        super().__init__("double", "Doubles a number.", number, ["number"])
+        self.stored: list[float] = []
+
+    async def simple_execute(self, parameters: dict[str, Any]) -> Any:
+        self.stored.append(parameters["number"] * 2)
+        return {"doubled": parameters["number"] * 2}
+
+
+def test_a_react_agent_with_a_calculator() -> None:
+    config = AgenticRolloutConfig(agent_type="react", max_steps=5, max_tokens_per_step=512, temperature=0.1)
+    model = Scripted(
+        'Thought: I add.\nAction: calculator(expression="2 + 2")', "Action: Final Answer: The result of 2+2 is 4."
+    )
+    rollout = AgenticRollout(config, model)
+    rollout.agent.set_tools({"calculator": create_tool("Calculator")})
+    run = rollout.agent.run_trajectory(prompt="What is 2+2?", llm_generate_func=model, request_id="one")
+    trajectory = asyncio.run(run)
+    assert trajectory.get_final_response() == "The result of 2+2 is 4."
+    assert trajectory.is_completed and trajectory.request_id == "one" and trajectory.total_tokens > 0
+    (call,) = trajectory.get_tool_calls()
+    assert (call.tool_name, call.tool_args) == ("calculator", {"expression": "2 + 2"})
+    assert model.sampling == {"max_tokens": 512, "temperature": 0.1}
+
+
+def test_a_custom_agent() -> None:
+    @register_agent("compat_shout")
+    class ShoutAgent(BaseAgent):
+        async def run_trajectory(self, prompt: Any, llm_generate_func: Any, request_id: str, **_: Any) -> Trajectory:
+            trajectory = Trajectory(request_id)
+            trajectory.add_step(TrajectoryStep(StepType.OBSERVATION, prompt))
+            while self.should_continue(trajectory):
+                output = await llm_generate_func(self.format_messages_for_llm(trajectory, "Think."))
+                trajectory.add_step(self.parse_llm_output(output))
+                trajectory.add_step(await self.execute_tool_call("double", {"number": 60}, trajectory))
+                trajectory.add_step(self.parse_llm_output(output.upper(), StepType.FINAL_ANSWER))
+            self.finalize_trajectory(trajectory)
+            return trajectory
+
+        def create_system_prompt(self) -> str:
+            return "Shout."
+
+    seen: list[Any] = []
+
+    async def model(messages: list[dict[str, str]], **_: Any) -> str:
+        seen.extend(messages)
+        return " hello "
+
+    agent = get_agent_class("compat_shout")(max_steps=8)
+    tool = DoubleTool()
+    agent.set_tools({"double": tool})
+    trajectory = asyncio.run(agent.run_trajectory("Say hello.", model, "two"))
+    assert trajectory.get_final_response() == "HELLO" and trajectory.is_completed and tool.stored == [120]
+    assert [message["content"] for message in seen] == ["Shout.", "Say hello.", "Think."]
+    result = trajectory.steps[2]
+    assert result.content.startswith("Execution output of [double]:\n") and result.metadata["execution_successful"]
+    assert trajectory.get_messages()[0] == {"role": "user", "content": "Say hello."}
+
+
+def test_prompts_are_run_in_their_order_and_one_failure_stops_no_other() -> None:
+    async def model(messages: list[dict[str, str]], **_: Any) -> str:
+        question = messages[-1]["content"]
+        if question == "second":
+            raise RuntimeError("busy")
+        await asyncio.sleep(0)
+        return f"Final Answer: {question}!"
+
+    rollout = create_agentic_rollout({"agent_type": "react", "concurrent_requests": 2}, llm_generate_func=model)
+    done = asyncio.run(
+        rollout.run_batch(["first", {"question": "second"}, {"messages": [{"role": "user", "content": "third"}]}])
+    )
+    assert [trajectory.get_final_response() for trajectory in done] == ["first!", "", "third!"]
+    assert done[1].failure is not None and done[1].failure.message == "busy"
+    with pytest.raises(ValueError, match="unknown agent"):
+        AgenticRollout(AgenticRolloutConfig(agent_type="dreamer"))
+
+
+def test_tools_of_the_librarys_kinds() -> None:
+    class Result:
+        success, result, error, reward_score = False, None, "no such city", 0.0
+
+    class Weather:
+        """The weather somewhere."""
+
+        def get_openai_tool_schema(self) -> dict[str, Any]:
+            return create_openai_tool_schema("weather", "The weather.", {"city": {"type": "string"}}, ["city"])
+
+        async def execute_tool(self, instance_id: str, parameters: dict[str, Any]) -> Any:
+            return Result()
+
+    class Legacy:
+        """Adds two numbers."""
+
+        def execute(self, a: int, b: int) -> int:
+            return a + b
+
+    def shout(text: str) -> str:
+        """Writes it large."""
+        return text.upper()
+
+    agent = ReactAgent(max_steps=6)
+    agent.set_tools({"weather": Weather(), "add": Legacy(), "shout": shout, **create_tools({"calculator": None})})
+    model = Scripted(
+        'Action: weather(city="Nowhere")\nAction: add(a=2, b=3)\nAction: shout(text="a, (b)")\nAction: calculator("10/4")',
+        "Final Answer: done",
+    )
+    trajectory = asyncio.run(agent.run_trajectory("?", model))
+    results = [step for step in trajectory.steps if step.step_type is StepType.ACTION_RESULT]
+    assert [step.content for step in results] == ["no such city", "5", "A, (B)", "2.5"]
+    assert [step.success for step in results] == [False, True, True, True]
+    assert isinstance(asyncio.run(DoubleTool().execute_tool("id", {"number": 1})), ToolResult)
+
+
+def test_a_tool_agent_keeps_its_finish() -> None:
+    agent = ToolAgent()
+    agent.set_tools({"double": DoubleTool()})
+    model = Scripted("Action: double(number=2)", 'Action: finish(answer="4")')
+    assert asyncio.run(agent.run_trajectory("?", model)).get_final_response() == "4"
+    assert {"react", "tool", "coding"} <= set(list_agents()) and get_agent_class("nothing") is None
+
+
+def test_trajectories_are_written(tmp_path: Path) -> None:
+    trajectory = asyncio.run(ReactAgent().run_trajectory("Hi", Scripted("Final Answer: Hello")))
+    for kind in ("json", "jsonl", "txt"):
+        dump_trajectory(trajectory, tmp_path / f"t.{kind}", kind)
+    assert Trajectory.from_dict(json.loads((tmp_path / "t.json").read_text())) == trajectory
+    assert "[final_answer] Hello" in (tmp_path / "t.txt").read_text()
+    save_trajectory_as_messages(trajectory, tmp_path / "m.jsonl", include_system_prompt=False)
+    roles = [json.loads(line)["role"] for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert roles == ["meta", "user", "assistant"]
+    with pytest.raises(ValueError, match="choose json"):
+        dump_trajectory(trajectory, tmp_path / "t.xml", "xml")
