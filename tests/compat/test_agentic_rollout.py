@@ -116,9 +116,8 @@ def test_prompts_are_run_in_their_order_and_one_failure_stops_no_other() -> None
         return f"Final Answer: {question}!"
 
     rollout = create_agentic_rollout({"agent_type": "react", "concurrent_requests": 2}, llm_generate_func=model)
-    done = asyncio.run(
-        rollout.run_batch(["first", {"question": "second"}, {"messages": [{"role": "user", "content": "third"}]}])
-    )
+    third = {"messages": [{"role": "user", "content": "third"}]}
+    done = asyncio.run(rollout.run_batch(["first", {"question": "second"}, third]))
     assert [trajectory.get_final_response() for trajectory in done] == ["first!", "", "third!"]
     assert done[1].failure is not None and done[1].failure.message == "busy"
     with pytest.raises(ValueError, match="unknown agent"):
@@ -151,7 +150,8 @@ def test_tools_of_the_librarys_kinds() -> None:
     agent = ReactAgent(max_steps=6)
     agent.set_tools({"weather": Weather(), "add": Legacy(), "shout": shout, **create_tools({"calculator": None})})
     model = Scripted(
-        'Action: weather(city="Nowhere")\nAction: add(a=2, b=3)\nAction: shout(text="a, (b)")\nAction: calculator("10/4")',
+        'Action: weather(city="Nowhere")\nAction: add(a=2, b=3)\n'
+        'Action: shout(text="a, (b)")\nAction: calculator("10/4")',
         "Final Answer: done",
     )
     trajectory = asyncio.run(agent.run_trajectory("?", model))
