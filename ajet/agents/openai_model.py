@@ -47,16 +47,17 @@ class AddressModelFunction(OpenAIModelFunction):
     """The model at a base URL, from any event loop: an HTTP client's connections belong to one."""
 
     def __init__(self, base_url: str, api_key: str, model: str) -> None:
-        from openai import AsyncOpenAI
-
         self.model = model
-        self._make = lambda: AsyncOpenAI(base_url=base_url, api_key=api_key)
+        self._address = base_url, api_key
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = WeakKeyDictionary()
 
     def client(self) -> openai.AsyncOpenAI:
+        from openai import AsyncOpenAI
+
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            self._clients[loop] = self._make()
+            base_url, api_key = self._address
+            self._clients[loop] = AsyncOpenAI(base_url=base_url, api_key=api_key)
         return self._clients[loop]
 
 

@@ -173,6 +173,7 @@ def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
             "serve",
             "rubrics",
             "tasks",
+            "rollout",
         ):  # these pass arguments on
             with pytest.raises(Parsed):
                 import_module(f"ajet.cli.{words[0]}").run(words[1:])
