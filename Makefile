@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env demo test coverage check format bars docs clean test-agentscope1 test-verl smoke-verl test-trinity smoke-trinity test-vllm test-openenv test-verifiers
+.PHONY: help env demo test coverage check format bars docs clean test-agentscope1 test-clients test-verl smoke-verl test-trinity smoke-trinity test-vllm test-openenv test-verifiers
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -57,6 +57,23 @@ test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in
 	$(PYTHON) -m venv .venv-agentscope1
 	.venv-agentscope1/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints/default.txt)
 	.venv-agentscope1/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/agentscope1.txt -e . agentscope pytest
+	@touch $@
+
+test-clients: .venv-clients/.ready .node-clients/.ready  ## run agents of other libraries, Codex among them, in their own environment (needs Node.js)
+	AJET_NODE_CLIENTS=$(CURDIR)/.node-clients .venv-clients/bin/python -m pytest -rs \
+	  tests/tuner/test_real_clients.py tests/tuner/test_node_clients.py
+
+.venv-clients/.ready: pyproject.toml constraints/clients.txt
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check uv $$(grep '^torch==' constraints/clients.txt)
+	.venv-clients/bin/uv pip install --quiet --python .venv-clients/bin/python --index-strategy unsafe-best-match \
+	  -c constraints/clients.txt -e '.[agentscope,litellm]' pytest openai-agents 'pydantic-ai-slim[openai]'
+	@touch $@
+
+.node-clients/.ready: tests/tuner/node_clients/package.json
+	mkdir -p .node-clients
+	cp $< .node-clients/
+	cd .node-clients && npm install --no-audit --no-fund --loglevel=error
 	@touch $@
 
 test-verl: .venv-verl/.ready  ## run the verl backbone's tests in its own environment, a learning run among them
@@ -114,4 +131,4 @@ test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real v
 	@touch $@
 
 clean:  ## remove what the targets built
-	rm -rf .venv .venv-agentscope1 .venv-verl .venv-trinity .venv-vllm .venv-openenv .venv-verifiers site
+	rm -rf .venv .venv-agentscope1 .venv-clients .node-clients .venv-verl .venv-trinity .venv-vllm .venv-openenv .venv-verifiers site

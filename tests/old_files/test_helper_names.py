@@ -1,0 +1,116 @@
+"""The helpers that old files import, and `AgentJetJob.tune`, against a real endpoint on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
+from gateway_parts import Place, place
+from session_parts import LineEngine
+
+from ajet import AgentJetJob
+from ajet.helper import HelperError
+from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
+from ajet.utils.robust_dashscope import RobustDashScopeChatModel
+
+MESSAGES = [{"role": "user", "content": "Is it right?"}]
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """An OpenAI-compatible server whose model says `yes`."""
+    started: list[Place] = []
+    ready, stop = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with place(LineEngine("yes")) as here:
+            started.append(here)
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(60)
+    key = started[0].key
+    monkeypatch.setenv("DASHSCOPE_API_KEY", f"{key.api_key}|another")
+    monkeypatch.setenv("DASHSCOPE_BASE_URL", key.base_url)
+    yield started[0]
+    stop.set()
+    thread.join()
+
+
+def test_create_external_llm_fn(endpoint: Place) -> None:
+    ask = create_external_llm_fn("some-helper", 20)
+    assert ask(MESSAGES) == {"role": "assistant", "content": "yes"}
+    assert ask(messages=MESSAGES, custom_sampling_params={"temperature": 0.0}, request_id="r")["content"] == "yes"
+    limits = [request.sampling.max_tokens for request in endpoint.engine.requests]
+    assert limits == [20, 20]
+
+
+def test_a_key_that_is_refused_is_said(endpoint: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASHSCOPE_API_KEY", "sk-wrong")
+    with pytest.raises(HelperError, match="AuthenticationError"):
+        create_external_llm_fn("some-helper")(MESSAGES)
+
+
+def test_the_robust_model_on_several_loops(endpoint: Place) -> None:
+    pytest.importorskip("agentscope")
+    from agentscope.message import UserMsg
+
+    model = RobustDashScopeChatModel("some-helper", stream=False, enable_thinking=False)
+
+    async def ask() -> Any:
+        return await model([UserMsg("user", "Is it right?")])
+
+    for _ in range(2):  # as judges do: a loop for each question
+        reply = asyncio.run(ask())
+        assert [block.text for block in reply.content] == ["yes"]
+
+
+AGENT = """
+from ajet import Workflow, WorkflowOutput
+from ajet.task_judge.base_judge import BaseJudge
+from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
+
+class Agent(Workflow):
+    async def execute(self, workflow_task, tuner):
+        client = tuner.as_raw_openai_sdk_client()
+        messages = [{"role": "user", "content": workflow_task.task.main_query}]
+        await client.chat.completions.create(messages, max_tokens=4)
+        return WorkflowOutput()
+
+class Judge(BaseJudge):
+    def compute_reward(self, workflow_task, workflow_output):
+        ask = create_external_llm_fn("some-helper")
+        said = ask([{"role": "user", "content": "Is it right?"}])["content"]
+        return (1.0 if said == "yes" else 0.0), said == "yes"
+"""
+
+
+def test_a_job_runs(
+    endpoint: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "6 * 7?"}\n' * 2)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yaml").write_text("ajet: {task_judge: {judge_protocol: agent->Judge}}\n")
+    job = AgentJetJob(
+        base_yaml_config=tmp_path / "base.yaml",
+        model="tiny:qwen2-0.3m",
+        experiment_dir=str(tmp_path / "runs"),
+        experiment_name="job",
+        num_repeat=2,
+    )
+    job.set_workflow("agent->Agent")
+    job.set_data(type="jsonl", dataset_path="tasks.jsonl")
+    assert job.tune("--backbone=debug", "--json") == 0
+    said = capfd.readouterr().out
+    assert said.count('"reward": 1.0') >= 2 and len(endpoint.engine.requests) >= 2
