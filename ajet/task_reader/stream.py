@@ -58,9 +58,11 @@ class TaskStream:
             )
         self.position = int(state["position"])
 
-    def epoch_at(self, position: int) -> int:
-        """The epoch of a position. No task occurs twice in one."""
-        return position // len(self.tasks)
+    def occurrence_at(self, position: int) -> int:
+        """How many groups of the same task come before it in its batch. Each of them draws replies of its own."""
+        begin = position - position % self.batch_size
+        mine = self.task_at(position).task_id
+        return sum(self.task_at(earlier).task_id == mine for earlier in range(begin, position))
 
     def task_at(self, position: int) -> Task:
         """The task at a position of the endless stream."""

@@ -33,6 +33,17 @@ def test_a_resumed_stream_goes_on_exactly(count: int, batch: int, seed: int, bef
     assert len(first + rest) < count or set(epoch.values()) == {1}
 
 
+@given(count=st.integers(1, 6), batch=st.integers(1, 9), seed=st.integers(0, 5))
+def test_occurrences_are_those_that_a_step_counts(count: int, batch: int, seed: int) -> None:
+    stream = TaskStream(tasks(count), seed=seed, batch_size=batch)
+    for step in range(4):
+        seen: Counter[str] = Counter()
+        for offset in range(batch):
+            name = stream.task_at(step * batch + offset).task_id
+            assert stream.occurrence_at(step * batch + offset) == seen[name]
+            seen[name] += 1
+
+
 def test_each_epoch_is_shuffled_differently_and_repeatably() -> None:
     stream = TaskStream(tasks(50), seed=3, batch_size=50)
     first, second = ids(stream, 1), ids(stream, 1)

@@ -32,7 +32,7 @@ class TrinityTaskReader(BufferReader):  # type: ignore[misc]
             self._end = len(tasks)
         else:
             stream = training_stream(loaded)
-            self._task_at, self._occurrence = stream.task_at, stream.epoch_at
+            self._task_at, self._occurrence = stream.task_at, stream.occurrence_at
             self._end = run.total_steps * loaded.ajet.data.train_batch_size
 
     async def read(self, batch_size: int | None = None, **_: Any) -> list[Task]:

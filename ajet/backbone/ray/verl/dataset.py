@@ -39,7 +39,7 @@ class TaskDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not self._training:
             return item_of(self._tasks[index], index)
-        return item_of(self._stream.task_at(index), index, self._stream.epoch_at(index))
+        return item_of(self._stream.task_at(index), index, self._stream.occurrence_at(index))
 
 
 def item_of(task: Task, index: int, occurrence: int = 0) -> dict[str, Any]:
