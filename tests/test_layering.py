@@ -37,6 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollout_function": {"schema", "workflow"},
     "task_runner": {
         "schema",
+        "http",
+        "store",
         "config",
         "tuner",
         "task_judge",

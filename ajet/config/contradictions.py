@@ -60,6 +60,43 @@ def _environment(ajet: AjetConfig) -> Iterator[Contradiction]:
     yield Contradiction(keys, what, "name one place, for example `environment: gymnasium:CartPole-v1`")
 
 
+def _remote(ajet: AjetConfig) -> Iterator[Contradiction]:
+    """What runners elsewhere can't do."""
+    if ajet.task_runner.wrapper_type != "remote":
+        return
+    key = "task_runner.wrapper_type"
+    if ajet.backbone in ("verl", "trinity"):
+        yield Contradiction(
+            (key, "backbone"),
+            f"{ajet.backbone} runs its episodes in several processes, and runners elsewhere connect to one",
+            "use --backbone=local, or wrapper_type: multi-processing",
+        )
+    if ajet.rollout.agent is not None:
+        yield Contradiction(
+            ("rollout.agent", key),
+            "runners elsewhere run a workflow of their own, so a ready agent of this config would never run",
+            "remove rollout.agent, and give the runners a workflow that runs it",
+        )
+    if ajet.rollout.environment is not None:
+        yield Contradiction(
+            ("rollout.environment", key),
+            "runners elsewhere open their own environments, so this one would never be opened",
+            "remove rollout.environment, and open it in the runners' workflow",
+        )
+    if ajet.rollout.sandbox is not None:
+        yield Contradiction(
+            ("rollout.sandbox", key),
+            "runners elsewhere open their own sandboxes, so this one would never be opened",
+            "remove rollout.sandbox, and open it in the runners' workflow",
+        )
+    if bool(ajet.task_runner.remote.tls_cert) != bool(ajet.task_runner.remote.tls_key):
+        yield Contradiction(
+            ("task_runner.remote.tls_cert", "task_runner.remote.tls_key"),
+            "a certificate and its private key go together",
+            "set both",
+        )
+
+
 def _agent(ajet: AjetConfig) -> Iterator[Contradiction]:
     rollout = ajet.rollout
     if rollout.agent is None:
@@ -364,6 +401,7 @@ def _training(ajet: AjetConfig, backbone: BackboneName) -> Iterator[Contradictio
 
 CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _agent,
+    _remote,
     _lengths,
     _environment,
     _services,

@@ -84,7 +84,8 @@ def _problems(ajet: AjetConfig, folder: Path, sources: Sources, complete: bool) 
         # blame what the user wrote rather than a default
         path = next((path for path in paths if sources.gives(path)), paths[0])
         problems.append(Problem(path, found.what, found.fix))
-    if complete and ajet.rollout.user_workflow is None and ajet.rollout.agent is None:
+    remote = ajet.task_runner.wrapper_type == "remote"  # the runners have it
+    if complete and ajet.rollout.user_workflow is None and ajet.rollout.agent is None and not remote:
         fix = (
             "name your workflow: `user_workflow: path/to/file.py->YourWorkflow`\n"
             "or a ready agent: `agent: {type: react, tools: [calculator]}`"

@@ -95,12 +95,30 @@ class DataConfig(Section):
     """Tasks per training step. Each is run `rollout.num_repeat` times."""
 
 
+class RemoteRunnersConfig(Section):
+    """`ajet.task_runner.remote`: with `wrapper_type: remote`, where runners elsewhere find this run."""
+
+    host: str = "127.0.0.1"
+    """Address on which runners claim episodes. `0.0.0.0`: any of this machine's; set `gateway.host`, too, since the
+    runners' model calls go there."""
+    port: Port = 4747
+    """Its port. 0: any free one."""
+    lease: AboveZero = 30.0
+    """Seconds without a sign of life after which a runner is taken for dead, and its episode is run again."""
+    tls_cert: str | None = None
+    """PEM file with the certificate, for HTTPS."""
+    tls_key: str | None = None
+    """PEM file with the certificate's private key."""
+
+
 class TaskRunnerConfig(Section):
     """`ajet.task_runner`: where a workflow's code runs."""
 
-    wrapper_type: Literal["asyncio-with-gc", "asyncio", "multi-processing"] = "asyncio-with-gc"
+    wrapper_type: Literal["asyncio-with-gc", "asyncio", "multi-processing", "remote"] = "asyncio-with-gc"
     """`asyncio-with-gc` and `asyncio`: in a thread with its own event loop. `multi-processing`: in a separate process,
-    which may crash, call `os._exit` or hang."""
+    which may crash, call `os._exit` or hang. `remote`: in `ajet runner` processes, on this machine or others."""
+    remote: RemoteRunnersConfig = RemoteRunnersConfig()
+    """With `remote`: where runners find this run."""
     wrapper_multiprocessing_timeout: AboveZero = 3600.0
     """Seconds after which a workflow's process is ended; `rollout.episode_timeout` applies as well."""
     llm_infer_submit_method: str | None = None

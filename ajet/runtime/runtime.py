@@ -28,6 +28,7 @@ from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.environments import find_environment
 from ajet.task_runner.late_judge import LateJudge
 from ajet.task_runner.processes import ProcessRunner
+from ajet.task_runner.remote import RemoteRunner
 from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.sandboxes import find_sandbox
 from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
@@ -159,7 +160,8 @@ class Runtime:
     def _start(self) -> None:
         if self.config.ajet.helper.model is not None:
             HelperModel.from_config(self.config).endpoint()  # a missing one ends the run here
-        isolated = self.config.ajet.task_runner.wrapper_type == "multi-processing"
+        wrapper = self.config.ajet.task_runner.wrapper_type
+        isolated, remote = wrapper == "multi-processing", wrapper == "remote"
         if isolated and debugging():
             log.warning("debugging: the workflow runs in a thread of this process, where breakpoints can stop it")
             isolated = False
@@ -173,12 +175,21 @@ class Runtime:
         self._loader.loaded.add_done_callback(self._watch_engine)
         self.run(self.gateway.start())
         try:
-            if not isolated:
+            if remote:
+                self._judge = load_judge(self.config, self.config.base_dirs)
+                self.attempts = self.run(self._remote_runner(self._judge))
+            elif not isolated:
                 self.attempts = self._thread_runner()
         finally:
             self._loader.user_code_imported()
         self._prepared(self._judge)
         self.pool = self.run(self._make_pool(isolated))
+
+    async def _remote_runner(self, judge: BaseJudge | None) -> RemoteRunner:
+        """Serves episodes to runners elsewhere; the user's workflow is theirs."""
+        runner = self.attempts = RemoteRunner(self.config, self, judge)
+        await runner.start()
+        return runner
 
     def _thread_runner(self) -> ThreadRunner:
         """Imports the user's workflow and judge."""

@@ -19,6 +19,7 @@ from ajet.store.requests import Role
 from ajet.store.tables import Row, Tables
 
 MAX_NAME_CHARS = 64
+SHORTEST_KEY_CHARS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,13 @@ def issue(tables: Tables, name: str, roles: Iterable[Role], valid_seconds: float
     if any(key.name == name and _alive(key) for key in listed(tables)):
         raise StoreError(f"there is a key named {name!r} already: rotate it, or choose another name")
     return _add(tables, name, frozenset(roles), valid_seconds)
+
+
+def accept(tables: Tables, name: str, roles: Iterable[Role], key: str) -> None:
+    """Let a key in that was made elsewhere. It must be long and random."""
+    if len(key) < SHORTEST_KEY_CHARS:
+        raise StoreError(f"a key has at least {SHORTEST_KEY_CHARS} characters, long and random")
+    tables.add_access_key(name, _digest(key), ",".join(sorted(frozenset(roles))), time.time(), None)
 
 
 def rotate(tables: Tables, name: str, valid_seconds: float | None = None, grace_seconds: float = 3600.0) -> str:

@@ -72,6 +72,12 @@ class StoreClient(RolloutStore):
         reply = await self._patiently("GET", "/v1/store", b"", REQUEST_S)
         return msgspec.json.decode(reply, type=ProtocolInfo)
 
+    async def extension(self, name: str, asked: dict[str, Any]) -> Any:
+        """Ask the server something beside the store (see `StoreServer`). It must be safe to repeat."""
+        return msgspec.json.decode(
+            await self._patiently("POST", f"/v1/runner/{name}", msgspec.json.encode(asked), REQUEST_S)
+        )
+
     async def _do(self, request: Request[T]) -> T:
         wait = request.wait_seconds if isinstance(request, ask.Claim | ask.Wait) else 0.0
         path = PATH_PREFIX + OPERATION_OF[type(request)].path

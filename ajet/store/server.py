@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from ajet.store.errors import (
 from ajet.store.openapi import PATH_PREFIX, PROTOCOL_HEADER, document
 from ajet.store.operations import Caller
 from ajet.store.records import ProtocolInfo
-from ajet.store.requests import OPERATIONS, PROTOCOL, Operation
+from ajet.store.requests import OPERATIONS, PROTOCOL, Operation, Role
 from ajet.store.schema_versions import VERSIONS
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,11 @@ HEALTH_PATH = "/healthz"
 _GETS = (INFO_PATH, OPENAPI_PATH, HEALTH_PATH)
 
 
+Extension = Callable[[Caller, dict[str, Any]], Awaitable[Any]]
+"""Answers what runners ask beside the store, with JSON for JSON. Raises a StoreError."""
+EXTENSION_PREFIX = "/v1/runner/"
+
+
 class _Route(NamedTuple):
     operation: Operation
     decode: Any
@@ -63,13 +69,20 @@ _ROUTES = {
 class _Admitted(NamedTuple):
     caller: Caller | None
     route: _Route | None
+    extension: Extension | None = None
 
 
 class StoreServer:
     def __init__(
-        self, store: DatabaseStore, limits: HttpLimits = STORE_LIMITS, tls: ssl.SSLContext | None = None
+        self,
+        store: DatabaseStore,
+        limits: HttpLimits = STORE_LIMITS,
+        tls: ssl.SSLContext | None = None,
+        extensions: Mapping[str, Extension] | None = None,
     ) -> None:
+        """`extensions`: what else keys of runners may ask, by its path below `/v1/runner/`."""
         self._store = store
+        self._extensions = {EXTENSION_PREFIX + name: answer for name, answer in (extensions or {}).items()}
         self._keys = AccessKeys()
         self._server = HttpServer(self, limits, tls)
         self._reader: asyncio.Task[None] | None = None
@@ -120,9 +133,10 @@ class StoreServer:
     def _admit(self, request: HttpRequest) -> _Admitted:
         path = request.path
         route = _ROUTES.get(path)
-        if route is None and path not in _GETS:
+        extension = self._extensions.get(path)
+        if route is None and extension is None and path not in _GETS:
             raise _NoSuchPathError(f"no such path: {path[:200]} (see {OPENAPI_PATH})")
-        allowed = "POST" if route is not None else "GET"
+        allowed = "GET" if path in _GETS else "POST"
         if request.method != allowed:
             raise _WrongMethodError(f"{path} takes {allowed}")
         if path in (HEALTH_PATH, OPENAPI_PATH):
@@ -139,10 +153,14 @@ class StoreServer:
                 f"the key {caller.name!r} is for {', '.join(sorted(caller.roles))}; "
                 f"{route.operation.path} needs {' or '.join(sorted(route.operation.roles))}"
             )
-        return _Admitted(caller, route)
+        if extension is not None and Role.RUNNER not in caller.roles:
+            raise NotAllowedError(f"the key {caller.name!r} is not a runner's")
+        return _Admitted(caller, route, extension)
 
     async def handle(self, request: HttpRequest) -> Answer:
-        caller, route = request.caller
+        caller, route, extension = request.caller
+        if extension is not None:
+            return await self._extend(extension, caller, request)
         if route is None:
             return self._get(request.path, caller)
         try:
@@ -151,6 +169,15 @@ class StoreServer:
             return _refusal(StoreError(f"{route.operation.path}: {error or 'the body is not what it should be'}"))
         try:
             return json_answer(await self._store.carry_out(asked, caller), headers=_HEADERS)
+        except StoreError as error:
+            return _refusal(error)
+
+    async def _extend(self, extension: Extension, caller: Caller, request: HttpRequest) -> Answer:
+        try:
+            asked = msgspec.json.decode(request.body, type=dict[str, Any])
+            return json_answer(await extension(caller, asked), headers=_HEADERS)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return _refusal(StoreError(f"{request.path}: {error}"))
         except StoreError as error:
             return _refusal(error)
 

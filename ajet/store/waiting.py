@@ -25,6 +25,7 @@ class Waiting:
     def __init__(self) -> None:
         self._by_rollout: dict[str, set[_Wait]] = {}
         self._claimers: OrderedDict[asyncio.Future[None], None] = OrderedDict()
+        self._arrival: asyncio.Event | None = None
         self.wakes = 0
         """How often somebody was woken."""
 
@@ -48,7 +49,25 @@ class Waiting:
         """Begin to wait for the queue; the future is done when it is this claimer's turn."""
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._claimers[place] = None
+        self.look_again()
         return place
+
+    def look_again(self) -> None:
+        """Wake those in `arrival`."""
+        if self._arrival is not None:
+            self._arrival.set()
+            self._arrival = None
+
+    @property
+    def in_line(self) -> int:
+        """How many claimers wait."""
+        return len(self._claimers)
+
+    async def arrival(self) -> None:
+        """Wait until another claimer gets in line, or somebody says `look_again`."""
+        if self._arrival is None:
+            self._arrival = asyncio.Event()
+        await self._arrival.wait()
 
     def leave(self, place: asyncio.Future[None]) -> None:
         """Stop waiting. A turn that was not used goes to the next in line."""

@@ -161,7 +161,7 @@ async def _run(
     sandbox: LeasedSandbox | None,
 ) -> WorkflowResult:
     started = time.perf_counter()
-    result = WorkflowResult()
+    result, output = WorkflowResult(), None
     try:
         output = await _execute(workflow_class, workflow_task, open_tuner, environment, sandbox)
         result.finished = True
@@ -174,19 +174,32 @@ async def _run(
         result.finished = False
         _blame(result, "workflow", error)
     result.workflow_s = time.perf_counter() - started
+    await judge_result(result, judge_, workflow_task, output, judge_retries, ask_ending, on_judge)
+    return result
+
+
+async def judge_result(
+    result: WorkflowResult,
+    judge_: BaseJudge | None,
+    workflow_task: WorkflowTask,
+    output: WorkflowOutput | None,
+    retries: int,
+    ask_ending: AskEnding | None = None,
+    on_judge: Callable[[], None] = lambda: None,
+) -> None:
+    """Ask the judge if the workflow gave no reward, and note what it says. `output`: the workflow's, if it finished."""
     if judge_ is None or result.reward is not None or result.debugger_quit:
-        return result
+        return
     started = time.perf_counter()
-    if result.finished:
+    if output is not None and result.finished:
         on_judge()
-        await _judge(result, judge_, workflow_task, output, judge_retries)
+        await _judge(result, judge_, workflow_task, output, retries)
     elif ask_ending is not None and (early := await ask_ending(result.cut_reply)) is not None:
         on_judge()
-        await _judge_early(result, judge_, workflow_task, early, judge_retries)
+        await _judge_early(result, judge_, workflow_task, early, retries)
     else:
-        return result
+        return
     result.judge_s = time.perf_counter() - started
-    return result
 
 
 async def _execute(

@@ -68,7 +68,7 @@ class TaskRunner:
         base_id = workflow_task.episode_uuid or uuid.uuid4().hex
         for number in range(1, self._retries + 2):
             episode_id = base_id if number == 1 else f"{base_id}.{number}"
-            await self.attempts.ready()
+            await _ready(self.attempts, stop)
             task = workflow_task.model_copy(update={"episode_uuid": episode_id})
             attempt = Attempt(task, episode_id, group_id, step, occurrence, validation)
             episode, ending = await _AttemptRun(self, attempt, stop).run()
@@ -245,6 +245,22 @@ class _AttemptRun:
             no_reward = Failure("RewardError", NO_REWARD)
             ending = replace(ending, status=EpisodeStatus.WORKFLOW_ERROR, failure=no_reward)
         return calls, ending
+
+
+async def _ready(attempts: AttemptRunner, stop: asyncio.Event | None) -> None:
+    """Wait until an attempt can begin, or until nobody wants it any more. Raises a `UserError`."""
+    if stop is None:
+        await attempts.ready()
+        return
+    ready, stopped = asyncio.create_task(attempts.ready()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            ready.result()
+    finally:
+        ready.cancel()
+        stopped.cancel()
+        await asyncio.gather(ready, stopped, return_exceptions=True)
 
 
 def _in_short(failure: Failure | None) -> str:

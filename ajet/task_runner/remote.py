@@ -1,0 +1,254 @@
+"""`RemoteRunner`: attempts run by `ajet runner` processes elsewhere. Lives on the service loop.
+
+This is `wrapper_type: remote`. The run serves a rollout store; each attempt is a rollout in it. A runner claims one,
+asks here for access to the model, runs its own workflow code and reports a `WorkflowResult` as JSON. No code is sent,
+and nothing that arrives is executed. The judge runs here. A runner that is not heard of for a lease is taken for dead:
+a fault, after which the episode is run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import uuid
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ajet.http.keys import PREFIX
+from ajet.http.server import tls_context
+from ajet.schema.episode import EnvironmentRecord, Failure
+from ajet.schema.errors import RewardError
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.store.access_keys import accept
+from ajet.store.errors import ConflictError, StoreError, UnknownIdError
+from ajet.store.open_store import memory_store
+from ajet.store.operations import Caller
+from ajet.store.records import Attempt, RolloutConfig, RolloutStatus
+from ajet.store.requests import QueryAttempts, Role
+from ajet.store.server import StoreServer
+from ajet.store.states import ACTIVE
+from ajet.task_judge.base_judge import BaseJudge
+from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
+from ajet.task_runner.outside_loop import run_with_pauses
+from ajet.task_runner.results import EarlyEnding, WorkflowResult, judge_result
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+    from ajet.gateway.gateway import EpisodeKey
+
+log = logging.getLogger(__name__)
+
+KEY_VARIABLE = "AJET_RUNNER_KEY"
+"""The key that runners send. Without it, a run makes one up and says it."""
+OPEN = "open"
+"""The extension of the store by which a runner gets access to the model."""
+REMIND_S = 30.0
+"""How often a run without runners says what it waits for."""
+SECRET = re.compile(r"(^|_)(api_key|password|secret|token)$")
+"""Names of settings that runners don't get."""
+ANY_HOST = ("0.0.0.0", "::")
+
+
+class RemoteRunner:
+    """Serves a store to runners. `await start()` first."""
+
+    def __init__(self, config: Config, sessions: SessionProvider, judge: BaseJudge | None) -> None:
+        self.config = config
+        self.sessions = sessions
+        self.judge = judge
+        self.store = memory_store()
+        self._settings = config.ajet.task_runner.remote
+        tls = None
+        if self._settings.tls_cert or self._settings.tls_key:
+            keys = "task_runner.remote.tls_cert and task_runner.remote.tls_key"
+            tls = tls_context(self._settings.tls_cert or "", self._settings.tls_key or "", keys)
+        self._server = StoreServer(self.store, tls=tls, extensions={OPEN: self._open})
+        self._attempts: dict[str, _RemoteAttempt] = {}
+        """By ticket."""
+        self.unclaimed = 0
+        """Attempts that wait for a runner."""
+        self.resources_id = ""
+        self._reminded = 0.0
+        self._closing: set[asyncio.Task[Any]] = set()
+
+    async def start(self) -> None:
+        """Serve the store, and say how runners connect. Raises AddressError."""
+        await self.store.open()
+        given = os.environ.get(KEY_VARIABLE)
+        key = given or f"{PREFIX}{uuid.uuid4().hex}{uuid.uuid4().hex}"
+        try:
+            await self.store.tables(lambda tables: accept(tables, "runner", [Role.RUNNER], key))
+        except StoreError as error:
+            raise StoreError(f"{KEY_VARIABLE}: {error}") from None
+        config = _without_keys(self.config.model_dump(mode="json"))
+        self.resources_id = (await self.store.publish_resources({"config": config})).resources_id
+        settings = self._settings
+        await self._server.start(settings.host, settings.port, "task_runner.remote.host or task_runner.remote.port")
+        shown = f"{KEY_VARIABLE}={key} " if given is None else ""
+        log.warning("runners connect with: %sajet runner --connect %s --workflow FILE.py->CLASS", shown, self.url)
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    async def ready(self) -> None:
+        """Wait for a runner that has nothing to do. So an episode's time begins when somebody can run it."""
+        while self.store.waiting.in_line <= self.unclaimed:
+            try:
+                async with asyncio.timeout(REMIND_S):
+                    await self.store.waiting.arrival()
+            except TimeoutError:
+                await self._remind()
+
+    async def _remind(self) -> None:
+        """Many episodes may wait, but one line says so."""
+        now = asyncio.get_running_loop().time()
+        if now - self._reminded < REMIND_S:
+            return
+        self._reminded = now
+        if not (await self.store.query_workers(limit=1)).total:
+            log.warning("no runner has connected yet: ajet runner --connect %s --workflow FILE.py->CLASS", self.url)
+
+    def begin(self, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly) -> RunningAttempt:
+        attempt = _RemoteAttempt(self, workflow_task, open_session, ended_early)
+        self._attempts[attempt.ticket] = attempt
+        self.unclaimed += 1
+        return attempt
+
+    def ended(self, attempt: _RemoteAttempt, cancel: str | None) -> None:
+        """Forget an attempt. `cancel`: the rollout that nobody wants any more."""
+        self._attempts.pop(attempt.ticket, None)
+        if cancel is not None:
+            task = asyncio.get_running_loop().create_task(self.store.cancel([cancel]))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._server.aclose()
+        await self.store.aclose()
+
+    async def _open(self, caller: Caller, asked: dict[str, Any]) -> dict[str, Any]:
+        """A runner has claimed an attempt, and its workflow exists: give it the key of a session."""
+        ticket, rollout_id, attempt_id = (asked.get(name) for name in ("ticket", "rollout_id", "attempt_id"))
+        targets = asked.get("targets")
+        texts = all(isinstance(value, str) for value in (ticket, rollout_id, attempt_id))
+        if not texts or not (targets is None or _is_texts(targets)):
+            raise StoreError("open takes ticket, rollout_id and attempt_id, and targets: a list of texts, or null")
+        attempt = self._attempts.get(str(ticket))
+        if attempt is None:
+            raise UnknownIdError("this episode is over")
+        latest = (await self.store.carry_out(QueryAttempts(rollout_id=str(rollout_id)), caller))[-1]
+        if latest.attempt_id != attempt_id or latest.status not in ACTIVE or attempt.rollout_id != rollout_id:
+            raise ConflictError("this attempt is not wanted any more")
+        key = await attempt.access(targets)
+        any_host = urlsplit(key.base_url).hostname in ("127.0.0.1", "::1") and (
+            self.config.ajet.gateway.host in ANY_HOST
+        )
+        return {"base_url": key.base_url, "api_key": key.api_key, "any_host": any_host}
+
+
+class _RemoteAttempt:
+    environment: EnvironmentRecord | None = None
+
+    def __init__(
+        self, runner: RemoteRunner, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly
+    ) -> None:
+        self.ticket = uuid.uuid4().hex
+        self.rollout_id: str | None = None
+        self._runner = runner
+        self._task = workflow_task
+        self._open_session = open_session
+        self._ended_early = ended_early
+        self._access: asyncio.Future[EpisodeKey] | None = None
+        self._waits = True
+        self._ended = False
+
+    async def result(self) -> WorkflowResult:
+        store = self._runner.store
+        rollout = await store.enqueue_one(
+            {"task": self._task.model_dump(mode="json", exclude={"gym_env"}), "ticket": self.ticket},
+            resources_id=self._runner.resources_id,
+            config=RolloutConfig(unresponsive_seconds=self._runner.config.ajet.task_runner.remote.lease),
+        )
+        self.rollout_id = rollout.rollout_id
+        (ended,) = await store.wait([rollout.rollout_id])
+        self._ended = True
+        assert ended.attempt is not None
+        result = self._result_of(ended.rollout.status, ended.attempt)
+        await self._judged(result)
+        return result
+
+    def _result_of(self, status: RolloutStatus, attempt: Attempt) -> WorkflowResult:
+        who = f"runner {attempt.worker_id}"
+        if status is not RolloutStatus.SUCCEEDED:
+            if attempt.status == "unresponsive":
+                lease = self._runner.config.ajet.task_runner.remote.lease
+                why = f"{who} was not heard of for {lease:g} s (task_runner.remote.lease)"
+            else:
+                why = f"{who}: {attempt.result}"
+            return WorkflowResult(failure=Failure("RunnerLost", why), failed_in="isolation")
+        try:
+            return WorkflowResult.from_json(str(attempt.result))
+        except (ValueError, TypeError, RewardError) as error:
+            return WorkflowResult(
+                failure=Failure("WorkflowFault", f"{who} reported no usable result: {error}"), failed_in="workflow"
+            )
+
+    async def _judged(self, result: WorkflowResult) -> None:
+        """The judge is user code: it gets a thread and an event loop of its own."""
+        judge, retries = self._runner.judge, self._runner.config.ajet.rollout.episode_retries
+        if judge is None or result.failed_in == "isolation":
+            return
+        early = None if result.finished else self._ended_early(result.cut_reply)
+        output = WorkflowOutput(is_success=result.is_success, metadata=result.metadata, log_metrics=result.log_metrics)
+
+        async def ask_ending(cut: bool) -> EarlyEnding | None:
+            return early
+
+        def ask() -> None:
+            with asyncio.Runner() as loop:
+                work = judge_result(result, judge, self._task, output, retries, ask_ending)
+                run_with_pauses(loop.get_loop(), work)
+
+        await asyncio.to_thread(ask)
+
+    async def access(self, targets: list[str] | None) -> EpisodeKey:
+        """The session's key. Asked again, because the answer was lost, it is the same."""
+        self._claimed()
+        if self._access is None:
+            self._access = asyncio.get_running_loop().create_future()
+            try:
+                session = await self._open_session(targets)
+                self._access.set_result(await self._runner.sessions.access(session))
+            except BaseException as error:
+                self._access.set_exception(error)
+                self._access.exception()  # it is raised here; others may never ask
+                raise
+        return await asyncio.shield(self._access)
+
+    async def where(self) -> str:
+        return ""
+
+    def release(self) -> None:
+        self._claimed()
+        self._runner.ended(self, None if self._ended else self.rollout_id)
+
+    def _claimed(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._runner.unclaimed -= 1
+            self._runner.store.waiting.look_again()
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _without_keys(value: Any) -> Any:
+    """A config as runners get it: they are given no key but their episode's."""
+    if isinstance(value, dict):
+        return {name: None if SECRET.search(name) else _without_keys(inner) for name, inner in value.items()}
+    return [_without_keys(inner) for inner in value] if isinstance(value, list) else value

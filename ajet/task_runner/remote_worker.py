@@ -1,0 +1,164 @@
+"""`work`: what one worker of `ajet runner` does: claim an attempt, run the workflow, report, and again.
+
+The workflow runs in a thread, so that heartbeats go on whatever it does. An attempt that is not wanted any more (its
+deadline has passed, say) is ended by ending the process: the runner starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from ajet.config import Config
+from ajet.schema.errors import EngineError
+from ajet.schema.task import WorkflowTask
+from ajet.store.client import StoreClient
+from ajet.store.errors import ConflictError, StoreError, StoreUnavailableError, UnknownIdError
+from ajet.store.records import AttemptedRollout
+from ajet.store.requests import AttemptRef
+from ajet.store.states import ACTIVE
+from ajet.task_runner.outside_loop import run_with_pauses
+from ajet.task_runner.results import WorkflowResult, describe, run_workflow
+from ajet.tuner import AjetTuner
+from ajet.workflow import Workflow
+
+ABANDONED = 75
+"""Exit code of a worker whose attempt was not wanted any more."""
+CLAIM_S = 5.0
+"""How long one claim waits: what a worker without work needs at most to notice that it should end."""
+BEATS_PER_LEASE = 4
+LONGEST_BEAT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What `ajet runner` was told."""
+
+    url: str
+    key: str
+    worker_id: str
+    ca: str | None
+    patience_seconds: float
+
+
+async def work(settings: WorkerSettings, workflow_class: type[Workflow], stop: asyncio.Event) -> None:
+    """Run attempts until `stop` is set; the last one is finished. Raises a StoreError."""
+    store = StoreClient(settings.url, settings.key, ca=settings.ca, patience_seconds=settings.patience_seconds)
+    async with store:
+        await store.info()
+        configs: dict[str, Config] = {}
+        parent = os.getppid()
+        while not stop.is_set() and os.getppid() == parent:
+            for claimed in await store.claim(settings.worker_id, wait_seconds=CLAIM_S):
+                await _Run(store, settings, claimed, workflow_class, await _config(store, configs, claimed)).finish()
+
+
+async def _config(store: StoreClient, known: dict[str, Config], claimed: AttemptedRollout) -> Config:
+    """The trainer's configuration, without its keys: what `tuner.config` shows."""
+    resources_id = claimed.rollout.resources_id or ""
+    if resources_id not in known:
+        page = await store.query_resources(resources_id=resources_id, limit=1)
+        known[resources_id] = Config.model_validate(page.items[0].resources["config"])
+    return known[resources_id]
+
+
+class _Run:
+    """One attempt."""
+
+    def __init__(
+        self,
+        store: StoreClient,
+        settings: WorkerSettings,
+        claimed: AttemptedRollout,
+        workflow_class: type[Workflow],
+        config: Config,
+    ) -> None:
+        assert claimed.attempt is not None
+        self._store = store
+        self._settings = settings
+        self._rollout = claimed.rollout
+        self._reference = AttemptRef(rollout_id=claimed.rollout.rollout_id, attempt_id=claimed.attempt.attempt_id)
+        self._workflow_class = workflow_class
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+
+    async def finish(self) -> None:
+        beating = asyncio.create_task(self._beat())
+        try:
+            result = await _in_thread(self._loop, self._run)
+            with suppress(UnknownIdError):  # it was deleted: nobody wants it
+                await self._store.report(
+                    self._reference.rollout_id, self._reference.attempt_id, "succeeded", result.to_json()
+                )
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+    def _run(self) -> WorkflowResult:
+        """In the thread."""
+        try:
+            task = WorkflowTask.model_validate(self._rollout.input["task"])
+        except (KeyError, TypeError, ValueError) as error:
+            return WorkflowResult(failure=describe(error), failed_in="isolation")
+        with asyncio.Runner() as runner:
+            return run_with_pauses(runner.get_loop(), run_workflow(self._workflow_class, None, task, self._tuner))
+
+    async def _tuner(self, targets: list[str] | None) -> AjetTuner:
+        """In the thread's loop: ask the trainer for access to the model."""
+        asked = {
+            "ticket": self._rollout.input.get("ticket"),
+            "rollout_id": self._reference.rollout_id,
+            "attempt_id": self._reference.attempt_id,
+            "targets": targets,
+        }
+        opening = asyncio.run_coroutine_threadsafe(self._store.extension("open", asked), self._loop)
+        try:
+            access = await asyncio.wrap_future(opening)
+        except StoreError as error:  # no fault of the workflow's
+            raise EngineError(f"the trainer gave no access to the model: {error}") from error
+        base_url = access["base_url"]
+        if access["any_host"]:  # the gateway listens on every address: on the one that this runner knows, too
+            base_url = _with_host(base_url, self._settings.url)
+        return AjetTuner.remote(base_url, access["api_key"], self._config, trainable_targets=targets)
+
+    async def _beat(self) -> None:
+        lease = self._rollout.config.unresponsive_seconds
+        pause = LONGEST_BEAT_S if lease is None else min(lease / BEATS_PER_LEASE, LONGEST_BEAT_S)
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                (attempt,) = await self._store.heartbeat(self._settings.worker_id, [self._reference])
+            except (StoreUnavailableError, UnknownIdError, ConflictError):
+                os._exit(ABANDONED)
+            if attempt.status not in ACTIVE:
+                os._exit(ABANDONED)
+
+
+async def _in_thread(loop: asyncio.AbstractEventLoop, function: Callable[[], WorkflowResult]) -> WorkflowResult:
+    """In a thread that nobody waits for at the process's end."""
+    done: asyncio.Future[WorkflowResult] = loop.create_future()
+
+    def run() -> None:
+        error: BaseException | None = None
+        result: Any = None
+        try:
+            result = function()
+        except BaseException as raised:  # noqa: BLE001 - raised again on the loop
+            error = raised
+        loop.call_soon_threadsafe(done.set_exception, error) if error else loop.call_soon_threadsafe(
+            done.set_result, result
+        )
+
+    threading.Thread(target=run, name="ajet-workflow", daemon=True).start()
+    return await done
+
+
+def _with_host(url: str, known: str) -> str:
+    parts, host = urlsplit(url), urlsplit(known).hostname or "127.0.0.1"
+    return urlunsplit(parts._replace(netloc=f"[{host}]:{parts.port}" if ":" in host else f"{host}:{parts.port}"))

@@ -1,0 +1,302 @@
+"""`wrapper_type: remote`: real `ajet runner` processes that work, crash, hang, are killed, and come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from runner_fakes import LineEngine, SmallProvider
+from waiting import until
+
+from ajet.cli.main import main
+from ajet.config import make_config
+from ajet.config.contradictions import contradictions
+from ajet.schema.episode import Episode, EpisodeStatus
+from ajet.schema.errors import EngineError
+from ajet.schema.task import Task, WorkflowTask
+from ajet.store.client import StoreClient
+from ajet.store.errors import StoreError
+from ajet.task_judge.base_judge import load_judge
+from ajet.task_runner.remote import KEY_VARIABLE, RemoteRunner
+from ajet.task_runner.runner import TaskRunner
+
+KEY = "sk-ajet-" + "k" * 40
+AJET = (sys.executable, "-m", "ajet", "runner", "--workflow", "agent.py->Agent")
+CODE = """
+from __future__ import annotations
+import asyncio, os, sys, time
+from pathlib import Path
+from ajet import Workflow, WorkflowOutput
+
+class Agent(Workflow):
+    async def execute(self, workflow_task, tuner):
+        act, file = workflow_task.task.main_query, Path(workflow_task.task.metadata.get("file", "none"))
+        if act == "raise":
+            raise KeyError("mine")
+        if act == "sys_exit":
+            sys.exit(3)
+        if act == "crash_once" and not file.exists():
+            file.write_text("crashed")
+            os._exit(7)
+        if act == "hang_once" and not file.exists():
+            file.write_text(str(os.getpid()))
+            time.sleep(600)
+        if act == "hang":
+            file.write_text(str(os.getpid()))
+            time.sleep(600)
+        if act == "slow":
+            file.write_text(str(os.getpid()))
+            while not file.with_suffix(".go").exists():
+                await asyncio.sleep(0.02)
+        if act == "where":
+            return WorkflowOutput(reward=1, metadata={
+                "heavy": sorted({"torch", "transformers", "datasets"} & set(sys.modules)),
+                "size": tuner.config.frozen_lake.size, "key": tuner.config.ajet.rollout.remote.api_key})
+        if act == "judge":
+            return WorkflowOutput(metadata={"answer": 42})
+        client = tuner.as_raw_openai_sdk_client()
+        if act == "overflow":
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 2000}])
+        reply = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+        return WorkflowOutput(reward=len(reply.choices[0].message.content))
+"""
+JUDGE = """
+from ajet.task_judge.base_judge import BaseJudge
+
+class Judge(BaseJudge):
+    def compute_reward(self, workflow_task, workflow_output):
+        if "ended_early" in workflow_output.metadata:
+            return -0.5, False
+        return workflow_output.metadata["answer"] / 2, True
+"""
+
+Scene = Callable[[TaskRunner, "Started"], Awaitable[None]]
+
+
+class Started:
+    """Runners that a test starts, and ends."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+        self.programs: list[subprocess.Popen[bytes]] = []
+
+    def runner(self, workers: int = 1, *more: str) -> subprocess.Popen[bytes]:
+        program = subprocess.Popen(
+            [*AJET, "--connect", self.url, "--workers", str(workers), "--name", f"r{len(self.programs)}", *more],
+            cwd=self.folder,
+            env={**os.environ, KEY_VARIABLE: KEY},
+            stderr=(self.folder / f"runner-{len(self.programs)}.log").open("wb"),
+        )
+        self.programs.append(program)
+        return program
+
+    def end(self) -> None:
+        for program in self.programs:
+            children = psutil.Process(program.pid).children(recursive=True) if program.poll() is None else []
+            program.kill()
+            program.wait()
+            for child in children:
+                child.kill()
+
+
+def play(folder: Path, scene: Scene, monkeypatch: pytest.MonkeyPatch, *lines: str | BaseException, **keys: Any) -> None:
+    """Run `scene` with a trainer that serves episodes to runners."""
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    (folder / "agent.py").write_text(textwrap.dedent(CODE))
+    (folder / "judge.py").write_text(textwrap.dedent(JUDGE))
+    config = make_config(
+        {
+            "task_judge.judge_protocol": f"{folder}/judge.py->Judge",
+            "task_runner.wrapper_type": "remote",
+            "task_runner.remote.port": 0,
+            "task_runner.remote.lease": 2,
+            "rollout.user_workflow": f"{folder}/agent.py->Agent",
+            "rollout.remote.api_key": "sk-secret",
+            **{key.replace("__", "."): value for key, value in keys.items()},
+        },
+        frozen_lake={"size": 8},
+    )
+
+    async def run() -> None:
+        sessions = SmallProvider(config, LineEngine(*(lines or ("hello",))))
+        attempts = RemoteRunner(config, sessions, load_judge(config))
+        await attempts.start()
+        started = Started(folder, attempts.url)
+        try:
+            async with asyncio.timeout(120):
+                await scene(TaskRunner(sessions, attempts), started)
+        finally:
+            started.end()
+            await attempts.aclose()
+            if sessions.gateway is not None:
+                await sessions.gateway.aclose()
+
+    asyncio.run(run())
+
+
+async def episode(runner: TaskRunner, act: str, file: Path | None = None, **options: Any) -> Episode:
+    metadata = {} if file is None else {"file": str(file)}
+    return await runner.run(WorkflowTask(task=Task(task_id="t", main_query=act, metadata=metadata)), **options)
+
+
+def test_a_runner_elsewhere_runs_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        started.runner(2)
+        done, where, judged, raised, exited, overflow = await asyncio.gather(
+            *(episode(runner, act) for act in ("call", "where", "judge", "raise", "sys_exit", "overflow"))
+        )
+        assert (done.status, done.reward) == (EpisodeStatus.COMPLETED, 5.0)
+        assert where.metadata == {"heavy": [], "size": 8, "key": None}, "no torch, the user's own keys, no secret"
+        assert (judged.reward, judged.is_success) == (21.0, True), "the judge runs with the trainer"
+        assert raised.status is EpisodeStatus.WORKFLOW_ERROR
+        assert raised.failure is not None
+        assert "agent.py" in raised.failure.traceback
+        assert "KeyError: 'mine'" in raised.failure.traceback
+        assert exited.failure is not None
+        assert (exited.status, exited.failure.kind) == (EpisodeStatus.WORKFLOW_ERROR, "SystemExit")
+        assert (overflow.status, overflow.reward) == (EpisodeStatus.TRUNCATED, -0.5)
+
+    play(tmp_path, scene, monkeypatch)
+
+
+def test_what_dies_or_is_killed_costs_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        first = started.runner(1)
+        crashed = await episode(runner, "crash_once", tmp_path / "crash")
+        assert (crashed.status, crashed.attempts, crashed.reward) == (EpisodeStatus.COMPLETED, 2, 5.0)
+        hung = asyncio.create_task(episode(runner, "hang_once", tmp_path / "hang"))
+        await until(lambda: (tmp_path / "hang").exists() and (tmp_path / "hang").read_text())
+        os.kill(first.pid, signal.SIGKILL)  # the runner and its worker, at once
+        os.kill(int((tmp_path / "hang").read_text()), signal.SIGKILL)
+        started.runner(1)
+        again = await hung
+        assert (again.status, again.attempts) == (EpisodeStatus.COMPLETED, 2)
+
+    play(tmp_path, scene, monkeypatch)
+
+
+def test_a_runner_that_stays_lost_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        started.runner(1)
+        waiting = asyncio.create_task(episode(runner, "hang", tmp_path / "pid"))
+        await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGSTOP)
+        lost = await waiting
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        assert lost.status is EpisodeStatus.ENGINE_ERROR
+        assert lost.failure is not None
+        assert "r0-0 was not heard of for 2 s (task_runner.remote.lease)" in lost.failure.message
+
+    play(tmp_path, scene, monkeypatch, rollout__episode_retries=0)
+
+
+def test_a_deadline_ends_the_code_and_the_worker_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        started.runner(1)
+        late = await episode(runner, "hang", tmp_path / "pid")
+        assert late.status is EpisodeStatus.TIMEOUT
+        pid = int((tmp_path / "pid").read_text())
+        await until(lambda: not psutil.pid_exists(pid))
+        runner._timeout_s = 60
+        assert (await episode(runner, "call")).status is EpisodeStatus.COMPLETED
+
+    play(tmp_path, scene, monkeypatch, rollout__episode_timeout=3)
+
+
+def test_sigterm_drains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        program = started.runner(1)
+        slow = asyncio.create_task(episode(runner, "slow", tmp_path / "slow"))
+        await until(lambda: (tmp_path / "slow").exists())
+        program.terminate()
+        waiting = asyncio.create_task(episode(runner, "call"))
+        (tmp_path / "slow.go").touch()
+        assert (await slow).status is EpisodeStatus.COMPLETED
+        assert await asyncio.to_thread(program.wait, 60) == 0
+        started.runner(1)  # another one comes, and takes what is left
+        assert (await waiting).status is EpisodeStatus.COMPLETED
+
+    play(tmp_path, scene, monkeypatch)
+
+
+def test_a_run_without_runners_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        stop = asyncio.Event()
+        waiting = asyncio.create_task(episode(runner, "call", stop=stop))
+        await asyncio.sleep(0.05)
+        stop.set()
+        assert (await waiting).status is EpisodeStatus.CANCELLED
+
+    play(tmp_path, scene, monkeypatch)
+
+
+def test_engine_faults_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        started.runner(1)
+        assert (await episode(runner, "call")).attempts == 2
+
+    play(tmp_path, scene, monkeypatch, EngineError("gone"), "hello")
+
+
+def test_a_runners_key_opens_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        async with StoreClient(started.url, KEY, patience_seconds=0) as store:
+            for asked in ({}, {"ticket": "x", "rollout_id": "r", "attempt_id": "a"}, {"ticket": ["x"]}):
+                with pytest.raises(StoreError):
+                    await store.extension("open", asked)
+            with pytest.raises(StoreError, match="needs writer"):
+                await store.enqueue_one(1)
+
+    play(tmp_path, scene, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"backbone": "verl"}, "--backbone=local"),
+        ({"rollout.environment": "gymnasium:CartPole-v1"}, "remove rollout.environment"),
+        ({"task_runner.remote.tls_cert": "x"}, "go together"),
+    ],
+)
+def test_what_runners_elsewhere_cannot_do_is_refused(keys: dict[str, Any], says: str) -> None:
+    ajet = make_config({"rollout.user_workflow": "a->B", "task_runner.wrapper_type": "remote", **keys}).ajet
+    assert any(says in found.fix + found.what for found in contradictions(ajet, ajet.backbone or "local"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "code", "says"),
+    [
+        (["--connect", "http://127.0.0.1:1"], "", 2, f"{KEY_VARIABLE} is not set"),
+        (["--connect", "127.0.0.1:1"], KEY, 2, "not the URL of a store"),
+        (["--connect", "http://127.0.0.1:1", "--patience", "0s"], KEY, 1, "can't be reached"),
+        (["--connect", "http://127.0.0.1:1", "--workflow", "none.py->Agent"], KEY, 2, "no file 'none.py'"),
+    ],
+)
+def test_what_a_user_gets_wrong(
+    arguments: list[str],
+    key: str,
+    code: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "agent.py").write_text(textwrap.dedent(CODE))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert main(["runner", "--workflow", "agent.py->Agent", *arguments]) == code
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert says in capfd.readouterr().err
