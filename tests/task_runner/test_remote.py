@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ class Started:
             program.kill()
             program.wait()
             for child in children:
-                child.kill()
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
 
 
 def play(folder: Path, scene: Scene, monkeypatch: pytest.MonkeyPatch, *lines: str | BaseException, **keys: Any) -> None:
