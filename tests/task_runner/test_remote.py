@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -302,3 +303,28 @@ def test_what_a_user_gets_wrong(
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert says in capfd.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+def test_an_agent_in_another_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Path(__file__).parents[2] / "tutorial" / "example_other_clients" / "runner.mjs"
+
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        environment = {**os.environ, KEY_VARIABLE: KEY}
+        started.programs.append(subprocess.Popen(["node", str(agent), started.url], env=environment))
+        task = Task(task_id="t", main_query="hi", metadata={"answer": "ell"})
+        done = await runner.run(WorkflowTask(task=task))
+        assert (done.status, done.reward) == (EpisodeStatus.COMPLETED, 1.0)
+        assert done.metadata == {"answer": "hello"}
+        failed = await runner.run(WorkflowTask(task=Task(task_id="t", main_query="x" * 5000)))
+        assert failed.status is EpisodeStatus.TRUNCATED
+
+    play(tmp_path, scene, monkeypatch)
+
+
+def test_a_runner_in_another_language_says_what_is_wrong() -> None:
+    node = shutil.which("node") or pytest.skip("needs Node")
+    agent = Path(__file__).parents[2] / "tutorial" / "example_other_clients" / "runner.mjs"
+    done = subprocess.run([node, str(agent), "http://127.0.0.1:1"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: http://127.0.0.1:1")
