@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 from packaging.specifiers import SpecifierSet
 
 from ajet.backbone.plan import TRACKERS, installed, requirement, version_range
+from ajet.schema.install import install_command
 
 GIB = 1024**3
 MEMORY_GIB, DISK_GIB, SHARED_MEMORY_GIB = 4.0, 5.0, 1.0
@@ -103,27 +102,6 @@ def render(finding: Finding, colour: bool) -> str:
 def pip(what: str) -> str:
     """The command that installs into this environment."""
     return f"pip install '{what}'"
-
-
-def pip_with(extra: str) -> str:
-    """The command that adds an extra, from where this program was installed; in a clone, with the tested versions."""
-    clone = _clone()
-    if clone is None:
-        return pip(f"agentjet[{extra}]")
-    here = clone == Path.cwd()
-    tested = clone / "constraints" / f"{extra}.txt"
-    constraints = f"-c {tested.relative_to(clone) if here else tested} " if tested.exists() else ""
-    return f"pip install {constraints}-e '{'.' if here else clone}[{extra}]'"
-
-
-def _clone() -> Path | None:
-    """The clone that this program is installed from, if any."""
-    try:
-        origin = metadata.distribution("agentjet").read_text("direct_url.json")
-    except metadata.PackageNotFoundError:  # run from a clone that isn't installed
-        return None
-    said = json.loads(origin or "{}")
-    return Path(said["url"].removeprefix("file://")) if said.get("dir_info", {}).get("editable") else None
 
 
 def check_python() -> Iterator[Finding]:
@@ -217,7 +195,7 @@ def _in_range(package: str, *, needed: bool, lets: str = "", extra: str = "") ->
     """Whether a package is installed, in a version that this program's own metadata allows."""
     wanted, version = requirement(package), installed(package)
     bounds = version_range(wanted)
-    command = pip_with(extra) if extra else pip(f"{package}{bounds}")
+    command = install_command(extra) if extra else pip(f"{package}{bounds}")
     if version is None:
         if needed:
             yield Finding(Level.PROBLEM, package, "not installed", command)

@@ -167,6 +167,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
         except AjetError as error:
             status[1] = {"error": f"{type(error).__name__}: {error}"}
             if isinstance(error, UserError):
+                experiment.withdraw()
                 raise
             return fail(str(error), EXIT_FAILED)
         except Exception as error:

@@ -52,6 +52,7 @@ def run(argv: Sequence[str]) -> int:
 def _check_python(python: str) -> None:
     """Raise if this Python can't be started or has no vLLM. Doesn't import vLLM, which takes many seconds."""
     from ajet.schema.errors import MissingDependencyError
+    from ajet.schema.install import install_command
 
     check = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     try:
@@ -60,5 +61,5 @@ def _check_python(python: str) -> None:
         raise MissingDependencyError(f"{python} can't be started: {error} (--python)") from error
     if absent:
         raise MissingDependencyError(
-            f"{python} has no vLLM: pip install 'agentjet[vllm]', or name a Python that has it with --python"
+            f"{python} has no vLLM: {install_command('vllm')}, or name a Python that has it with --python"
         )

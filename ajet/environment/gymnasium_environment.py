@@ -14,6 +14,7 @@ from ajet.environment.environment import Action, Environment, StepResult
 from ajet.environment.spaces import SpaceError, describe_space, fitting_action, plain_value, unsupported, value_text
 from ajet.environment.texts import action_text
 from ajet.schema.errors import ConfigError, EnvironmentFault, MissingDependencyError
+from ajet.schema.install import install_command
 from ajet.schema.task import Task
 
 OWN_OPTIONS = ("action_names", "instructions")
@@ -61,7 +62,7 @@ class GymnasiumSource:
             import gymnasium
         except ImportError:
             raise MissingDependencyError(
-                f"{key}: {self.name} needs the package gymnasium\n    pip install 'agentjet[gymnasium]'"
+                f"{key}: {self.name} needs the package gymnasium\n    {install_command('gymnasium')}"
             ) from None
         try:
             env = gymnasium.make(self._id, **self._options)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,7 +26,11 @@ from ajet.observe.secrets import Masker
 from ajet.observe.trackers import require_trackers
 from ajet.schema.errors import UserError
 
+log = logging.getLogger(__name__)
+
 _LOCK = ".running"
+_NAMES = ("ajet.experiment_", "ajet.project_name", "ajet.backbone")
+_DECISIVE = ("ajet.model.", "ajet.task_judge.", "ajet.trainer_common.optim.", "ajet.rollout.user_workflow")
 _CODE_SUFFIXES = {".py", ".j2", ".jinja", ".txt", ".md", ".yaml", ".yml", ".toml"}
 _CODE_FILES = 200
 _CODE_FILE_BYTES = 256 * 1024
@@ -56,6 +62,58 @@ class EventLog:
         self._file.close()
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierRun:
+    """What a folder held before a run opened it, to be put back if the run is refused."""
+
+    files: dict[Path, bytes]
+    """Of the config and the copied code, by their path in the folder."""
+    sizes: dict[str, int]
+    """Of what is only appended to, and of what tells whether the run has done anything."""
+    checkpoints: frozenset[str]
+    aside: Path | None = None
+    """Where `--fresh` has moved it."""
+
+    @classmethod
+    def of(cls, path: Path, aside: Path | None = None) -> EarlierRun | None:
+        """None if there was no run."""
+        if aside is None and not (path / "config.resolved.yaml").exists():
+            return None
+        kept = [path / "config.yaml", path / "config.resolved.yaml", *(path / "code").rglob("*")]
+        return cls(
+            {file.relative_to(path): file.read_bytes() for file in kept if file.is_file()},
+            {name: _size(path / name) for name in ("events.jsonl", "metrics.jsonl")},
+            _checkpoints(path),
+            aside,
+        )
+
+    def has_changed(self, path: Path) -> bool:
+        """Whether there are results that were not there."""
+        return _size(path / "metrics.jsonl") != self.sizes["metrics.jsonl"] or _checkpoints(path) != self.checkpoints
+
+    def restore(self, path: Path) -> None:
+        """Put everything back. `run.log` keeps what was said."""
+        if self.aside is not None:
+            shutil.rmtree(path)
+            self.aside.rename(path)
+            return
+        shutil.rmtree(path / "code", ignore_errors=True)
+        for name, content in self.files.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(content)
+        if (path / "events.jsonl").exists():
+            os.truncate(path / "events.jsonl", self.sizes["events.jsonl"])
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _checkpoints(path: Path) -> frozenset[str]:
+    folder = path / "checkpoints"
+    return frozenset(entry.name for entry in folder.iterdir()) if folder.is_dir() else frozenset()
+
+
 class ExperimentFolder:
     """An open experiment folder, made by `open` and closed when the run ends."""
 
@@ -68,6 +126,8 @@ class ExperimentFolder:
         self.events = EventLog(path / "events.jsonl", masker)
         self.metrics: MetricsSink = make_sinks(config, path, masker, with_trackers=with_trackers)
         self._log = FileLog(path / "run.log", masker)
+        self._earlier: EarlierRun | None = None
+        self._withdrawn = False
 
     @classmethod
     def open(
@@ -91,15 +151,17 @@ class ExperimentFolder:
             path = path.with_name(f"{path.name}-debug")
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
+        aside: Path | None = None
         if backbone == "debug":
             _empty(path)
         elif fresh and (path / "config.resolved.yaml").exists():
             os.close(lock)
-            earlier = path.rename(_aside(path))
+            aside = path.rename(_aside(path))
             path.mkdir()
             lock = _lock(path)
-            if (earlier / "cache").is_dir():  # by content, so it is as good as new
-                shutil.copytree(earlier / "cache", path / "cache")
+            if (aside / "cache").is_dir():  # by content, so it is as good as new
+                shutil.copytree(aside / "cache", path / "cache")
+        earlier = EarlierRun.of(path, aside)
         resumed = (path / "config.resolved.yaml").exists()
         resolved = config.model_dump(mode="json")
         asked = source_yaml.read_text(encoding="utf-8") if source_yaml else ""
@@ -110,8 +172,14 @@ class ExperimentFolder:
         changes = _changes(path / "config.resolved.yaml", masked) if resumed else {}
         (path / "config.resolved.yaml").write_text(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True), "utf-8")
         folder = cls(path, config, masker, lock, with_trackers=backbone != "debug")
+        folder._earlier = earlier
+        _tell(changes)
         folder.events.write("resumed" if resumed else "started", backbone=backbone, pid=os.getpid(), changed=changes)
         return folder
+
+    def withdraw(self) -> None:
+        """The start was refused. If the run has recorded nothing yet, closing the folder leaves it as it was found."""
+        self._withdrawn = self._earlier is not None and not self._earlier.has_changed(self.path)
 
     @property
     def checkpoints(self) -> Path:
@@ -138,7 +206,10 @@ class ExperimentFolder:
             small = [path for path in beside if path.is_file() and path.stat().st_size <= _CODE_FILE_BYTES]
             for source in (file, *small[:_CODE_FILES]):
                 text = source.read_text(encoding="utf-8", errors="replace")
-                (target / source.name).write_text(self.masker.text(text), encoding="utf-8")
+                copy, masked = target / source.name, self.masker.text(text)
+                if copy.exists() and copy.read_text(encoding="utf-8") != masked:
+                    log.info("%s has changed since the last run in this folder", source.name)
+                copy.write_text(masked, encoding="utf-8")
 
     def rewind(self, step: int) -> None:
         """The run resumes after `step`: drop the metrics of later steps. (The recorder deletes the episodes.)"""
@@ -151,6 +222,8 @@ class ExperimentFolder:
         self.events.write("ended", status=status, **fields)
         self.events.close()
         self._log.close()
+        if self._withdrawn and self._earlier is not None:
+            self._earlier.restore(self.path)
         os.close(self._lock)
 
     def __enter__(self) -> ExperimentFolder:
@@ -261,6 +334,14 @@ def _changes(path: Path, now: dict[str, Any]) -> dict[str, list[Any]]:
     after = dict(_flat(now))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     return {key: [before.get(key), after.get(key)] for key in keys}
+
+
+def _tell(changes: dict[str, list[Any]]) -> None:
+    """Log what has changed. A change of what is trained, from what or how is no continuation in silence."""
+    for key, (before, now) in changes.items():
+        if not key.startswith(_NAMES):
+            level = logging.WARNING if key.startswith(_DECISIVE) else logging.INFO
+            log.log(level, "since the last run in this folder, %s has changed: %s → %s", key, before, now)
 
 
 def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.schema.errors import MissingDependencyError
+from ajet.schema.install import install_command
 from ajet.store.errors import StoreError, StoreUnavailableError
 from ajet.store.schema_versions import migrate
 from ajet.store.tables import Events, Row, Tables
@@ -80,7 +81,7 @@ class PostgresDatabase:
         try:
             import psycopg
         except ImportError:
-            raise MissingDependencyError("--postgres needs psycopg: pip install 'agentjet[postgres]'") from None
+            raise MissingDependencyError(f"--postgres needs psycopg: {install_command('postgres')}") from None
         try:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._set_up)
             listening = await self._listen()

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ajet.schema.errors import JudgeFault, MissingDependencyError
+from ajet.schema.install import install_command
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def symbolic_check(wanted: bool | None) -> SymbolicCheck | None:
     installed = find_spec("math_verify") is not None
     if wanted and not installed:
         raise MissingDependencyError(
-            "ajet.task_judge.math_verify: the package math-verify is not installed: pip install 'agentjet[math]', or "
+            f"ajet.task_judge.math_verify: the package math-verify is not installed: {install_command('math')}, or "
             "set it to false"
         )
     if wanted is None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ajet.schema.errors import MissingDependencyError
+from ajet.schema.install import install_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,7 @@ def adam_8bit() -> Any:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise MissingDependencyError(
-            f"ajet.trainer_common.optim.state_bits: 8 needs bitsandbytes ({error}): "
-            "pip install 'agentjet[bitsandbytes]'"
+            f"ajet.trainer_common.optim.state_bits: 8 needs bitsandbytes ({error}): {install_command('bitsandbytes')}"
         ) from error
     return AdamW8bit
 

@@ -19,6 +19,7 @@ from openai.types.chat import ChatCompletion
 from ajet.agents.model_function import ModelFunction
 from ajet.agents.openai_model import OpenAIModelFunction
 from ajet.schema.errors import MissingDependencyError
+from ajet.schema.install import install_command
 from ajet.tuner.connection import Connection
 from ajet.tuner.loop_bridge import AnsweredBridge, LoopBridge
 
@@ -29,7 +30,7 @@ def agentscope_model(connection: Connection, *, context_size: int, stream: bool)
         from agentscope import model as models
     except ImportError as error:
         raise MissingDependencyError(
-            f"as_agentscope_model needs AgentScope ({error}): pip install 'agentjet[agentscope]'"
+            f"as_agentscope_model needs AgentScope ({error}): {install_command('agentscope')}"
         ) from error
     client: dict[str, Any] = {
         "timeout": None,
@@ -60,7 +61,7 @@ def anthropic_client(connection: Connection) -> Any:
         import anthropic
     except ImportError as error:
         raise MissingDependencyError(
-            f"as_anthropic_client needs the anthropic package ({error}): pip install 'agentjet[anthropic]'"
+            f"as_anthropic_client needs the anthropic package ({error}): {install_command('anthropic')}"
         ) from error
     client_class: Any = anthropic.AsyncAnthropic
     return client_class(
@@ -77,7 +78,7 @@ def langchain_model(connection: Connection, options: dict[str, Any]) -> Any:
         from langchain_openai import ChatOpenAI
     except ImportError as error:
         raise MissingDependencyError(
-            f"as_langchain_model needs langchain-openai ({error}): pip install 'agentjet[langchain]'"
+            f"as_langchain_model needs langchain-openai ({error}): {install_command('langchain')}"
         ) from error
     model_class: Any = ChatOpenAI
     return model_class(

@@ -21,6 +21,7 @@ import ajet
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.episode_text import conversation, message_text
 from ajet.schema.errors import MissingDependencyError
+from ajet.schema.install import install_command
 from ajet.viewer.library import Experiment
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -112,7 +113,7 @@ def _draw(plot: Plot, columns: dict[str, Any]) -> bytes:
     try:
         figure_type = import_module("matplotlib.figure").Figure
     except ImportError as error:
-        raise MissingDependencyError("`ajet report` needs matplotlib: pip install 'agentjet[plot]'") from error
+        raise MissingDependencyError(f"`ajet report` needs matplotlib: {install_command('plot')}") from error
     figure = figure_type(figsize=(5.6, 2.9), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     series = _series(plot, columns)

@@ -178,20 +178,6 @@ def test_doctor_finds_this_machine_usable() -> None:
         assert word in ran.stdout
 
 
-def test_doctor_installs_extras_with_the_tested_versions_where_a_clone_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "constraints").mkdir()
-    (tmp_path / "constraints" / "verl.txt").touch()
-    monkeypatch.setattr(doctor, "_clone", lambda: tmp_path)
-    assert doctor.pip_with("verl") == f"pip install -c {tmp_path}/constraints/verl.txt -e '{tmp_path}[verl]'"
-    assert doctor.pip_with("vllm") == f"pip install -e '{tmp_path}[vllm]'"
-    monkeypatch.chdir(tmp_path)
-    assert doctor.pip_with("verl") == "pip install -c constraints/verl.txt -e '.[verl]'"
-    monkeypatch.setattr(doctor, "_clone", lambda: None)
-    assert doctor.pip_with("verl") == "pip install 'agentjet[verl]'"
-
-
 def test_doctor_names_conflicts_and_their_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"transformers": "5.23.0", "verl": "0.9.1", "torch": "2.13.0"}
     monkeypatch.setattr(doctor, "installed", versions.get)

@@ -45,18 +45,22 @@ def test_folder_holds_config_code_metrics_events_and_log(tmp_path: Path) -> None
     assert {"message": "trained", "level": "info"}.items() <= records[-1].items()
 
 
-def test_same_command_resumes_and_names_what_changed(tmp_path: Path) -> None:
+def test_same_command_resumes_and_names_what_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with ExperimentFolder.open(config(), exp_dir=tmp_path) as folder:
         for step in (1, 2, 3):
             folder.metrics.log(step, {"reward/mean": float(step)})
     changed = config()
     changed.ajet.rollout.num_repeat = 8
+    changed.ajet.trainer_common.optim.lr = 0.5
     with ExperimentFolder.open(changed, exp_dir=tmp_path) as folder:
         folder.rewind(2)
         folder.metrics.log(3, {"reward/mean": 30.0})
     events = read_events(folder.path / "events.jsonl")
     assert [event["event"] for event in events] == ["started", "ended", "resumed", "rewound", "ended"]
-    assert events[2]["changed"] == {"ajet.rollout.num_repeat": [4, 8]}
+    assert events[2]["changed"] == {"ajet.rollout.num_repeat": [4, 8], "ajet.trainer_common.optim.lr": [None, 0.5]}
+    told = {record.levelname: record.getMessage() for record in caplog.records}
+    assert told["WARNING"].endswith("ajet.trainer_common.optim.lr has changed: None → 0.5")
+    assert told["INFO"].endswith("ajet.rollout.num_repeat has changed: 4 → 8")
     assert [step["reward/mean"] for step in read_metrics(folder.path / "metrics.jsonl")] == [1.0, 2.0, 30.0]
 
 
@@ -118,3 +122,40 @@ def test_one_process_at_a_time_and_a_kill_lets_go(tmp_path: Path) -> None:
         ExperimentFolder.open(config(), exp_dir=tmp_path).close()
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name not in ("run.log", ".running"))
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_refused_start_leaves_a_finished_run_as_it_was(tmp_path: Path, fresh: bool) -> None:
+    workflow = tmp_path / "project" / "workflow.py"
+    workflow.parent.mkdir()
+    workflow.write_text("first = 1\n")
+    with ExperimentFolder.open(config(), exp_dir=tmp_path / "exps", backbone="local") as folder:
+        folder.save_code([workflow])
+        folder.metrics.log(1, {"reward/mean": 1.0})
+    before = _content(folder.path)
+    changed = config()
+    changed.ajet.rollout.num_repeat = 8
+    workflow.write_text("second = 2\n")
+    (workflow.parent / "other.py").write_text("third = 3\n")
+    refused = ExperimentFolder.open(changed, exp_dir=tmp_path / "exps", backbone="verl", fresh=fresh)
+    refused.save_code([workflow])
+    refused.withdraw()
+    refused.close("failed", error="verl is not installed")
+    assert _content(folder.path) == before
+    assert [path.name for path in (tmp_path / "exps").iterdir()] == ["run"]
+
+
+def test_what_a_run_has_recorded_stays_even_if_it_is_refused_later(tmp_path: Path) -> None:
+    with ExperimentFolder.open(config(), exp_dir=tmp_path) as folder:
+        folder.metrics.log(1, {"reward/mean": 1.0})
+    refused = ExperimentFolder.open(config(), exp_dir=tmp_path)
+    refused.metrics.log(2, {"reward/mean": 2.0})
+    refused.withdraw()
+    refused.close("failed")
+    assert [event["event"] for event in read_events(folder.path / "events.jsonl")][-1] == "ended"
+    assert len(read_metrics(folder.path / "metrics.jsonl")) == 2

@@ -21,6 +21,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.schema.call_tree import CallTree, FloatArray
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError, MissingDependencyError
+from ajet.schema.install import install_command
 from ajet.trainer.checkpoint import Checkpoint, read_trainer, write_trainer
 from ajet.trainer.trainer import Trainer
 
@@ -127,7 +128,7 @@ def with_adapters(model: Any, config: Config) -> Any:
     try:
         import peft
     except ImportError as error:
-        raise MissingDependencyError("ajet.model.lora needs the package peft: pip install 'agentjet[lora]'") from error
+        raise MissingDependencyError(f"ajet.model.lora needs the package peft: {install_command('lora')}") from error
     lora = config.ajet.model.lora
     settings = peft.LoraConfig(
         r=lora.rank,

@@ -26,6 +26,7 @@ from ajet.schema.errors import (
     MissingDependencyError,
 )
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
+from ajet.schema.install import install_command
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class VllmInProcessEngine:
         try:
             self._llm = await asyncio.to_thread(self._build)
         except ImportError as error:
-            raise MissingDependencyError(f"vLLM can't be imported ({error}): pip install 'agentjet[vllm]'") from error
+            raise MissingDependencyError(f"vLLM can't be imported ({error}): {install_command('vllm')}") from error
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineError(f"vLLM could not start: {error}") from error
         if self._folders.newest is not None:

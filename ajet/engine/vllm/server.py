@@ -37,6 +37,7 @@ from ajet.engine.vllm.arguments import (
 from ajet.engine.vllm.weights import WeightFolders
 from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError, MissingDependencyError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
+from ajet.schema.install import install_command
 
 STOP_SECONDS = 15.0
 """How long a server may take to end before it is killed."""
@@ -111,7 +112,7 @@ class VllmServer:
                 tail = self.log_tail()
                 if "No module named 'vllm'" in tail or "No module named vllm" in tail:
                     raise MissingDependencyError(
-                        "vLLM is not installed for this Python: pip install 'agentjet[vllm]', or set "
+                        f"vLLM is not installed for this Python: {install_command('vllm')}, or set "
                         "rollout.vllm.python to a Python that has it"
                     )
                 raise EngineError(f"the vLLM server ended while starting (log: {self.log_file}):\n{tail}")

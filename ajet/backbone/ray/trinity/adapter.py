@@ -15,6 +15,7 @@ from ajet.backbone.ray.trinity.config import CPU_GPUS, RUN_NAME, check_honoured,
 from ajet.backbone.ray.watcher import MetricsTail, Source
 from ajet.observe.metric_names import from_trinity
 from ajet.schema.errors import MissingDependencyError
+from ajet.schema.install import install_command
 
 if TYPE_CHECKING:
     from ajet.backbone import LaunchOptions
@@ -45,7 +46,7 @@ class TrinityAdapter:
         if find_spec("trinity") is None or find_spec("ray") is None:
             raise MissingDependencyError(
                 "the trinity backbone needs Trinity-RFT, which is not installed\n"
-                "    pip install 'agentjet[trinity]' -c constraints/trinity.txt   (in an environment of its own)"
+                f"    {install_command('trinity')}   (in an environment of its own)"
             )
 
     def detect_machine(self) -> Machine:

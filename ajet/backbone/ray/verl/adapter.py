@@ -13,6 +13,7 @@ from ajet.backbone.ray.verl.config import PLATFORM, check_honoured, checkpoint_s
 from ajet.backbone.ray.watcher import MetricsTail, Source
 from ajet.observe.metric_names import from_verl
 from ajet.schema.errors import MissingDependencyError, UserError
+from ajet.schema.install import install_command
 
 if TYPE_CHECKING:
     from ajet.backbone import LaunchOptions
@@ -46,7 +47,7 @@ class VerlAdapter:
         if find_spec("verl") is None or find_spec("ray") is None:
             raise MissingDependencyError(
                 "the verl backbone needs verl, which is not installed\n"
-                "    pip install 'agentjet[verl]' -c constraints/verl.txt   (in an environment of its own)"
+                f"    {install_command('verl')}   (in an environment of its own)"
             )
 
     def detect_machine(self) -> Machine:

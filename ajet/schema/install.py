@@ -1,0 +1,54 @@
+"""How to install an optional package into this environment: from the clone or wheel in use, never by our name from an
+index, where that name may be somebody else's."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+DISTRIBUTION = "agentjet"
+
+
+def install_command(extra: str) -> str:
+    """`pip install …` for what an extra adds."""
+    clone = clone_in_use()
+    if clone is not None:
+        here = clone == Path.cwd()
+        tested = clone / "constraints" / f"{extra}.txt"
+        constraints = f"-c {tested.relative_to(clone) if here else tested} " if tested.exists() else ""
+        return f"pip install {constraints}-e '{'.' if here else clone}[{extra}]'"
+    wheel = _wheel_in_use()
+    if wheel is not None and wheel.exists():
+        return f"pip install '{wheel}[{extra}]'"
+    packages = " ".join(f"'{package}'" for package in _packages_of(extra))
+    return f"pip install {packages or f'{extra!r}'}"
+
+
+def clone_in_use() -> Path | None:
+    """The clone that this program runs from, if any."""
+    folder = Path(__file__).resolve().parents[2]
+    return folder if (folder / "pyproject.toml").is_file() else None
+
+
+def _wheel_in_use() -> Path | None:
+    """The file that this program was installed from, as pip has noted."""
+    try:
+        origin = json.loads(metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+    except metadata.PackageNotFoundError:
+        return None
+    url = urlsplit(origin.get("url", ""))
+    return Path(unquote(url.path)) if url.scheme == "file" else None
+
+
+def _packages_of(extra: str) -> list[str]:
+    """The requirements that an extra adds, as this program's own metadata declares them."""
+    try:
+        declared = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        declared = []
+    marked = (text.partition(";") for text in declared)
+    found = [package.strip() for package, _, mark in marked if re.search(rf"extra == ['\"]{extra}['\"]", mark)]
+    return [package for package in found if not package.startswith(DISTRIBUTION)]
