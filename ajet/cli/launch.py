@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from ajet.backbone import LaunchOptions
 from ajet.cli.arguments import ArgumentError, LaunchArguments, parse_arguments
 from ajet.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, fail
+from ajet.cli.out_of_memory import memory_advice
 from ajet.schema.errors import AjetError, ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -171,8 +172,11 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
                 raise
             return fail(str(error), EXIT_FAILED)
         except Exception as error:
-            # an unexpected error: its traceback belongs in run.log and on the terminal
             status[1] = {"error": f"{type(error).__name__}: {error}"}
+            if (advice := memory_advice(error)) is not None:
+                log.debug("out of memory", exc_info=error)
+                return fail(advice, EXIT_FAILED)
+            # an unexpected error: its traceback belongs in run.log and on the terminal
             log.exception("the run failed with %s", type(error).__name__)
             return EXIT_FAILED
         status[0] = {0: "completed", EXIT_INTERRUPTED: "interrupted"}.get(code, "failed")

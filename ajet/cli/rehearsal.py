@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ajet.backbone.debug_view import EpisodeView
+from ajet.cli.main import fail
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import Reply, ScriptedEngine, read_replies
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from ajet.schema.episode import Episode
     from ajet.schema.task import Task
 
+NO_CALL = (
+    "the episode made no model call, so there would be nothing to train: call the model through the tuner "
+    "(tuner.as_raw_openai_sdk_client(), tuner.as_oai_baseurl_apikey() …), not through a client of your own"
+)
 DEFAULT_REPLIES: list[Reply] = ["This is a scripted reply."]
 
 
@@ -37,4 +42,7 @@ def rehearse(config: Config, task: Task, replies_file: str | None = None) -> boo
         runtime.run(runtime.pool.run_episodes([task]))
     view.started(1, 1)
     view.episode(ended[-1], task.main_query)
+    if ended[-1].usable and not ended[-1].tree.calls:
+        fail(NO_CALL)
+        return False
     return ended[-1].usable

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ajet.cli.main import EXIT_FAILED
+from ajet.cli.main import EXIT_FAILED, fail
 
 if TYPE_CHECKING:
     from ajet.backbone.plan import RunPlan
@@ -49,7 +49,10 @@ def run(argv: Sequence[str]) -> int:
     plan = RunPlan.of(config, backbone, training_samples(config, loaded.training), len(loaded.validation))
     for label, text in [("backbone", f"{backbone} ({why})"), *describe(config, plan, loaded)]:
         print(f"  {label:<10} {text}")
+    wrong = _look_for_problems(config, loaded)
     print(flush=True)
+    if wrong:
+        return fail("\n".join(wrong))
     if arguments.run or arguments.replies:
         from ajet.cli.rehearsal import rehearse
 
@@ -59,6 +62,15 @@ def run(argv: Sequence[str]) -> int:
     command = f"ajet --conf {arguments.conf}" + (f" --backbone={flag}" if flag else "")
     print(f"{arguments.conf} is valid. To run it: {command}")
     return 0
+
+
+def _look_for_problems(config: Config, loaded: Loaded) -> list[str]:
+    """What a run would end with. What only looks wrong is printed with the report."""
+    from ajet.cli.checks import doubts, problems
+
+    for doubt in doubts(loaded):
+        print(f"  {'warning':<10} {doubt}")
+    return list(problems(config, loaded))
 
 
 def _parser() -> ArgumentParser:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ajet.schema.errors import JudgeFault, RewardError
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
@@ -69,6 +69,11 @@ class BaseJudge:
 
     Built once as `Judge(config)`; `compute_reward` may be called from several threads concurrently, and may be `async`.
     """
+
+    reads_output: ClassVar[tuple[str, ...]] = ()
+    """Keys that it needs in `workflow_output.metadata`, for `ajet validate` to look for. Optional."""
+    reads_task: ClassVar[tuple[str, ...]] = ()
+    """Keys that it needs in `task.metadata`, likewise."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

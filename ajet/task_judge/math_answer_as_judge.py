@@ -72,6 +72,9 @@ class MathAnswerAsJudge(BaseJudge):
     JudgeFault.
     """
 
+    reads_output = ("final_answer",)
+    reads_task = ("answer",)
+
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._symbolic = symbolic_check(config.ajet.task_judge.math_verify)

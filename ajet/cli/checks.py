@@ -1,0 +1,152 @@
+"""What `ajet validate` finds before a run would: about the model's files, the trackers, and workflow and judge.
+
+`problems` end a run or spoil it; `doubts` may. Nothing is run, and no weights are loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.errors import ConfigError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from ajet.cli.validate import Loaded
+    from ajet.config import Config
+
+
+def problems(config: Config, loaded: Loaded) -> Iterator[str]:
+    """What has to be changed."""
+    yield from _model_problems(config)
+    if config.ajet.backbone != "debug":
+        yield from _tracker_problems(config)
+    yield from _task_problems(loaded)
+
+
+def doubts(loaded: Loaded) -> Iterator[str]:
+    """What looks wrong, but only running it can tell."""
+    if loaded.judge is None:
+        return
+    wanted = set(loaded.judge.reads_output) or _keys_read(type(loaded.judge))
+    given = _keys_written(loaded.workflow)
+    if wanted and given and not wanted & given:
+        judge, workflow = type(loaded.judge).__name__, loaded.workflow.__name__
+        yield (
+            f"{judge} reads {_named(wanted)} of the workflow's metadata, and {workflow} gives {_named(given)}: "
+            "every episode would fail in the judge"
+        )
+
+
+def _model_problems(config: Config) -> Iterator[str]:
+    from ajet.engine.model_source import ModelSource
+
+    path = config.ajet.model.path
+    source = ModelSource.resolve(path)
+    if not Path(source.path).is_dir():
+        return  # a hub id: its files come with the run
+    try:
+        tokenizer: Any = source.tokenizer()
+    except ConfigError as error:
+        yield f"ajet.model.path: {error}"
+        return
+    if not tokenizer.chat_template:
+        yield (
+            f"ajet.model.path: the tokenizer of {path} has no chat template, so messages can't become a prompt: choose "
+            "a model tuned for chat, or put its template as chat_template.jinja into the folder"
+        )
+    settings = _json(Path(source.path) / "config.json")
+    if tokenizer.eos_token_id is None and not _json(Path(source.path) / "generation_config.json").get("eos_token_id"):
+        yield (
+            f"ajet.model.path: nothing says which token ends a reply of {path}, so every reply would run to its "
+            "maximum length: set eos_token in tokenizer_config.json, or eos_token_id in generation_config.json"
+        )
+    most = _positions(settings)
+    length = config.ajet.rollout.max_model_len
+    if most is not None and length > most:
+        yield (
+            f"ajet.rollout.max_model_len: {length:,} tokens, but {path} was made for {most:,} "
+            f"(max_position_embeddings): write max_model_len: {most}, or less"
+        )
+
+
+def _positions(settings: dict[str, Any]) -> int | None:
+    """The most positions that a model's config names. None if none, or if its positions are stretched."""
+    text = settings.get("text_config") or settings
+    stretched = text.get("rope_scaling") or {}
+    if stretched.get("factor") and stretched.get("rope_type", stretched.get("type")) != "default":
+        return None
+    most = text.get("max_position_embeddings")
+    return most if isinstance(most, int) else None
+
+
+def _tracker_problems(config: Config) -> Iterator[str]:
+    from ajet.observe.trackers import require_trackers
+
+    try:
+        require_trackers(config)
+    except MissingDependencyError as error:
+        yield str(error)
+
+
+def _task_problems(loaded: Loaded) -> Iterator[str]:
+    if loaded.judge is None or not loaded.training:
+        return
+    first = loaded.training[0]
+    absent = [key for key in loaded.judge.reads_task if key not in first.metadata]
+    if absent:
+        present = _named(set(first.metadata)) if first.metadata else "nothing"
+        yield (
+            f"{type(loaded.judge).__name__} reads {_named(set(absent))} of a task's metadata, and task "
+            f"{first.task_id!r} has {present}"
+        )
+
+
+def _keys_written(workflow: type[object]) -> set[str]:
+    """The keys of every `metadata={…}` in a workflow's source. Empty if they can't be told."""
+    keys: set[str] = set()
+    for node in ast.walk(_syntax(workflow)):
+        if isinstance(node, ast.keyword) and node.arg == "metadata":
+            if not isinstance(node.value, ast.Dict):
+                return set()
+            for key in node.value.keys:
+                if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
+                    return set()  # computed, or `**more`
+                keys.add(key.value)
+    return keys
+
+
+def _keys_read(judge: type[object]) -> set[str]:
+    """The keys of `workflow_output.metadata[…]` and `.get(…)` in a judge's source."""
+    keys: set[str] = set()
+    for node in ast.walk(_syntax(judge)):
+        if isinstance(node, ast.Subscript):
+            owner, key = node.value, node.slice
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "get" and node.args:
+            owner, key = node.func.value, node.args[0]  # type: ignore[attr-defined] # it has an `attr`
+        else:
+            continue
+        of_output = isinstance(owner, ast.Attribute) and owner.attr == "metadata" and "output" in ast.unparse(owner)
+        if of_output and isinstance(key, ast.Constant) and isinstance(key.value, str):
+            keys.add(key.value)
+    return keys
+
+
+def _syntax(cls: type[object]) -> ast.AST:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):  # made at run time
+        return ast.Module([], [])
+
+
+def _json(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found
+
+
+def _named(keys: set[str]) -> str:
+    return ", ".join(map(repr, sorted(keys)))

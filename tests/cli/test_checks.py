@@ -1,0 +1,140 @@
+"""What `ajet validate` finds before a run would."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ajet.cli.main import main
+from ajet.cli.out_of_memory import memory_advice
+from ajet.engine.tiny.models import tiny_folder
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A new project with its own copy of the model, as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "my-agent"]) == 0
+    capsys.readouterr()
+    shutil.copytree(tiny_folder("qwen2-0.3m"), tmp_path / "my-agent" / "model")
+    monkeypatch.chdir(tmp_path / "my-agent")
+    return tmp_path / "my-agent"
+
+
+def validated(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
+    code = main(["validate", "my-agent.yaml", "model.path=./model", *more])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def change(file: Path, **values: Any) -> None:
+    settings = json.loads(file.read_text())
+    settings.update(values)
+    file.write_text(json.dumps({key: value for key, value in settings.items() if value is not None}))
+
+
+def test_a_model_that_is_fit(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, error = validated(capsys)
+    assert (code, error) == (0, "")
+    assert "is valid" in out
+
+
+def test_a_model_without_chat_template_or_end(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in ("chat_template.jinja", "generation_config.json"):
+        (project / "model" / file).unlink(missing_ok=True)
+    change(project / "model" / "tokenizer_config.json", chat_template=None, eos_token=None)
+    code, out, error = validated(capsys)
+    assert code == 2
+    assert "has no chat template" in error
+    assert "which token ends a reply" in error
+    assert "is valid" not in out
+
+
+def test_a_model_without_tokenizer(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in (project / "model").glob("token*"):
+        file.unlink()
+    code, _, error = validated(capsys)
+    assert code == 2
+    assert "tokenizer" in error and "ajet.model.path" in error
+
+
+def test_longer_than_the_models_positions(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(project / "model" / "config.json", max_position_embeddings=256)
+    code, _, error = validated(capsys)
+    assert code == 2
+    assert "512 tokens, but ./model was made for 256" in error.replace(str(project), ".")
+    stretched = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    change(project / "model" / "config.json", rope_scaling=stretched)
+    assert validated(capsys)[0] == 0
+
+
+def test_a_tracker_that_is_not_there(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ajet.observe import trackers
+
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda _name: None)
+    code, _, error = validated(capsys, "trainer_common.logger=wandb")
+    assert code == 2
+    assert "wandb" in error and "trainer_common.logger=console" in error
+    assert validated(capsys, "trainer_common.logger=wandb", "--backbone=debug")[0] == 0
+
+
+JUDGE = """
+from ajet.task_judge.base_judge import BaseJudge
+
+class Exact(BaseJudge):
+    def compute_reward(self, workflow_task, workflow_output):
+        return float(workflow_output.metadata["final_answer"] == workflow_task.task.metadata["answer"]), None
+"""
+
+
+def test_a_judge_that_reads_what_the_workflow_does_not_give(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "judge.py").write_text(JUDGE)
+    own = "task_judge.judge_protocol=judge.py->Exact"
+    code, out, _ = validated(capsys, own)
+    assert code == 0
+    assert "Exact reads 'final_answer' of the workflow's metadata, and MyWorkflow gives 'answer'" in out
+    built_in = "task_judge.judge_protocol=ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"
+    assert "MathAnswerAsJudge reads 'final_answer'" in validated(capsys, built_in)[1]
+    workflow = project / "workflow.py"
+    workflow.write_text(workflow.read_text().replace('{"answer": answer}', '{"final_answer": answer}'))
+    assert "warning" not in validated(capsys, own)[1]
+    tasks = project / "data" / "train.jsonl"
+    tasks.write_text(tasks.read_text().replace('"answer"', '"solution"'))
+    code, _, error = validated(capsys, built_in)
+    assert code == 2
+    assert "MathAnswerAsJudge reads 'answer' of a task's metadata, and task 'train-0' has 'solution'" in error
+
+
+def test_a_rehearsal_without_a_model_call(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "silent.py").write_text(
+        "from ajet import Workflow, WorkflowOutput\n\n\nclass Silent(Workflow):\n"
+        "    async def execute(self, workflow_task, tuner):\n        return WorkflowOutput(reward=1.0)\n"
+    )
+    code, out, error = validated(capsys, "rollout.user_workflow=silent.py->Silent", "--run")
+    assert code == 1
+    assert "made no model call" in error
+    assert "is valid" not in out
+
+
+def test_out_of_memory_is_one_line_with_what_to_change() -> None:
+    def allocate() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines")
+
+    with pytest.raises(torch.OutOfMemoryError) as failed:
+        allocate()
+    said = memory_advice(failed.value)
+    assert said is not None and "while loading" in said and "ajet.model.dtype" in said and "More lines" not in said
+    here = dict(__name__="ajet.trainer.trainer", torch=torch)
+    exec("def update():\n    raise torch.OutOfMemoryError('CUDA out of memory')", here)  # noqa: S102 - a frame of that module
+    with pytest.raises(torch.OutOfMemoryError) as failed:
+        here["update"]()  # type: ignore[operator]
+    said = memory_advice(failed.value)
+    assert said is not None and "while training" in said and "max_tokens_per_step" in said
+    assert memory_advice(RuntimeError("something else")) is None
