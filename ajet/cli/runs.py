@@ -62,7 +62,9 @@ def _short(model: str) -> str:
 
 def number(value: float | None) -> str:
     """A result with three decimals."""
-    return "–" if value is None else f"{value:.3f}"
+    from ajet.observe.progress_table import ratio
+
+    return "–" if value is None else ratio(value)
 
 
 def ago(seconds: float) -> str:

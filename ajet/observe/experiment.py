@@ -22,6 +22,7 @@ import yaml
 
 from ajet.observe.logs import FileLog
 from ajet.observe.metrics import MetricsSink, make_sinks, rewind_metrics
+from ajet.observe.run_environment import run_environment
 from ajet.observe.secrets import Masker
 from ajet.observe.trackers import require_trackers
 from ajet.schema.errors import UserError
@@ -29,6 +30,7 @@ from ajet.schema.errors import UserError
 log = logging.getLogger(__name__)
 
 _LOCK = ".running"
+_WRITTEN_AT_START = ("config.yaml", "config.resolved.yaml", "environment.json")
 _NAMES = ("ajet.experiment_", "ajet.project_name", "ajet.backbone")
 _DECISIVE = ("ajet.model.", "ajet.task_judge.", "ajet.trainer_common.optim.", "ajet.rollout.user_workflow")
 _CODE_SUFFIXES = {".py", ".j2", ".jinja", ".txt", ".md", ".yaml", ".yml", ".toml"}
@@ -79,7 +81,10 @@ class EarlierRun:
         """None if there was no run."""
         if aside is None and not (path / "config.resolved.yaml").exists():
             return None
-        kept = [path / "config.yaml", path / "config.resolved.yaml", *(path / "code").rglob("*")]
+        kept = [
+            *(path / name for name in _WRITTEN_AT_START),
+            *(path / "code").rglob("*"),
+        ]
         return cls(
             {file.relative_to(path): file.read_bytes() for file in kept if file.is_file()},
             {name: _size(path / name) for name in ("events.jsonl", "metrics.jsonl")},
@@ -173,6 +178,8 @@ class ExperimentFolder:
         (path / "config.resolved.yaml").write_text(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True), "utf-8")
         folder = cls(path, config, masker, lock, with_trackers=backbone != "debug")
         folder._earlier = earlier
+        environment = json.dumps(masker.value(run_environment()), indent=2)
+        (path / "environment.json").write_text(environment, encoding="utf-8")
         _tell(changes)
         folder.events.write("resumed" if resumed else "started", backbone=backbone, pid=os.getpid(), changed=changes)
         return folder

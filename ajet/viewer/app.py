@@ -6,6 +6,7 @@ Handlers are plain functions that run on worker threads, so a slow query doesn't
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -30,6 +31,7 @@ from ajet.observe.episode_codec import episode_json
 from ajet.observe.episode_store import SORT_KEYS, EpisodeFilter, EpisodeNotFoundError, EpisodeStore, SortKey
 from ajet.viewer.episode_view import episode_view, tokens_view
 from ajet.viewer.library import Experiment, ExperimentNotFoundError, Library, differences
+from ajet.viewer.tables import episodes_csv, metrics_csv
 
 _HERE = Path(__file__).parent
 _STATIC = _HERE / "static"
@@ -37,6 +39,7 @@ _GROUP_LIMIT = 64
 _COMPRESS_FROM_BYTES = 50_000
 _PAGE_SIZE = 100
 _LARGEST_PAGE = 1000
+_LARGEST_FILE = 1_000_000
 
 
 def create_app(library: Library, access: Access) -> Starlette:
@@ -122,6 +125,7 @@ class Pages:
             events=list(reversed(experiment.events())),
             log=list(reversed(experiment.log_tail()))[:200],
             rubrics=rubrics.read_text(encoding="utf-8", errors="replace") if rubrics.exists() else "",
+            environment=experiment.environment(),
             asked=asked.read_text(encoding="utf-8") if asked.exists() else "",
             resolved=resolved.read_text(encoding="utf-8") if resolved.exists() else "",
         )
@@ -155,7 +159,9 @@ class Data:
             Route("/api/experiments", self.experiments),
             Route("/api/x/{name}", self.summary),
             Route("/api/x/{name}/metrics", self.metrics),
+            Route("/api/x/{name}/metrics.csv", self.metrics_file),
             Route("/api/x/{name}/episodes", self.episodes),
+            Route("/api/x/{name}/episodes.csv", self.episodes_file),
             Route("/api/x/{name}/facets", self.facets),
             Route("/api/x/{name}/group/{group:path}", self.group),
             Route("/api/x/{name}/episode/{episode:path}", self.episode),
@@ -184,6 +190,22 @@ class Data:
             query.where, sort=query.sort, descending=query.descending, offset=query.offset, limit=query.limit
         )
         return _json({"rows": rows, "total": total})
+
+    def metrics_file(self, request: Request) -> Response:
+        """All metrics, to download."""
+        experiment = self._named(request)
+        return _file(metrics_csv(experiment.metrics()), f"{experiment.name} metrics.csv")
+
+    def episodes_file(self, request: Request) -> Response:
+        """The episodes that the filters choose, all pages of them."""
+        experiment, query = self._named(request), episode_query(request.query_params)
+        store = experiment.store()
+        rows = (
+            store.page(query.where, sort=query.sort, descending=query.descending, limit=_LARGEST_FILE)[0]
+            if store
+            else []
+        )
+        return _file(episodes_csv(rows), f"{experiment.name} episodes.csv")
 
     def facets(self, request: Request) -> Response:
         store = self._named(request).store()
@@ -303,6 +325,12 @@ def _experiment(library: Library, name: str) -> Experiment:
         return library.get(name)
     except ExperimentNotFoundError as error:
         raise HTTPException(404, str(error)) from error
+
+
+def _file(text: str, name: str) -> Response:
+    """A CSV file, which browsers save."""
+    plain = re.sub(r"[^\w.-]+", "_", name)
+    return Response(text, media_type="text/csv", headers={"content-disposition": f'attachment; filename="{plain}"'})
 
 
 def _json(value: Any) -> Response:

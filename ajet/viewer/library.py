@@ -95,6 +95,12 @@ class Experiment:
         loaded = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else None
         return loaded if isinstance(loaded, dict) else {}
 
+    def environment(self) -> dict[str, str]:
+        """Commit, versions and machine; empty for a run of an older version."""
+        file = self.path / "environment.json"
+        found: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        return found
+
     def events(self) -> list[dict[str, Any]]:
         return read_events(self.path / "events.jsonl")
 

@@ -1,4 +1,4 @@
-"""The READMEs' example runs as it is."""
+"""The READMEs' example runs as it is, and learns something."""
 
 from __future__ import annotations
 
@@ -14,25 +14,37 @@ READMES = ("README.md", "README.zh.md")
 
 
 def block(readme: str, first_line: str) -> str:
-    """The code block that begins with `# <file name>`."""
-    found = [block.code for block in blocks_of(ROOT / readme) if block.code.startswith(first_line)]
+    """The code block that begins with `# <file name>`, or has that title."""
+    found = [
+        block.code
+        for block in blocks_of(ROOT / readme)
+        if block.code.startswith(first_line) or (block.title and first_line == f"# {block.title}")
+    ]
     assert len(found) == 1, f"{readme} has {len(found)} blocks that begin with {first_line!r}"
     return found[0]
+
+
+def written(readme: str, folder: Path) -> list[str]:
+    """Writes the example's files. Returns the command that runs it."""
+    for name in ("agent.py", "tasks.jsonl", "sums.yaml"):
+        (folder / name).write_text(block(readme, f"# {name}"))
+    return [sys.executable, "-m", "ajet", "--conf", "sums.yaml"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("readme", READMES)
 def test_the_example_runs(readme: str, tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(block(readme, "# agent.py"))
-    (tmp_path / "capitals.yaml").write_text(block(readme, "# capitals.yaml"))
-    task = {"question": "What is the capital of France?", "answer": "Paris"}
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
-    run = subprocess.run(
-        [sys.executable, "-m", "ajet", "--conf", "capitals.yaml", "--backbone=debug", "rollout.max_env_worker=1"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [*written(readme, tmp_path), "--backbone=debug", "rollout.max_env_worker=1"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "1 episode, 0 without a reward" in run.stdout
+    assert "2 episodes, 0 without a reward" in run.stdout
+
+
+@pytest.mark.slow
+def test_the_example_learns(tmp_path: Path) -> None:
+    run = subprocess.run(written("README.md", tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stdout + run.stderr
+    lines = (tmp_path / "saved_experiments" / "sums" / "metrics.jsonl").read_text().splitlines()
+    rewards = [json.loads(line)["reward/mean"] for line in lines]
+    assert rewards[0] < 0.05 and rewards[-1] > 0.4, rewards
+    assert "warning" not in run.stderr, "a first run has nothing to be warned of"

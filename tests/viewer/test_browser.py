@@ -395,3 +395,66 @@ def test_a_validation_is_not_called_training(tmp_path: Path, open_page: Open) ->
     expect(page.locator(".scale")).to_contain_text("would be trained")
     page.locator(".tk.m-trained").first.click()
     expect(page.locator(".inspector")).to_contain_text("no: validation")
+
+
+def test_charts_fold_and_can_be_saved(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
+    page = open_page(viewer, f"/x/{EXPERIMENT}")
+    settled(page)
+    both = page.locator(".chart", has=page.get_by_role("heading", name="Training and validation", exact=True))
+    expect(both).to_contain_text("training")
+    expect(both).to_contain_text("validation")
+    outcome = page.locator("details.section", has=page.get_by_role("heading", name="Outcome", exact=True))
+    more = page.locator("details.section", has=page.get_by_role("heading", name="More about episodes"))
+    expect(outcome).to_have_attribute("open", "")
+    expect(more).not_to_have_attribute("open", "")
+    shoot(page, "charts-folded")
+    more.locator("summary").click()
+    outcome.locator("summary").click()
+    page.reload()
+    settled(page)
+    expect(more).to_have_attribute("open", "")
+    expect(outcome).not_to_have_attribute("open", "")
+    page.get_by_label("Find a metric").fill("reward")
+    expect(outcome).to_have_attribute("open", "")
+    with page.expect_download() as saved:
+        page.get_by_label("Save Training and validation as PNG").click()
+    assert saved.value.suggested_filename == f"{EXPERIMENT}_Training_and_validation.png"
+    assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="CSV").click()
+    rows = Path(saved.value.path()).read_text().splitlines()
+    assert rows[0].startswith("step,") and len(rows) == 1 + len(viewer.library.get(EXPERIMENT).metrics()["steps"])
+
+
+def test_episodes_can_be_downloaded(viewer: Viewer, open_page: Open) -> None:
+    page = open_page(viewer, f"/x/{EXPERIMENT}/episodes?status=completed&step_min=2&step_max=2")
+    expect(page.locator("#count")).to_contain_text("episodes")
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="CSV").click()
+    rows = Path(saved.value.path()).read_text().splitlines()
+    wanted = store_of(viewer).page(EpisodeFilter(status="completed", step_min=2, step_max=2))[1]
+    assert len(rows) == 1 + wanted
+    page.locator("#episodes tbody tr a.name").first.click()
+    page.locator("#episode[data-ready]").wait_for()
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="Download").click()
+    record = json.loads(Path(saved.value.path()).read_text())
+    assert saved.value.suggested_filename == f"{record['episode_id']}.json"
+    assert record["status"] == "completed"
+
+
+def test_keys_are_listed_and_the_environment_is_shown(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
+    page = open_page(viewer, f"/x/{EXPERIMENT}")
+    settled(page)
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_contain_text("zoom all charts")
+    shoot(page, "keys")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.keyboard.press("/")
+    expect(page.get_by_label("Find a metric")).to_be_focused()
+    page.goto(f"{page.url.split('?')[0]}/about")
+    environment = page.locator("section.card", has=page.get_by_role("heading", name="Environment"))
+    for name in ("Python", "machine", "torch", "command"):
+        expect(environment).to_contain_text(name)
+    shoot(page, "about")

@@ -136,6 +136,7 @@ class LocalRun:
         self.total = training_steps(self.config, len(self.stream.tasks))
         checkpoint = self._checkpoint_to_resume()
         done = 0 if checkpoint is None else checkpoint.step
+        self._refuse_if_complete(done)
         self.progress.start(self.experiment.name, "local", self.total, done, self.viewer)
         self.progress.phase("load", detail=f"{self.config.ajet.model.path}, engine {self.config.ajet.rollout.engine}")
         self.learner = Learner(self.config, self.runtime, self.total)
@@ -371,6 +372,13 @@ class LocalRun:
         if self.common.resume == "never":
             return None
         return self.checkpoints.newest() if self.common.resume == "auto" else load(Path(self.common.resume))
+
+    def _refuse_if_complete(self, done: int) -> None:
+        if done and done >= self.total and not self.common.val_only:
+            raise ConfigError(
+                f"{self.experiment.path} is complete: its newest checkpoint is step {done} of {self.total}. To continue, "
+                "raise ajet.trainer_common.total_training_steps; to start over, use --fresh"
+            )
 
     def _resume(self, checkpoint: Checkpoint) -> None:
         if checkpoint.step >= self.total and not self.common.val_only:

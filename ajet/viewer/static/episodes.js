@@ -21,6 +21,7 @@ async function load() {
   const wrong = ["step_min", "step_max", "reward_min", "reward_max"].find((key) => values[key] && !Number.isFinite(Number(values[key])));
   if (wrong) { state.total = 0; show([]); $("none").textContent = `“${values[wrong]}” is not a number.`; return; }
   const parameters = new URLSearchParams(Object.entries({ ...values, limit: LIMIT }).filter(([, value]) => value !== ""));
+  $("csv").href = `${apiOf(name)}/episodes.csv?${parameters}`;
   $("episodes").classList.add("busy");
   try {
     const page = await fetchJson(`${apiOf(name)}/episodes?${parameters}`, { signal: request.signal });

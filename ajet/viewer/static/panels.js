@@ -3,6 +3,7 @@ const percent = { format: (value) => value === null ? "–" : `${Number((100 * v
 
 export const SECTIONS = [
   { title: "Outcome", panels: [
+    { title: "Training and validation", metrics: ["reward/mean", "val/reward/mean"], labels: ["training", "validation"], alone: true, hint: "mean reward" },
     { title: "Reward", metrics: ["reward/mean"] },
     { title: "Parts of the reward", match: /^reward\/(?!(mean|std|min|max|counted_as_zero)$)/, hint: "before weighting" },
     { title: "Success", metrics: ["success/rate"], ...percent },
@@ -38,6 +39,9 @@ export const SECTIONS = [
     { title: "Forks", match: /^fork\//, stacked: true, hint: "calls that could not extend another" },
   ] },
 ];
+
+/** Sections that are folded until somebody opens them: what no section above shows, but for the workflow's own metrics. */
+export const foldedAtFirst = (title) => !SECTIONS.some((section) => section.title === title) && title !== TITLES.user;
 
 export const TILES = [
   { label: "Reward", metric: "reward/mean" }, { label: "Success", metric: "success/rate", ...percent },

@@ -1,6 +1,6 @@
 // Charts of one run, or of several overlaid; updated while a run is in progress.
 import { $, apiOf, copyLink, debounce, el, fetchJson, number, pageOf, poll, setUrl, short, showLive } from "./common.js";
-import { SECTIONS, TILES, metricsOf, otherSections } from "./panels.js";
+import { SECTIONS, TILES, foldedAtFirst, metricsOf, otherSections } from "./panels.js";
 
 const runs = $("charts-page").dataset.runs.split(",").filter(Boolean).map((name, index) => ({ name, index, steps: [], series: {}, running: false, generation: "" }));
 const single = runs.length === 1;
@@ -46,7 +46,7 @@ function linesOf(panel, names) {
   const lines = [];
   for (const run of runs) for (const [rank, name] of names.entries()) {
     if (!run.series[name]) continue;
-    const label = single ? name.slice(name.indexOf("/") + 1).replaceAll("_", " ") : run.name;
+    const label = panel.labels ? panel.labels[panel.metrics.indexOf(name)] : single ? name.slice(name.indexOf("/") + 1).replaceAll("_", " ") : run.name;
     lines.push({ run, name, label, colour: single ? rank : run.index });
   }
   return lines;
@@ -82,10 +82,21 @@ class Chart {
     this.now = el("span", { class: "now" });
     this.keys = el("div", { class: "keys" });
     this.plot = el("div", { class: "plot", role: "img", "aria-label": `${panel.title} by step` });
-    this.node = el("article", { class: "card chart" }, el("header", {}, el("h3", {}, panel.title), el("span", { class: "hint" }, panel.hint || ""), this.now), this.plot, this.keys);
+    this.node = el("article", { class: "card chart" }, el("header", {}, el("h3", {}, panel.title), el("span", { class: "hint" }, panel.hint || ""), this.now,
+      el("button", { class: "save", type: "button", title: "Save as PNG", "aria-label": `Save ${panel.title} as PNG`, on: { click: () => this.save() } }, "↓")), this.plot, this.keys);
     this.visible = false;
     watch.observe(this.node);
     watched.set(this.node, this);
+  }
+
+  /** Download what is drawn, on the page's background. */
+  save() {
+    const drawn = this.uplot.root.querySelector("canvas"), image = el("canvas", { width: drawn.width, height: drawn.height }), pen = image.getContext("2d");
+    pen.fillStyle = style("--surface");
+    pen.fillRect(0, 0, image.width, image.height);
+    pen.drawImage(drawn, 0, 0);
+    const names = runs.map((run) => run.name).join("_");
+    el("a", { href: image.toDataURL("image/png"), download: `${names} ${this.panel.title}.png`.replaceAll(/[^\w.-]+/g, "_") }).click();
   }
 
   draw() {
@@ -174,12 +185,12 @@ function build() {
   const wanted = view.find.toLowerCase();
   const sections = [...SECTIONS, ...otherSections(names)].map((section) => ({ title: section.title, panels: section.panels.flatMap((panel) => apart(panel, names)).filter((panel) => {
     const metrics = metricsOf(panel, names);
-    return metrics.length && (!wanted || `${panel.title} ${metrics.join(" ")}`.toLowerCase().includes(wanted));
+    return metrics.length && !(panel.alone && (!single || metrics.length < 2)) && (!wanted || `${panel.title} ${metrics.join(" ")}`.toLowerCase().includes(wanted));
   }) })).filter((section) => section.panels.length);
   const layout = JSON.stringify(sections.map((section) => section.panels.map((panel) => panel.title + (panel.metrics || ""))));
   if (layout !== build.layout) {
     build.layout = layout;
-    $("sections").replaceChildren(...sections.map((section) => el("section", { class: "section" }, el("h2", {}, section.title),
+    $("sections").replaceChildren(...sections.map((section) => foldable(section.title, wanted,
       el("div", { class: "charts" }, section.panels.map((panel) => {
         const key = `${section.title} ${panel.title}`;
         if (!charts.has(key)) charts.set(key, new Chart(panel));
@@ -192,6 +203,14 @@ function build() {
   $("none").hidden = runs.some((run) => run.steps.length);
   $("reset-zoom").hidden = view.from === null && view.to === null;
   tiles();
+}
+
+/** A section that folds. What the reader chose is kept; while metrics are searched for, all are open. */
+function foldable(title, searching, content) {
+  const key = `ajet-folded ${title}`, kept = localStorage.getItem(key);
+  const node = el("details", { class: "section", open: Boolean(searching) || !(kept === null ? foldedAtFirst(title) : kept === "1") }, el("summary", {}, el("h2", {}, title)), content);
+  node.querySelector("summary").addEventListener("click", () => localStorage.setItem(key, node.open ? "1" : "0"));
+  return node;
 }
 
 /** Overlaid runs get one metric per chart; a single run shows related metrics together. */

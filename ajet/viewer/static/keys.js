@@ -1,0 +1,24 @@
+// `?` lists the keys of a page, `/` goes to its search.
+import { $, el } from "./common.js";
+
+const KEYS = [["?", "show these keys"], ["/", "search on this page"], ["h", "all experiments"]];
+const ON_EPISODE = [["j", "next episode"], ["k", "previous episode"], ["← →", "move over tabs, or over tokens"], ["↑ ↓", "move over lines of tokens"]];
+const ON_CHARTS = [["drag", "zoom all charts"], ["double-click", "reset the zoom"], ["click", "the episodes of a step"]];
+
+function list() {
+  const rows = [...KEYS, ...($("episode") ? ON_EPISODE : []), ...($("charts-page") ? ON_CHARTS : [])];
+  const dialog = el("dialog", { id: "keys", class: "card pad", "aria-label": "Keys" }, el("h2", {}, "Keys"),
+    el("dl", { class: "key-list" }, rows.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)])),
+    el("form", { method: "dialog" }, el("button", { class: "button" }, "Close")));
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+addEventListener("keydown", (event) => {
+  if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "?" && !$("keys")) list();
+  const search = document.querySelector("input[type=search]");
+  if (event.key === "/" && search) { event.preventDefault(); search.focus(); }
+  if (event.key === "h") location.href = "/";
+});
