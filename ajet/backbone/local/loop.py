@@ -376,17 +376,12 @@ class LocalRun:
     def _refuse_if_complete(self, done: int) -> None:
         if done and done >= self.total and not self.common.val_only:
             raise ConfigError(
-                f"{self.experiment.path} is complete: its newest checkpoint is step {done} of {self.total}. To continue, "
-                "raise ajet.trainer_common.total_training_steps; to start over, use --fresh"
-            )
-
-    def _resume(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.step >= self.total and not self.common.val_only:
-            raise ConfigError(
-                f"{self.experiment.path} is complete: its newest checkpoint is step {checkpoint.step} of "
+                f"{self.experiment.path} is complete: its newest checkpoint is step {done} of "
                 f"{self.total}. To continue, raise ajet.trainer_common.total_training_steps; to start over, use "
                 "--fresh (in Python: Trainer(fresh=True))"
             )
+
+    def _resume(self, checkpoint: Checkpoint) -> None:
         self.early_stop.load_state_dict(checkpoint.state.get("early_stop", self.early_stop.state_dict()))
         if (reason := self.early_stop.reason) is not None and not self.common.val_only:
             raise ConfigError(
