@@ -25,6 +25,7 @@ from ajet.schema.errors import (
     MissingDependencyError,
     UserError,
 )
+from ajet.schema.install import install_command
 from ajet.schema.task import Task
 
 CONNECT_S = 10.0
@@ -40,7 +41,7 @@ class OpenEnvSource:
         self._settings = settings
         if importlib.util.find_spec("openenv") is None:
             raise MissingDependencyError(
-                f"{settings.key}.protocol: openenv needs the package openenv-core\n    pip install 'agentjet[openenv]'"
+                f"{settings.key}.protocol: openenv needs the package openenv-core\n    {install_command('openenv')}"
             )
         if settings.api_key is not None:
             raise UserError(f"{settings.key}.api_key: OpenEnv's protocol has no keys")
