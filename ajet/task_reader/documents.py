@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from ajet.schema.errors import MissingDependencyError, TaskDataError
+from ajet.schema.install import install_command
 
 log = logging.getLogger("ajet.task_reader")
 
@@ -143,7 +144,7 @@ def _pdf(path: Path) -> str:
         from pypdf import PdfReader
         from pypdf.errors import PyPdfError
     except ImportError:
-        raise MissingDependencyError(f"{KEY}: {path} needs pypdf: pip install 'agentjet[documents]'") from None
+        raise MissingDependencyError(f"{KEY}: {path} needs pypdf: {install_command('documents')}") from None
     try:
         return "\n\n".join(page.extract_text() for page in PdfReader(path).pages)
     except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
@@ -156,7 +157,7 @@ def _docx(path: Path) -> str:
         import docx
         from docx.opc.exceptions import PackageNotFoundError
     except ImportError:
-        raise MissingDependencyError(f"{KEY}: {path} needs python-docx: pip install 'agentjet[documents]'") from None
+        raise MissingDependencyError(f"{KEY}: {path} needs python-docx: {install_command('documents')}") from None
     from zipfile import BadZipFile
 
     try:
