@@ -82,7 +82,7 @@ class Trajectory(_Trajectory):
         return usage.input_tokens + usage.output_tokens
 
 
-class _Former:
+class _Former(Agent):
     """The library's way to set up and run an agent, over ours."""
 
     trajectory_class = Trajectory
@@ -96,16 +96,16 @@ class _Former:
         **config: Any,
     ) -> None:
         sampling = {"max_tokens": max_tokens_per_step, "temperature": temperature}
-        ours = {"format": "text"}  # its functions return text, whatever else they take
+        ours: dict[str, Any] = {"format": "text"}  # its functions return text, whatever else they take
         ours |= {key: config.pop(key) for key in ("system_prompt", "format", "name") if key in config}
-        super().__init__(max_steps=max_steps, sampling=sampling, **ours)  # type: ignore[call-arg]
+        super().__init__(max_steps=max_steps, sampling=sampling, **ours)
         self.config = config
         if tools_config:
             self.set_tools(create_tools(tools_config))
 
     def set_tools(self, tools: Mapping[str, Any]) -> None:
         """The tools; the key is the name that the model sees."""
-        finish = [tool for tool in self.tools if tool.name == "finish" and "finish" not in tools]  # type: ignore[has-type]
+        finish = [tool for tool in self.tools if getattr(tool, "name", "") == "finish" and "finish" not in tools]
         self.tools = [*(_as_tool(tool, name) for name, tool in tools.items()), *finish]
 
     def set_interactions(self, interactions: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ class _Former:
         self, prompt: Any, llm_generate_func: Any = None, request_id: str = "", **more: Any
     ) -> Trajectory:
         model = more.pop("model", llm_generate_func)
-        made = await super().run_trajectory(prompt, model, request_id=request_id, **more)  # type: ignore[misc]
+        made = await super().run_trajectory(prompt, model, request_id=request_id, **more)
         assert isinstance(made, Trajectory)
         return made
 
@@ -128,7 +128,7 @@ class ToolAgent(_Former, _ToolAgent):
     """`ToolAgent`."""
 
 
-class BaseAgent(_Former, Agent):
+class BaseAgent(_Former):
     """For agents that define `run_trajectory` themselves, with the helpers that it may call."""
 
     def format_messages_for_llm(self, trajectory: Trajectory, additional_message: str | None = None) -> list[Message]:
@@ -220,12 +220,12 @@ def create_agentic_rollout(config: Mapping[str, Any], **more: Any) -> AgenticRol
     return AgenticRollout(config, **more)
 
 
-_OWN = {"react": ReactAgent, "tool": ToolAgent}
+_OWN: dict[str, type[Agent]] = {"react": ReactAgent, "tool": ToolAgent}
 
 
 def get_agent_class(name: str) -> Any:
     """The class of a name; None if there is none."""
-    found = _OWN.get(name.lower())
+    found: type[Agent] | None = _OWN.get(name.lower())
     if found is None and name in agent_names():
         found = agent_class(name)
     return found
