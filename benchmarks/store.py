@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 SPANS = 8
 BATCH = 64
 SECONDS = 8.0
@@ -137,6 +139,19 @@ async def throughput(url: str, key: str) -> float:
 
     async with StoreClient(url, key) as store:
         return await rate(store, our_batch)
+
+
+def cpu_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+async def count(url: str, key: str) -> int:
+    """Rollouts that the store holds."""
+    from ajet.store.client import StoreClient
+
+    async with StoreClient(url, key) as store:
+        return sum((await store.statistics()).rollouts.values())
 
 
 async def in_process() -> float:
@@ -374,7 +389,11 @@ def main() -> None:
         try:
             key = all_roles(folder / "store.sqlite")
             time.sleep(3)  # until the server has read the key
+            before = [cpu_seconds(server.pid), cpu_seconds(os.getpid())]
             figures["http_sqlite_rollouts_per_s"] = max(asyncio.run(throughput(url, key)) for _ in range(3))
+            done = asyncio.run(count(url, key))
+            for side, pid, start in zip(("server", "client"), (server.pid, os.getpid()), before, strict=True):
+                figures[f"{side}_cpu_ms_per_rollout"] = (cpu_seconds(pid) - start) / done * 1000
             figures |= asyncio.run(claim_latency(url, key))
         finally:
             server.kill()
