@@ -37,6 +37,8 @@ _ETC = (
     "services",
 )
 """What programs look up in /etc. Nothing here is private."""
+_KERNEL = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
+"""What changes the machine when it is written to."""
 _FIRST_UID = 0x6A000000
 _UIDS = 0x01000000
 
@@ -57,18 +59,18 @@ def probe() -> str:
             "sandbox kind bubblewrap: there is no `bwrap` here. Install it (apt-get install bubblewrap), "
             "or choose docker or podman, or `none` if commands may do whatever you may"
         )
-    said = ""
-    for mode in ("root", "user") if os.geteuid() == 0 else ("user",):
-        tried = subprocess.run(
-            [program, *_namespaces(mode, network=False), "--ro-bind", "/", "/", "--proc", "/proc", "/bin/true"],
-            capture_output=True,
-            timeout=PROBE_S,
-            check=False,
-            env={},
-        )
-        if tried.returncode == 0:
-            return mode
-        said = tried.stderr.decode(errors="replace").strip()
+    # As root in a user namespace, commands would own what root owns, /proc/sys for one: there is no such mode.
+    mode = "root" if os.geteuid() == 0 else "user"
+    tried = subprocess.run(
+        [program, *_namespaces(mode, network=False), "--ro-bind", "/", "/", "--proc", "/proc", "/bin/true"],
+        capture_output=True,
+        timeout=PROBE_S,
+        check=False,
+        env={},
+    )
+    if tried.returncode == 0:
+        return mode
+    said = tried.stderr.decode(errors="replace").strip()
     raise SandboxError(
         f"sandbox kind bubblewrap: this machine refuses it: {said}. In a container, allow user namespaces "
         "(docker run --security-opt seccomp=unconfined, or --privileged); on Ubuntu, set "
@@ -128,6 +130,7 @@ def command_line(
         *(["--ro-bind", str(home), str(home)] if home is not None else []),
         *("--ro-bind", str(INSIDE), "/run/inside.py"),
         *("--proc", "/proc", "--dev", "/dev"),
+        *(part for place in _KERNEL if os.path.exists(place) for part in ("--ro-bind", place, place)),
         *("--perms", "1777", "--size", str(SHARED_MEMORY_MB << 20), "--tmpfs", "/dev/shm"),
         *("--perms", "1777", "--size", size, "--tmpfs", "/tmp"),
         *("--perms", "0777", "--size", size, "--tmpfs", WORKSPACE),

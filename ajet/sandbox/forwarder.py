@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
+import subprocess
+import sys
 from urllib.parse import urlsplit, urlunsplit
 
 from ajet.sandbox.sandbox import SandboxError
@@ -69,6 +72,33 @@ class Forwarder:
             await asyncio.gather(_copy(reader, gateway_writer), _copy(gateway_reader, writer))
         finally:
             gateway_writer.close()
+
+
+_LISTEN = """
+import array, socket, sys
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind(("127.0.0.1", int(sys.argv[1])))
+server.listen(128)
+socket.send_fds(socket.socket(fileno=int(sys.argv[2])), [b"x"], [server.fileno()])
+"""
+
+
+def listen_inside(process: int, port: int) -> socket.socket:
+    """A listening socket in the network of another process, a container's. Raises `SandboxError`."""
+    ours, theirs = socket.socketpair()
+    # as another user than root, the container is in a user namespace of ours, which is entered along with its network
+    namespaces = ["--net"] if os.geteuid() == 0 else ["--user", "--preserve-credentials", "--net"]
+    line = ["nsenter", "--target", str(process), *namespaces, "--", sys.executable, "-I", "-S", "-c", _LISTEN]
+    with ours, theirs:
+        done = subprocess.run(
+            [*line, str(port), str(theirs.fileno())], pass_fds=[theirs.fileno()], capture_output=True, check=False
+        )
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip()[-300:]
+            raise SandboxError(f"network: gateway: the container's network can't be entered: {said}")
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    return socket.socket(fileno=descriptors[0])
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -65,7 +65,10 @@ class Hosted:
 
     def __init__(self, inner: Sandbox) -> None:
         self._inner = inner
-        self.workspace = inner.workspace
+
+    @property
+    def workspace(self) -> str:
+        return self._inner.workspace
 
     @property
     def gateway_url(self) -> str | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Protocol
 
 from ajet.sandbox.host import Hosted, on_host
-from ajet.sandbox.sandbox import Sandbox, SandboxSettings
+from ajet.sandbox.sandbox import Sandbox, SandboxError, SandboxSettings
 
 
 class open_sandbox:
@@ -32,15 +32,39 @@ class open_sandbox:
             await self._sandbox.close()
 
     async def _open(self) -> Sandbox:
-        from ajet.sandbox.bubblewrap import BubblewrapSandbox
-
-        sandbox = BubblewrapSandbox(self._settings, self._gateway_url)
+        sandbox = _made(self._settings, self._gateway_url)
         await on_host(sandbox.start())
         return Hosted(sandbox)
 
 
+class _Startable(Sandbox, Protocol):
+    async def start(self) -> None: ...
+
+
+def _made(settings: SandboxSettings, gateway_url: str | None) -> _Startable:
+    if settings.kind == "bubblewrap":
+        from ajet.sandbox.bubblewrap import BubblewrapSandbox
+
+        return BubblewrapSandbox(settings, gateway_url)
+    if settings.kind in ("docker", "podman"):
+        from ajet.sandbox.container import ContainerSandbox
+
+        return ContainerSandbox(settings, gateway_url)
+    if settings.kind == "none":
+        from ajet.sandbox.unconfined import UnconfinedSandbox
+
+        return UnconfinedSandbox(settings, gateway_url)
+    raise SandboxError("sandbox kind kubernetes is not part of this version: choose bubblewrap, docker or podman")
+
+
 def check_sandbox(settings: SandboxSettings) -> None:
     """Raises `SandboxError` if no such sandbox can be made on this machine: before a run, not in its first episode."""
-    from ajet.sandbox.bubblewrap_arguments import check
-
+    if settings.kind == "bubblewrap":
+        from ajet.sandbox.bubblewrap_arguments import check
+    elif settings.kind in ("docker", "podman"):
+        from ajet.sandbox.container import check
+    elif settings.kind == "none":
+        from ajet.sandbox.unconfined import check
+    else:
+        _made(settings, None)
     check(settings)

@@ -88,8 +88,9 @@ class ExecResult:
 class Sandbox(Protocol):
     """Made by `ajet.sandbox.open_sandbox`; an async context manager that closes it. Can be used from any event loop."""
 
-    workspace: str
-    """The folder, as seen inside, where commands start and relative paths begin."""
+    @property
+    def workspace(self) -> str:
+        """The folder, as seen inside, where commands start and relative paths begin."""
 
     @property
     def gateway_url(self) -> str | None:

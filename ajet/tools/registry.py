@@ -32,6 +32,7 @@ READY = {
     "python": "ajet.tools.python:Python",
     "file_editor": "ajet.tools.file_editor:FileEditor",
     "search": "ajet.tools.search:Search",
+    "mcp": "ajet.tools.mcp:McpServer",
 }
 """The tools that come with ajet, imported when they are asked for."""
 NEED_OPTIONS = frozenset({"mcp"})

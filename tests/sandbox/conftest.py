@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
 
-from ajet.sandbox import SandboxError, bubblewrap
+from ajet.sandbox import SandboxError
 from ajet.sandbox.bubblewrap_arguments import probe
 from ajet.sandbox.cgroups import Cgroup
 
-MODES = ("best", "user namespace", "no cgroup")
+MODES = ("best", "no cgroup")
 
 
 def has_bubblewrap() -> bool:
@@ -28,10 +27,6 @@ needs_bubblewrap = pytest.mark.skipif(not has_bubblewrap(), reason="bubblewrap c
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How the sandbox is made: as well as this machine can, or with less."""
-    if request.param == "user namespace":
-        if os.geteuid() != 0:
-            pytest.skip("it is the best one here")
-        monkeypatch.setattr(bubblewrap, "probe", lambda: "user")
     if request.param == "no cgroup":
         nothing: Callable[..., None] = lambda **_: None  # noqa: E731
         monkeypatch.setattr(Cgroup, "create", nothing)

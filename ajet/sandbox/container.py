@@ -1,0 +1,407 @@
+"""`ContainerSandbox`: a Docker or Podman container, through the program of that name.
+
+The container's first process reads from us and ends when we do: what an owner that was killed left behind ends by
+itself. Containers also carry labels that name their owner and their deadline, by which `sweep` removes what a dead
+daemon or machine left. The image needs a POSIX shell and the usual small programs (busybox has them).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import posixpath
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ajet.sandbox.forwarder import Forwarder, listen_inside
+from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings
+from ajet.sandbox.seccomp import container_profile
+from ajet.sandbox.streams import Output, feed
+
+WORKSPACE = "/workspace"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+START_S = 120.0
+COMMAND_S = 30.0
+"""How long the program itself may take to answer."""
+FILE_S = 60.0
+LARGEST_READ = 256 << 20
+LABEL = "ajet.sandbox"
+
+_FIRST = "echo ready; while read -r line; do (:); done"
+"""Process 1: its shell frees processes that have ended whenever it is sent a line, and exits with its input."""
+_READ = (
+    'if [ -d "$1" ]; then exit 73; elif [ ! -e "$1" ]; then exit 72; '
+    'elif [ ! -f "$1" ] || [ ! -r "$1" ]; then exit 74; fi; exec head -c "$2" -- "$1"'
+)
+_WRITE = (
+    'p=$(readlink -f -- "$1" 2>/dev/null || printf %s "$1"); [ -d "$p" ] && exit 73; d=$(dirname -- "$p"); '
+    'mkdir -p -- "$d" || exit 75; [ -e "$p" ] && [ ! -w "$p" ] && exit 74; '
+    't=$(mktemp "$d/.new.XXXXXX") || exit 75; m=644; [ -e "$p" ] && m=$(stat -c %a -- "$p"); '
+    'if cat > "$t" && chmod "$m" "$t" && mv -f -- "$t" "$p"; then exit 0; fi; rm -f -- "$t"; exit 75'
+)
+_ERRORS: dict[int, tuple[type[OSError], int]] = {
+    72: (FileNotFoundError, 2),
+    73: (IsADirectoryError, 21),
+    74: (PermissionError, 13),
+}
+_SAID = {"Read-only": 30, "No space": 28, "Permission": 13, "Not a directory": 20}
+"""What a shell says about a failed write, as error numbers."""
+
+
+class ContainerSandbox:
+    """See `ajet.sandbox.sandbox.Sandbox`. Used on the sandboxes' thread (`host.py`) only."""
+
+    workspace = WORKSPACE
+
+    def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
+        self._settings = settings
+        self._program = settings.kind
+        self._name = ""
+        self._forwarder: Forwarder | None = None
+        if settings.network == "gateway":
+            if gateway_url is None:
+                raise SandboxError("sandbox network: gateway: there is no gateway here; use network: none or host")
+            self._forwarder = Forwarder(gateway_url)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ending = threading.Lock()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._closed_because = "the sandbox is closed"
+
+    @property
+    def gateway_url(self) -> str | None:
+        return self._forwarder.url if self._forwarder else None
+
+    @property
+    def limits(self) -> Mapping[str, str]:
+        network = {"none": "namespace", "gateway": "namespace, with the gateway's port", "host": "not limited"}
+        own = f"{self._program}'s"
+        return {
+            "memory": f"cgroup, {own}",
+            "processes": f"cgroup, {own}",
+            "cpus": f"cgroup, {own}",
+            "disk": "size of the file system in memory",
+            "time": "watched by the owner",
+            "lifetime": "watched by the owner",
+            "network": network[self._settings.network],
+            "system calls": "seccomp",
+        }
+
+    async def start(self) -> None:
+        """Make it. Raises `SandboxError`."""
+        try:
+            await asyncio.to_thread(check, self._settings)
+            await asyncio.to_thread(sweep, self._program)
+            self._name = f"ajet-{secrets.token_hex(8)}"
+            with tempfile.NamedTemporaryFile("w", suffix=".json") as profile:
+                json.dump(container_profile(), profile)
+                profile.flush()
+                line = [*_command(self._settings), *run_arguments(self._settings, self._name, profile.name)]
+                self._process = process = subprocess.Popen(
+                    line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+                )
+                said = await asyncio.wait_for(asyncio.to_thread(_first_line, process), START_S)
+            if said != b"ready\n":
+                error = await asyncio.to_thread(_last_words, process)
+                raise SandboxError(f"{self._program} could not start the container: {error}")
+            loop = asyncio.get_running_loop()
+            self._expiry = loop.call_later(self._settings.lifetime_seconds, self._expire)
+            if self._forwarder is not None:
+                await self._forwarder.serve(await asyncio.to_thread(self._listener, self._forwarder.port))
+        except TimeoutError:
+            await self.close()
+            raise SandboxError(f"{self._program} did not start the container within {START_S:g} s") from None
+        except BaseException:
+            await self.close()
+            raise
+
+    def _listener(self, port: int) -> socket.socket:
+        """A socket in the container's network."""
+        inspected = _answer(self._settings, ["inspect", "--format", "{{.State.Pid}}", self._name])
+        return listen_inside(int(inspected), port)
+
+    def _expire(self) -> None:
+        self._closed_because = "the sandbox reached its lifetime_seconds and was closed"
+        threading.Thread(target=self.kill, name="ajet-sandbox-end", daemon=True).start()
+
+    # ------------------------------------------------------------ commands and files
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        arguments = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        if not arguments or any("\0" in argument for argument in arguments):
+            raise ValueError("a command needs at least a program's name, and no NUL characters")
+        folder = posixpath.join(WORKSPACE, cwd or "")
+        enter = 'cd -- "$1" 2>/dev/null || { echo "cannot work in $1: No such file or directory" >&2; exit 1; }; '
+        line = ["/bin/sh", "-c", f'{enter}shift; exec "$@"', "sh", folder, *arguments]
+        seconds = min(timeout or self._settings.exec_seconds, self._settings.exec_seconds)
+        return await self._run(line, stdin, seconds, self._settings.output_bytes, env or {}, on_output)
+
+    async def read(self, path: str) -> bytes:
+        _checked(path)
+        place = posixpath.join(WORKSPACE, path)
+        line = ["/bin/sh", "-c", _READ, "sh", place, str(LARGEST_READ + 1)]
+        result = await self._run(line, b"", FILE_S, 1 << 30, {}, None)
+        if result.exit_code:
+            raise _error(result, path)
+        if len(result.stdout) > LARGEST_READ:
+            raise OSError(27, os.strerror(27), path)
+        return result.stdout
+
+    async def write(self, path: str, content: bytes) -> None:
+        _checked(path)
+        result = await self._run(
+            ["/bin/sh", "-c", _WRITE, "sh", posixpath.join(WORKSPACE, path)], content, FILE_S, 4096, {}, None
+        )
+        if result.exit_code:
+            raise _error(result, path)
+
+    async def _run(
+        self,
+        line: Sequence[str],
+        stdin: bytes,
+        seconds: float,
+        limit: int,
+        env: Mapping[str, str],
+        on_output: OnOutput | None,
+    ) -> ExecResult:
+        container = self._live()
+        started = time.perf_counter()
+        (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = os.pipe(), os.pipe(), os.pipe()
+        stdout, stderr = Output(ours_out, limit, on_output), Output(ours_err, limit, on_output)
+        variables = [part for name, value in env.items() for part in ("--env", f"{name}={value}")]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(
+                    *_command(self._settings),
+                    "exec",
+                    "--interactive",
+                    "--user",
+                    _user(self._settings),
+                    *variables,
+                    self._name,
+                    *line,
+                ),
+                stdin=theirs_in,
+                stdout=theirs_out,
+                stderr=theirs_err,
+                start_new_session=True,
+            )
+        finally:
+            for descriptor in (theirs_in, theirs_out, theirs_err):
+                os.close(descriptor)
+        feeding = asyncio.create_task(feed(ours_in, stdin))
+        timed_out = False
+        try:
+            code = await asyncio.wait_for(process.wait(), seconds)
+        except TimeoutError:
+            timed_out, code = True, 124
+            await self._end_all(process)
+        except asyncio.CancelledError:
+            await asyncio.shield(asyncio.ensure_future(self._end_all(process)))
+            raise
+        finally:
+            feeding.cancel()
+            stdout.finish()
+            stderr.finish()
+        if container.poll() is not None:
+            raise SandboxError(self._closed_because if not self._process else "the container ended")
+        with contextlib.suppress(OSError):
+            assert container.stdin is not None
+            os.write(container.stdin.fileno(), b"\n")  # its first process frees what has ended
+        seconds = time.perf_counter() - started
+        truncated = stdout.truncated or stderr.truncated
+        return ExecResult(code, stdout.content(), stderr.content(), seconds, timed_out, truncated)
+
+    async def _end_all(self, process: asyncio.subprocess.Process) -> None:
+        """End everything in the container but its first process: nothing tells which command started what."""
+        with contextlib.suppress(SandboxError):
+            await asyncio.to_thread(
+                _answer,
+                self._settings,
+                ["exec", "--user", _user(self._settings), self._name, "/bin/sh", "-c", "kill -9 -1"],
+                may_fail=True,
+            )
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+    def _live(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise SandboxError(self._closed_because)
+        return self._process
+
+    # ------------------------------------------------------------ ends
+
+    async def reset(self) -> None:
+        await self.close()
+        if self._forwarder is not None:
+            self._forwarder = Forwarder(self._forwarder.gateway_url)
+        await self.start()
+
+    async def close(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._forwarder is not None:
+            self._forwarder.close()
+        await asyncio.shield(asyncio.to_thread(self.kill))
+
+    def kill(self) -> None:
+        with self._ending:
+            process, self._process = self._process, None
+            if process is None:
+                return
+            at_once = ["--time", "0"] if self._program == "podman" else []
+            with contextlib.suppress(SandboxError):
+                _answer(self._settings, ["rm", "--force", *at_once, self._name], may_fail=True)
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
+
+    async def __aenter__(self) -> Sandbox:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def check(settings: SandboxSettings) -> None:
+    """Raises `SandboxError` if this container can't be made here."""
+    kind = settings.kind
+    if shutil.which(kind) is None:
+        raise SandboxError(f"sandbox kind {kind}: there is no `{kind}` here: install it, or choose another kind")
+    if not settings.image:
+        raise SandboxError(f"sandbox kind {kind} needs an image, for example image: python:3.11-slim")
+    _answer(settings, ["info", "--format", "{{json .}}"])
+    try:
+        _answer(settings, ["image", "inspect", "--format", "{{.Id}}", settings.image])
+    except SandboxError:
+        raise SandboxError(
+            f"sandbox image: {kind} has no image {settings.image!r} on this machine: {kind} pull {settings.image}"
+        ) from None
+
+
+def run_arguments(settings: SandboxSettings, name: str, profile: str) -> list[str]:
+    """How the container is made: no privilege, no network, a read-only root, files in memory."""
+    memory = f"{settings.memory_mb + settings.disk_mb}m"
+    owner = {"host": socket.gethostname(), "process": os.getpid(), "started": _started(os.getpid())}
+    labels = {
+        LABEL: "1",
+        f"{LABEL}.owner": json.dumps(owner),
+        f"{LABEL}.expires": str(int(time.time() + settings.lifetime_seconds) + 60),
+    }
+    variables = {"PATH": PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **settings.environment}
+    return [
+        *("run", "--interactive", "--rm", "--pull", "never", "--name", name, "--hostname", "sandbox"),
+        *(part for key, value in labels.items() for part in ("--label", f"{key}={value}")),
+        *("--network", "host" if settings.network == "host" else "none"),
+        *(["--http-proxy=false", "--read-only-tmpfs=false"] if settings.kind == "podman" else []),
+        *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only", "--user", "0:0"),
+        *("--security-opt", f"seccomp={profile}"),
+        *("--tmpfs", f"{WORKSPACE}:rw,exec,size={settings.disk_mb}m,mode=0777"),
+        *("--tmpfs", f"/tmp:rw,exec,size={settings.disk_mb}m,mode=1777"),
+        *("--memory", memory, "--memory-swap", memory, "--cpus", str(settings.cpus)),
+        *("--pids-limit", str(settings.processes + 8)),
+        *("--ulimit", "nofile=1024:1024", "--ulimit", "core=0:0"),
+        *("--ulimit", f"nproc={settings.processes}:{settings.processes}"),
+        *("--ulimit", f"fsize={settings.disk_mb << 20}:{settings.disk_mb << 20}"),
+        *(part for folder in settings.read_only for part in ("--volume", f"{folder}:{folder}:ro")),
+        *(part for key, value in variables.items() for part in ("--env", f"{key}={value}")),
+        *("--entrypoint", "/bin/sh", str(settings.image), "-c", _FIRST),
+    ]
+
+
+def sweep(program: str) -> int:
+    """Remove containers whose owner on this machine is dead, or whose deadline is over. Returns how many."""
+    settings = SandboxSettings(kind=program)  # type: ignore[arg-type]
+    listed = _answer(settings, ["ps", "--all", "--quiet", "--filter", f"label={LABEL}=1"], may_fail=True).split()
+    swept = 0
+    for container in listed:
+        labels = _answer(settings, ["inspect", "--format", "{{json .Config.Labels}}", container], may_fail=True)
+        try:
+            found = json.loads(labels)
+            owner, expires = json.loads(found[f"{LABEL}.owner"]), int(found[f"{LABEL}.expires"])
+        except (ValueError, KeyError, TypeError):
+            continue  # it is being removed
+        dead = owner["host"] == socket.gethostname() and _started(owner["process"]) != owner["started"]
+        if dead or time.time() > expires:
+            _answer(settings, ["rm", "--force", container], may_fail=True)
+            swept += 1
+    return swept
+
+
+def _user(settings: SandboxSettings) -> str:
+    """Whom commands run as. The first process is another user, without privileges: they can't look into it."""
+    return str(settings.options.get("user", "1000:1000"))
+
+
+def _command(settings: SandboxSettings) -> list[str]:
+    """The program, and the OCI runtime if the settings name one."""
+    runtime = settings.options.get("runtime")
+    return [settings.kind, *(["--runtime", str(runtime)] if runtime and settings.kind == "podman" else [])]
+
+
+def _answer(settings: SandboxSettings, arguments: Sequence[str], *, may_fail: bool = False) -> str:
+    """What the program prints. Raises `SandboxError`."""
+    line = [*_command(settings), *arguments]
+    try:
+        done = subprocess.run(line, capture_output=True, timeout=COMMAND_S, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxError(f"{settings.kind} {arguments[0]}: {error}") from None
+    if done.returncode and not may_fail:
+        said = done.stderr.decode(errors="replace").strip()[-500:]
+        raise SandboxError(f"sandbox kind {settings.kind}: `{settings.kind} {arguments[0]}` failed: {said}")
+    return done.stdout.decode(errors="replace").strip()
+
+
+def _first_line(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def _last_words(process: subprocess.Popen[bytes]) -> str:
+    assert process.stderr is not None
+    process.kill()
+    return process.stderr.read().decode(errors="replace").strip()[-500:]
+
+
+def _checked(path: str) -> None:
+    if not path or "\0" in path:
+        raise FileNotFoundError(2, "no such file", path)
+
+
+def _error(result: ExecResult, path: str) -> OSError:
+    if result.timed_out:
+        return OSError(110, f"took longer than {FILE_S:g} s", path)
+    said = result.stderr.decode(errors="replace")
+    kind, number = _ERRORS.get(result.exit_code, (OSError, 5))
+    if kind is OSError:
+        number = next((number for words, number in _SAID.items() if words in said), 5)
+    return kind(number, os.strerror(number), path)
+
+
+def _started(process: int) -> int:
+    """When a process started, in clock ticks; 0: there is none."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError):
+        return 0

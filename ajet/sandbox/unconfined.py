@@ -1,0 +1,183 @@
+"""`UnconfinedSandbox`: kind `none`. A folder of its own, a clean environment and time limits: nothing is confined.
+
+For machines where the episode is confined already (a container made for it), and for trusted commands. Commands may do
+whatever you may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings
+from ajet.sandbox.streams import Output, feed
+
+
+class UnconfinedSandbox:
+    """See `ajet.sandbox.sandbox.Sandbox`."""
+
+    gateway_url: str | None
+
+    def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
+        check(settings)
+        self._settings = settings
+        self.gateway_url = gateway_url
+        self.workspace = ""
+        self._running: set[int] = set()
+        """Process groups."""
+
+    @property
+    def limits(self) -> Mapping[str, str]:
+        held = {"time": "watched by the owner"}
+        names = ("memory", "processes", "cpus", "disk", "time", "lifetime", "network", "system calls")
+        return {name: held.get(name, "not limited") for name in names}
+
+    async def start(self) -> None:
+        """Make the folder."""
+        self.workspace = tempfile.mkdtemp(prefix="ajet-workspace-")
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        arguments = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        if not arguments or any("\0" in argument for argument in arguments):
+            raise ValueError("a command needs at least a program's name, and no NUL characters")
+        folder = self._place(cwd or "")
+        variables = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": self.workspace,
+            "LANG": "C.UTF-8",
+            **self._settings.environment,
+            **(env or {}),
+        }
+        started = time.perf_counter()
+        (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = os.pipe(), os.pipe(), os.pipe()
+        limit = self._settings.output_bytes
+        stdout, stderr = Output(ours_out, limit, on_output), Output(ours_err, limit, on_output)
+        feeding = asyncio.create_task(feed(ours_in, stdin))
+        timed_out, code = False, 0
+        try:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *arguments,
+                    stdin=theirs_in,
+                    stdout=theirs_out,
+                    stderr=theirs_err,
+                    cwd=folder,
+                    env=variables,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                code = 127 if isinstance(error, FileNotFoundError) else 126
+                return ExecResult(code, b"", f"{arguments[0]}: {error.strerror}\n".encode(), 0.0)
+            finally:
+                for descriptor in (theirs_in, theirs_out, theirs_err):
+                    os.close(descriptor)
+            self._running = {group for group in self._running if _alive(group)} | {process.pid}
+            seconds = min(timeout or self._settings.exec_seconds, self._settings.exec_seconds)
+            try:
+                code = await asyncio.wait_for(process.wait(), seconds)
+            except TimeoutError:
+                timed_out, code = True, 124
+            finally:
+                if process.returncode is None:
+                    _end(process.pid)
+                    await process.wait()
+        finally:
+            feeding.cancel()
+            stdout.finish()
+            stderr.finish()
+        code = code if code >= 0 else 128 - code
+        seconds = time.perf_counter() - started
+        truncated = stdout.truncated or stderr.truncated
+        return ExecResult(code, stdout.content(), stderr.content(), seconds, timed_out, truncated)
+
+    async def read(self, path: str) -> bytes:
+        return await asyncio.to_thread(_content, Path(self._place(path)))
+
+    async def write(self, path: str, content: bytes) -> None:
+        await asyncio.to_thread(_replace, Path(self._place(path)), content)
+
+    def _place(self, path: str) -> str:
+        if not self.workspace:
+            raise SandboxError("the sandbox is closed")
+        return os.path.join(self.workspace, path)
+
+    async def reset(self) -> None:
+        await self.close()
+        await self.start()
+
+    async def close(self) -> None:
+        await asyncio.shield(asyncio.to_thread(self.kill))
+
+    def kill(self) -> None:
+        workspace, self.workspace = self.workspace, ""
+        for group in filter(_alive, self._running):  # a number whose processes have all ended may be another's now
+            _end(group)
+        self._running.clear()
+        if workspace:
+            shutil.rmtree(workspace, ignore_errors=True)
+
+    async def __aenter__(self) -> Sandbox:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def check(settings: SandboxSettings) -> None:
+    """It must be asked for with open eyes."""
+    if settings.network != "host":
+        raise SandboxError(f"sandbox kind none can't limit the network: set network: host, not {settings.network}")
+
+
+def _alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return False  # not ours: the number has been given to another
+    return True
+
+
+def _end(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _content(place: Path) -> bytes:
+    if place.exists() and not place.is_dir() and not place.is_file():
+        raise PermissionError(1, "not a regular file", str(place))
+    return place.read_bytes()
+
+
+def _replace(place: Path, content: bytes) -> None:
+    place = place.resolve()
+    if place.is_dir():
+        raise IsADirectoryError(21, os.strerror(21), str(place))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    mode = place.stat().st_mode & 0o7777 if place.exists() else 0o644
+    descriptor, temporary = tempfile.mkstemp(dir=place.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, mode)
+        os.replace(temporary, place)
+    except OSError:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,189 @@
+"""`McpServer`: the tools of an MCP server, over a program's standard streams or streamable HTTP.
+
+Each episode has a connection of its own (and, with `command`, a server process of its own), closed with its tools. The
+program runs beside ajet, not in the sandbox, with only the variables in `env` and those that the SDK finds harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import shlex
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+from ajet.schema.errors import MissingDependencyError
+from ajet.tools.text import describe_error
+from ajet.tools.tool import Arguments, OpenTool, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 60.0
+CLOSE_S = 10.0
+SAID = 500
+"""How much of what a server wrote before it failed is shown."""
+
+
+class McpServer:
+    """A `ToolSource`: `{mcp: {command: "uvx mcp-server-calculator"}}` or `{mcp: {url: "http://…/mcp"}}`."""
+
+    def __init__(
+        self,
+        *,
+        command: str | list[str] | None = None,
+        url: str | None = None,
+        env: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+        tools: list[str] | None = None,
+        prefix: str = "",
+        timeout: float = 60.0,
+    ) -> None:
+        """`tools`: only these of its tools; `prefix`: what their names begin with here; `timeout`: of one call."""
+        if (command is None) == (url is None):
+            raise ToolSetupError("mcp: give either `command`, which starts a server, or `url`")
+        self._line = shlex.split(command) if isinstance(command, str) else list(command or [])
+        if url is None and not self._line:
+            raise ToolSetupError("mcp.command is empty")
+        self._url = url
+        self._env = env or {}
+        self._headers = headers or {}
+        self._only = tools
+        self._prefix = prefix
+        self._timeout = timeout
+
+    @property
+    def place(self) -> str:
+        """The server, in messages."""
+        return self._url or shlex.join(self._line)
+
+    async def connect(self, context: ToolContext) -> _Connection:
+        """Start or reach the server, and ask for its tools."""
+        connection = _Connection(self)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await connection.ready
+        except BaseException as error:
+            await connection.close()
+            if isinstance(error, TimeoutError):
+                raise ToolSetupError(f"mcp: {self.place} did not answer within {CONNECT_S:g} s") from None
+            raise
+        return connection
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Any]:
+        """The SDK's client session, initialised."""
+        try:
+            from mcp import ClientSession, StdioServerParameters
+            from mcp.client.stdio import stdio_client
+            from mcp.client.streamable_http import streamablehttp_client
+        except ImportError:
+            raise MissingDependencyError("MCP servers need the package mcp: pip install 'agentjet[mcp]'") from None
+        async with AsyncExitStack() as stack:
+            said = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
+            try:
+                if self._url is None:
+                    program, *rest = self._line
+                    started = StdioServerParameters(command=program, args=rest, env=self._env)
+                    streams: Any = await stack.enter_async_context(stdio_client(started, errlog=said))
+                else:
+                    streams = await stack.enter_async_context(streamablehttp_client(self._url, self._headers))
+                limit = timedelta(seconds=self._timeout)
+                session = await stack.enter_async_context(ClientSession(streams[0], streams[1], limit))
+                await session.initialize()
+            except Exception as error:
+                said.seek(0)
+                words = said.read()[-SAID:].strip()
+                hint = f"; it said: {words}" if words else ""
+                raise ToolSetupError(f"mcp: {self.place}: {describe_error(_first(error))}{hint}") from error
+            yield session
+
+    def tools_of(self, listed: Sequence[Any], session: Any) -> list[Tool]:
+        """The server's tools that are wanted."""
+        names = [tool.name for tool in listed]
+        for name in self._only or []:
+            if name not in names:
+                raise ToolSetupError(f"mcp: {self.place} has no tool {name!r}; it has {', '.join(names)}")
+        return [
+            McpTool(tool, session, self._prefix) for tool in listed if self._only is None or tool.name in self._only
+        ]
+
+
+class _Connection:
+    """A connection, in a task of its own: the SDK wants to be left in the task that entered it."""
+
+    def __init__(self, server: McpServer) -> None:
+        self.tools: Sequence[Tool] = ()
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stop = asyncio.Event()
+        self._task = asyncio.create_task(self._serve(server))
+
+    async def _serve(self, server: McpServer) -> None:
+        try:
+            async with server.session() as session:
+                listed, cursor = [], None
+                while True:
+                    page = await session.list_tools(cursor)
+                    listed += page.tools
+                    cursor = page.nextCursor
+                    if not cursor:
+                        break
+                self.tools = server.tools_of(listed, session)
+                if not self.ready.done():
+                    self.ready.set_result(None)
+                await self._stop.wait()
+        except Exception as error:
+            if self.ready.done():
+                raise
+            first = _first(error)
+            if not isinstance(first, ToolSetupError | MissingDependencyError):
+                first = ToolSetupError(f"mcp: {server.place}: {describe_error(first)}")
+            self.ready.set_exception(first)
+
+    async def close(self) -> None:
+        self._stop.set()
+        try:
+            await asyncio.wait_for(self._task, CLOSE_S)
+        except (TimeoutError, asyncio.CancelledError):
+            log.warning("an MCP server's connection did not close within %g s, and was cut", CLOSE_S)
+        except Exception:  # the server is gone: nothing is left to close
+            log.debug("an MCP server ended before its connection", exc_info=True)
+
+
+class McpTool(StatelessTool):
+    """One tool of a server."""
+
+    def __init__(self, tool: Any, session: Any, prefix: str) -> None:
+        self.name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix + tool.name)[:64]
+        self.description = tool.description or tool.name
+        self.parameters = {"type": "object", "properties": {}, **tool.inputSchema}
+        self._remote = tool.name
+        self._session = session
+
+    async def open(self, context: ToolContext) -> OpenTool:
+        return await super().open(context)
+
+    async def run(self, arguments: Arguments, context: ToolContext) -> ToolResult:
+        answer = await self._session.call_tool(self._remote, arguments)
+        texts = [_shown(part) for part in answer.content]
+        return ToolResult("\n".join(texts) or "done", not answer.isError, answer.structuredContent)
+
+
+def _shown(part: Any) -> str:
+    if part.type == "text":
+        return str(part.text)
+    resource = getattr(part, "resource", None)
+    if getattr(resource, "text", None) is not None:
+        return str(resource.text)
+    data = getattr(part, "data", None) or getattr(resource, "blob", "")
+    return f"[{part.type}, {len(data)} characters of base64]"
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error itself: task groups wrap it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

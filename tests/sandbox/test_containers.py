@@ -1,0 +1,178 @@
+"""Docker and Podman, with an image made of this machine's own busybox."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.sandbox import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
+from ajet.sandbox.container import sweep
+from ajet.sandbox.seccomp import container_profile
+
+IMAGE = "ajet-test:busybox"
+
+
+def settings_of(kind: str, **more: Any) -> SandboxSettings:
+    options = {"runtime": "runc"} if kind == "podman" and shutil.which("runc") else {}
+    image = f"localhost/{IMAGE}" if kind == "podman" else IMAGE
+    return SandboxSettings(kind=kind, image=image, options=options, memory_mb=64, disk_mb=8, processes=24, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", params=["docker", "podman"])
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A kind whose program works here."""
+    name: str = request.param
+    busybox = shutil.which("busybox")
+    if shutil.which(name) is None or busybox is None:
+        pytest.skip(f"needs {name} and busybox")
+    if subprocess.run([name, "info"], capture_output=True, check=False).returncode:
+        pytest.skip(f"{name} does not work here")
+    root = tmp_path_factory.mktemp("image")
+    (root / "bin").mkdir()
+    for applet in subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split():
+        os.symlink("busybox", root / "bin" / applet)
+    (root / "bin" / "busybox").unlink(missing_ok=True)
+    shutil.copy(busybox, root / "bin" / "busybox")
+    packed = subprocess.run(["tar", "-C", str(root), "-cf", "-", "."], capture_output=True, check=True).stdout
+    image = f"localhost/{IMAGE}" if name == "podman" else IMAGE
+    subprocess.run([name, "import", "-", image], input=packed, capture_output=True, check=True)
+    try:
+        asyncio.run(use_once(name))
+    except SandboxError as error:
+        pytest.skip(f"{name} can't run a container here: {error}")
+    return name
+
+
+async def use_once(kind: str) -> None:
+    async with open_sandbox(settings_of(kind)) as sandbox:
+        await sandbox.exec("true")
+
+
+def containers(kind: str, owner: int) -> list[str]:
+    listed = subprocess.run(
+        [kind, "ps", "-a", "--filter", "label=ajet.sandbox=1", "--format", "{{.Labels}}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line for line in listed.stdout.splitlines() if f'"process": {owner}' in line or f"process:{owner}" in line]
+
+
+@pytest.mark.slow
+def test_commands_and_files(kind: str) -> None:
+    async def use(sandbox: Sandbox) -> None:
+        result = await sandbox.exec("id -u; pwd; echo err >&2; exit 3")
+        assert (result.exit_code, result.stdout, result.stderr) == (3, b"1000\n/workspace\n", b"err\n")
+        await sandbox.write("a b/x", b"\0\xff" * 5000)
+        assert await sandbox.read("a b/x") == b"\0\xff" * 5000
+        assert (await sandbox.exec(["cat", "-"], stdin=b"in", cwd="a b", env={"X": "1"})).stdout == b"in"
+        with pytest.raises(FileNotFoundError):
+            await sandbox.read("none")
+        with pytest.raises(IsADirectoryError):
+            await sandbox.read("a b")
+        with pytest.raises(PermissionError):
+            await sandbox.read("/dev/zero")
+        with pytest.raises(OSError, match="No space"):
+            await sandbox.write("big", b"x" * (9 << 20))
+        result = await sandbox.exec("sleep 61 & sleep 61", timeout=2)
+        assert result.timed_out and result.exit_code == 124
+        assert b"sleep 61" not in (await sandbox.exec("ps")).stdout
+        assert (await sandbox.exec("kill -9 1; touch /x /etc/x; cat /proc/1/environ; ip link set lo down")).exit_code
+        await sandbox.reset()
+        assert (await sandbox.exec("ls -A")).stdout == b""
+
+    async def main() -> None:
+        async with open_sandbox(settings_of(kind)) as sandbox:
+            await use(sandbox)
+
+    asyncio.run(main())
+    assert not containers(kind, os.getpid())
+
+
+@pytest.mark.slow
+def test_only_the_gateway_is_reached(kind: str) -> None:
+    if shutil.which("nsenter") is None:
+        pytest.skip("needs nsenter")
+
+    async def main() -> bytes:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.0 200 OK\r\n\r\nhello")
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        async with open_sandbox(settings_of(kind, network="gateway"), url) as sandbox:
+            result = await sandbox.exec(["wget", "-qO-", f"{sandbox.gateway_url}/models"])
+        server.close()
+        return result.stdout
+
+    assert asyncio.run(main()) == b"hello"
+
+
+OWNER = """
+import asyncio, sys
+from test_containers import open_sandbox, settings_of
+
+async def main():
+    sandbox = await open_sandbox(settings_of(sys.argv[1]))
+    print("ready", flush=True)
+    await sandbox.exec("sleep 100")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_nothing_is_left_when_the_owner_is_killed(kind: str) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+    }
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, kind], stdout=subprocess.PIPE, env=environment)
+    assert owner.stdout is not None and owner.stdout.readline() == b"ready\n"
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    give_up = time.monotonic() + 30
+    while containers(kind, owner.pid) and time.monotonic() < give_up:
+        sweep(kind)
+        time.sleep(0.1)
+    assert not containers(kind, owner.pid)
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxError, match="there is no `podman` here"):
+        check_sandbox(SandboxSettings(kind="podman", image="x"))
+    program = tmp_path / "podman"
+    program.write_text(
+        '#!/bin/sh\n[ "$1" = image ] && exit 1\n'
+        '[ "$1" = info ] && [ -e $0.dead ] && { echo dead >&2; exit 1; }\nexit 0\n'
+    )
+    program.chmod(0o755)
+    with pytest.raises(SandboxError, match="needs an image"):
+        check_sandbox(SandboxSettings(kind="podman"))
+    with pytest.raises(SandboxError, match="podman pull x"):
+        check_sandbox(SandboxSettings(kind="podman", image="x"))
+    (tmp_path / "podman.dead").touch()
+    with pytest.raises(SandboxError, match="`podman info` failed: dead"):
+        check_sandbox(SandboxSettings(kind="podman", image="x"))
+    with pytest.raises(SandboxError, match="kubernetes is not part of this version"):
+        check_sandbox(SandboxSettings(kind="kubernetes"))
+
+
+def test_the_filter_is_bubblewraps() -> None:
+    profile = container_profile()
+    refused = {name for rule in profile["syscalls"] for name in rule["names"] if not rule["args"]}
+    assert {"unshare", "mount", "ptrace", "bpf", "keyctl", "clone3"} <= refused
+    sockets = {rule["args"][0]["value"] for rule in profile["syscalls"] if "socket" in rule["names"]}
+    assert 40 in sockets and not {1, 2, 10} & sockets, "no vsock; UNIX, IPv4 and IPv6"

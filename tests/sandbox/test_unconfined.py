@@ -1,0 +1,42 @@
+"""Kind `none`: nothing is confined, and it says so."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ajet.sandbox import Sandbox, SandboxError, SandboxSettings, open_sandbox
+
+SETTINGS = SandboxSettings(kind="none", network="host", exec_seconds=20)
+
+
+def test_it_works_like_the_others() -> None:
+    async def main() -> str:
+        async with open_sandbox(SETTINGS) as sandbox:
+            await use(sandbox)
+            return sandbox.workspace
+
+    async def use(sandbox: Sandbox) -> None:
+        result = await sandbox.exec("pwd; echo err >&2; exit 3")
+        assert (result.exit_code, result.stdout.decode(), result.stderr) == (3, f"{sandbox.workspace}\n", b"err\n")
+        await sandbox.write("a/x", b"\0")
+        assert await sandbox.read("a/x") == b"\0" and (await sandbox.exec("cat", stdin=b"in", cwd="a")).stdout == b"in"
+        assert (await sandbox.exec(["no-such-program"])).exit_code == 127
+        assert (await sandbox.exec("sleep 60", timeout=0.2)).exit_code == 124
+        assert (await sandbox.exec("kill -9 $$")).exit_code == 137
+        with pytest.raises(PermissionError):
+            await sandbox.read("/dev/zero")
+        assert sandbox.limits["network"] == sandbox.limits["memory"] == "not limited"
+
+    workspace = asyncio.run(main())
+    assert workspace and not Path(workspace).exists()
+
+
+def test_it_must_be_asked_for_knowingly() -> None:
+    async def main() -> None:
+        await open_sandbox(SandboxSettings(kind="none"))
+
+    with pytest.raises(SandboxError, match="set network: host"):
+        asyncio.run(main())

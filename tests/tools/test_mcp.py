@@ -1,0 +1,130 @@
+"""MCP servers as tools: a published one over standard streams, and one over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.tools import ToolResult, Toolset, ToolSetupError, make_tools
+
+pytest.importorskip("mcp")
+PYTHON = sys.executable
+
+SERVER = """
+import sys
+from mcp.server.fastmcp import FastMCP, Image
+
+server = FastMCP("test", port=int(sys.argv[2]) if len(sys.argv) > 2 else 8000)
+
+@server.tool()
+def double(x: int) -> int:
+    "Double it."
+    return 2 * x
+
+@server.tool(name="bad.name")
+def fail() -> str:
+    "Fail."
+    raise ValueError("on purpose")
+
+@server.tool()
+def picture() -> Image:
+    "A picture."
+    return Image(data=b"1234", format="png")
+
+@server.tool()
+def leave() -> str:
+    "Exit."
+    import os
+    os._exit(3)
+
+server.run(sys.argv[1])
+"""
+
+
+async def calls(spec: dict[str, Any], *wanted: tuple[str, Any]) -> list[ToolResult]:
+    async with Toolset(make_tools([{"mcp": spec}]), call_seconds=30) as toolset:
+        return [await toolset.call(name, arguments) for name, arguments in wanted]
+
+
+def test_a_published_server() -> None:
+    pytest.importorskip("mcp_server_calculator")
+    command = [PYTHON, "-m", "mcp_server_calculator"]
+    right, wrong = asyncio.run(
+        calls({"command": command, "prefix": "s_"}, ("s_calculate", {"expression": "6*7"}), ("s_calculate", {}))
+    )
+    assert right.output == "42" and right.success
+    assert not wrong.success and "lacks 'expression'" in wrong.output
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
+    file = tmp_path / "server.py"
+    file.write_text(SERVER)
+    return file
+
+
+def test_what_a_server_answers(server: Path) -> None:
+    async def main() -> list[ToolResult]:
+        return await calls(
+            {"command": [PYTHON, str(server), "stdio"]},
+            ("double", {"x": 4}),
+            ("bad_name", {}),
+            ("picture", {}),
+            ("leave", {}),
+            ("double", {"x": 4}),
+        )
+
+    double, failed, picture, left, after = asyncio.run(main())
+    assert double.output == "8"
+    assert not failed.success and "on purpose" in failed.output
+    assert picture.output == "[image, 8 characters of base64]"
+    assert not left.success and not after.success, "a server that is gone is an answer, too"
+
+
+@pytest.fixture
+def url(server: Path) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([PYTHON, str(server), "streamable-http", str(port)], stderr=subprocess.DEVNULL)
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}/mcp"
+    process.kill()
+    process.wait()
+
+
+def test_over_http(url: str) -> None:
+    (double,) = asyncio.run(calls({"url": url, "tools": ["double"]}, ("double", {"x": 4})))
+    assert double.output == "8"
+    with pytest.raises(ToolSetupError, match="has no tool 'triple'; it has double"):
+        asyncio.run(calls({"url": url, "tools": ["triple"]}))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({}, "give either `command`"),
+        ({"command": "x", "url": "y"}, "give either `command`"),
+        ({"command": ""}, "is empty"),
+        ({"comand": "x"}, "no option 'comand'; did you mean 'command'"),
+        ({"command": "no-such-program-here"}, "no-such-program-here: FileNotFoundError"),
+        ({"command": [PYTHON, "-c", "raise SystemExit('broken')"]}, "broken"),
+        ({"url": "http://127.0.0.1:9/mcp"}, "127.0.0.1:9"),
+    ],
+)
+def test_what_cannot_be_reached_is_named(spec: dict[str, Any], said: str) -> None:
+    with pytest.raises(ToolSetupError, match=said):
+        asyncio.run(calls(spec))
