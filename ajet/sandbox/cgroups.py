@@ -32,7 +32,10 @@ class Cgroup:
     @classmethod
     def create(cls, *, memory_mb: int, processes: int, cpus: float) -> Cgroup | None:
         """Make a group with these limits. None: cgroups can't be written here."""
-        name = f"{PREFIX}{os.getpid()}-{_started(os.getpid())}-{next(_numbers)}"
+        number = next(_numbers)
+        if number == 1:
+            sweep()
+        name = f"{PREFIX}{os.getpid()}-{_started(os.getpid())}-{number}"
         made: dict[str, Path] = {}
         try:
             for controller, parent in _parents().items():

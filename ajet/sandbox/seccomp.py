@@ -98,11 +98,11 @@ _SOCKETPAIR = (53, 199)
 def container_profile() -> dict[str, Any]:
     """The same rules in the form that Docker and Podman take. Docker's own, in some versions, let vsock through."""
 
-    def refuse(names: list[str], error: int = _EPERM, **argument: int | str) -> dict[str, Any]:
+    def refuse(names: list[str], error: int = _EPERM, **argument: Any) -> dict[str, Any]:
         arguments = [{"index": 0, **argument}] if argument else []
         return {"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": error, "args": arguments}
 
-    new_user = {"op": "SCMP_CMP_MASKED_EQ", "value": _NEW_USER_NAMESPACE, "valueTwo": _NEW_USER_NAMESPACE}
+    new_user: dict[str, Any] = {"op": "SCMP_CMP_MASKED_EQ", "value": _NEW_USER_NAMESPACE, "valueTwo": _NEW_USER_NAMESPACE}
     families = [family for family in range(64) if family not in _FAMILIES]
     return {
         "defaultAction": "SCMP_ACT_ALLOW",

@@ -175,10 +175,10 @@ class McpTool(StatelessTool):
 def _shown(part: Any) -> str:
     if part.type == "text":
         return str(part.text)
-    resource = getattr(part, "resource", None)
+    resource: Any = getattr(part, "resource", None)
     if getattr(resource, "text", None) is not None:
         return str(resource.text)
-    data = getattr(part, "data", None) or getattr(resource, "blob", "")
+    data: str = getattr(part, "data", None) or getattr(resource, "blob", None) or ""
     return f"[{part.type}, {len(data)} characters of base64]"
 
 
