@@ -102,7 +102,8 @@ def container_profile() -> dict[str, Any]:
         arguments = [{"index": 0, **argument}] if argument else []
         return {"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": error, "args": arguments}
 
-    new_user: dict[str, Any] = {"op": "SCMP_CMP_MASKED_EQ", "value": _NEW_USER_NAMESPACE, "valueTwo": _NEW_USER_NAMESPACE}
+    flag = _NEW_USER_NAMESPACE
+    new_user: dict[str, Any] = {"op": "SCMP_CMP_MASKED_EQ", "value": flag, "valueTwo": flag}
     families = [family for family in range(64) if family not in _FAMILIES]
     return {
         "defaultAction": "SCMP_ACT_ALLOW",
