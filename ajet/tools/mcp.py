@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 from ajet.schema.errors import MissingDependencyError
+from ajet.schema.install import install_command
 from ajet.tools.text import describe_error
 from ajet.tools.tool import Arguments, OpenTool, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError
 
@@ -81,7 +82,7 @@ class McpServer:
             from mcp.client.stdio import stdio_client
             from mcp.client.streamable_http import streamablehttp_client
         except ImportError:
-            raise MissingDependencyError("MCP servers need the package mcp: pip install 'agentjet[mcp]'") from None
+            raise MissingDependencyError(f"MCP servers need the package mcp: {install_command('mcp')}") from None
         async with AsyncExitStack() as stack:
             said = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
             try:

@@ -114,7 +114,7 @@ def test_validate_counts_as_the_config_says(project: Path, capsys: pytest.Captur
     )
     assert "10 tasks × 4 = 40 episodes in 10 groups" in out
     assert "20 steps (3.12 epochs), 800 episodes" in out
-    assert "3 × 16 episodes" in out
+    assert "3 × 32 episodes" in out
     _, out, _ = run(capsys, "validate", "my-agent.yaml", "--backbone=debug", "debug.debug_first_n_tasks=100")
     assert "64 episodes, one for each of the first tasks" in out
 

@@ -272,5 +272,5 @@ def test_in_process_what_needs_servers_is_refused_by_its_key() -> None:
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 def test_in_process_without_vllm_the_extra_is_named() -> None:
-    with pytest.raises(MissingDependencyError, match=r"agentjet\[vllm\]"):
+    with pytest.raises(MissingDependencyError, match=r"\[vllm\]"):
         asyncio.run(VllmInProcessEngine(VllmSettings("m")).ready())

@@ -28,7 +28,7 @@ def test_report_is_self_contained(experiments: Path, tmp_path: Path, capsys: pyt
 
 
 def test_report_of_nothing_is_an_error_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not an experiment"):
+    with pytest.raises(UserError, match="no such run"):
         run([str(tmp_path)])
 
 
