@@ -30,6 +30,9 @@ WORLDS = HERE / "worlds.py"
 KEY = "a-key-for-tests"
 
 
+_before: list[psutil.Process] = []
+
+
 def serve(scene: Callable[[EnvironmentServer], Awaitable[None]], kind: str = "Counter", **keys: Any) -> None:
     """Run a scene with a server of these environments."""
 
@@ -37,6 +40,7 @@ def serve(scene: Callable[[EnvironmentServer], Awaitable[None]], kind: str = "Co
         limits = InstanceLimits(**{"instances": 4, "step_s": 30.0, **keys.get("limits", {})})
         settings = EnvironmentSettings(keys.get("source", f"{WORLDS}->{kind}"), options=keys.get("options", {}))
         server = EnvironmentServer(settings, limits, api_key=keys.get("api_key"))
+        _before[:] = psutil.Process().children(recursive=True)
         await server.start()
         try:
             await scene(server)
@@ -60,7 +64,9 @@ def raw(server: EnvironmentServer, path: str, body: Any, **headers: str) -> Http
 
 
 def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    """The living processes of the present scene; other tests may have left some to this process."""
+    living = psutil.Process().children(recursive=True)
+    return [child for child in living if child not in _before and child.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize("kind", ["Counter", "AsyncCounter"])
