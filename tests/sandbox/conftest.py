@@ -6,22 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ajet.sandbox import SandboxError
-from ajet.sandbox.bubblewrap_arguments import probe
 from ajet.sandbox.cgroups import Cgroup
 
 MODES = ("best", "no cgroup")
-
-
-def has_bubblewrap() -> bool:
-    try:
-        probe()
-    except SandboxError:
-        return False
-    return True
-
-
-needs_bubblewrap = pytest.mark.skipif(not has_bubblewrap(), reason="bubblewrap can't make namespaces here")
 
 
 @pytest.fixture(params=MODES)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from conftest import needs_bubblewrap
+from bubblewrap_here import needs_bubblewrap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from conftest import needs_bubblewrap
+from bubblewrap_here import needs_bubblewrap
 
 from ajet.sandbox import SandboxSettings, open_sandbox
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pages_of_viewer import Watched, start
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from synthetic_run import write_experiment
 
-from ajet.viewer.serve import Viewer, ViewerSettings
+from ajet.viewer.serve import Viewer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 expect.set_options(timeout=30_000)  # a busy machine is no failure
@@ -31,12 +31,6 @@ def experiments(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def start(root: Path) -> Viewer:
-    viewer = Viewer(ViewerSettings(root=root, port=0))
-    threading.Thread(target=viewer.serve, daemon=True).start()
-    return viewer
-
-
 @pytest.fixture(scope="session")
 def viewer(experiments: Path) -> Viewer:
     return start(experiments)
@@ -51,39 +45,6 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
         browser.close()
-
-
-SETTLED = """() => {
-  const done = (id, ready) => !document.getElementById(id) || ready(document.getElementById(id));
-  return document.readyState === "complete"
-    && done("experiments", (table) => table.tBodies[0].rows.length)
-    && done("charts-page", () => document.querySelector(".chart canvas"))
-    && done("episodes", () => document.getElementById("count").textContent)
-    && done("columns", (columns) => columns.dataset.ready)
-    && done("episode", (episode) => episode.dataset.ready)
-    && done("view-tokens", (view) => view.hidden || view.dataset.ready);
-}"""
-
-
-def settled(page: Page) -> None:
-    """Wait until a page shows its data."""
-    page.wait_for_function(SETTLED)
-
-
-class Watched:
-    """A page whose every error is kept."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-        self.errors: list[str] = []
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
-        page.on("requestfailed", lambda request: self._failed(request.url, request.failure))
-        page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-
-    def _failed(self, url: str, why: str | None) -> None:
-        if "ERR_ABORTED" not in (why or ""):  # a page that was left while it loaded
-            self.errors.append(f"{url}: {why}")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import settled, start
+from pages_of_viewer import settled, start
 from playwright.sync_api import Page, expect
 from synthetic_run import Vocabulary, math_episode
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import start
+from pages_of_viewer import start
 from playwright.sync_api import Page, expect
 
 from ajet.viewer.serve import Viewer

@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import start
+from pages_of_viewer import start
 
 from ajet.http.server import AddressError, listen
 from ajet.viewer.serve import Viewer, ViewerSettings
