@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from ajet.http.keys import PREFIX
 from ajet.store.errors import KeyRefusedError, StoreError, UnknownIdError
-from ajet.store.operations import Caller
+from ajet.store.request_context import Caller
 from ajet.store.requests import Role
-from ajet.store.tables import Row, Tables
+from ajet.store.rows import Row
+from ajet.store.tables import Tables
 
 MAX_NAME_CHARS = 64
 SHORTEST_KEY_CHARS = 32

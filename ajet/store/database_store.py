@@ -19,14 +19,12 @@ from ajet.store.errors import StoreError, StoreUnavailableError
 from ajet.store.operations import (
     DELETE_AT_ONCE,
     EXPIRE_AT_ONCE,
-    AnsweredMeanwhile,
-    Caller,
-    Context,
     carry_out,
     delete_old,
     expire_overdue,
 )
 from ajet.store.records import AttemptedRollout
+from ajet.store.request_context import AnsweredMeanwhile, Caller, Context
 from ajet.store.requests import READING, REGAINED, Request
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.tables import Tables

@@ -8,17 +8,15 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
-import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from ajet.schema.task import finite_reward
 from ajet.store import requests as ask
 from ajet.store import states
-from ajet.store.errors import ConflictError, NotAllowedError, UnknownIdError
+from ajet.store.errors import ConflictError, UnknownIdError
 from ajet.store.records import (
     Attempt,
     AttemptedRollout,
@@ -29,49 +27,15 @@ from ajet.store.records import (
     Span,
     Statistics,
 )
-from ajet.store.requests import AttemptRef, NewRollout, Request, Role
-from ajet.store.tables import Stored, StoredAttempt, Tables
+from ajet.store.request_context import Context, answered, remember
+from ajet.store.requests import AttemptRef, NewRollout, Request
+from ajet.store.rows import Stored, StoredAttempt
 
 EXPIRE_AT_ONCE = 500
 """Overdue attempts that one transaction handles, so that it doesn't keep others waiting."""
 DELETE_AT_ONCE = 200
 REWARD_NAME = re.compile(r"(^|\.)reward(\.\d+\.value)?$")
 """Attributes of a span that hold a reward."""
-
-
-class AnsweredMeanwhile(Exception):
-    """The same request was answered by another transaction: undo this one, and read that answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Whose key sent a request. Programs that hold the store itself have none."""
-
-    name: str
-    roles: frozenset[Role]
-
-    @property
-    def sees_own_only(self) -> bool:
-        return self.roles == {Role.RUNNER}
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a request is carried out with."""
-
-    tables: Tables
-    now: float
-    listening_since: float
-    """When the store opened: before that, no runner could be heard."""
-    caller: Caller | None = None
-
-    def must_own(self, owner: str | None, rollout_id: str) -> None:
-        if self.caller is not None and self.caller.sees_own_only and owner != self.caller.name:
-            raise NotAllowedError(f"rollout {rollout_id} was not claimed with this key")
-
-    @property
-    def owner(self) -> str | None:
-        return None if self.caller is None else self.caller.name
 
 
 def carry_out(request: Request[Any], context: Context) -> Any:
@@ -83,12 +47,12 @@ def carry_out(request: Request[Any], context: Context) -> Any:
 
 
 def _enqueue(context: Context, request: ask.Enqueue) -> list[Rollout]:
-    if (answer := _answered(context, request)) is not None:
+    if (answer := answered(context, request)) is not None:
         found = context.tables.rollouts(answer)
         return [found[rollout_id].rollout for rollout_id in answer if rollout_id in found]
     rollouts = _new_rollouts(context, request.rollouts)
     context.tables.add_rollouts(rollouts, queued=True)
-    _remember(context, request, [rollout.rollout_id for rollout in rollouts])
+    remember(context, request, [rollout.rollout_id for rollout in rollouts])
     return rollouts
 
 
@@ -121,7 +85,7 @@ def _known_resources(context: Context, resources_id: str) -> list[Resources]:
 
 
 def _claim(context: Context, request: ask.Claim) -> list[AttemptedRollout]:
-    if (answer := _answered(context, request)) is not None:
+    if (answer := answered(context, request)) is not None:
         return _still_wanted(context, dict(answer))
     taken = context.tables.take_queued(request.limit)
     for one in taken:
@@ -134,8 +98,8 @@ def _claim(context: Context, request: ask.Claim) -> list[AttemptedRollout]:
         return []
     assert taken[-1].attempt is not None
     context.tables.save_worker(states.busy(worker, taken[-1].attempt, context.now))
-    claimed = [AttemptedRollout(rollout=one.rollout, attempt=one.attempt) for one in taken]
-    _remember(context, request, [(one.rollout.rollout_id, _id_of(one.attempt)) for one in taken])
+    claimed = [_attempted(one) for one in taken]
+    remember(context, request, [(one.rollout.rollout_id, one.attempt.attempt_id) for one in taken if one.attempt])
     return claimed
 
 
@@ -161,19 +125,19 @@ def _begin(context: Context, one: Stored, worker_id: str | None) -> None:
 
 
 def _start_rollout(context: Context, request: ask.StartRollout) -> AttemptedRollout:
-    if (answer := _answered(context, request)) is not None:
+    if (answer := answered(context, request)) is not None:
         return _attempted(_stored(context, answer))
     (rollout,) = _new_rollouts(context, [request.rollout])
     context.tables.add_rollouts([rollout], queued=False)
     one = _stored(context, rollout.rollout_id)
     _begin(context, one, request.worker_id)
     context.tables.save([one])
-    _remember(context, request, rollout.rollout_id)
+    remember(context, request, rollout.rollout_id)
     return _attempted(one)
 
 
 def _start_attempt(context: Context, request: ask.StartAttempt) -> AttemptedRollout:
-    if (answer := _answered(context, request)) is not None:
+    if (answer := answered(context, request)) is not None:
         return _attempted(_stored(context, answer))
     one = _stored(context, request.rollout_id, change=True)
     if not states.may_restart(one.rollout):
@@ -182,7 +146,7 @@ def _start_attempt(context: Context, request: ask.StartAttempt) -> AttemptedRoll
         context.tables.save_attempts([(one, states.superseded(one.attempt, context.now))])
     _begin(context, one, request.worker_id)
     context.tables.save([one])
-    _remember(context, request, request.rollout_id)
+    remember(context, request, request.rollout_id)
     return _attempted(one)
 
 
@@ -383,7 +347,7 @@ def _query_spans(context: Context, request: ask.QuerySpans) -> Page[Span]:
 
 
 def _publish_resources(context: Context, request: ask.PublishResources) -> Resources:
-    if (answer := _answered(context, request)) is not None:
+    if (answer := answered(context, request)) is not None:
         return context.tables.query_resources(answer[0], answer[1], 1, 0)[0][0]
     resources_id = request.resources_id or f"rs-{uuid.uuid4().hex[:12]}"
     before, _ = context.tables.query_resources(resources_id, None, 1, 0)
@@ -395,7 +359,7 @@ def _publish_resources(context: Context, request: ask.PublishResources) -> Resou
         resources=request.resources,
     )
     context.tables.add_resources(resources)
-    _remember(context, request, (resources_id, resources.version))
+    remember(context, request, (resources_id, resources.version))
     return resources
 
 
@@ -508,36 +472,6 @@ def _stored(context: Context, rollout_id: str, *, change: bool = False) -> Store
 
 def _attempted(one: Stored) -> AttemptedRollout:
     return AttemptedRollout(rollout=one.rollout, attempt=one.attempt)
-
-
-def _id_of(attempt: Attempt | None) -> str:
-    assert attempt is not None
-    return attempt.attempt_id
-
-
-class _Repeatable(Protocol):
-    @property
-    def request_id(self) -> str | None: ...
-
-
-def _scoped(context: Context, request: _Repeatable) -> str:
-    """Two keys' requests of the same id are different requests, and so are requests of different kinds."""
-    return f"{type(request).__name__} {context.owner or ''} {request.request_id}"
-
-
-def _answered(context: Context, request: _Repeatable) -> Any:
-    """What this request was answered before. None: it is new."""
-    if request.request_id is None:
-        return None
-    answer = context.tables.answered(_scoped(context, request))
-    return None if answer is None else msgspec.json.decode(answer)
-
-
-def _remember(context: Context, request: _Repeatable, answer: Any) -> None:
-    if request.request_id is None:
-        return
-    if not context.tables.remember(_scoped(context, request), msgspec.json.encode(answer), context.now):
-        raise AnsweredMeanwhile
 
 
 _CARRY_OUT: dict[type[Request[Any]], Callable[[Context, Any], Any]] = {

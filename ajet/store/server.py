@@ -29,8 +29,8 @@ from ajet.store.errors import (
     StoreUnavailableError,
 )
 from ajet.store.openapi import PATH_PREFIX, PROTOCOL_HEADER, document
-from ajet.store.operations import Caller
 from ajet.store.records import ProtocolInfo
+from ajet.store.request_context import Caller
 from ajet.store.requests import OPERATIONS, PROTOCOL, Operation, Role
 from ajet.store.schema_versions import VERSIONS
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ajet.store.errors import StoreError, StoreUnavailableError
+from ajet.store.rows import Row
 from ajet.store.schema_versions import migrate
-from ajet.store.tables import Events, Row, Tables
+from ajet.store.tables import Events, Tables
 
 T = TypeVar("T")
 

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from ajet.store.records import (
     Attempt,
-    AttemptStatus,
-    Json,
-    JsonObject,
     Mode,
     Resources,
     Rollout,
@@ -25,12 +21,21 @@ from ajet.store.records import (
     Span,
     Worker,
 )
+from ajet.store.rows import (
+    ATTEMPT,
+    BOTH,
+    AttemptBody,
+    RolloutBody,
+    Row,
+    Stored,
+    StoredAttempt,
+    attempt_from,
+    stored_from,
+)
 from ajet.store.states import QUEUED, deadline
 
 MAX_MARKS = 500
 """Values in one IN (…): SQLite's limit is higher, but no statement should be compiled for thousands."""
-
-Row = Sequence[Any]
 
 
 class Connection(Protocol):
@@ -48,37 +53,6 @@ class Connection(Protocol):
         ...
 
 
-class RolloutBody(msgspec.Struct, frozen=True):
-    input: Json
-    metadata: JsonObject
-
-
-class AttemptBody(msgspec.Struct, frozen=True):
-    metadata: JsonObject
-    result: Json
-
-
-@dataclass(slots=True)
-class Stored:
-    """A rollout in its table, with its latest attempt."""
-
-    number: int
-    rollout: Rollout
-    attempt: Attempt | None
-    owner: str | None
-    """The key that claimed the latest attempt."""
-    attempts: int
-    spans: int
-    """The highest sequence id given to a span."""
-    size: int
-    queue: int | None
-
-
-class StoredAttempt(NamedTuple):
-    attempt: Attempt
-    owner: str | None
-
-
 @dataclass(slots=True)
 class Events:
     """What a transaction did that others wait for."""
@@ -93,23 +67,9 @@ class Events:
 
 
 encode = msgspec.json.encode
-_decode_rollout = msgspec.json.Decoder(RolloutBody).decode
-_decode_attempt = msgspec.json.Decoder(AttemptBody).decode
 _decode_span = msgspec.json.Decoder(Span).decode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_worker = msgspec.json.Decoder(Worker).decode
-
-_ROLLOUT = (
-    "r.number, r.rollout_id, r.status, r.queue, r.mode, r.resources_id, r.start_time, r.end_time, r.attempts, r.spans, "
-    "r.size, r.config, r.body"
-)
-_ATTEMPT = "a.sequence, a.attempt_id, a.status, a.worker_id, a.owner, a.start_time, a.end_time, a.heard, a.body"
-_BOTH = (
-    f"SELECT {_ROLLOUT}, {_ATTEMPT} FROM rollout r "
-    "LEFT JOIN attempt a ON a.rollout = r.number AND a.sequence = r.attempts"
-)
-_N = 13
-"""Columns of a rollout."""
 
 SORT = {
     "number": "r.number",
@@ -162,8 +122,8 @@ class Tables:
         for chunk in _chunks(sorted(set(rollout_ids))):
             if change and self._db.for_update:
                 self._lock(chunk)
-            for row in self._db.rows(f"{_BOTH} WHERE r.rollout_id IN ({_marks(chunk)})", chunk):
-                found[row[1]] = _stored(row)
+            for row in self._db.rows(f"{BOTH} WHERE r.rollout_id IN ({_marks(chunk)})", chunk):
+                found[row[1]] = stored_from(row)
         return found
 
     def _lock(self, rollout_ids: Sequence[str]) -> None:
@@ -181,8 +141,8 @@ class Tables:
         taken: list[Stored] = []
         for start in range(0, len(numbers), MAX_MARKS):
             chunk = numbers[start : start + MAX_MARKS]
-            rows = self._db.rows(f"{_BOTH} WHERE r.number IN ({_marks(chunk)})", chunk)
-            taken += [_stored(row) for row in rows]
+            rows = self._db.rows(f"{BOTH} WHERE r.number IN ({_marks(chunk)})", chunk)
+            taken += [stored_from(row) for row in rows]
         return sorted(taken, key=lambda one: (one.queue, one.number))
 
     def save(self, changed: Sequence[Stored]) -> None:
@@ -244,8 +204,8 @@ class Tables:
         direction = "DESC" if descending else "ASC"
         order = f"{SORT[sort_by]} {direction}, r.number {direction}"
         total = self._db.rows(f"SELECT count(*) FROM rollout r WHERE {condition}", values)[0][0]
-        sql = f"{_BOTH} WHERE {condition} ORDER BY {order} LIMIT ? OFFSET ?"
-        return [_stored(row) for row in self._db.rows(sql, (*values, limit, offset))], int(total)
+        sql = f"{BOTH} WHERE {condition} ORDER BY {order} LIMIT ? OFFSET ?"
+        return [stored_from(row) for row in self._db.rows(sql, (*values, limit, offset))], int(total)
 
     def ended_among(self, rollout_ids: Sequence[str]) -> tuple[set[str], set[str]]:
         """Those that exist, and of these, those that have ended."""
@@ -282,9 +242,10 @@ class Tables:
 
     def attempts(self, one: Stored) -> list[StoredAttempt]:
         """All attempts at a rollout."""
-        sql = f"SELECT {_ATTEMPT} FROM attempt a WHERE a.rollout = ? ORDER BY a.sequence"
+        sql = f"SELECT {ATTEMPT} FROM attempt a WHERE a.rollout = ? ORDER BY a.sequence"
         return [
-            StoredAttempt(_attempt(row, one.rollout.rollout_id), row[4]) for row in self._db.rows(sql, (one.number,))
+            StoredAttempt(attempt_from(row, one.rollout.rollout_id), row[4])
+            for row in self._db.rows(sql, (one.number,))
         ]
 
     def save_attempts(self, changed: Sequence[tuple[Stored, Attempt]], listening_since: float = 0.0) -> None:
@@ -466,53 +427,6 @@ class Tables:
     def _last_place(self) -> int:
         """The queue's tail. Two transactions of PostgreSQL may get the same: their rollouts are then as old."""
         return int(self._db.rows("SELECT coalesce(max(queue), 0) FROM rollout WHERE queue IS NOT NULL")[0][0])
-
-
-def _stored(row: Row) -> Stored:
-    body = _decode_rollout(bytes(row[12]))
-    rollout = Rollout(
-        rollout_id=row[1],
-        status=RolloutStatus(row[2]),
-        mode=row[4],
-        resources_id=row[5],
-        start_time=row[6],
-        end_time=row[7],
-        config=_config(bytes(row[11])),
-        input=body.input,
-        metadata=body.metadata,
-    )
-    has_attempt = row[_N] is not None
-    return Stored(
-        number=row[0],
-        rollout=rollout,
-        attempt=_attempt(row[_N:], rollout.rollout_id) if has_attempt else None,
-        owner=row[_N + 4] if has_attempt else None,
-        attempts=row[8],
-        spans=row[9],
-        size=row[10],
-        queue=row[3],
-    )
-
-
-@lru_cache(maxsize=256)  # most rollouts have one of a few
-def _config(data: bytes) -> RolloutConfig:
-    return msgspec.json.decode(data, type=RolloutConfig)
-
-
-def _attempt(row: Row, rollout_id: str) -> Attempt:
-    body = _decode_attempt(bytes(row[8]))
-    return Attempt(
-        rollout_id=rollout_id,
-        sequence_id=row[0],
-        attempt_id=row[1],
-        status=AttemptStatus(row[2]),
-        worker_id=row[3],
-        start_time=row[5],
-        end_time=row[6],
-        last_heartbeat_time=row[7],
-        metadata=body.metadata,
-        result=body.result,
-    )
 
 
 def _marks(values: Sequence[Any]) -> str:

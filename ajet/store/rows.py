@@ -1,0 +1,108 @@
+"""Rows of the tables `rollout` and `attempt`: their columns, and the records that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ajet.store.records import Attempt, AttemptStatus, Json, JsonObject, Rollout, RolloutConfig, RolloutStatus
+
+Row = Sequence[Any]
+
+
+class RolloutBody(msgspec.Struct, frozen=True):
+    input: Json
+    metadata: JsonObject
+
+
+class AttemptBody(msgspec.Struct, frozen=True):
+    metadata: JsonObject
+    result: Json
+
+
+@dataclass(slots=True)
+class Stored:
+    """A rollout in its table, with its latest attempt."""
+
+    number: int
+    rollout: Rollout
+    attempt: Attempt | None
+    owner: str | None
+    """The key that claimed the latest attempt."""
+    attempts: int
+    spans: int
+    """The highest sequence id given to a span."""
+    size: int
+    queue: int | None
+
+
+class StoredAttempt(NamedTuple):
+    attempt: Attempt
+    owner: str | None
+
+
+_decode_rollout = msgspec.json.Decoder(RolloutBody).decode
+_decode_attempt = msgspec.json.Decoder(AttemptBody).decode
+
+ROLLOUT = (
+    "r.number, r.rollout_id, r.status, r.queue, r.mode, r.resources_id, r.start_time, r.end_time, r.attempts, r.spans, "
+    "r.size, r.config, r.body"
+)
+ATTEMPT = "a.sequence, a.attempt_id, a.status, a.worker_id, a.owner, a.start_time, a.end_time, a.heard, a.body"
+BOTH = (
+    f"SELECT {ROLLOUT}, {ATTEMPT} FROM rollout r "
+    "LEFT JOIN attempt a ON a.rollout = r.number AND a.sequence = r.attempts"
+)
+ROLLOUT_COLUMNS = 13
+"""Columns of a rollout."""
+
+
+def stored_from(row: Row) -> Stored:
+    body = _decode_rollout(bytes(row[12]))
+    rollout = Rollout(
+        rollout_id=row[1],
+        status=RolloutStatus(row[2]),
+        mode=row[4],
+        resources_id=row[5],
+        start_time=row[6],
+        end_time=row[7],
+        config=_config(bytes(row[11])),
+        input=body.input,
+        metadata=body.metadata,
+    )
+    has_attempt = row[ROLLOUT_COLUMNS] is not None
+    return Stored(
+        number=row[0],
+        rollout=rollout,
+        attempt=attempt_from(row[ROLLOUT_COLUMNS:], rollout.rollout_id) if has_attempt else None,
+        owner=row[ROLLOUT_COLUMNS + 4] if has_attempt else None,
+        attempts=row[8],
+        spans=row[9],
+        size=row[10],
+        queue=row[3],
+    )
+
+
+@lru_cache(maxsize=256)  # most rollouts have one of a few
+def _config(data: bytes) -> RolloutConfig:
+    return msgspec.json.decode(data, type=RolloutConfig)
+
+
+def attempt_from(row: Row, rollout_id: str) -> Attempt:
+    body = _decode_attempt(bytes(row[8]))
+    return Attempt(
+        rollout_id=rollout_id,
+        sequence_id=row[0],
+        attempt_id=row[1],
+        status=AttemptStatus(row[2]),
+        worker_id=row[3],
+        start_time=row[5],
+        end_time=row[6],
+        last_heartbeat_time=row[7],
+        metadata=body.metadata,
+        result=body.result,
+    )
