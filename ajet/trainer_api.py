@@ -50,7 +50,6 @@ KEYWORDS = {
 }
 """Keyword arguments of `Trainer`, and the keys that they set. Any other key is given in `config`."""
 
-EXIT_INTERRUPTED = 130
 QUERY_FIELDS = ("main_query", "question", "query", "prompt", "problem", "instruction", "input")
 """Fields of a record that may hold the text shown as the task's."""
 
@@ -203,6 +202,7 @@ class Trainer:
         from ajet.backbone import LaunchOptions
         from ajet.cli.arguments import LaunchArguments
         from ajet.cli.launch import launch
+        from ajet.cli.main import EXIT_INTERRUPTED
         from ajet.observe.experiment import folder_of, read_events
         from ajet.observe.logs import log_to_terminal
 
@@ -218,7 +218,7 @@ class Trainer:
         if code != 0:
             events = read_events(path / "events.jsonl")
             why = events[-1].get("error") if events else None
-            why = why or "no episode got a reward"
+            why = why or "the lines above and its run.log say why"
             raise RunFailedError(f"the run failed: {why}\n    its folder: {path}")
         return Run(path.resolve())
 

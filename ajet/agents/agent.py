@@ -121,7 +121,7 @@ class Agent:
             )
             try:
                 await self._guarded(run, messages)
-            except Exception:
+            except Exception:  # the trajectory says what it was
                 if raise_errors:
                     raise
             finally:

@@ -34,6 +34,7 @@ class NotebookDisplay:
         self._state = ProgressState()
 
     def started(self, state: ProgressState) -> None:
+        self._state = state
         from IPython.display import HTML, display
 
         self._handle = display(HTML(self._html(state)), display_id=True)  # type: ignore[no-untyped-call]
@@ -45,7 +46,6 @@ class NotebookDisplay:
         self._draw(state)
 
     def step(self, state: ProgressState) -> None:
-        self._state = state
         self._draw(state, now=True)
 
     def validation(self, state: ProgressState) -> None:
@@ -68,7 +68,6 @@ class NotebookDisplay:
         self._handle.update(HTML(self._html(state)))  # type: ignore[no-untyped-call]
 
     def _html(self, state: ProgressState) -> str:
-        self._state = state
         total = state.total_steps or 0
         eta = state.eta_seconds
         left = f", {duration(eta)} left" if eta else ""
