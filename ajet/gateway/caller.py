@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from ajet.http.keys import narrow
+from ajet.http.keys import InvalidKeyError, narrow
 from ajet.schema.errors import InvalidRequestError
 from ajet.session import EpisodeSession
 
@@ -22,6 +23,8 @@ class Caller:
     target: str | None = None
     named: str = ""
     """The agent that the request's header names."""
+    control: bool = False
+    """It was sent with the episode's control key, which gives rewards and can't call the model."""
 
 
 class KeyScopeError(InvalidRequestError):
@@ -30,6 +33,16 @@ class KeyScopeError(InvalidRequestError):
     http_status = 403
     code = "permission_denied"
     error_type = "permission_error"
+
+
+def agent_scope(scope: Any) -> tuple[str | None, str | None]:
+    """Agent and target of the key that `agent_key` made; whoever holds the episode's key can write anything into it."""
+    match scope:
+        case None:
+            return None, None
+        case [str(agent), str(target)]:
+            return agent, target
+    raise InvalidKeyError("this key's scope is not [agent, target]")
 
 
 def agent_key(episode_key: str, agent: str, target: str) -> str:

@@ -37,7 +37,11 @@ def bare_call_id(response_id: str | None) -> str | None:
 
 
 async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
-    """`POST /v1/rewards` `{"reward": 1.0, "call": "chatcmpl-…"?, "agent": "…"?, "replace": true?}`"""
+    """`POST /v1/rewards` `{"reward": 1.0, "call": "chatcmpl-…"?, "agent": "…"?, "replace": true?}`.
+
+    With the control key: an agent that could reward itself would be trained to do so."""
+    if not caller.control:
+        raise KeyScopeError("rewards need the episode's control key (tuner.control_key()): an agent's key gives none")
     try:
         value = finite_reward(body.get("reward"), "reward")
     except RewardError as error:
@@ -47,13 +51,6 @@ async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
     replace = fields.flag(body, "replace")
     if replace and call is None:
         raise BadField("replace", "replace needs a call: the one whose reward replaces the outcome")
-    if caller.agent is not None and agent not in (None, caller.agent):
-        raise BadField("agent", f"this key is for agent {caller.agent!r} only")
-    if caller.agent is not None:  # an agent's key can't reward other agents
-        owner = next((one.agent for one in caller.session.tracker.calls if one.name == call), caller.agent)
-        if owner != caller.agent:
-            raise KeyScopeError(f"this key is for agent {caller.agent!r} only, and {call} is {owner!r}'s")
-        agent = agent if call else caller.agent
     try:
         caller.session.reward(value, call=call, agent=agent, replace=replace)
     except RewardError as error:  # no such call or agent
@@ -87,6 +84,8 @@ POST: dict[str, Endpoint] = {
     "/v1/rewards": rewards,
 }
 GET: dict[str, Endpoint] = {"/v1/models": models}
+CONTROL_PATHS = ("/v1/rewards",)
+"""Where the control key is accepted."""
 MODELS_PATH = "/v1/models/"
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
@@ -97,6 +96,8 @@ async def answer(method: str, path: str, body: bytes, caller: Caller) -> Answer:
     if (missing := not_found(method, path)) is not None:
         return missing
     try:
+        if caller.control and path not in CONTROL_PATHS:
+            raise KeyScopeError("this is the episode's control key: model calls need the agent's key")
         if method == "POST":
             return await POST[path](json_body(body), caller)
         if path in GET:

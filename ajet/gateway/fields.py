@@ -65,7 +65,8 @@ def number(body: dict[str, Any], key: str, default: float, low: float, high: flo
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadField(key, f"{key} must be a number, not {kind(value)}")
     if not (low <= value <= high) or not math.isfinite(value):
-        raise BadField(key, f"{key} must be from {low:g} to {high:g}, not {value:g}")
+        said = f"{value:g}" if isinstance(value, float) or abs(value) < 10**15 else "that"
+        raise BadField(key, f"{key} must be from {low:g} to {high:g}, not {said}")
     return float(value)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from ajet.gateway.caller import MODEL_PREFIX, Caller
+from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_scope
 from ajet.gateway.cors import AllowedOrigins
 from ajet.gateway.endpoints import answer, error_answer, normal_path, not_found
 from ajet.gateway.model_name import AGENT_HEADER, read_agent_header
@@ -61,6 +61,18 @@ class EpisodeKey:
     base_url: str
     api_key: str
     model: str = MODEL_PREFIX + DEFAULT_AGENT
+    control_key: str = ""
+    """What rewards need. It can't be made from `api_key`, and isn't given to the agent."""
+
+
+class _Registration(NamedTuple):
+    """A session that requests can reach."""
+
+    episode: str
+    """The id of its key."""
+    control: str
+    """The id of its control key."""
+    key: EpisodeKey
 
 
 Authorize = Callable[[str], Caller]
@@ -77,7 +89,9 @@ class Gateway:
         self._origins = AllowedOrigins(self.settings.allowed_origins)
         self._keys = KeyRing(self.settings.key_ttl_s, "gateway.key_ttl")
         self._episodes: dict[str, EpisodeSession] = {}
-        self._registrations: dict[EpisodeSession, tuple[str, EpisodeKey]] = {}
+        self._controls: dict[str, EpisodeSession] = {}
+        """By the id of the control key."""
+        self._registrations: dict[EpisodeSession, _Registration] = {}
         self._in_flight: Counter[EpisodeSession] = Counter()
         self._server = HttpServer(self, self.settings.limits)
 
@@ -99,6 +113,7 @@ class Gateway:
     async def aclose(self) -> None:
         """Stop listening and cut all connections; what is being generated for them is cancelled."""
         self._episodes.clear()
+        self._controls.clear()
         self._registrations.clear()
         await self._server.aclose()
 
@@ -107,18 +122,21 @@ class Gateway:
     def register(self, session: EpisodeSession) -> EpisodeKey:
         """Make an episode reachable until its session closes. Called again, it returns the same key."""
         if session in self._registrations:
-            return self._registrations[session][1]
+            return self._registrations[session].key
         episode, api_key = self._keys.issue()
-        key = EpisodeKey(self.base_url, api_key)
-        self._registrations[session] = episode, key
+        control, control_key = self._keys.issue()
+        key = EpisodeKey(self.base_url, api_key, control_key=control_key)
+        self._registrations[session] = _Registration(episode, control, key)
         self._episodes[episode] = session
+        self._controls[control] = session
         session.on_close(lambda: self.unregister(session))
         return key
 
     def unregister(self, session: EpisodeSession) -> None:
         """Stop accepting the episode's keys."""
         if (registration := self._registrations.pop(session, None)) is not None:
-            del self._episodes[registration[0]]
+            del self._episodes[registration.episode]
+            del self._controls[registration.control]
 
     # ------------------------------------------------------------ requests
 
@@ -147,11 +165,12 @@ class Gateway:
     def _registered(self, key: str) -> Caller:
         """The session a key of ours belongs to."""
         claim = self._keys.claim(key)
+        if claim.scope is None and (session := self._controls.get(claim.id)) is not None:
+            return Caller(session, control=True)
         session = self._episodes.get(claim.id)
         if session is None:
             raise SessionClosedError("this key's episode is over: it takes no more model calls")
-        agent, target = claim.scope or (None, None)
-        return Caller(session, agent, target)
+        return Caller(session, *agent_scope(claim.scope))
 
     async def handle(self, request: HttpRequest) -> Answer:
         reply = await self._handle(request)

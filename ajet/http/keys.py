@@ -72,7 +72,7 @@ class KeyRing:
             raise InvalidKeyError("this key was not issued by this server, or is damaged")
         if int.from_bytes(urlsafe_b64decode(head)[_ID_BYTES:], "big") < time.time():
             raise InvalidKeyError(f"this key has expired ({self._ttl_setting})")
-        return KeyClaim(head, json.loads(urlsafe_b64decode(scope + "=" * (-len(scope) % 4))) if dot else None)
+        return KeyClaim(head, _scope(scope) if dot else None)
 
 
 def narrow(key: str, scope: Any) -> str:
@@ -92,6 +92,14 @@ def presented_key(request: HttpRequest) -> str:
     if not key:
         raise InvalidKeyError(f"no API key: send 'Authorization: Bearer {PREFIX}…' or 'x-api-key: {PREFIX}…'")
     return key.strip().decode("latin-1")
+
+
+def _scope(encoded: str) -> Any:
+    """What a key was narrowed to. Its holder may have written it by hand."""
+    try:
+        return json.loads(urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+    except (ValueError, RecursionError):
+        raise InvalidKeyError("this key's scope can't be read") from None
 
 
 def _sign(secret: bytes, text: str) -> str:

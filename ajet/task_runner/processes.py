@@ -257,7 +257,7 @@ class _AttemptInProcess:
                     self._writer.write(json.dumps(self._ended_early(bool(message["cut"]))).encode() + b"\n")
                 else:
                     key = await self._sessions.access(await self._open_session(message["targets"]))
-                    access = {"base_url": key.base_url, "api_key": key.api_key}
+                    access = {"base_url": key.base_url, "api_key": key.api_key, "control_key": key.control_key}
                     self._writer.write(json.dumps(access).encode() + b"\n")
         except (ConnectionError, ValueError, TypeError, KeyError, UserError) as error:
             # it died halfway, or user code wrote to the channel

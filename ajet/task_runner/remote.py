@@ -147,7 +147,8 @@ class RemoteRunner:
         any_host = urlsplit(key.base_url).hostname in ("127.0.0.1", "::1") and (
             self.config.ajet.gateway.host in ANY_HOST
         )
-        return {"base_url": key.base_url, "api_key": key.api_key, "any_host": any_host}
+        keys = {"api_key": key.api_key, "control_key": key.control_key}
+        return {"base_url": key.base_url, **keys, "any_host": any_host}
 
 
 class _RemoteAttempt:

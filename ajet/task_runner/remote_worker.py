@@ -125,7 +125,8 @@ class _Run:
         base_url = access["base_url"]
         if access["any_host"]:  # the gateway listens on every address: on the one that this runner knows, too
             base_url = _with_host(base_url, self._settings.url)
-        return AjetTuner.remote(base_url, access["api_key"], self._config, trainable_targets=targets)
+        keys = {"api_key": access["api_key"], "control_key": access["control_key"]}
+        return AjetTuner.remote(base_url, config=self._config, trainable_targets=targets, **keys)
 
     async def _beat(self) -> None:
         lease = self._rollout.config.unresponsive_seconds

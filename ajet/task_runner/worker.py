@@ -100,7 +100,8 @@ async def _serve(
     async def open_tuner(targets: list[str] | None) -> AjetTuner:
         send(targets=targets)
         access = json.loads(await reader.readline())
-        return AjetTuner.remote(access["base_url"], access["api_key"], config, trainable_targets=targets)
+        keys = {"api_key": access["api_key"], "control_key": access["control_key"]}
+        return AjetTuner.remote(access["base_url"], config=config, trainable_targets=targets, **keys)
 
     async def ask_ending(cut: bool) -> EarlyEnding | None:
         send(raised=True, cut=cut)

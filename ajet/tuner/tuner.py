@@ -57,18 +57,27 @@ class AjetTuner:
         self._loop = loop
         self._gateway = gateway
         self._endpoint: BaseUrlAndKey | None = None
+        self._control_key = ""
         self._trainable_targets: Sequence[str] = session.settings.trainable_targets
 
     @classmethod
     def remote(
-        cls, base_url: str, api_key: str, config: Any, *, trainable_targets: Sequence[str] | None = None
+        cls,
+        base_url: str,
+        api_key: str,
+        config: Any,
+        *,
+        control_key: str = "",
+        trainable_targets: Sequence[str] | None = None,
     ) -> AjetTuner:
-        """In any other process: everything goes through the gateway. `api_key` is the episode's key."""
+        """In any other process: everything goes through the gateway. `api_key` is the episode's key; rewards need its
+        `control_key`."""
         tuner = cls.__new__(cls)
         tuner.config = config
         tuner._session = None
         tuner._gateway = None
         tuner._endpoint = BaseUrlAndKey(base_url, api_key, MODEL_PREFIX + DEFAULT_AGENT)
+        tuner._control_key = control_key
         tuner._trainable_targets = tuple(trainable_targets or ())
         return tuner
 
@@ -149,15 +158,21 @@ class AjetTuner:
 
     def _own_endpoint(self, agent_name: str, target_tag: str) -> BaseUrlAndKey:
         """The tuned model's endpoint."""
+        whole = self._registered()
+        own_key = agent_key(whole.api_key, agent_name, target_tag)
+        return BaseUrlAndKey(whole.base_url, own_key, MODEL_PREFIX + agent_name)
+
+    def _registered(self) -> BaseUrlAndKey:
+        """The episode's own endpoint: with the key that is valid for all agents."""
         if self._endpoint is None:
             assert self._session is not None
             if self._gateway is None:
                 raise FeatureUnavailableError("as_oai_baseurl_apikey needs a gateway, but this run has none")
             gateway, session = self._gateway, self._session
-            key = self._bridge(agent_name, target_tag).call(lambda: gateway.register(session))
+            key = self._bridge(DEFAULT_AGENT, DEFAULT_TARGET).call(lambda: gateway.register(session))
+            self._control_key = key.control_key
             self._endpoint = BaseUrlAndKey(key.base_url, key.api_key, key.model)
-        own_key = agent_key(self._endpoint.api_key, agent_name, target_tag)
-        return BaseUrlAndKey(self._endpoint.base_url, own_key, MODEL_PREFIX + agent_name)
+        return self._endpoint
 
     # ------------------------------------------------------------ prompt templates
 
@@ -185,11 +200,21 @@ class AjetTuner:
         if self._session is None:
             assert self._endpoint is not None
             given = {"reward": value, "call": call, "agent": agent, "replace": replace}
-            post_reward(self._endpoint.base_url, self._endpoint.api_key, given)
+            post_reward(self._endpoint.base_url, self.control_key(), given)
             return
         session = self._session
         call_id = bare_call_id(call)
         LoopBridge(Caller(session), self._loop).call(lambda: session.reward(value, call_id, agent, replace=replace))
+
+    def control_key(self) -> str:
+        """The key that rewards over HTTP need (`POST /v1/rewards` at the address of `as_oai_baseurl_apikey`).
+
+        For a program of yours that judges the episode. Never give it to the agent: whoever has it decides what is
+        trained."""
+        self._registered()
+        if not self._control_key:
+            raise FeatureUnavailableError("this tuner was made without a control key: AjetTuner.remote(control_key=…)")
+        return self._control_key
 
     def get_context_tracker(self) -> ContextTracker:
         """The episode's tracker: read-only, and from the service loop only."""

@@ -31,7 +31,7 @@ def in_workflow(engine: LineEngine, workflow: Callable[[AjetTuner, AjetTuner], A
         await gateway.start()
         key = gateway.register(session)
         near = AjetTuner(session, CONFIG, asyncio.get_running_loop(), gateway)
-        far = AjetTuner.remote(key.base_url, key.api_key, CONFIG)
+        far = AjetTuner.remote(key.base_url, key.api_key, CONFIG, control_key=key.control_key)
         await asyncio.to_thread(lambda: asyncio.run(workflow(near, far)))
         await gateway.aclose()
         return session

@@ -24,7 +24,7 @@ from ajet.gateway import Gateway, GatewaySettings
 from ajet.gateway.caller import agent_key
 from ajet.gateway.endpoints import POST
 from ajet.http.connection import HttpLimits
-from ajet.http.keys import KeyRing
+from ajet.http.keys import KeyRing, narrow
 from ajet.http.server import AddressError
 
 CHAT = "/v1/chat/completions"
@@ -93,16 +93,59 @@ def test_keys_of_expired_finished_and_other_episodes() -> None:
             mine = agent_key(here.key.api_key, "solver", "t")
             assert (await post(here, CHAT, {**BODY, "model": "ajet/critic"}, mine)).status == 403
             assert (await post(here, CHAT, {**BODY, "model": "gpt-4o"}, mine)).status == 200
-            assert (await post(here, "/v1/rewards", {"reward": 1, "agent": "critic"}, mine)).status == 400
             assert [call.agent for call in here.session.tracker.calls] == ["solver"]
-            other = (await post(here, CHAT, {**BODY, "model": "ajet/critic"})).json()["id"]
-            assert (await post(here, "/v1/rewards", {"reward": 1, "call": other}, mine)).status == 403
-            assert (await post(here, "/v1/rewards", {"reward": 1, "call": other})).status == 200
+            assert (await post(here, CHAT, {**BODY, "model": "ajet/critic"})).status == 200
             here.session.revoke()
-            for key in (here.key.api_key, mine):
+            for key in (here.key.api_key, mine, here.key.control_key):
                 reply = await post(here, CHAT, BODY, key)
                 assert reply.status == 409 and reply.headers["x-should-retry"] == "false"
             assert len(here.session.tracker.calls) == 2
+
+    asyncio.run(run())
+
+
+def test_only_the_control_key_gives_rewards() -> None:
+    async def run() -> None:
+        async with place() as here:
+            control = here.key.control_key
+            mine = agent_key(here.key.api_key, "solver", "t")
+            call = (await post(here, CHAT, BODY, mine)).json()["id"]
+            for body in ({"reward": 1000}, {"reward": 1000, "call": call}, {"reward": 1000, "agent": "solver"}):
+                for key in (mine, here.key.api_key, agent_key(control, "solver", "t")):
+                    assert (await post(here, "/v1/rewards", body, key)).status in (401, 403, 409)
+            assert (await post(here, CHAT, BODY, control)).status == 403
+            assert len(here.session.tracker.calls) == 1
+            finished = here.session.tracker.finish(0.0)
+            assert (finished.reward, finished.agent_rewards) == (0.0, {})
+            assert [one.reward for one in finished.tree.calls] == [None]
+        async with place() as here:
+            call = (await post(here, CHAT, {**BODY, "model": "ajet-solver"})).json()["id"]
+            for body in ({"reward": 0.5}, {"reward": 0.25, "call": call}, {"reward": 0.75, "agent": "solver"}):
+                assert (await post(here, "/v1/rewards", body, here.key.control_key)).status == 200
+            assert (await post(here, "/v1/rewards", {"reward": 1, "call": "x"}, here.key.control_key)).status == 400
+            finished = here.session.tracker.finish(None)
+            assert (finished.reward, finished.agent_rewards) == (0.5, {"solver": 0.75})
+            assert [one.reward for one in finished.tree.calls] == [0.25]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("scope", [5, "x", [1, 2], ["a"], {"a": 1}, [["a"], None], None])
+def test_scopes_written_by_hand_are_refused(scope: object) -> None:
+    async def run() -> None:
+        async with place() as here:
+            key = narrow(here.key.api_key, scope)
+            assert (await post(here, CHAT, BODY, key)).status == (200 if scope is None else 401)
+
+    asyncio.run(run())
+
+
+def test_huge_numbers_are_refused_by_name() -> None:
+    async def run() -> None:
+        async with place() as here:
+            body = json.dumps({**BODY, "temperature": 1}).replace('"temperature": 1', '"temperature": 1' + "0" * 400)
+            reply = await send(here.port, request_bytes("POST", CHAT, here.key.api_key, body.encode()))
+            assert reply.status == 400, reply
 
     asyncio.run(run())
 

@@ -237,7 +237,8 @@ def test_an_agent_continues_only_its_own_responses() -> None:
                 body = {"input": "y", "previous_response_id": mine}
                 assert (await post(here, "/v1/responses", body, key)).status == status
                 assert (await post(here, "/v1/responses", {"input": item}, key)).status == status
-            assert (await post(here, "/v1/rewards", {"reward": 1, "call": mine})).status == 200
+            control = here.key.control_key
+            assert (await post(here, "/v1/rewards", {"reward": 1, "call": mine}, control)).status == 200
             assert (await post(here, "/v1/responses", {"input": "y", "previous_response_id": mine})).status == 200
 
     asyncio.run(run())

@@ -47,7 +47,7 @@ def check(job: Job, *, near: bool = True, answers: list[str] = ANSWERS) -> None:
         tuner = (
             AjetTuner(session, CONFIG, asyncio.get_running_loop(), gateway)
             if near
-            else AjetTuner.remote(key.base_url, key.api_key, CONFIG)
+            else AjetTuner.remote(key.base_url, key.api_key, CONFIG, control_key=key.control_key)
         )
         given = await asyncio.wait_for(asyncio.to_thread(lambda: asyncio.run(run_job(tuner))), 60)
         await gateway.aclose()
