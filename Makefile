@@ -56,7 +56,7 @@ test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in
 .venv-agentscope1/.ready: pyproject.toml constraints/agentscope1.txt
 	$(PYTHON) -m venv .venv-agentscope1
 	.venv-agentscope1/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints/default.txt)
-	.venv-agentscope1/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/agentscope1.txt -e . agentscope pytest
+	.venv-agentscope1/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/agentscope1.txt -e '.[train]' agentscope pytest
 	@touch $@
 
 test-clients: .venv-clients/.ready .node-clients/.ready  ## run agents of other libraries, Codex among them, in their own environment (needs Node.js)
@@ -67,7 +67,7 @@ test-clients: .venv-clients/.ready .node-clients/.ready  ## run agents of other 
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check uv $$(grep '^torch==' constraints/clients.txt)
 	.venv-clients/bin/uv pip install --quiet --python .venv-clients/bin/python --index-strategy unsafe-best-match \
-	  -c constraints/clients.txt -e '.[agentscope,litellm]' pytest openai-agents 'pydantic-ai-slim[openai]'
+	  -c constraints/clients.txt -e '.[train,agentscope,litellm]' pytest openai-agents 'pydantic-ai-slim[openai]'
 	@touch $@
 
 .node-clients/.ready: tests/tuner/node_clients/package.json
@@ -107,7 +107,7 @@ test-openenv: .venv-openenv/.ready  ## run the OpenEnv tests in their own enviro
 .venv-openenv/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-openenv
 	.venv-openenv/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints/default.txt)
-	.venv-openenv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[openenv]' pytest
+	.venv-openenv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[train,openenv]' pytest
 	@touch $@
 
 test-verifiers: .venv-verifiers/.ready env  ## run the tests of verifiers' environments with the real package

@@ -15,24 +15,9 @@ from typing import Any
 import yaml
 
 from ajet.config.section import Block
+from ajet.config.short_names import JOB_NAMES
 from ajet.schema.errors import ConfigError
 
-ARGUMENTS = {
-    "project_name": "project_name",
-    "experiment_name": "experiment_name",
-    "experiment_dir": "experiment_dir",
-    "backbone": "backbone",
-    "model": "model.path",
-    "n_gpu": "trainer_common.n_gpus_per_node",
-    "algorithm": "trainer_common.algorithm.adv_estimator",
-    "lr": "trainer_common.optim.lr",
-    "logging": "trainer_common.logger",
-    "num_repeat": "rollout.num_repeat",
-    "grpo_n": "rollout.num_repeat",
-    "max_env_worker": "rollout.max_env_worker",
-    "batch_size": "data.train_batch_size",
-}
-"""Arguments and the keys that they set."""
 READERS = {"hf": "huggingface_dat_repo", "huggingface": "huggingface_dat_repo", "jsonl": "jsonl_dataset_file"}
 """Short names in `set_data` of `task_reader.type`s."""
 
@@ -41,16 +26,16 @@ class AgentJetJob:
     """`AgentJetJob(base_yaml_config="x.yaml", model=…, num_repeat=8)`; what isn't given stays as in the file."""
 
     def __init__(self, base_yaml_config: str | Path | None = None, *, lora_rank: int | None = None, **given: Any):
-        """`given`: the names in `ARGUMENTS`."""
-        unknown = given.keys() - ARGUMENTS.keys()
+        """`given`: the names in `JOB_NAMES`."""
+        unknown = given.keys() - JOB_NAMES.keys()
         if unknown:
-            raise ConfigError(f"AgentJetJob takes no {', '.join(sorted(unknown))}; it takes {', '.join(ARGUMENTS)}")
+            raise ConfigError(f"AgentJetJob takes no {', '.join(sorted(unknown))}; it takes {', '.join(JOB_NAMES)}")
         self._tree = Block({"ajet": {}})
         if base_yaml_config is not None:
             self.load_job_from_yaml(base_yaml_config)
         for name, value in given.items():
             if value is not None:
-                self._set(ARGUMENTS[name], value)
+                self._set(JOB_NAMES[name], value)
         if lora_rank:
             self._set("model.lora.enabled", True)
             self._set("model.lora.rank", lora_rank)

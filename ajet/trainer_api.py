@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from ajet.config.short_names import TRAINER_NAMES
 from ajet.rollout_function import RECORD_KEY, RolloutFunction
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.schema.resources import PromptTemplate
@@ -28,27 +29,6 @@ from ajet.workflow import Workflow
 
 if TYPE_CHECKING:
     from ajet.config import Config
-
-KEYWORDS = {
-    "model": "model.path",
-    "backbone": "backbone",
-    "name": "experiment_name",
-    "project": "project_name",
-    "n_runners": "rollout.max_env_worker",
-    "n_gpu": "trainer_common.n_gpus_per_node",
-    "num_repeat": "rollout.num_repeat",
-    "batch_size": "data.train_batch_size",
-    "steps": "trainer_common.total_training_steps",
-    "epochs": "trainer_common.total_epochs",
-    "lr": "trainer_common.optim.lr",
-    "algorithm": "trainer_common.algorithm.adv_estimator",
-    "engine": "rollout.engine",
-    "temperature": "rollout.temperature",
-    "judge": "task_judge.judge_protocol",
-    "seed": "rollout.seed",
-    "logger": "trainer_common.logger",
-}
-"""Keyword arguments of `Trainer`, and the keys that they set. Any other key is given in `config`."""
 
 QUERY_FIELDS = ("main_query", "question", "query", "prompt", "problem", "instruction", "input")
 """Fields of a record that may hold the text shown as the task's."""
@@ -100,21 +80,21 @@ class Trainer:
         **keywords: Any,
     ) -> None:
         """`config`: a YAML file, or a dict of keys (`{"rollout": {"num_repeat": 8}}` or `{"rollout.num_repeat": 8}`).
-        `keywords`: the names in `KEYWORDS`. `fresh` starts over; else the same call resumes what it began before.
+        `keywords`: the names in `TRAINER_NAMES`; any other key is given in `config`. `fresh` starts over; else the same call resumes what it began before.
         """
-        unknown = sorted(keywords.keys() - KEYWORDS.keys())
+        unknown = sorted(keywords.keys() - TRAINER_NAMES.keys())
         if unknown:
             from ajet.config.keys import nearest
 
-            near = nearest(unknown[0], KEYWORDS)
+            near = nearest(unknown[0], TRAINER_NAMES)
             raise ConfigError(
                 f"Trainer: unknown argument {unknown[0]!r}\n    "
-                + (f"did you mean {near}?" if near else f"there are: {', '.join(KEYWORDS)}")
+                + (f"did you mean {near}?" if near else f"there are: {', '.join(TRAINER_NAMES)}")
                 + ' Any other key goes into `config`, e.g. Trainer({"rollout.top_p": 0.9})'
             )
         self._yaml = Path(config) if isinstance(config, str | os.PathLike) else None
         self._keys: dict[str, Any] = dict(_keys(config)) if isinstance(config, Mapping) else {}
-        self._keys |= {KEYWORDS[name]: value for name, value in keywords.items() if value is not None}
+        self._keys |= {TRAINER_NAMES[name]: value for name, value in keywords.items() if value is not None}
         if isinstance(self._keys.get("task_judge.judge_protocol"), type):
             self._keys["task_judge.judge_protocol"] = publish(self._keys["task_judge.judge_protocol"])
         if prompt_template is not None:
@@ -137,6 +117,9 @@ class Trainer:
 
     def evaluate(self, agent: Any, dataset: Any = None) -> dict[str, float]:
         """Validation alone: its metrics, such as `val/reward/mean`."""
+        from ajet.schema.install import require_training
+
+        require_training("Trainer.evaluate")
         from ajet.backbone.validation import evaluate
 
         return evaluate(self._config(agent, None, dataset, {"backbone": "debug"}))
@@ -164,7 +147,7 @@ class Trainer:
                 keys.setdefault("task_reader.jsonl_dataset_file.training.file_path", file)
         keys.setdefault("experiment_name", None if self._yaml else getattr(agent, "__name__", "run"))
         overrides = [f"{key}={json.dumps(value)}" for key, value in keys.items() if value is not None]
-        config = load_config(self._yaml or self._empty_yaml(), overrides)
+        config = load_config(self._yaml or self._empty_yaml(), overrides, overrides_from="Trainer")
         config.ajet.backbone = config.ajet.backbone or "local"
         _refuse_elsewhere(config)
         return config

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from ajet.schema.errors import ImportPathError, UserError
+from ajet.schema.install import TRAIN, TRAIN_PACKAGES, install_command
 
 ARROW = "->"
 PROGRAM = "ajet_program"
@@ -244,6 +245,8 @@ def _errors_named(place: str, file: Path | None) -> Iterator[None]:
 def _missing_module(name: str) -> str:
     """What to do about a module that a user's file imports and that isn't there."""
     top = name.partition(".")[0]
+    if top in TRAIN_PACKAGES:
+        return f"; {install_command(TRAIN)}"
     if top != "ajet":
         return f"; install it, or put {top}.py next to the file"
     return f"; this version has no {name}: docs/from_agentjet.md lists the names of older files and what replaces them"

@@ -196,3 +196,19 @@ def test_data_sets_of_every_kind() -> None:
 
 def test_a_run_without_metrics_has_a_page_too(tmp_path: Path) -> None:
     assert str(tmp_path) in Run(tmp_path)._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (
+            {"rollout.num_repat": 3},
+            r"Trainer \(rollout.num_repat=3\): ajet.rollout.num_repat: unknown key\n.*num_repeat",
+        ),
+        ({"rollut": {"num_repeat": 3}}, r"Trainer: rollut.num_repeat=3: unknown key"),
+        ({"rollout.num_repeat": "x"}, r"Trainer \(rollout.num_repeat=\"x\"\): .*'x' is not allowed"),
+    ],
+)
+def test_a_wrong_key_was_given_to_the_trainer(keys: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Trainer(keys, exp_dir=tmp_path).fit("agent.py->solver", [{"question": 1}])

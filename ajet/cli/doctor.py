@@ -14,7 +14,7 @@ from typing import NamedTuple
 from packaging.specifiers import SpecifierSet
 
 from ajet.backbone.plan import TRACKERS, installed, requirement, version_range
-from ajet.schema.install import install_command
+from ajet.schema.install import TRAIN, install_command
 
 GIB = 1024**3
 MEMORY_GIB, DISK_GIB, SHARED_MEMORY_GIB = 4.0, 5.0, 1.0
@@ -65,7 +65,9 @@ OPTIONAL = (
     Optional("trinity-rft", "trinity", "--backbone=trinity"),
     *(Optional(package, "trackers", f"trainer_common.logger: {name}") for name, package in TRACKERS.items()),
 )
-CORE = ("transformers", "datasets", "openai", "pydantic", "omegaconf")
+CORE = ("openai", "pydantic", "omegaconf")
+TRAINING = ("transformers", "datasets", "safetensors")
+"""With torch: what the small installation leaves out."""
 NEEDS_TRANSFORMERS = {"verl": ">=5.5,<5.11", "trinity-rft": ">=5.12.1,<5.24"}
 """Where the ranges of transformers that verl and Trinity work with differ from ours."""
 
@@ -151,11 +153,12 @@ def check_limits() -> Iterator[Finding]:
 
 
 def check_torch() -> Iterator[Finding]:
-    found = list(_in_range("torch", needed=True))
-    yield from found
     version = installed("torch")
-    if version is not None:
-        yield from check_gpu(version)
+    if version is None:
+        yield Finding(Level.ABSENT, "torch", f"{'training, and models here':<{USES_WIDTH}}{install_command(TRAIN)}")
+        return
+    yield from _in_range("torch", needed=True)
+    yield from check_gpu(version)
 
 
 def check_gpu(version: str) -> Iterator[Finding]:
@@ -189,6 +192,9 @@ def check_gpu(version: str) -> Iterator[Finding]:
 def check_core() -> Iterator[Finding]:
     for package in CORE:
         yield from _in_range(package, needed=True)
+    if installed("torch"):
+        for package in TRAINING:
+            yield from _in_range(package, needed=True, extra=TRAIN)
 
 
 def _in_range(package: str, *, needed: bool, lets: str = "", extra: str = "") -> Iterator[Finding]:

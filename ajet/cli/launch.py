@@ -24,6 +24,7 @@ from ajet.cli.arguments import ArgumentError, LaunchArguments, parse_arguments
 from ajet.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, fail
 from ajet.cli.out_of_memory import memory_advice
 from ajet.schema.errors import AjetError, ConfigError, UserError
+from ajet.schema.install import require_training
 
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config
@@ -71,6 +72,8 @@ def run(argv: Sequence[str]) -> int:
 def launch(arguments: LaunchArguments, config: Config) -> int:
     """Run a loaded config, whose backbone is set. Returns the exit code; raises a `UserError`."""
     name = config.ajet.backbone or DEFAULT_BACKBONE
+    if name in ("local", "debug"):  # the others say themselves what they need
+        require_training(f"--backbone={name}")
     backbone = import_module(BACKBONES[name])
     if arguments.debug_tags is not None or name == "debug":
         _select_breakpoints(arguments.debug_tags, config)

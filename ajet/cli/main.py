@@ -143,9 +143,11 @@ def _dispatch(arguments: list[str]) -> int:
 def _run(module: str, arguments: list[str]) -> int:
     """Run a command. What the user can correct becomes one message and exit code 2."""
     from ajet.schema.errors import UserError
+    from ajet.schema.install import missing_packages_named
 
     try:
-        code: int = import_module(module).run(arguments)
+        with missing_packages_named("this"):
+            code: int = import_module(module).run(arguments)
     except UserError as error:
         return fail(str(error), error.exit_code)
     return code

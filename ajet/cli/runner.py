@@ -1,6 +1,7 @@
 """`ajet runner`: run episodes of a training run elsewhere, with this machine's workflow code.
 
-It needs neither torch nor a GPU. Each worker is a process of its own: one that crashes or hangs is replaced.
+It needs neither torch nor a GPU. Each worker is a process of its own, forked from the runner: one that crashes or hangs
+is replaced at once.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
 import sys
+import threading
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.workflow import Workflow
 
 KEY_VARIABLE = "AJET_RUNNER_KEY"
 RESTART_S = 1.0
@@ -34,7 +39,6 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--name", default=f"{socket.gethostname()}-{os.getpid()}", help="how the run calls this runner")
     parser.add_argument("--ca", metavar="FILE", help="PEM file with the authority of the run's certificate")
     parser.add_argument("--patience", default="10m", metavar="TIME", help="how long the run may be away (default: 10m)")
-    parser.add_argument("--as-worker", metavar="NAME", help="what the processes that this one starts are told")
     arguments = parser.parse_args(argv)
     if arguments.workers < 1:
         parser.error("--workers is at least 1")
@@ -43,26 +47,22 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(
             f"{KEY_VARIABLE} is not set: the run prints it when it starts, or export the same on both sides"
         )
-    if arguments.as_worker:
-        return asyncio.run(_work(arguments, key))
-    return _Runner(arguments).run()
+    return _Runner(arguments, key).run()
 
 
-async def _work(arguments: Namespace, key: str) -> int:
+async def _work(arguments: Namespace, key: str, number: int, runner: int, workflow_class: type[Workflow]) -> int:
+    """In a worker."""
     from ajet.cli.store import seconds
     from ajet.store.errors import StoreUnavailableError
     from ajet.task_runner.remote_worker import WorkerSettings, work
-    from ajet.user_code import import_class
-    from ajet.workflow import Workflow
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the runner, which tells its workers
     try:
-        workflow_class = import_class(arguments.workflow, Workflow, key=WORKFLOW_FLAG)
         patience = seconds(arguments.patience)
-        settings = WorkerSettings(arguments.connect, key, arguments.as_worker, arguments.ca, patience)
+        name = f"{arguments.name}-{number}"
+        settings = WorkerSettings(arguments.connect, key, name, arguments.ca, patience, parent=runner)
         await work(settings, workflow_class, stop)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -71,56 +71,54 @@ async def _work(arguments: Namespace, key: str) -> int:
 
 
 class _Runner:
-    """Starts the workers, replaces those that end, and ends them all."""
+    """Imports the workflow, starts the workers, replaces those that end, and ends them all."""
 
-    def __init__(self, arguments: Namespace) -> None:
-        self._arguments = arguments
-        self._workers: dict[int, subprocess.Popen[bytes]] = {}
-        self._stopping = False
-
-    def run(self) -> int:
+    def __init__(self, arguments: Namespace, key: str) -> None:
+        from ajet.task_runner.forked_workers import ForkedWorkers
+        from ajet.task_runner.remote_worker import preload
         from ajet.user_code import import_class
         from ajet.workflow import Workflow
 
-        import_class(self._arguments.workflow, Workflow, key=WORKFLOW_FLAG)
+        preload()
+        before = threading.active_count()
+        workflow_class = import_class(arguments.workflow, Workflow, key=WORKFLOW_FLAG)
+        if threading.active_count() > before:
+            names = ", ".join(thread.name for thread in threading.enumerate()[before:])
+            print(f"importing the workflow started threads ({names}); they do not run in its workers", file=sys.stderr)
+        self._arguments = arguments
+        self._stopping = False
+        self._workers = ForkedWorkers(
+            lambda number, runner: asyncio.run(_work(arguments, key, number, runner, workflow_class))
+        )
+
+    def run(self) -> int:
         for interrupt in (signal.SIGINT, signal.SIGTERM):
             signal.signal(interrupt, self._stop)
-        for number in range(self._arguments.workers):
-            self._start(number)
-        print(f"{self._arguments.workers} workers for {self._arguments.connect} (Ctrl-C: finish and stop)", flush=True)
+        count = self._arguments.workers
+        for number in range(count):
+            self._workers.start(number)
+        workers = "1 worker" if count == 1 else f"{count} workers"
+        print(f"{workers} for {self._arguments.connect} (Ctrl-C: finish and stop)", flush=True)
         return self._watch()
-
-    def _start(self, number: int) -> None:
-        command = [sys.executable, "-m", "ajet", "runner", "--as-worker", f"{self._arguments.name}-{number}"]
-        for flag in ("connect", "workflow", "ca", "patience"):
-            if (value := getattr(self._arguments, flag)) is not None:
-                command += [f"--{flag}", value]
-        self._workers[number] = subprocess.Popen(command, start_new_session=True)
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
-        for worker in self._workers.values():
-            worker.terminate()
+        self._workers.stop()
 
     def _watch(self) -> int:
         from ajet.task_runner.remote_worker import ABANDONED
 
         code = 0
         while self._workers:
-            process, status = os.wait()
-            number = next((number for number, worker in self._workers.items() if worker.pid == process), None)
-            if number is None:
-                continue
-            ended = self._workers.pop(number)
-            ended.returncode = os.waitstatus_to_exitcode(status)
+            number, ended_with = self._workers.wait()
             if self._stopping:
                 continue
-            if ended.returncode in (AWAY, REFUSED):  # it has said why; the others would say the same
-                code = 1 if ended.returncode == AWAY else UserError.exit_code
+            if ended_with in (AWAY, REFUSED):  # it has said why; the others would say the same
+                code = 1 if ended_with == AWAY else UserError.exit_code
                 self._stop()
-            else:
-                if ended.returncode not in (0, ABANDONED):
-                    print(f"worker {number} ended with {ended.returncode}: replaced", file=sys.stderr, flush=True)
-                    time.sleep(RESTART_S)
-                self._start(number)
+                continue
+            if ended_with not in (0, ABANDONED):
+                print(f"worker {number} ended with {ended_with}: replaced", file=sys.stderr, flush=True)
+                time.sleep(RESTART_S)
+            self._workers.start(number)
         return code

@@ -21,7 +21,7 @@ from ajet.config.effects import IGNORED_BLOCKS
 from ajet.config.files import locate_files
 from ajet.config.interpolation import InterpolationProblem, is_interpolated, resolve
 from ajet.config.keys import known_keys, nearest, section_of, where_it_belongs
-from ajet.config.problems import Override, Problem, Sources, config_error, from_validation
+from ajet.config.problems import COMMAND_LINE, Override, Problem, Sources, config_error, from_validation
 from ajet.config.root import READ_YAML_NAME, AjetConfig, BackboneName, Config
 from ajet.config.section import Section
 from ajet.config.yaml_source import parse_value, read_yaml_file
@@ -31,13 +31,19 @@ OVERRIDE = re.compile(r"^(?P<new>\+{0,2})(?P<key>[^=\s]+)=(?P<value>.*)$", re.DO
 
 
 def load_config(
-    path: str | Path, overrides: Sequence[str] = (), *, backbone: BackboneName | None = None, complete: bool = True
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    backbone: BackboneName | None = None,
+    complete: bool = True,
+    overrides_from: str = COMMAND_LINE,
 ) -> Config:
-    """The config of a run. `backbone` overrides the file's. `complete=False`: a workflow need not be named yet."""
+    """The config of a run. `backbone` overrides the file's. `complete=False`: a workflow need not be named yet.
+    `overrides_from`: what errors say of where the overrides are from."""
     file = Path(path).expanduser()
     _, root = read_yaml_file(file)
     tree: dict[str, Any] = root.plain()
-    sources = Sources(str(path), root, [parse_override(text, tree) for text in overrides])
+    sources = Sources(str(path), root, [parse_override(text, tree, overrides_from) for text in overrides])
     apply_overrides(tree, sources.overrides)
     ignored = [name for name in IGNORED_BLOCKS if name in tree]
     for name in ignored:
@@ -180,23 +186,26 @@ def _picked(resolved: Any, given: Any) -> Any:
     return resolved
 
 
-def parse_override(text: str, tree: dict[str, Any]) -> Override:
+def parse_override(text: str, tree: dict[str, Any], source: str = COMMAND_LINE) -> Override:
     """Parse one argument. `tree` is the YAML, which tells the user's own blocks."""
     match = OVERRIDE.match(text)
     if match is None or not all(match["key"].split(".")):
-        raise ConfigError(f"command line: {text!r} isn't an override\n    write `key=value`, e.g. rollout.num_repeat=8")
-    path = _full_path(text, tuple(match["key"].split(".")), bool(match["new"]), tree)
-    return Override(text, path, _value(text, match["value"]))
+        raise ConfigError(f"{source}: {text!r} isn't an override\n    write `key=value`, e.g. rollout.num_repeat=8")
+    try:
+        path = _full_path(text, tuple(match["key"].split(".")), bool(match["new"]), tree)
+        return Override(text, path, _value(match["value"]), source)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {text}: {error}") from None
 
 
-def _value(text: str, value: str) -> Any:
+def _value(value: str) -> Any:
     if value.lstrip().startswith("!!"):
-        raise ConfigError(f"command line: {text}: tags are not allowed\n    give the plain value")
+        raise ConfigError("tags are not allowed\n    give the plain value")
     try:
         parsed = parse_value(value, "value")
     except ConfigError:
         if value.lstrip()[:1] in "[{":  # meant as a list or mapping: as text it would fail later, and less clearly
-            raise ConfigError(f"command line: {text}: not a YAML value\n    close its quotes and brackets") from None
+            raise ConfigError("not a YAML value\n    close its quotes and brackets") from None
         return value
     return value if isinstance(parsed, dict) and not value.lstrip().startswith("{") else parsed
 
@@ -219,7 +228,7 @@ def _full_path(text: str, path: tuple[str, ...], new: bool, tree: dict[str, Any]
     else:
         hint = "\n" + where_it_belongs(("ajet", *path))
     hint += f"\n(to add a block of your own: +{text})"
-    raise ConfigError(f"command line: {text}: unknown key `{'.'.join(path)}`" + hint.replace("\n", "\n    "))
+    raise ConfigError(f"unknown key `{'.'.join(path)}`" + hint.replace("\n", "\n    "))
 
 
 def apply_overrides(tree: dict[str, Any], overrides: list[Override]) -> None:
@@ -232,6 +241,8 @@ def apply_overrides(tree: dict[str, Any], overrides: list[Override]) -> None:
                 inner = place[part] = {}
             if not isinstance(inner, dict):
                 above = ".".join(override.path[:depth])
-                raise ConfigError(f"command line: {override.text}: `{above}` is {inner!r} and has no keys under it")
+                raise ConfigError(
+                    f"{override.source}: {override.text}: `{above}` is {inner!r} and has no keys under it"
+                )
             place = inner
         place[override.path[-1]] = override.value

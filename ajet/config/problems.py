@@ -26,16 +26,21 @@ class Problem(NamedTuple):
     fix: str
 
 
+COMMAND_LINE = "command line"
+
+
 class Override(NamedTuple):
     """One `key=value` argument."""
 
     text: str
     path: tuple[str, ...]
     value: Any
+    source: str = COMMAND_LINE
+    """Where the user wrote it."""
 
 
 class Sources(NamedTuple):
-    """Where values come from: the file and the command line."""
+    """Where values come from: the file and the overrides."""
 
     name: str
     root: Node
@@ -45,11 +50,11 @@ class Sources(NamedTuple):
         """`file.yaml:12`, or the argument that set this key."""
         for override in reversed(self.overrides):
             if path[: len(override.path)] == override.path:
-                return f"command line ({override.text})"
+                return f"{override.source} ({override.text})"
         return f"{self.name}:{self.root.line_of(path)}"
 
     def gives(self, path: KeyPath) -> bool:
-        """Whether the user set this key, in the file or on the command line."""
+        """Whether the user set this key, in the file or by an override."""
         if any(path[: len(override.path)] == override.path for override in self.overrides):
             return True
         node = self.root

@@ -16,6 +16,7 @@ from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.engine.base import Engine, build_engine
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import ConfigError, UserError
+from ajet.schema.install import require_training
 from ajet.session import EpisodeSession, SeedKey, SessionSettings
 from ajet.session.reply_parser import ReplyParser
 from ajet.session.tool_call_parsers import pick_parser
@@ -70,6 +71,7 @@ def load_model(
 ) -> Model:
     """Load the tokenizer and start the engine, which loads in the background. Raises a `UserError`."""
     name = config.ajet.model.path
+    require_training("a model here")
     try:
         tokenizer = ModelSource.resolve(name).tokenizer()
         renderer = Renderer(tokenizer, reasoning_history=config.ajet.rollout.reasoning_history)

@@ -5,11 +5,43 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from ajet.schema.errors import MissingDependencyError
+
 DISTRIBUTION = "agentjet"
+TRAIN = "train"
+"""The extra that a runner, a ready agent, the store and most commands do without."""
+TRAIN_PACKAGES = ("torch", "transformers", "datasets", "safetensors", "tokenizers", "huggingface_hub")
+"""What `TRAIN` brings, by the names under which it is imported."""
+
+
+def require_training(what: str) -> None:
+    """Raise unless the packages of `TRAIN` are installed. `what` needs them."""
+    missing = next((package for package in TRAIN_PACKAGES if find_spec(package) is None), None)
+    if missing is not None:
+        raise MissingDependencyError(_needs(what, missing))
+
+
+@contextmanager
+def missing_packages_named(what: str) -> Iterator[None]:
+    """Where an import fails because this is the small installation, say so."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in TRAIN_PACKAGES:
+            raise
+        raise MissingDependencyError(_needs(what, package)) from error
+
+
+def _needs(what: str, package: str) -> str:
+    return f"{what} needs {package}, which the small installation doesn't have\n    {install_command(TRAIN)}"
 
 
 def install_command(extra: str) -> str:

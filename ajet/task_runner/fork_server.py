@@ -88,7 +88,7 @@ class ForkServer:
                     return
         finally:
             for process in self._workers.values():
-                _kill_all(process)
+                kill_all(process)
 
     def _command(self) -> bool:
         """Carry out one command. False if the control socket is closed."""
@@ -101,7 +101,7 @@ class ForkServer:
             self._start(number, *descriptors)
         elif number in self._workers:
             if command["do"] == "kill":
-                _kill_all(self._workers[number])
+                kill_all(self._workers[number])
             else:
                 os.kill(self._workers[number], signal.SIGUSR1)  # faulthandler prints its stack
         return True
@@ -145,7 +145,7 @@ class ForkServer:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 return
-            _kill_all(ended.si_pid)
+            kill_all(ended.si_pid)
             _, status = os.waitpid(ended.si_pid, 0)
             number = numbers.pop(ended.si_pid)
             del self._workers[number]
@@ -156,7 +156,7 @@ class ForkServer:
             self._control.send(json.dumps(event).encode())
 
 
-def _kill_all(process: int) -> None:
+def kill_all(process: int) -> None:
     """Kill a worker that hasn't been reaped yet, and everything it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it may not lead a process group yet
         os.killpg(process, signal.SIGKILL)

@@ -204,7 +204,7 @@ def test_doctor_takes_versions_from_the_package_itself(monkeypatch: pytest.Monke
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = [text for texts in project["optional-dependencies"].values() for text in texts]
     declared = {one.name.lower(): one for one in map(Requirement, [*project["dependencies"], *optional])}
-    for package in [*doctor.CORE, *(option.package for option in doctor.OPTIONAL)]:
+    for package in [*doctor.CORE, *doctor.TRAINING, *(option.package for option in doctor.OPTIONAL)]:
         assert requirement(package).specifier == declared[package].specifier, package
     monkeypatch.setattr(doctor, "installed", {"verl": "0.8.0"}.get)
     (finding,) = [finding for finding in doctor.check_optional() if finding.what == "verl"]

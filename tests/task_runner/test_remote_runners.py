@@ -171,6 +171,22 @@ def test_a_runner_elsewhere_runs_episodes(tmp_path: Path, monkeypatch: pytest.Mo
     play(tmp_path, scene, monkeypatch)
 
 
+def test_the_users_module_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = "\nPath('imports').open('a').write(f'{os.getpid()}\\n')\n"
+    monkeypatch.setattr(f"{__name__}.CODE", CODE + counting)
+
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        program = started.runner(3)
+        crashed = await episode(runner, "crash_once", tmp_path / "crash")
+        assert (crashed.status, crashed.attempts) == (EpisodeStatus.COMPLETED, 2)
+        assert (tmp_path / "imports").read_text() == f"{program.pid}\n"
+        await until(lambda: len(psutil.Process(program.pid).children()) == 3)
+        program.terminate()  # workers wait for episodes: they end, and the runner with them
+        assert await asyncio.to_thread(program.wait, 60) == 0
+
+    play(tmp_path, scene, monkeypatch)
+
+
 def test_what_dies_or_is_killed_costs_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(runner: TaskRunner, started: Started) -> None:
         first = started.runner(1)
