@@ -80,7 +80,8 @@ class Trainer:
         **keywords: Any,
     ) -> None:
         """`config`: a YAML file, or a dict of keys (`{"rollout": {"num_repeat": 8}}` or `{"rollout.num_repeat": 8}`).
-        `keywords`: the names in `TRAINER_NAMES`; any other key is given in `config`. `fresh` starts over; else the same call resumes what it began before.
+        `keywords`: the names in `TRAINER_NAMES`; any other key is given in `config`. `fresh` starts over; else the same
+        call resumes what it began before.
         """
         unknown = sorted(keywords.keys() - TRAINER_NAMES.keys())
         if unknown:
