@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.schema.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
+    from ajet.backbone.ray.mapping import Note
     from ajet.cli.validate import Loaded
     from ajet.config import Config
 
@@ -26,6 +27,12 @@ def problems(config: Config, loaded: Loaded) -> Iterator[str]:
     if config.ajet.backbone != "debug":
         yield from _tracker_problems(config)
     yield from _task_problems(loaded)
+    yield from (str(note) for note in _backbone_notes(config) if note.refused)
+
+
+def remarks(config: Config) -> Iterator[str]:
+    """What verl or Trinity does otherwise than the config says."""
+    yield from (str(note) for note in _backbone_notes(config) if not note.refused)
 
 
 def doubts(loaded: Loaded) -> Iterator[str]:
@@ -40,6 +47,20 @@ def doubts(loaded: Loaded) -> Iterator[str]:
             f"{judge} reads {_named(wanted)} of the workflow's metadata, and {workflow} gives {_named(given)}: "
             "every episode would fail in the judge"
         )
+
+
+def _backbone_notes(config: Config) -> list[Note]:
+    """Of verl and Trinity: keys that the library honours in part, or refuses. The GPUs may be on another machine."""
+    backbone = config.ajet.backbone
+    if backbone == "verl":
+        from ajet.backbone.ray import verl
+
+        return verl.planned_notes(config)
+    if backbone == "trinity":
+        from ajet.backbone.ray import trinity
+
+        return trinity.planned_notes(config)
+    return []
 
 
 def _model_problems(config: Config) -> Iterator[str]:

@@ -66,8 +66,10 @@ def run(argv: Sequence[str]) -> int:
 
 def _look_for_problems(config: Config, loaded: Loaded) -> list[str]:
     """What a run would end with. What only looks wrong is printed with the report."""
-    from ajet.cli.checks import doubts, problems
+    from ajet.cli.checks import doubts, problems, remarks
 
+    for remark in remarks(config):
+        print(f"  {'note':<10} {remark}")
     for doubt in doubts(loaded):
         print(f"  {'warning':<10} {doubt}")
     return list(problems(config, loaded))

@@ -138,3 +138,25 @@ def test_out_of_memory_is_one_line_with_what_to_change() -> None:
     said = memory_advice(failed.value)
     assert said is not None and "while training" in said and "max_tokens_per_step" in said
     assert memory_advice(RuntimeError("something else")) is None
+
+
+@pytest.mark.parametrize(
+    ("backbone", "setting", "said"),
+    [
+        ("verl", "trainer_common.algorithm.use_kl_in_reward=true", "set use_kl_loss: true instead"),
+        ("trinity", "task_reader.curriculum.enabled=true", "Trinity reads tasks ahead"),
+    ],
+)
+def test_what_a_library_refuses(
+    project: Path, capsys: pytest.CaptureFixture[str], backbone: str, setting: str, said: str
+) -> None:
+    code, _, error = validated(capsys, f"--backbone={backbone}", setting)
+    assert code == 2
+    assert f"ajet.{setting.partition('=')[0]}: " in error
+    assert said in error
+
+
+def test_what_a_library_does_otherwise_is_a_note(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = validated(capsys, "--backbone=verl", "trainer_common.algorithm.zero_variance_groups=resample")
+    assert code == 0
+    assert "with verl this is `skip`" in out

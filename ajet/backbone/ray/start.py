@@ -59,6 +59,11 @@ def detect_machine(backbone: str, variable: str, *, logical_gpus: int = 1) -> Ma
     return Machine("cuda", flash_attention=find_spec("flash_attn") is not None)
 
 
+def planned_machine(variable: str) -> Machine:
+    """What a config is meant for: the CPU where the environment variable says so, else GPUs, here or elsewhere."""
+    return Machine("cpu" if asks_for_cpu(variable) else "cuda")
+
+
 def asks_for_cpu(variable: str) -> bool:
     """Whether the environment variable asks for a run without GPUs."""
     return os.environ.get(variable, "").strip().lower() == "cpu"

@@ -5,6 +5,6 @@ Importing this needs neither Trinity nor torch; without the extra, a run says ho
 
 from __future__ import annotations
 
-from ajet.backbone.ray.trinity.adapter import run, show_config
+from ajet.backbone.ray.trinity.adapter import planned_notes, run, show_config
 
-__all__ = ["run", "show_config"]
+__all__ = ["planned_notes", "run", "show_config"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.ray import launcher
 from ajet.backbone.ray.mapping import Machine, Note, RunFacts, Settings
-from ajet.backbone.ray.start import detect_machine
+from ajet.backbone.ray.start import detect_machine, planned_machine
 from ajet.backbone.ray.trinity import plugin
 from ajet.backbone.ray.trinity.config import CPU_GPUS, RUN_NAME, check_honoured, run_mode, show, trinity_settings
 from ajet.backbone.ray.watcher import MetricsTail, Source
@@ -33,6 +33,11 @@ def show_config(config: Config) -> str:
     adapter = TrinityAdapter()
     adapter.require()
     return show(config, adapter.detect_machine())
+
+
+def planned_notes(config: Config) -> list[Note]:
+    """What a run would refuse or do in part, whether or not it could start on this machine."""
+    return check_honoured(config, planned_machine(plugin.PLATFORM))
 
 
 class TrinityAdapter:

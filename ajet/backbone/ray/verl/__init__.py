@@ -5,6 +5,6 @@ Importing this needs neither verl nor torch; without the extra, a run says how t
 
 from __future__ import annotations
 
-from ajet.backbone.ray.verl.adapter import run, show_config
+from ajet.backbone.ray.verl.adapter import planned_notes, run, show_config
 
-__all__ = ["run", "show_config"]
+__all__ = ["planned_notes", "run", "show_config"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.ray import launcher
 from ajet.backbone.ray.mapping import Machine, Note, RunFacts, Settings
-from ajet.backbone.ray.start import check_gpus, detect_machine
+from ajet.backbone.ray.start import check_gpus, detect_machine, planned_machine
 from ajet.backbone.ray.verl.config import PLATFORM, check_honoured, checkpoint_step, show, verl_settings
 from ajet.backbone.ray.watcher import MetricsTail, Source
 from ajet.observe.metric_names import from_verl
@@ -34,6 +34,11 @@ def show_config(config: Config) -> str:
     adapter = VerlAdapter()
     adapter.require()
     return show(config, adapter.detect_machine)
+
+
+def planned_notes(config: Config) -> list[Note]:
+    """What a run would refuse or do in part, whether or not it could start on this machine."""
+    return check_honoured(config, planned_machine(PLATFORM))
 
 
 class VerlAdapter:
