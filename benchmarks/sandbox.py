@@ -1,6 +1,6 @@
 """Does anything get out of a sandbox, or stay behind? 60 escape attempts, then 1,000 sandboxes started and destroyed.
 
-Every kind and mode that this machine can make is attacked: bubblewrap with and without cgroups;
+Every kind and mode that this machine can make is attacked: bubblewrap with and without cgroups, and without privileges;
 Docker and Podman with an image made from this machine's own busybox and Python. The attempts know where the secrets
 are: a file, the owner's environment, its process id, a port and Unix sockets, another episode's sandbox.
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -30,11 +32,13 @@ from _escapes import ATTEMPTS, Attempt
 from common import write_result
 
 from ajet.sandbox import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
+from ajet.sandbox.bubblewrap_arguments import FIRST
 from ajet.sandbox.cgroups import Cgroup, _parents
 
 ROOT = Path(__file__).parents[1]
 IMAGE = "ajet-benchmark:local"
 LIMITS = {"memory_mb": 256, "disk_mb": 32, "processes": 64, "exec_seconds": 20.0}
+NOT_ROOT = "bubblewrap, not root"
 CANARY = "sk-canary-8841"
 START_BAR_MS = 50.0
 
@@ -56,6 +60,21 @@ def mode(name: str) -> Iterator[dict[str, Any]]:
         yield {"kind": kind, **LIMITS, **options}
     finally:
         Cgroup.create = create  # type: ignore[method-assign]
+
+
+def as_another_user(sandboxes: int) -> dict[str, Any]:
+    """The same attempts and starts with bubblewrap, by a user without any privilege."""
+    line = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+    line += ["/bin/sh", "-c", 'exec "$@"', "sh"]  # the first program that setpriv starts is still found by root
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    for python in (os.path.realpath(sys.executable), "/usr/bin/python3"):
+        tried = [*line, python, "-c", "import ajet.sandbox"]
+        if subprocess.run(tried, env=environment, capture_output=True, check=False, cwd="/").returncode:
+            continue  # that user may not read it
+        run = [*line, python, os.path.abspath(__file__), "--one", "bubblewrap", "--sandboxes", str(sandboxes)]
+        done = subprocess.run(run, env=environment, stdout=subprocess.PIPE, check=True, cwd="/")
+        return dict(json.loads(done.stdout))
+    raise SandboxError("no Python that another user may run, with ajet's packages")
 
 
 def image_of(kind: str) -> str:
@@ -220,7 +239,7 @@ async def churn(settings: dict[str, Any], count: int) -> dict[str, Any]:
     await asyncio.sleep(1)
     starts.sort()
     left = {
-        "processes": _processes(f"9{mark}") + _processes("/run/inside.py"),
+        "processes": _processes(f"9{mark}") + _processes(FIRST),
         "cgroups": len(
             [f for parent in set(_parents().values()) for f in parent.glob(f"ajet-sandbox-{os.getpid()}-*")]
         ),
@@ -254,15 +273,49 @@ def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def bare_start_ms() -> float:
-    """What bubblewrap and an empty Python take on this machine now: no sandbox can start sooner."""
-    line = ["bwrap", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-    took = []
-    for _ in range(30):
-        started = time.perf_counter()
-        subprocess.run([*line, sys.executable, "-I", "-S", "-c", ""], check=True)
-        took.append((time.perf_counter() - started) * 1000)
-    return round(median(took), 1)
+async def starts(settings: dict[str, Any], count: int) -> dict[str, Any]:
+    """Ours, bubblewrap alone, and bubblewrap with an empty Python, in turn: what a start takes, and of it is ours."""
+    bare = ["bwrap", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    took: dict[str, list[float]] = {}
+    computed: dict[str, float] = {}
+
+    async def ours() -> None:
+        sandbox = await open_sandbox(SandboxSettings(**settings))
+        took.setdefault("ajet", []).append((time.perf_counter() - started) * 1000)
+        await sandbox.close()
+
+    for _ in range(count):
+        for name, program in (("bwrap true", ["/bin/true"]), ("bwrap python", [sys.executable, "-I", "-S", "-c", ""])):
+            started, before = time.perf_counter(), _cpu_ms()
+            subprocess.run([*bare, *program], check=True)
+            took.setdefault(name, []).append((time.perf_counter() - started) * 1000)
+            computed[name] = computed.get(name, 0.0) + _cpu_ms() - before
+        started, before = time.perf_counter(), _cpu_ms()
+        await ours()
+        computed["ajet"] = computed.get("ajet", 0.0) + _cpu_ms() - before
+    return {
+        name: {
+            "p50_ms": round(median(times), 1),
+            "p95_ms": round(sorted(times)[int(0.95 * (count - 1))], 1),
+            "cpu_ms": round(computed[name] / count, 1),
+        }
+        for name, times in took.items()
+    }
+
+
+def _cpu_ms() -> float:
+    """What the programs that have ended, and this one, computed. Unlike a time, it hardly depends on the load."""
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used) * 1000
+
+
+def attack_and_churn(name: str, count: int) -> dict[str, Any]:
+    """All figures of one kind and mode."""
+    with mode(name) as settings:
+        check_sandbox(SandboxSettings(**settings))
+        with tempfile.TemporaryDirectory(prefix="ajet-escapes-") as folder:
+            figures = asyncio.run(attack(settings, Path(folder)))
+        return figures | asyncio.run(churn(settings, count))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -270,28 +323,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kinds", nargs="*", default=["bubblewrap", "docker", "podman"])
     parser.add_argument("--sandboxes", type=int, default=1000)
     parser.add_argument("--containers", type=int, default=20, help="the same for docker and podman, which take longer")
+    parser.add_argument("--starts", type=int, default=50, help="compared with bubblewrap alone")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
+    if arguments.one:
+        print(json.dumps(attack_and_churn(arguments.one, arguments.sandboxes)))
+        return 0
     names = [kind for kind in arguments.kinds if kind != "bubblewrap"]
     if "bubblewrap" in arguments.kinds:
-        names = ["bubblewrap", "bubblewrap, no cgroup", *names]
-    figures: dict[str, Any] = {"load_before": os.getloadavg()[0]}
+        names = ["bubblewrap", "bubblewrap, no cgroup", NOT_ROOT, *names]
+    figures: dict[str, Any] = {"load_before": round(os.getloadavg()[0], 1)}
     failed = False
+    if "bubblewrap" in arguments.kinds:
+        figures["starts"] = asyncio.run(starts(LIMITS, arguments.starts))
+        print("starts", figures["starts"])
+        failed = figures["starts"]["ajet"]["p50_ms"] > START_BAR_MS
     for name in names:
         try:
-            with mode(name) as settings:
-                check_sandbox(SandboxSettings(**settings))
-                with tempfile.TemporaryDirectory(prefix="ajet-escapes-") as folder:
-                    figures[name] = asyncio.run(attack(settings, Path(folder)))
-                count = arguments.sandboxes if name == "bubblewrap" else arguments.containers
-                figures[name] |= asyncio.run(churn(settings, count))
+            count = arguments.sandboxes if name == "bubblewrap" else arguments.containers
+            figures[name] = as_another_user(count) if name == NOT_ROOT else attack_and_churn(name, count)
         except (SandboxError, OSError, subprocess.CalledProcessError) as error:
             figures[name] = {"not run": str(error)}
             print(f"{name}: not run: {error}")
             continue
         print(name, figures[name])
         failed = failed or bool(figures[name]["succeeded"]) or any(figures[name]["left"].values())
-    figures["bare_start_ms"] = bare_start_ms()
-    print("bubblewrap with an empty Python:", figures["bare_start_ms"], "ms")
+    figures["load_after"] = round(os.getloadavg()[0], 1)
     write_result("sandbox", figures)
     return 1 if failed else 0
 

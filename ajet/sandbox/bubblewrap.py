@@ -17,7 +17,16 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from ajet.sandbox.bubblewrap_arguments import WORKSPACE, command_line, next_uid, path_inside, probe, texts
+from ajet.sandbox.bubblewrap_arguments import (
+    FIRST,
+    WORKSPACE,
+    command_line,
+    first_program,
+    next_uid,
+    path_inside,
+    probe,
+    texts,
+)
 from ajet.sandbox.cgroups import Cgroup
 from ajet.sandbox.control import Answer, Control
 from ajet.sandbox.forwarder import Forwarder
@@ -87,9 +96,9 @@ class BubblewrapSandbox:
         filter_ = seccomp_filter(counted_by_cgroup=cgroup is not None)
         self._limits = _limits(settings, mode, cgroup is not None, filter_ is not None)
         with contextlib.ExitStack() as opened:
-            files = {
-                path: _text_file(opened, text.encode()) for path, text in texts(mode, uid, settings.network).items()
-            }
+            contents = {path: text.encode() for path, text in texts(mode, uid, settings.network).items()}
+            contents[FIRST] = first_program()
+            files = {path: _text_file(opened, content) for path, content in contents.items()}
             filter_file = None if filter_ is None else _text_file(opened, filter_)
             line = command_line(settings, mode=mode, uid=uid, files=files, filter_=filter_file, watch=cgroup is None)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

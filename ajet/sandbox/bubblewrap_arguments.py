@@ -7,7 +7,9 @@ nowhere else. Otherwise, commands run in a user namespace, as the user that runs
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
+import marshal
 import os
 import shutil
 import subprocess
@@ -19,6 +21,8 @@ from ajet.sandbox.sandbox import SandboxError, SandboxSettings
 
 WORKSPACE = "/workspace"
 INSIDE = Path(__file__).with_name("inside.py")
+FIRST = "/run/inside.pyc"
+"""`inside.py` as the sandbox sees it: compiled here, once, and not anew by each first process."""
 PROBE_S = 20.0
 SHARED_MEMORY_MB = 64
 """What /dev/shm may hold."""
@@ -27,11 +31,8 @@ _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = (
     "alternatives",
     "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
     "localtime",
     "ssl/certs",
-    "ca-certificates.conf",
     "mime.types",
     "protocols",
     "services",
@@ -110,7 +111,8 @@ def path_inside() -> str:
 def command_line(
     settings: SandboxSettings, *, mode: str, uid: int, files: dict[str, int], filter_: int | None, watch: bool
 ) -> list[str]:
-    """The arguments, program first. `files`: descriptors of texts to put at these paths."""
+    """The arguments, program first. `files`: descriptors of what to put at these paths. They are copied: a mount for
+    each would take longer, and the root is made read-only at the end."""
     size = str(settings.disk_mb << 20)
     program, home = interpreter()
     line = [
@@ -125,10 +127,9 @@ def command_line(
         *(
             argument
             for path, descriptor in files.items()
-            for argument in ("--perms", "0644", "--ro-bind-data", str(descriptor), path)
+            for argument in ("--perms", "0644", "--file", str(descriptor), path)
         ),
         *(["--ro-bind", str(home), str(home)] if home is not None else []),
-        *("--ro-bind", str(INSIDE), "/run/inside.py"),
         *("--proc", "/proc", "--dev", "/dev"),
         *(part for place in _KERNEL if os.path.exists(place) for part in ("--ro-bind", place, place)),
         *("--perms", "1777", "--size", str(SHARED_MEMORY_MB << 20), "--tmpfs", "/dev/shm"),
@@ -139,7 +140,7 @@ def command_line(
         *("--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", WORKSPACE),
         *(["--seccomp", str(filter_)] if filter_ is not None else []),
-        *("--", program, "-I", "-S", "-B", "/run/inside.py"),
+        *("--", program, "-I", "-S", "-B", FIRST),
         f"uid={uid}",
         f"memory={settings.memory_mb}",
         f"processes={settings.processes}",
@@ -185,6 +186,13 @@ def _shown(folders: Sequence[str]) -> list[str]:
         if not os.path.exists(folder):
             raise SandboxError(f"sandbox read_only: there is no {folder!r} here")
     return [argument for folder in folders for argument in ("--ro-bind", folder, folder)]
+
+
+@functools.cache
+def first_program() -> bytes:
+    """`inside.py`, compiled for the interpreter that is shown in the sandbox: the one that runs here."""
+    code = compile(INSIDE.read_text(), str(INSIDE), "exec", dont_inherit=True)
+    return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
 
 
 def texts(mode: str, uid: int, network: str) -> dict[str, str]:

@@ -5,14 +5,14 @@ each: a number, and the descriptors of what is asked and of the streams to conne
 When the other end closes, it exits, and the kernel ends every process of the sandbox with it. Commands can't signal it
 (it is process 1), trace it or look into it (it isn't dumpable, and a filter forbids tracing).
 
-Imports are few on purpose: a sandbox starts as fast as this file does.
+Imports are few on purpose, and none loads a module that isn't part of the interpreter's start (`array` would load
+`collections`): a sandbox starts as fast as this file does.
 """
 
 from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found] # `signal` loads `enum` and `re`: a third of the start
 import _socket
-import array
 import errno
 import os
 import resource
@@ -21,7 +21,8 @@ import stat
 import sys
 from time import clock_gettime
 
-DESCRIPTOR = array.array("i").itemsize
+DESCRIPTOR = 4
+"""Bytes of a descriptor in a packet: a C int."""
 POLL_S = 0.05
 """How often memory is counted where no cgroup does it."""
 LARGEST_READ = 256 << 20
@@ -74,11 +75,13 @@ class Inside:
         if not packet:
             return False
         number, _, action = packet.decode().partition(" ")
-        descriptors = array.array("i")
-        for _, _, data in ancillary:
-            descriptors.frombytes(data[: len(data) - len(data) % DESCRIPTOR])
+        descriptors = [
+            int.from_bytes(data[at : at + DESCRIPTOR], sys.byteorder)
+            for _, _, data in ancillary
+            for at in range(0, len(data) - DESCRIPTOR + 1, DESCRIPTOR)
+        ]
         try:
-            self.act(number, action, list(descriptors))
+            self.act(number, action, descriptors)
         except OSError as error:
             self.answer(number, f"error {error.errno}")
         for descriptor in descriptors:
@@ -217,7 +220,7 @@ class Inside:
         server.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
         server.bind(("127.0.0.1", port))
         server.listen(128)
-        rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [server.fileno()]))]
+        rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, server.fileno().to_bytes(DESCRIPTOR, sys.byteorder))]
         self.control.sendmsg([f"{number} socket".encode()], rights)
         server.close()
 

@@ -1,83 +1,43 @@
-"""A short version of `benchmarks/sandbox.py`: attempts to get out, of every kind."""
+"""A short version of `benchmarks/sandbox.py`: nothing gets out, in any mode, with and without privileges."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
 import os
-import socket
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import escape_attempts
 import pytest
 from bubblewrap_here import needs_bubblewrap
 
-from ajet.sandbox import SandboxSettings, open_sandbox
-
 pytestmark = needs_bubblewrap
 ROOT = Path(__file__).parents[2]
-CANARY = "sk-canary-4711"
-SYSCALLS = "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True); "
-
-SHELL = {
-    "shadow": "[ -s /etc/shadow ] && echo ESCAPED",
-    "secret": "cat {secret} && echo ESCAPED",
-    "answers": f"cat {ROOT}/tutorial/example_math_agent/data/train.jsonl && echo ESCAPED",
-    "environment": f"cat /proc/*/environ 2>/dev/null | grep -a [s]k-canary && echo ESCAPED; env | grep {CANARY[:9]}",
-    "owner": "kill -9 {pid} && echo ESCAPED",
-    "process 1": "kill -9 1; kill -9 -1; echo",
-    "kernel setting": "echo 5 > /proc/sys/vm/swappiness && echo ESCAPED",
-    "programs": "touch /usr/bin/x /etc/x /dev/x && echo ESCAPED",
-    "victim": "echo x > {victim}; ln -s {secret} link",
-    "device": "head -c 1 /dev/vda /dev/sda /dev/mem 2>/dev/null && echo ESCAPED",
-    "cgroup": "mkdir /sys/fs/cgroup/x 2>/dev/null && echo ESCAPED",
-}
-PYTHON = {
-    "network": "import socket; socket.create_connection(('127.0.0.1', {port}), 2); print('ESCAPED')",
-    "abstract socket": "import socket; s = socket.socket(socket.AF_UNIX); s.connect('\\0{abstract}'); print('ESCAPED')",
-    "vsock": "import socket; socket.socket(40, socket.SOCK_STREAM); print('ESCAPED')",
-    "trace": SYSCALLS + "print('ESCAPED' if libc.ptrace(16, 1, 0, 0) == 0 else '')",
-    "namespace": SYSCALLS + "print('ESCAPED' if libc.unshare(0x10000000) == 0 else '')",
-    "look into process 1": "open('/proc/1/mem', 'rb'); print('ESCAPED')",
-    "root": "import os; os.setuid(0); print('ESCAPED' if os.getuid() == 0 else '')",
-}
+NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+NOBODY += ["/bin/sh", "-c", 'exec "$@"', "sh"]  # the first program that setpriv starts is still found by root
 
 
 def test_nothing_gets_out(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_API_KEY", CANARY)
-    secret, victim = tmp_path / "secret", tmp_path / "victim"
-    secret.write_text(CANARY)
-    victim.write_text("untouched")
-    abstract = f"ajet-test-{os.getpid()}-{mode.replace(' ', '')}"
+    monkeypatch.setenv("MY_API_KEY", escape_attempts.CANARY)  # and is removed afterwards
+    assert asyncio.run(escape_attempts.succeeded(tmp_path)) == []
 
-    async def main() -> list[str]:
-        reached: list[str] = []
-        server = await asyncio.start_server(lambda *_: reached.append("the network"), "127.0.0.1", 0)
-        hidden = socket.socket(socket.AF_UNIX)
-        hidden.bind(f"\0{abstract}")
-        hidden.listen()
-        facts = {
-            "secret": secret,
-            "victim": victim,
-            "pid": os.getpid(),
-            "port": server.sockets[0].getsockname()[1],
-            "abstract": abstract,
-        }
-        succeeded = []
-        async with open_sandbox(SandboxSettings(memory_mb=128, disk_mb=8, processes=24)) as sandbox:
-            for name, code in {**SHELL, **PYTHON}.items():
-                for fact, value in facts.items():
-                    code = code.replace("{" + fact + "}", str(value))
-                result = await sandbox.exec(["python3", "-c", code] if name in PYTHON else code)
-                assert "not found" not in result.stderr.decode() or name in SHELL
-                if b"ESCAPED" in result.stdout or CANARY.encode() in result.stdout + result.stderr:
-                    succeeded.append(name)
-                with contextlib.suppress(OSError):
-                    if CANARY.encode() in await sandbox.read("link"):
-                        succeeded.append(f"{name}: the owner followed a link out")
-            assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
-        server.close()
-        hidden.close()
-        return succeeded + reached
 
-    assert asyncio.run(main()) == []
-    assert victim.read_text() == "untouched"
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, to become another user")
+def test_nothing_gets_out_without_privileges() -> None:
+    program = [str(Path(escape_attempts.__file__))]
+    for python in (os.path.realpath(sys.executable), "/usr/bin/python3"):
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+        line = [*NOBODY, python]
+        tried = subprocess.run(
+            [*line, "-c", "import ajet.sandbox"], env=environment, capture_output=True, check=False, cwd="/"
+        )
+        if tried.returncode == 0:
+            done = subprocess.run(
+                [*line, *program], env=environment, stdout=subprocess.PIPE, check=True, cwd="/", timeout=300
+            )
+            assert json.loads(done.stdout) == []
+            return
+    pytest.skip("another user may run no Python here that finds ajet")
