@@ -119,8 +119,8 @@ class SandboxConfig(Section):
     """`ajet.rollout.sandbox`: how what an episode runs is confined. Text alone stands for `kind`."""
 
     kind: Literal["bubblewrap", "docker", "podman", "kubernetes", "none"] = "bubblewrap"
-    """`bubblewrap`: namespaces of this machine; `docker`, `podman`: a container; `none`: not confined,
-    commands may do whatever you may. (`kubernetes` is not part of this version.)"""
+    """`bubblewrap`: namespaces of this machine; `docker`, `podman`: a container; `kubernetes`: a pod; `none`: not
+    confined, commands may do whatever you may."""
     network: Literal["none", "gateway", "host"] | None = None
     """`gateway`: the run's gateway can be reached, and nothing else; `host`: not limited. null: `none`, and with kind
     `none`, which can't close the network, `host`."""
@@ -139,13 +139,13 @@ class SandboxConfig(Section):
     output_bytes: Positive = 1_000_000
     """What is kept of each output stream of a command: the beginning and the end."""
     image: str | None = None
-    """docker, podman: the image of the root file system."""
+    """docker, podman, kubernetes: the image of the root file system."""
     read_only: list[str] = []
     """Folders of this machine that can also be seen, but not changed."""
     environment: dict[str, str] = {}
     """All variables that commands see, besides PATH, HOME and LANG: nothing is inherited."""
     options: Block = Block()
-    """What one kind alone understands."""
+    """What one kind alone understands: see the page on sandboxes."""
 
 
 def _sandbox(value: Any) -> Any:

@@ -35,7 +35,7 @@ class Cgroup:
         number = next(_numbers)
         if number == 1:
             sweep()
-        name = f"{PREFIX}{os.getpid()}-{_started(os.getpid())}-{number}"
+        name = f"{PREFIX}{os.getpid()}-{started(os.getpid())}-{number}"
         made: dict[str, Path] = {}
         try:
             for controller, parent in _parents().items():
@@ -80,7 +80,7 @@ def sweep() -> int:
     for parent in dict.fromkeys(_parents().values()):
         for folder in parent.glob(f"{PREFIX}*"):
             process, started, _ = folder.name.removeprefix(PREFIX).split("-")
-            if _started(int(process)) != int(started):
+            if started(int(process)) != int(started):
                 swept += _remove(folder, time.monotonic() + 0.1)
     return swept
 
@@ -99,7 +99,7 @@ def _remove(folder: Path, give_up: float) -> bool:
             return True
 
 
-def _started(process: int) -> int:
+def started(process: int) -> int:
     """When a process started, in clock ticks: with its number, that names it for good. 0: there is none."""
     try:
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])

@@ -20,11 +20,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from ajet.sandbox.cgroups import started
 from ajet.sandbox.forwarder import Forwarder, listen_inside
 from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings
 from ajet.sandbox.seccomp import container_profile
+from ajet.sandbox.shell import FILE_S, content_of, read_line, write_line, written
 from ajet.sandbox.streams import Output, feed
 
 WORKSPACE = "/workspace"
@@ -32,29 +33,10 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_S = 120.0
 COMMAND_S = 30.0
 """How long the program itself may take to answer."""
-FILE_S = 60.0
-LARGEST_READ = 256 << 20
 LABEL = "ajet.sandbox"
 
 _FIRST = "echo ready; while read -r line; do (:); done"
 """Process 1: its shell frees processes that have ended whenever it is sent a line, and exits with its input."""
-_READ = (
-    'if [ -d "$1" ]; then exit 73; elif [ ! -e "$1" ]; then exit 72; '
-    'elif [ ! -f "$1" ] || [ ! -r "$1" ]; then exit 74; fi; exec head -c "$2" -- "$1"'
-)
-_WRITE = (
-    'p=$(readlink -f -- "$1" 2>/dev/null || printf %s "$1"); [ -d "$p" ] && exit 73; d=$(dirname -- "$p"); '
-    'mkdir -p -- "$d" || exit 75; [ -e "$p" ] && [ ! -w "$p" ] && exit 74; '
-    't=$(mktemp "$d/.new.XXXXXX") || exit 75; m=644; [ -e "$p" ] && m=$(stat -c %a -- "$p"); '
-    'if cat > "$t" && chmod "$m" "$t" && mv -f -- "$t" "$p"; then exit 0; fi; rm -f -- "$t"; exit 75'
-)
-_ERRORS: dict[int, tuple[type[OSError], int]] = {
-    72: (FileNotFoundError, 2),
-    73: (IsADirectoryError, 21),
-    74: (PermissionError, 13),
-}
-_SAID = {"Read-only": 30, "No space": 28, "Permission": 13, "Not a directory": 20}
-"""What a shell says about a failed write, as error numbers."""
 
 
 class ContainerSandbox:
@@ -154,23 +136,10 @@ class ContainerSandbox:
         return await self._run(line, stdin, seconds, self._settings.output_bytes, env or {}, on_output)
 
     async def read(self, path: str) -> bytes:
-        _checked(path)
-        place = posixpath.join(WORKSPACE, path)
-        line = ["/bin/sh", "-c", _READ, "sh", place, str(LARGEST_READ + 1)]
-        result = await self._run(line, b"", FILE_S, 1 << 30, {}, None)
-        if result.exit_code:
-            raise _error(result, path)
-        if len(result.stdout) > LARGEST_READ:
-            raise OSError(27, os.strerror(27), path)
-        return result.stdout
+        return content_of(await self._run(read_line(WORKSPACE, path), b"", FILE_S, 1 << 30, {}, None), path)
 
     async def write(self, path: str, content: bytes) -> None:
-        _checked(path)
-        result = await self._run(
-            ["/bin/sh", "-c", _WRITE, "sh", posixpath.join(WORKSPACE, path)], content, FILE_S, 4096, {}, None
-        )
-        if result.exit_code:
-            raise _error(result, path)
+        written(await self._run(write_line(WORKSPACE, path), content, FILE_S, 4096, {}, None), path)
 
     async def _run(
         self,
@@ -303,7 +272,7 @@ def check(settings: SandboxSettings) -> None:
 def run_arguments(settings: SandboxSettings, name: str, profile: str) -> list[str]:
     """How the container is made: no privilege, no network, a read-only root, files in memory."""
     memory = f"{settings.memory_mb + settings.disk_mb}m"
-    owner = {"host": socket.gethostname(), "process": os.getpid(), "started": _started(os.getpid())}
+    owner = {"host": socket.gethostname(), "process": os.getpid(), "started": started(os.getpid())}
     labels = {
         LABEL: "1",
         f"{LABEL}.owner": json.dumps(owner),
@@ -342,7 +311,7 @@ def sweep(program: str) -> int:
             owner, expires = json.loads(found[f"{LABEL}.owner"]), int(found[f"{LABEL}.expires"])
         except (ValueError, KeyError, TypeError):
             continue  # it is being removed
-        dead = owner["host"] == socket.gethostname() and _started(owner["process"]) != owner["started"]
+        dead = owner["host"] == socket.gethostname() and started(owner["process"]) != owner["started"]
         if dead or time.time() > expires:
             _answer(settings, ["rm", "--force", container], may_fail=True)
             swept += 1
@@ -382,26 +351,3 @@ def _last_words(process: subprocess.Popen[bytes]) -> str:
     assert process.stderr is not None
     process.kill()
     return process.stderr.read().decode(errors="replace").strip()[-500:]
-
-
-def _checked(path: str) -> None:
-    if not path or "\0" in path:
-        raise FileNotFoundError(2, "no such file", path)
-
-
-def _error(result: ExecResult, path: str) -> OSError:
-    if result.timed_out:
-        return OSError(110, f"took longer than {FILE_S:g} s", path)
-    said = result.stderr.decode(errors="replace")
-    kind, number = _ERRORS.get(result.exit_code, (OSError, 5))
-    if kind is OSError:
-        number = next((number for words, number in _SAID.items() if words in said), 5)
-    return kind(number, os.strerror(number), path)
-
-
-def _started(process: int) -> int:
-    """When a process started, in clock ticks; 0: there is none."""
-    try:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError):
-        return 0

@@ -60,6 +60,11 @@ async def on_host(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
+def run_on_host(work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Wait for `work`, which runs on the sandboxes' thread, from any other one. Raises TimeoutError."""
+    return _submit(work).result(seconds)
+
+
 class Hosted:
     """A `Sandbox` in front of one that lives on the sandboxes' thread."""
 

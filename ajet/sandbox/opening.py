@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Any, Protocol
 
 from ajet.sandbox.host import Hosted, on_host
-from ajet.sandbox.sandbox import Sandbox, SandboxError, SandboxSettings
+from ajet.sandbox.sandbox import Sandbox, SandboxSettings
 
 
 class open_sandbox:
@@ -54,7 +54,9 @@ def _made(settings: SandboxSettings, gateway_url: str | None) -> _Startable:
         from ajet.sandbox.unconfined import UnconfinedSandbox
 
         return UnconfinedSandbox(settings, gateway_url)
-    raise SandboxError("sandbox kind kubernetes is not part of this version: choose bubblewrap, docker or podman")
+    from ajet.sandbox.kubernetes import KubernetesSandbox
+
+    return KubernetesSandbox(settings, gateway_url)
 
 
 def check_sandbox(settings: SandboxSettings) -> None:
@@ -66,5 +68,5 @@ def check_sandbox(settings: SandboxSettings) -> None:
     elif settings.kind == "none":
         from ajet.sandbox.unconfined import check
     else:
-        _made(settings, None)
+        from ajet.sandbox.kubernetes import check
     check(settings)

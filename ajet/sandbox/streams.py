@@ -1,4 +1,4 @@
-"""`Output` and `feed`: a command's streams, read and written on the event loop through plain descriptors.
+"""`Kept`, `Output` and `feed`: a command's streams, read and written on the event loop.
 
 However much a command prints, it is read (so that it isn't blocked), and at most `limit` bytes are kept: the beginning
 and the end.
@@ -16,22 +16,17 @@ DRAIN = 1 << 22
 """How much is still read once the command has ended: more than a pipe holds, but not what others print for ever."""
 
 
-class Output:
-    """One output stream. Owns its descriptor."""
+class Kept:
+    """What is kept of a stream that arrives in pieces."""
 
-    def __init__(self, descriptor: int, limit: int, on_output: OnOutput | None = None) -> None:
+    def __init__(self, limit: int, on_output: OnOutput | None = None) -> None:
         """`on_output` may not raise."""
-        self._closed = False
-        self._descriptor = descriptor
         self._on_output = on_output
         self._head_limit = limit - limit // 2
         self._tail_limit = limit // 2
         self._head = bytearray()
         self._tail = bytearray()
         self._left_out = 0
-        self._loop = asyncio.get_running_loop()
-        os.set_blocking(descriptor, False)
-        self._loop.add_reader(descriptor, self._read)
 
     @property
     def truncated(self) -> bool:
@@ -43,6 +38,32 @@ class Output:
         if not self._left_out:
             return bytes(self._head + self._tail)
         return bytes(self._head) + b"\n[... %d bytes left out ...]\n" % self._left_out + bytes(self._tail)
+
+    def add(self, chunk: bytes) -> None:
+        """The next piece."""
+        if self._on_output is not None:
+            self._on_output(chunk)
+        room = self._head_limit - len(self._head)
+        if room > 0:
+            self._head += chunk[:room]
+            chunk = chunk[room:]
+        self._tail += chunk
+        if len(self._tail) > self._tail_limit:
+            over = len(self._tail) - self._tail_limit
+            del self._tail[:over]
+            self._left_out += over
+
+
+class Output(Kept):
+    """One output stream that comes through a descriptor. Owns it."""
+
+    def __init__(self, descriptor: int, limit: int, on_output: OnOutput | None = None) -> None:
+        super().__init__(limit, on_output)
+        self._closed = False
+        self._descriptor = descriptor
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(descriptor, False)
+        self._loop.add_reader(descriptor, self._read)
 
     def finish(self) -> None:
         """The command has ended: take what the pipe still holds, and close it."""
@@ -69,21 +90,8 @@ class Output:
         if not chunk:
             self.close()
             return 0
-        self._keep(chunk)
-        if self._on_output is not None:
-            self._on_output(chunk)
+        self.add(chunk)
         return len(chunk)
-
-    def _keep(self, chunk: bytes) -> None:
-        room = self._head_limit - len(self._head)
-        if room > 0:
-            self._head += chunk[:room]
-            chunk = chunk[room:]
-        self._tail += chunk
-        if len(self._tail) > self._tail_limit:
-            over = len(self._tail) - self._tail_limit
-            del self._tail[:over]
-            self._left_out += over
 
 
 async def feed(descriptor: int, content: bytes) -> None:

@@ -1,0 +1,268 @@
+"""`KubernetesSandbox`: a pod per sandbox, in a cluster that a kubeconfig, or the pod that we run in, leads to.
+
+A pod ends when it is closed; else by its deadline, with the pod that made it, or when the next sandbox finds that its
+owner is gone. The image needs a POSIX shell and the usual small programs (busybox has them).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import posixpath
+import shlex
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from ajet.sandbox.host import run_on_host
+from ajet.sandbox.kubernetes_api import Cluster
+from ajet.sandbox.kubernetes_pod import WORKSPACE, PodOptions, new_name, pod
+from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings
+from ajet.sandbox.shell import FILE_S, content_of, read_line, write_line, written
+from ajet.sandbox.streams import Kept
+
+POLL_S = 0.5
+END_S = 20.0
+CHECK_S = 60.0
+SWEEP_S = 60.0
+"""How often, at most, one process looks for what others left."""
+_NEVER_STARTS = frozenset(
+    {
+        "ErrImageNeverPull",
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+    }
+)
+# Arguments of the request are part of its address, whose length is limited: what to run comes as the first input line.
+_RUN = ["/bin/sh", "-c", 'IFS= read -r line; eval "$(printf %s "$line" | base64 -d)"']
+_swept = {"at": float("-inf")}
+
+
+class KubernetesSandbox:
+    """See `ajet.sandbox.sandbox.Sandbox`. Used on the sandboxes' thread (`host.py`) only."""
+
+    workspace = WORKSPACE
+    gateway_url = None
+
+    def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
+        _check_settings(settings)
+        self._settings = settings
+        self._options = PodOptions.of(settings)
+        self._cluster: Cluster | None = None
+        self._name = ""
+
+    @property
+    def limits(self) -> Mapping[str, str]:
+        network = {"none": "network policy, if the cluster's network enforces it", "host": "not limited"}
+        return {
+            "memory": "cgroup, the node's",
+            "processes": "prlimit" if self._options.user is None else "prlimit, together with others of that user",
+            "cpus": "cgroup, the node's",
+            "disk": "size of the file system in memory",
+            "time": "watched by the owner",
+            "lifetime": "the pod's deadline",
+            "network": network[self._settings.network],
+            "system calls": "seccomp, the container runtime's own",
+        }
+
+    async def start(self) -> None:
+        """Make it. Raises `SandboxError`."""
+        try:
+            self._cluster = cluster = await Cluster.connect(self._options)
+            if time.monotonic() - _swept["at"] > SWEEP_S:
+                _swept["at"] = time.monotonic()
+                await cluster.sweep()
+            if self._settings.network == "none":
+                await cluster.close_network()
+            self._name = new_name()
+            await cluster.create(pod(self._settings, self._options, self._name, await cluster.own_pod()))
+            await self._running(cluster)
+        except BaseException:
+            with contextlib.suppress(SandboxError):  # the first error says more
+                await asyncio.shield(self.close())
+            raise
+
+    async def _running(self, cluster: Cluster) -> None:
+        """Wait until the pod runs."""
+        give_up = time.monotonic() + self._options.start_seconds
+        while True:
+            found = await cluster.pod(self._name)
+            phase = found.status.phase if found is not None else "Gone"
+            if phase == "Running":
+                return
+            why = _waits_for(found) if found is not None else ""
+            never = phase not in ("Pending", "Unknown") or why.partition(":")[0] in _NEVER_STARTS
+            if never or time.monotonic() > give_up:
+                when = "" if never else f" within {self._options.start_seconds:g} s"
+                raise SandboxError(f"the pod {self._name} did not start{when}: {why or phase}")
+            await asyncio.sleep(POLL_S)
+
+    # ------------------------------------------------------------ commands and files
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        arguments = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        if not arguments or any("\0" in argument for argument in arguments):
+            raise ValueError("a command needs at least a program's name, and no NUL characters")
+        seconds = min(timeout or self._settings.exec_seconds, self._settings.exec_seconds)
+        line = [*(["env", *(f"{name}={value}" for name, value in env.items())] if env else []), *arguments]
+        return await self._run(line, stdin, seconds, self._settings.output_bytes, cwd or "", on_output)
+
+    async def read(self, path: str) -> bytes:
+        return content_of(await self._run(read_line(WORKSPACE, path), b"", FILE_S, 1 << 30), path)
+
+    async def write(self, path: str, content: bytes) -> None:
+        written(await self._run(write_line(WORKSPACE, path), content, FILE_S, 4096), path)
+
+    async def _run(
+        self,
+        line: Sequence[str],
+        stdin: bytes,
+        seconds: float,
+        limit: int,
+        folder: str = "",
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        cluster = self._live()
+        started = time.perf_counter()
+        stdout, stderr = Kept(limit, on_output), Kept(limit, on_output)
+        sent = base64.b64encode(self._script(line, folder, len(stdin)).encode()) + b"\n" + stdin
+        timed_out = False
+        try:
+            async with asyncio.timeout(seconds):
+                code = await cluster.run(self._name, _RUN, sent, stdout, stderr)
+        except TimeoutError:
+            timed_out, code = True, 124
+            await self._end_all(cluster)
+        except asyncio.CancelledError:
+            await asyncio.shield(asyncio.ensure_future(self._end_all(cluster)))
+            raise
+        except SandboxError as error:
+            raise SandboxError(await self._why(cluster) or str(error)) from None
+        took = time.perf_counter() - started
+        truncated = stdout.truncated or stderr.truncated
+        return ExecResult(code, stdout.content(), stderr.content(), took, timed_out, truncated)
+
+    def _script(self, line: Sequence[str], folder: str, input_bytes: int) -> str:
+        """What the shell inside does."""
+        place = shlex.quote(posixpath.join(WORKSPACE, folder))
+        processes, disk = self._settings.processes, self._settings.disk_mb << 11  # blocks of 512 bytes
+        words = shlex.join(line)
+        # input has no end of its own on this connection: what is wanted is counted off
+        run = f"head -c {input_bytes} | exec {words}" if input_bytes else f"exec {words} </dev/null"
+        return (
+            f"cd -- {place} 2>/dev/null || {{ echo cannot work in {place}: No such file or directory >&2; exit 1; }}\n"
+            f"ulimit -u {processes} 2>/dev/null || ulimit -p {processes} 2>/dev/null\n"
+            f"{{ ulimit -n 1024; ulimit -c 0; ulimit -f {disk}; }} 2>/dev/null\n{run}"
+        )
+
+    async def _end_all(self, cluster: Cluster) -> None:
+        """End everything in the pod but its first process: nothing tells which command started what."""
+        sent = base64.b64encode(b"kill -9 -1") + b"\n"
+        with contextlib.suppress(SandboxError, TimeoutError):
+            async with asyncio.timeout(END_S):
+                await cluster.run(self._name, _RUN, sent, Kept(1000), Kept(1000))
+
+    async def _why(self, cluster: Cluster) -> str:
+        """Why no command can run, if the pod is over."""
+        found = None
+        with contextlib.suppress(SandboxError):
+            found = await cluster.pod(self._name)
+            if found is None:
+                return "the sandbox's pod was removed"
+        if found is None or found.status.phase == "Running":
+            return ""
+        if found.status.reason == "DeadlineExceeded":
+            return "the sandbox reached its lifetime_seconds and was closed"
+        return f"the sandbox's pod ended: {found.status.reason or _waits_for(found) or found.status.phase}"
+
+    def _live(self) -> Cluster:
+        if self._cluster is None:
+            raise SandboxError("the sandbox is closed")
+        return self._cluster
+
+    # ------------------------------------------------------------ ends
+
+    async def reset(self) -> None:
+        await self.close()
+        await self.start()
+
+    async def close(self) -> None:
+        cluster, self._cluster = self._cluster, None
+        name, self._name = self._name, ""
+        if cluster is None:
+            return
+        try:
+            if name:
+                await cluster.delete(name)
+        finally:
+            await cluster.close()
+
+    def kill(self) -> None:
+        with contextlib.suppress(SandboxError, TimeoutError):  # the pod's own deadline ends it
+            run_on_host(self.close(), END_S)
+
+    async def __aenter__(self) -> Sandbox:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def check(settings: SandboxSettings) -> None:
+    """Raises `SandboxError` if the cluster can't make this sandbox, as far as it can be known before."""
+    _check_settings(settings)
+
+    async def asked() -> None:
+        cluster = await Cluster.connect(PodOptions.of(settings))
+        try:
+            await cluster.sweep()
+            if settings.network == "none":
+                await cluster.close_network()
+        finally:
+            await cluster.close()
+
+    run_on_host(_within(asked(), CHECK_S), CHECK_S + 5)
+
+
+async def _within(work: Coroutine[Any, Any, None], seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        raise SandboxError(f"sandbox kind kubernetes: the cluster did not answer within {seconds:g} s") from None
+
+
+def _check_settings(settings: SandboxSettings) -> None:
+    if not settings.image:
+        raise SandboxError("sandbox kind kubernetes needs an image, for example image: python:3.11-slim")
+    if settings.network == "gateway":
+        raise SandboxError("sandbox network: gateway is not there for kind kubernetes: choose none or host")
+    if settings.read_only:
+        raise SandboxError("sandbox read_only: a pod can't see folders of this machine: put them into the image")
+    PodOptions.of(settings)
+
+
+def _waits_for(found: Any) -> str:
+    """What a pod that doesn't run is waiting for, in the cluster's words."""
+    for each in found.status.container_statuses or []:
+        state = each.state.waiting or each.state.terminated
+        if state is not None and state.reason:
+            return f"{state.reason}: {state.message or ''}".rstrip(": ")
+    for condition in found.status.conditions or []:
+        if condition.status == "False" and condition.message:
+            return f"{condition.reason}: {condition.message}"
+    return ""
