@@ -28,7 +28,7 @@ _OWN_FORM = {"sampling": Sampling, "fork": Fork}
 _CALL_FIELDS = [field.name for field in fields(Call) if field.name not in (*_COLUMNS, *_OWN_FORM)]
 _EPISODE_OWN_FORM = ("status", "tree", "ledger", "outcomes", "failure", "environment")
 _EPISODE_FIELDS = [field.name for field in fields(Episode) if field.name not in _EPISODE_OWN_FORM]
-_LATER_FIELDS = ("reward_parts", "reward_weights")
+_LATER_FIELDS = ("reward_parts", "reward_weights", "prompt_version", "prompts_used")
 """Fields that older records lack."""
 
 

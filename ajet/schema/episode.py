@@ -154,6 +154,16 @@ class Episode:
     """Seconds by phase: `total`, `model`, `judge`, `queue`."""
     environment: EnvironmentRecord | None = None
     """What its environment was asked; None without an environment."""
+    prompt_version: str = ""
+    """Version of the prompt templates that it was given; empty if there are none."""
+    prompts_used: list[str] | None = None
+    """The templates that its workflow asked for; None if that isn't known."""
+
+    @property
+    def weights_version(self) -> int | None:
+        """The newest version of the weights that sampled a token of it; None if none was sampled."""
+        versions = [version for call in self.tree.calls for _, version in call.versions]
+        return max(versions, default=None)
 
     @property
     def usable(self) -> bool:

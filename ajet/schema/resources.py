@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from ajet.schema.errors import UserError
@@ -74,6 +77,59 @@ class PromptTemplate:
             return self.template.format_map({name: values[name] for name in self.placeholders})
         except (ValueError, TypeError) as error:
             raise PromptTemplateError(f"prompt template: {error}") from None
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The prompt templates of an episode, by name."""
+
+    templates: dict[str, PromptTemplate]
+
+    @cached_property
+    def version(self) -> str:
+        """Eight hexadecimal digits of the content: equal for equal templates, in any run."""
+        content = {name: [one.template, one.engine] for name, one in self.templates.items()}
+        text = json.dumps(content, sort_keys=True, ensure_ascii=True)
+        return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+    def get(self, name: str | None = None) -> PromptTemplate:
+        """The template of this name; without a name, the only one there is. Raises `PromptTemplateError`."""
+        return self.templates[self.name(name)]
+
+    def name(self, name: str | None = None) -> str:
+        """The name that `get` uses."""
+        wanted = next(iter(self.templates)) if name is None and len(self.templates) == 1 else name
+        if wanted not in self.templates:
+            asked = f"no template {name!r}" if name is not None else "tuner.prompt() needs a name"
+            raise PromptTemplateError(
+                f"{asked}; ajet.prompt_tuning.templates has: {', '.join(self.templates) or 'none'}\n"
+                '    write, for example: prompt_tuning: {templates: {solver: "Solve: {question}"}}'
+            )
+        return wanted
+
+
+def read_prompts(given: Mapping[str, Any]) -> PromptSet:
+    """The templates as the configuration holds them: texts, or sections with `text` or `file` and `engine`.
+
+    Raises `PromptTemplateError`, which names the template, if one can't be read.
+    """
+    return PromptSet({name: _read_template(f"ajet.prompt_tuning.templates.{name}", one) for name, one in given.items()})
+
+
+def _read_template(key: str, given: Any) -> PromptTemplate:
+    try:
+        if isinstance(given, str):
+            template = PromptTemplate(given)
+        elif given.text is not None:
+            template = PromptTemplate(given.text, given.engine)
+        else:
+            template = PromptTemplate(Path(given.file).read_text(encoding="utf-8"), given.engine)
+        _ = template.placeholders
+    except PromptTemplateError as error:
+        raise PromptTemplateError(f"{key}: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptTemplateError(f"{key}: {given.file} can't be read: {error}") from None
+    return template
 
 
 def _names(template: str) -> Iterator[str]:

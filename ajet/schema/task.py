@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from ajet.schema.errors import RewardError
+from ajet.schema.resources import PromptSet
 
 
 class Task(BaseModel):
@@ -40,6 +41,8 @@ class WorkflowTask(BaseModel):
     """A label for per-tag metrics, taken from the task's metadata (`tag`)."""
     validation: bool = False
     """Whether the episode only measures: its tokens are not trained."""
+    prompts: PromptSet | None = None
+    """The prompt templates of this episode: those of the YAML, or of a candidate that is being tried."""
     gym_env: Any = None
     _tuner: Any = PrivateAttr(default=None)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
+from ajet.schema.resources import PromptSet, read_prompts
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.late_judge import LateJudge
@@ -49,6 +50,8 @@ class RolloutPool:
         self._late_judge = late_judge
         self._rollout = config.ajet.rollout
         self._val_repeat = config.ajet.rollout.val_kwargs.num_repeat
+        templates = config.ajet.prompt_tuning.templates
+        self._prompts = read_prompts(templates) if templates else None
         self._on_episode = on_episode
         self._on_start = on_start
         self.parallel = 1 if debugging() else parallel or self._rollout.max_env_worker
@@ -68,8 +71,11 @@ class RolloutPool:
         validation: bool = False,
         stop: asyncio.Event | None = None,
         in_group: bool = False,
+        prompts: PromptSet | None = None,
     ) -> Episode:
         """Run one episode of a task when a slot is free. Setting `stop` ends it, even while it is waiting.
+
+        `prompts`: its prompt templates; by default those of the config.
 
         `in_group`: if the judge decides about whole groups, the reward only stands in for the one to come.
         """
@@ -83,6 +89,7 @@ class RolloutPool:
             task_thread_index=repeat,
             task_tag=str(task.metadata.get("tag") or ""),
             validation=validation,
+            prompts=prompts or self._prompts,
         )
         self._stops[workflow_task.episode_uuid] = stop
         waited = time.monotonic()
@@ -140,6 +147,7 @@ class RolloutPool:
         step: int = 0,
         occurrence: int = 0,
         validation: bool = False,
+        prompts: PromptSet | None = None,
     ) -> EpisodeGroup:
         """Run `num_repeat` episodes of a task (default: the config's), whose rewards will be compared.
 
@@ -158,7 +166,7 @@ class RolloutPool:
             if self._rollout.enable_oversample:
                 plan.start = math.ceil(size * self._rollout.submit_oversample_multiplier)
                 plan.keep_first_ended = self._rollout.oversample_keep == "first_ended"
-        place = _Place(group_id or uuid.uuid4().hex, batch_index, step, occurrence, validation)
+        place = _Place(group_id or uuid.uuid4().hex, batch_index, step, occurrence, validation, prompts)
         return await _Group(self, task, place, plan).run()
 
     async def run_groups(
@@ -228,6 +236,7 @@ class _Place(NamedTuple):
     step: int
     occurrence: int
     validation: bool
+    prompts: PromptSet | None
 
 
 @dataclass(slots=True)
@@ -371,6 +380,7 @@ class _Group:
             validation=self.place.validation,
             stop=self.stop,
             in_group=True,
+            prompts=self.place.prompts,
         )
 
 

@@ -98,6 +98,8 @@ class WorkflowResult:
     """Why the judge gave no reward to an episode that ended early."""
     debugger_quit: bool = False
     """The user quit the debugger, which ends the run."""
+    prompts_used: list[str] | None = None
+    """The prompt templates that the workflow asked for; None if nobody noted it."""
     workflow_s: float = 0.0
     judge_s: float = 0.0
 
@@ -163,7 +165,7 @@ async def _run(
     started = time.perf_counter()
     result, output = WorkflowResult(), None
     try:
-        output = await _execute(workflow_class, workflow_task, open_tuner, environment, sandbox)
+        output = await _execute(result, workflow_class, workflow_task, open_tuner, environment, sandbox)
         result.finished = True
         result.is_success = output.is_success
         result.metadata, result.log_metrics = output.metadata, output.log_metrics
@@ -203,6 +205,7 @@ async def judge_result(
 
 
 async def _execute(
+    result: WorkflowResult,
     workflow_class: type[Workflow],
     workflow_task: WorkflowTask,
     open_tuner: OpenTuner,
@@ -212,6 +215,9 @@ async def _execute(
     workflow = workflow_class(name=workflow_class.__name__)
     tuner = await open_tuner(workflow.trainable_targets)
     workflow_task.remember_tuner(tuner)
+    if workflow_task.prompts is not None:
+        result.prompts_used = []
+        tuner.use_prompts(workflow_task.prompts, result.prompts_used)
     if sandbox is not None:
         await sandbox.open(tuner)
     if environment is not None:

@@ -225,6 +225,8 @@ class _AttemptRun:
             log_metrics=result.log_metrics,
             timings=timings,
             environment=None if self._running is None else self._running.environment,
+            prompt_version="" if task.prompts is None else task.prompts.version,
+            prompts_used=result.prompts_used,
         )
 
     def _finish(self, ending: Ending, result: WorkflowResult) -> tuple[FinishedCalls, Ending]:

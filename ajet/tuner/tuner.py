@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_key
@@ -13,7 +12,7 @@ from ajet.gateway.endpoints import bare_call_id
 from ajet.helper import Endpoint, HelperModel
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message
 from ajet.schema.errors import FeatureUnavailableError
-from ajet.schema.resources import PromptTemplate, PromptTemplateError
+from ajet.schema.resources import PromptSet, PromptTemplate, read_prompts
 from ajet.schema.task import finite_reward
 from ajet.session import EpisodeSession
 from ajet.tuner.connection import Connection, post_reward
@@ -58,6 +57,8 @@ class AjetTuner:
         self._gateway = gateway
         self._endpoint: BaseUrlAndKey | None = None
         self._control_key = ""
+        self._prompts: PromptSet | None = None
+        self.prompts_used: list[str] = []
         self._trainable_targets: Sequence[str] = session.settings.trainable_targets
 
     @classmethod
@@ -78,6 +79,8 @@ class AjetTuner:
         tuner._gateway = None
         tuner._endpoint = BaseUrlAndKey(base_url, api_key, MODEL_PREFIX + DEFAULT_AGENT)
         tuner._control_key = control_key
+        tuner._prompts = None
+        tuner.prompts_used = []
         tuner._trainable_targets = tuple(trainable_targets or ())
         return tuner
 
@@ -177,16 +180,20 @@ class AjetTuner:
     # ------------------------------------------------------------ prompt templates
 
     def prompt(self, name: str | None = None) -> PromptTemplate:
-        """The template of this name in `ajet.prompt_tuning.templates`; without a name, the only one there is."""
-        templates = self.config.ajet.prompt_tuning.templates
-        wanted = next(iter(templates)) if name is None and len(templates) == 1 else name
-        if wanted not in templates:
-            asked = f"no template {name!r}" if name is not None else "tuner.prompt() needs a name"
-            raise PromptTemplateError(
-                f"{asked}; ajet.prompt_tuning.templates has: {', '.join(templates) or 'none'}\n"
-                '    write, for example: prompt_tuning: {templates: {solver: "Solve: {question}"}}'
-            )
-        return template_from(templates[wanted])
+        """The template of this name in `ajet.prompt_tuning.templates`; without a name, the only one there is.
+
+        While prompts are tuned, it is that of the candidate which the episode tries.
+        """
+        if self._prompts is None:
+            self._prompts = read_prompts(self.config.ajet.prompt_tuning.templates)
+        wanted = self._prompts.name(name)
+        if wanted not in self.prompts_used:
+            self.prompts_used.append(wanted)
+        return self._prompts.get(wanted)
+
+    def use_prompts(self, prompts: PromptSet, used: list[str]) -> None:
+        """Called before the workflow runs: the episode's templates, and where to note which of them it asks for."""
+        self._prompts, self.prompts_used = prompts, used
 
     # ------------------------------------------------------------ rewards and the tracker
 
@@ -290,12 +297,3 @@ class AjetTuner:
 
 def _endpoint(helper: str | HelperModel) -> Endpoint:
     return (HelperModel(helper) if isinstance(helper, str) else helper).endpoint()
-
-
-def template_from(given: Any) -> PromptTemplate:
-    """A template as the configuration holds it: a text, or a section with `text` or `file`."""
-    if isinstance(given, str):
-        return PromptTemplate(given)
-    if given.text is not None:
-        return PromptTemplate(given.text, given.engine)
-    return PromptTemplate(Path(given.file).read_text(encoding="utf-8"), given.engine)
