@@ -187,7 +187,7 @@ class Trainer:
         from ajet.cli.arguments import LaunchArguments
         from ajet.cli.launch import launch
         from ajet.cli.main import EXIT_INTERRUPTED
-        from ajet.observe.experiment import folder_of, read_events
+        from ajet.observe.experiment import OWN_FOLDER, folder_of, read_events
         from ajet.observe.logs import log_to_terminal
 
         log_to_terminal(quiet=self._quiet)
@@ -195,8 +195,8 @@ class Trainer:
         arguments = LaunchArguments(exp_dir=exp_dir, fresh=self._fresh, options=LaunchOptions(quiet=self._quiet))
         code = launch(arguments, config)
         path = folder_of(config, exp_dir, config.yaml_path)
-        if config.ajet.backbone == "debug":
-            path = path.with_name(f"{path.name}-debug")
+        if config.ajet.backbone in OWN_FOLDER:
+            path = path.with_name(f"{path.name}-{config.ajet.backbone}")
         if code == EXIT_INTERRUPTED:
             raise KeyboardInterrupt
         if code != 0:

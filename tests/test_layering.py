@@ -55,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "task_rollout": {"schema", "config", "helper", "task_runner", "task_reader"},
     "utils": {"schema", "helper", "tuner"},
     "credit": {"schema"},
+    "prompt_tuning": {"schema"},
     "trainer": {"schema", "credit", "attention_rules"},
     "observe": {"schema", "user_code"},
     "runtime": {

@@ -37,6 +37,7 @@ BACKBONES = {
     "debug": "ajet.backbone.debug",
     "verl": "ajet.backbone.ray.verl",
     "trinity": "ajet.backbone.ray.trinity",
+    "prompt": "ajet.backbone.prompt",
 }
 DEFAULT_BACKBONE: BackboneName = "local"
 RunBackbone = Callable[["Config", "ExperimentFolder", LaunchOptions], int]

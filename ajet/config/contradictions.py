@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ajet.config.judges import LlmJudgeConfig, RubricsConfig
+from ajet.config.keys import nearest
 from ajet.config.rollout import EngineName
 from ajet.config.root import AjetConfig, BackboneName
 from ajet.schema.generation import GREEDY_BELOW
@@ -20,6 +21,10 @@ TRAINABLE_ENGINES: Mapping[BackboneName, tuple[EngineName, ...]] = {
 
 NEED_SANDBOX = {"bash", "file_editor", "python", "search"}
 """The ready tools that work in the episode's sandbox."""
+
+
+PROMPT_ALGORITHMS = ("apo", "gepa", "best_of")
+PROPOSERS = ("helper", "tuned")
 
 
 class Contradiction(NamedTuple):
@@ -37,6 +42,8 @@ def contradictions(ajet: AjetConfig, backbone: BackboneName) -> Iterator[Contrad
         yield from check(ajet)
     if backbone in TRAINABLE_ENGINES:
         yield from _training(ajet, backbone)
+    if backbone == "prompt":
+        yield from _prompt_tuning(ajet)
 
 
 def _lengths(ajet: AjetConfig) -> Iterator[Contradiction]:
@@ -397,6 +404,42 @@ def _training(ajet: AjetConfig, backbone: BackboneName) -> Iterator[Contradictio
             "learnt",
             "set a temperature above 0",
         )
+
+
+def _prompt_tuning(ajet: AjetConfig) -> Iterator[Contradiction]:
+    tuning, place = ajet.prompt_tuning, "prompt_tuning"
+    if not tuning.templates:
+        yield Contradiction(
+            (f"{place}.templates", "backbone"),
+            "the prompt backbone tunes prompt templates, and this config has none",
+            'write, for example, prompt_tuning: {templates: {solver: "Solve: {question}"}}, and call '
+            'tuner.prompt("solver").format(question=…) in the workflow',
+        )
+    for key, names in (("algorithm", PROMPT_ALGORITHMS), ("proposer", PROPOSERS)):
+        if "->" not in tuning[key] and tuning[key] not in names:
+            near = nearest(tuning[key], names)
+            yield Contradiction(
+                (f"{place}.{key}",),
+                f"there is no {key} {tuning[key]!r}",
+                f"did you mean {near}?" if near else f"there are: {', '.join(names)}, or module->name",
+            )
+    if tuning.proposer == "helper" and ajet.helper.model is None:
+        yield Contradiction(
+            ("helper.model", f"{place}.proposer"),
+            "the helper model writes the proposals, and none is named",
+            "set ajet.helper.model and ajet.helper.base_url, or prompt_tuning.proposer: tuned",
+        )
+    if tuning.budget.money is not None and not _has_price(ajet):
+        yield Contradiction(
+            (f"{place}.budget.money",),
+            "money is limited, and no price is known, so nothing would ever be counted",
+            "set prompt_tuning.budget.price_per_million, or ajet.helper.price_per_million",
+        )
+
+
+def _has_price(ajet: AjetConfig) -> bool:
+    ours, helpers = ajet.prompt_tuning.budget.price_per_million, ajet.helper.price_per_million
+    return any((ours.input, ours.output, helpers.input, helpers.output))
 
 
 CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (

@@ -70,17 +70,19 @@ FORMER_NAMES: Mapping[str, str] = {
 FOR_USER_CODE = ("task_reader.options", "user")
 """Keys for the user's own classes to read."""
 
-_ALL: tuple[BackboneName, ...] = ("debug", "local", "verl", "trinity")
+_ALL: tuple[BackboneName, ...] = ("debug", "local", "verl", "trinity", "prompt")
 _TRAINING: tuple[BackboneName, ...] = ("local", "verl", "trinity")
 _RAY: tuple[BackboneName, ...] = ("verl", "trinity")
-_OWN: tuple[BackboneName, ...] = ("debug", "local")
+_OWN: tuple[BackboneName, ...] = ("debug", "local", "prompt")
 
 ONLY_ON: Mapping[str, tuple[BackboneName, ...]] = {
     "data.train_batch_size": _TRAINING,
     "debug": ("debug",),
     "model.attn": ("debug", "local", "verl"),
     "model.lora": _TRAINING,
-    "rollout.deterministic": _OWN,
+    "prompt_tuning": ("prompt",),
+    "prompt_tuning.templates": _ALL,
+    "rollout.deterministic": ("debug", "local"),
     "rollout.gamma": _TRAINING,
     "rollout.kv_cache_gb": _OWN,
     "rollout.max_num_seqs": ("debug", "local", "verl"),
@@ -128,7 +130,7 @@ ONLY_WITH_ENGINE: Mapping[str, tuple[EngineName, ...]] = {
     "rollout.tensor_model_parallel_size": ("vllm",),
     "rollout.vllm": ("vllm",),
 }
-"""On `debug` and `local`, which run the engine themselves: the engines with which a key has an effect."""
+"""On `debug`, `local` and `prompt`, which run the engine themselves: the engines with which a key has an effect."""
 
 
 def listed(table: Mapping[str, Any], key: str) -> str | None:

@@ -47,6 +47,9 @@ def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
         if not isinstance(template, str):
             where = ("ajet", "prompt_tuning", "templates", name)
             yield from _existing(template, "file", where, folder, Path.is_file)
+    for key in ("algorithm", "proposer"):
+        if "->" in ajet.prompt_tuning[key]:
+            yield from _import_path(ajet.prompt_tuning, key, ("ajet", "prompt_tuning"), folder)
     if ajet.rollout.engine == "scripted":
         yield from _existing(ajet.rollout, "scripted_replies", ("ajet", "rollout"), folder, Path.is_file)
     if ajet.trainer_common.resume not in ("auto", "never"):

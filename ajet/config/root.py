@@ -28,7 +28,7 @@ from ajet.config.sections import (
 from ajet.config.tasks import TaskJudgeConfig, TaskReaderConfig
 from ajet.config.trainer_common import TrainerCommonConfig
 
-BackboneName = Literal["debug", "local", "verl", "trinity"]
+BackboneName = Literal["debug", "local", "verl", "trinity", "prompt"]
 READ_YAML_NAME = "read_yaml_name"
 """Value of `experiment_name` that stands for the YAML's file name."""
 
@@ -43,8 +43,8 @@ class AjetConfig(Section):
     experiment_dir: str = "auto"
     """Folder of the run. `auto`: `saved_experiments/<experiment_name>`."""
     backbone: BackboneName | None = None
-    """What runs the training loop: `debug`, `local`, `verl` or `trinity`. `--backbone` takes precedence; null:
-    `local`."""
+    """What runs the training loop: `debug`, `local`, `verl` or `trinity`; or `prompt`, which tunes prompt templates and
+    leaves the weights. `--backbone` takes precedence; null: `local`."""
     model: ModelConfig = ModelConfig()
     """The model to train."""
     helper: HelperConfig = HelperConfig()
@@ -66,7 +66,7 @@ class AjetConfig(Section):
     trainer_common: TrainerCommonConfig = TrainerCommonConfig()
     """How weights are updated, saved and validated."""
     prompt_tuning: PromptTuningConfig = PromptTuningConfig()
-    """Prompt templates that workflows ask for by name."""
+    """Prompt templates that workflows ask for by name, and how they are tuned."""
     debug: DebugConfig = DebugConfig()
     """What `--backbone=debug` runs."""
     gateway: GatewayConfig = GatewayConfig()

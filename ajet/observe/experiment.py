@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _LOCK = ".running"
 _WRITTEN_AT_START = ("config.yaml", "config.resolved.yaml", "environment.json")
+OWN_FOLDER = ("debug", "prompt")
+"""Backbones whose runs don't share the folder of the runs that train the same YAML: `<name>-<backbone>`."""
 _NAMES = ("ajet.experiment_", "ajet.project_name", "ajet.backbone")
 _DECISIVE = ("ajet.model.", "ajet.task_judge.", "ajet.trainer_common.optim.", "ajet.rollout.user_workflow")
 _CODE_SUFFIXES = {".py", ".j2", ".jinja", ".txt", ".md", ".yaml", ".yml", ".toml"}
@@ -147,13 +149,14 @@ class ExperimentFolder:
         """Create the folder, or reopen it to resume.
 
         `exp_dir` is the folder of all experiments (default: `saved_experiments`). `fresh` moves an earlier run aside. A
-        debug run has its own folder (`<name>-debug`) and always starts afresh.
+        debug run has its own folder (`<name>-debug`) and always starts afresh; a search for prompt templates has its
+        own as well (`<name>-prompt`).
         """
         if backbone != "debug":  # refused before an earlier run's folder is touched
             require_trackers(config)
         path = folder_of(config, exp_dir, source_yaml)
-        if backbone == "debug":
-            path = path.with_name(f"{path.name}-debug")
+        if backbone in OWN_FOLDER:
+            path = path.with_name(f"{path.name}-{backbone}")
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
         aside: Path | None = None
@@ -271,7 +274,7 @@ def is_running(path: Path) -> bool:
 
 
 def folder_of(config: Any, exp_dir: str | Path | None, source_yaml: Path | None) -> Path:
-    """Where a run's folder is, or will be (that of a debug run is beside it)."""
+    """Where a run's folder is, or will be (those of `OWN_FOLDER` are beside it)."""
     if exp_dir is None:
         return Path(config.experiment_path)
     name = config.ajet.experiment_name

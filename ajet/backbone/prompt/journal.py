@@ -1,0 +1,255 @@
+"""`PromptJournal`: `prompts/history.jsonl` and `prompts/best.yaml` of a run. `read_history`: what they say.
+
+The history is only appended to, one JSON object a line. What follows the last complete round is dropped when the run
+is resumed. `best.yaml` is replaced whole, after the round that found it is safe on disk: a killed run leaves the best
+of its complete rounds.
+
+| event | what |
+|---|---|
+| `started` | `format`, `algorithm`, `settings`, `version`, `tasks` (ids by purpose), `queries` (by task id) |
+| `candidate` | `id`, `version`, `templates`, `parents`, `made_by`, `feedback`, `round` |
+| `scores` | `round`, `purpose`, `candidate`, `mean`, `trials` |
+| `refused` | `round`, `kind`, `parents`, `texts`, `reason` |
+| `round` | `round`, `best`, `score`, `refused`, `spent`, `state`, `random`; `partial`: the budget ended it |
+| `confirmed` | `start` and `best`: ids; the fields of a comparison; `within_noise` |
+| `ended` | `reason`, `round`, `rounds`, `limits` |
+
+A trial has `task`, `reward`, `success`, `episodes` (ids) and, if there are, `failure` and `fault`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ajet.observe.secrets import Masker
+from ajet.prompt_tuning.candidate import Candidate
+from ajet.prompt_tuning.search import Earlier
+from ajet.prompt_tuning.trial import Purpose, Score, Trial
+from ajet.schema.errors import UserError
+
+FORMAT = 1
+FOLDER = "prompts"
+HISTORY = "history.jsonl"
+BEST = "best.yaml"
+_MASKED = ("reason", "feedback", "failure")
+
+
+class HistoryError(UserError):
+    """A `history.jsonl` that can't be read."""
+
+
+@dataclass(slots=True)
+class History:
+    """What a run's history says, up to its last complete round."""
+
+    started: dict[str, Any] = field(default_factory=dict)
+    """Empty: nothing worth keeping happened."""
+    earlier: Earlier = field(default_factory=Earlier)
+    spent: dict[str, Any] = field(default_factory=dict)
+    best_score: Score | None = None
+    confirmed: dict[str, Any] | None = None
+    ended: dict[str, Any] | None = None
+    size: int = 0
+    """Bytes of it that count."""
+
+
+class PromptJournal:
+    """The one writer of a run's `prompts/`."""
+
+    def __init__(self, experiment: Path, masker: Masker | None = None) -> None:
+        self.folder = experiment / FOLDER
+        self.path = self.folder / HISTORY
+        self.best = self.folder / BEST
+        self._masker = masker or Masker()
+        self._pending: tuple[Candidate, Score] | None = None
+
+    def resume(self) -> History:
+        """Drop what is no part of a complete round, and put `best.yaml` right. Raises `HistoryError`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        history = read_history(self.path)
+        if self.path.exists() and self.path.stat().st_size > history.size:
+            os.truncate(self.path, history.size)
+        if history.best_score is not None:
+            best = next(one for one in history.earlier.candidates if one.id == history.earlier.best)
+            self._write_best(best, history.best_score, history.confirmed)
+        return history
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Append a line."""
+        self._append(event, fields)
+
+    def commit(self, event: str, **fields: Any) -> None:
+        """Append a line, and return when all lines and the best are on the disk."""
+        self._append(event, fields, sync=True)
+        if self._pending is not None:
+            self._write_best(*self._pending)
+            self._pending = None
+
+    def keep_best(self, candidate: Candidate, score: Score) -> None:
+        """Written with the next commit."""
+        self._pending = candidate, score
+
+    def confirm(self, best: Candidate, score: Score, comparison: Mapping[str, Any]) -> None:
+        """Note the confirmation, in the history and in `best.yaml`."""
+        self._append("confirmed", dict(comparison), sync=True)
+        self._write_best(best, score, comparison)
+
+    def _append(self, event: str, fields: dict[str, Any], *, sync: bool = False) -> None:
+        record = {
+            "event": event,
+            "time": round(time.time(), 3),
+            **{key: self._masked(key, fields[key]) for key in fields},
+        }
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=True) + "\n")
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _masked(self, key: str, value: Any) -> Any:
+        if key in _MASKED and isinstance(value, str):
+            return self._masker.text(value)
+        return [self._masker.value(one) for one in value] if key == "trials" else value
+
+    def _write_best(self, candidate: Candidate, score: Score, confirmed: Mapping[str, Any] | None = None) -> None:
+        record: dict[str, Any] = {
+            "candidate": candidate.id,
+            "version": candidate.version,
+            "round": candidate.round,
+            "score": score.mean,
+            "tasks": len(score.values),
+            "templates": candidate.to_record()["templates"],
+        }
+        if confirmed is not None:
+            record["confirmed"] = {key: value for key, value in confirmed.items() if key not in ("event", "time")}
+        write_whole(
+            self.best,
+            "# Written by ajet --backbone=prompt; `ajet export prompt` gives it as YAML keys.\n" + dump(record),
+        )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts of several lines are written as they read."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    readable = "\n" in text and all(line == line.rstrip() for line in text.split("\n"))
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if readable else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump(record: Mapping[str, Any]) -> str:
+    """As YAML."""
+    text: str = yaml.dump(dict(record), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return text
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Complete or not at all, and on the disk."""
+    scratch = path.with_name(f"{path.name}.tmp")
+    with scratch.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_best(experiment: Path) -> dict[str, Any]:
+    """The `best.yaml` of a run. Raises `HistoryError`."""
+    path = experiment / FOLDER / BEST
+    try:
+        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(record, dict) or not isinstance(record["templates"], dict) or not record["templates"]:
+            raise ValueError("it names no templates")
+    except FileNotFoundError:
+        raise HistoryError(
+            f"{path}: no such file. `ajet --conf … --backbone=prompt` writes it once the first templates are validated"
+        ) from None
+    except (OSError, ValueError, KeyError, yaml.YAMLError) as error:
+        raise HistoryError(f"{path} is damaged: {error}") from None
+    return record
+
+
+def read_history(path: Path) -> History:
+    """Everything up to the last complete round. Raises `HistoryError`."""
+    history, waiting = History(), _Waiting()
+    if not path.exists():
+        return history
+    position = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                break  # the process was killed while it wrote
+            position += len(line)
+            try:
+                if _take(json.loads(line), history, waiting):
+                    history.size = position
+            except (ValueError, KeyError, TypeError) as error:
+                raise HistoryError(
+                    f"{path}, line {number}: {type(error).__name__}: {error}\n"
+                    "    repair the line, or start over with --fresh"
+                ) from None
+    return history
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What counts once its round is complete."""
+
+    started: dict[str, Any] = field(default_factory=dict)
+    candidates: list[Candidate] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+
+
+def _take(record: dict[str, Any], history: History, waiting: _Waiting) -> bool:
+    """Whether what was read until now counts."""
+    event = record["event"]
+    if event == "started":
+        if record["format"] != FORMAT:
+            raise ValueError(f"format {record['format']} isn't {FORMAT}, which this version reads")
+        waiting.started = record
+    elif event == "candidate":
+        waiting.candidates.append(Candidate.from_record(record))
+    elif event == "scores":
+        if record["purpose"] == Purpose.VALIDATION:
+            trials = tuple(Trial.from_record(one) for one in record["trials"])
+            waiting.scores.append(Score(record["candidate"], Purpose.VALIDATION, trials))
+    elif event == "round":
+        _take_round(record, history, waiting)
+        return True
+    elif event == "confirmed":
+        history.confirmed = record
+        return True
+    elif event == "ended":
+        history.ended = record
+        return True
+    return False
+
+
+def _take_round(record: dict[str, Any], history: History, waiting: _Waiting) -> None:
+    earlier = history.earlier
+    history.started = waiting.started
+    history.confirmed = history.ended = None
+    earlier.candidates += waiting.candidates
+    earlier.scores += waiting.scores
+    waiting.candidates, waiting.scores = [], []
+    earlier.best, earlier.round, earlier.random_state = record["best"], record["round"], record["random"]
+    if record["round"] and not record["partial"]:
+        earlier.states.append(record["state"])
+    history.spent = record["spent"]
+    history.best_score = next(score for score in reversed(earlier.scores) if score.candidate == earlier.best)

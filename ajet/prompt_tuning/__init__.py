@@ -1,0 +1,35 @@
+"""Optimisers of prompt templates. Pure search: given "score these candidates on those tasks" and a proposer."""
+
+from __future__ import annotations
+
+from ajet.prompt_tuning.algorithm import Algorithm, Sizes
+from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Limits, Spent
+from ajet.prompt_tuning.candidate import Candidate
+from ajet.prompt_tuning.checks import Checks
+from ajet.prompt_tuning.errors import ProposerError, SearchFailedError, UnusedTemplateError
+from ajet.prompt_tuning.proposal import Kind, Proposer, Request
+from ajet.prompt_tuning.search import Earlier, Journal, Search
+from ajet.prompt_tuning.trial import Purpose, Score, Trial
+
+__all__ = [
+    "Algorithm",
+    "Budget",
+    "BudgetExhausted",
+    "Candidate",
+    "Checks",
+    "Earlier",
+    "Journal",
+    "Kind",
+    "Limits",
+    "Proposer",
+    "ProposerError",
+    "Purpose",
+    "Request",
+    "Score",
+    "Search",
+    "SearchFailedError",
+    "Sizes",
+    "Spent",
+    "Trial",
+    "UnusedTemplateError",
+]
