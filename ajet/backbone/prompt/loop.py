@@ -155,8 +155,8 @@ class PromptRun:
         changed = [key for key in now if before.get(key) != now[key]]
         if changed:
             raise ConfigError(
-                f"ajet.prompt_tuning.{changed[0]}: the search in {folder} began with {before.get(changed[0])!r}, now it "
-                f"is {now[changed[0]]!r}: restore it to resume; {again}"
+                f"ajet.prompt_tuning.{changed[0]}: the search in {folder} began with {before.get(changed[0])!r}, now "
+                f"it is {now[changed[0]]!r}: restore it to resume; {again}"
             )
         if started["tasks"] != self._task_names():
             raise ConfigError(f"ajet.task_reader: the search in {folder} began with other tasks: {again}")
