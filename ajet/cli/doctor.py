@@ -63,6 +63,7 @@ OPTIONAL = (
     Optional("flash-attn", "flash-attn", "model.attn: flash_attention_2"),
     Optional("verl", "verl", "--backbone=verl"),
     Optional("trinity-rft", "trinity", "--backbone=trinity"),
+    Optional("gepa", "gepa", "prompt_tuning.algorithm: gepa"),
     *(Optional(package, "trackers", f"trainer_common.logger: {name}") for name, package in TRACKERS.items()),
 )
 CORE = ("openai", "pydantic", "omegaconf")
