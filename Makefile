@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env demo test coverage check format bars docs clean test-agentscope1 test-clients test-verl smoke-verl test-trinity smoke-trinity test-vllm test-openenv test-verifiers
+.PHONY: help env demo test coverage check format bars docs clean test-agentscope1 test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-openenv test-verifiers
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -76,6 +76,22 @@ test-clients: .venv-clients/.ready .node-clients/.ready  ## run agents of other 
 	cd .node-clients && npm install --no-audit --no-fund --loglevel=error
 	@touch $@
 
+test-cli-agents: env .node-cli-agents/.ready .venv-mini-swe-agent/.ready  ## run Claude Code, Codex, OpenCode and mini-SWE-agent in a sandbox (needs Node.js, bubblewrap; about 2 GB)
+	AJET_CLI_AGENTS_NODE=$(CURDIR)/.node-cli-agents AJET_CLI_AGENTS_PYTHON=$(CURDIR)/.venv-mini-swe-agent \
+	  $(BIN)/python -m pytest -rs tests/agents/test_cli_programs.py tests/tutorial/test_coding_agent.py
+
+.node-cli-agents/.ready: tests/agents/cli_agents/package.json
+	mkdir -p .node-cli-agents
+	cp $< .node-cli-agents/
+	cd .node-cli-agents && npm install --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# LiteLLM imports mcp without asking for it
+.venv-mini-swe-agent/.ready: Makefile
+	$(PYTHON) -m venv .venv-mini-swe-agent
+	.venv-mini-swe-agent/bin/python -m pip install --quiet --disable-pip-version-check 'mini-swe-agent>=2.4,<3' mcp
+	@touch $@
+
 test-verl: .venv-verl/.ready  ## run the verl backbone's tests in its own environment, a learning run among them
 	AJET_LONG_TESTS=1 .venv-verl/bin/python -m pytest tests/backbone/ray/verl
 
@@ -131,4 +147,4 @@ test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real v
 	@touch $@
 
 clean:  ## remove what the targets built
-	rm -rf .venv .venv-agentscope1 .venv-clients .node-clients .venv-verl .venv-trinity .venv-vllm .venv-openenv .venv-verifiers site
+	rm -rf .venv .venv-agentscope1 .venv-clients .node-clients .node-cli-agents .venv-mini-swe-agent .venv-verl .venv-trinity .venv-vllm .venv-openenv .venv-verifiers site

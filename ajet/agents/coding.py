@@ -1,7 +1,7 @@
 """`CodingAgent`: edits files and runs tests in the episode's sandbox, until they pass.
 
-A task's metadata may hold `files` (path → text, written before the agent begins), `test_command` (default: the agent's
-own), and `test_files` (written again before the last run of the tests, which decides: the agent can't change them).
+What a task brings, its tests among it, is in `task_files.py`: the tests' last run decides, and the agent can't change
+them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from ajet.agents.agent import Agent
 from ajet.agents.limits import AgentSettingsError
 from ajet.agents.model_function import Message
 from ajet.agents.run import AgentRun
-from ajet.sandbox.sandbox import ExecResult, Sandbox
-from ajet.schema.errors import TaskDataError
+from ajet.agents.task_files import bring_files, judge_by_tests, run_command, said
+from ajet.sandbox.sandbox import Sandbox
 from ajet.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
 
 TOOLS = ("bash", "file_editor", "search")
-OUTPUT_CHARS = 6000
-"""Of the tests' output, as the model is told: its end says what failed."""
 
 
 class RunTests(StatelessTool):
@@ -68,6 +66,7 @@ class CodingAgent(Agent):
         self.test_command = test_command
         self.stop_when_tests_pass = stop_when_tests_pass
         self.max_attempts = max_attempts
+        self.base_dirs = settings.get("base_dirs", ())
 
     def run_tools(self, context: ToolContext) -> list[Tool | ToolSource]:
         command = self._command(context)
@@ -75,8 +74,7 @@ class CodingAgent(Agent):
 
     async def begin(self, run: AgentRun, messages: Sequence[Message]) -> None:
         sandbox = sandbox_of(run.context)
-        await write_files(sandbox, _metadata(run.context), "files")
-        await write_files(sandbox, _metadata(run.context), "test_files")
+        await bring_files(sandbox, _metadata(run.context), self.base_dirs)
         await super().begin(run, messages)
 
     async def answered(self, run: AgentRun, answer: str, call: int) -> None:
@@ -94,12 +92,10 @@ class CodingAgent(Agent):
         trajectory, command = run.trajectory, self._command(run.context)
         if not command:
             return
-        sandbox = sandbox_of(run.context)
-        await write_files(sandbox, _metadata(run.context), "test_files")
-        result = await run_command(sandbox, command)
-        trajectory.is_success = result.exit_code == 0
-        trajectory.reward = float(trajectory.is_success)
-        trajectory.metadata["tests"] = {"exit_code": result.exit_code, "output": said(result)}
+        verdict = await judge_by_tests(sandbox_of(run.context), _metadata(run.context), command)
+        trajectory.is_success = verdict.passed
+        trajectory.reward = float(verdict.passed)
+        trajectory.metadata["tests"] = {"exit_code": verdict.exit_code, "output": verdict.output}
 
     def _command(self, context: ToolContext) -> str:
         return str(_metadata(context).get("test_command") or self.test_command)
@@ -118,26 +114,3 @@ def sandbox_of(context: ToolContext) -> Sandbox:
             "run_trajectory a context=ToolContext(sandbox=…)"
         )
     return context.sandbox
-
-
-async def run_command(sandbox: Sandbox, command: str) -> ExecResult:
-    """Run the tests. Python must keep no bytecode: an edit of equal length within a second would go unnoticed."""
-    return await sandbox.exec(command, env={"PYTHONDONTWRITEBYTECODE": "1"})
-
-
-async def write_files(sandbox: Sandbox, metadata: Mapping[str, Any], key: str) -> None:
-    """Write the files that a task brings."""
-    files = metadata.get(key) or {}
-    if not isinstance(files, Mapping) or not all(isinstance(text, str) for text in files.values()):
-        raise TaskDataError(f"a task's `{key}` must map paths to texts, not {files!r:.100}")
-    for path, text in files.items():
-        await sandbox.write(str(path), text.encode())
-
-
-def said(result: ExecResult) -> str:
-    """What the tests printed, and how they ended."""
-    text = b"\n".join(part for part in (result.stdout, result.stderr) if part).decode(errors="replace").strip()
-    if len(text) > OUTPUT_CHARS:
-        text = f"…{text[-OUTPUT_CHARS:]}"
-    ended = "timed out" if result.timed_out else f"exit code {result.exit_code}"
-    return f"{text}\n({ended})" if text else f"({ended})"

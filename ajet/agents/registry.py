@@ -52,6 +52,10 @@ def agent_class(name: str, base_dirs: Sequence[str | Path] = ()) -> type[Agent]:
     if ARROW in name:
         own: type[Agent] = load_symbol(name, base_dirs, expects=Agent)
         return own
+    if name == "cli":
+        raise AgentSettingsError(
+            "agent 'cli' is a program: it needs a run's gateway and sandbox (rollout.agent in a YAML)"
+        )
     near = get_close_matches(name, agent_names(), n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise AgentSettingsError(f"no agent {name!r}{hint} There are: {', '.join(agent_names())}, module->Class")

@@ -151,6 +151,9 @@ def _size(plan: RunPlan, num_repeat: int) -> Iterator[tuple[str, str]]:
 
 
 def _agent(agent: AgentConfig) -> str:
+    if agent.type == "cli":
+        command = agent.command if agent.command is not None else f"{agent.program} (a program)"
+        return f"cli: {command if isinstance(command, str) else ' '.join(command)}"
     tools = [next(iter(tool)) if isinstance(tool, dict) else tool for tool in agent.tools]
     return f"{agent.type}, tools: {', '.join(tools) or 'none'}, at most {agent.max_steps} steps"
 

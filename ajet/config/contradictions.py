@@ -19,6 +19,11 @@ TRAINABLE_ENGINES: Mapping[BackboneName, tuple[EngineName, ...]] = {
 """The engines whose model a backbone can train. On verl and Trinity, `torch` (the default) stands for vLLM."""
 
 
+FOR_PROGRAMS = ("program", "command", "setup", "env", "files", "installed_in", "model_name")
+NOT_FOR_PROGRAMS = (
+    "tools", "format", "max_steps", "max_tokens", "max_output_chars", "when_full", "parallel_tool_calls"
+)  # fmt: skip
+"""Keys of `rollout.agent`."""
 NEED_SANDBOX = {"bash", "file_editor", "python", "search"}
 """The ready tools that work in the episode's sandbox."""
 
@@ -129,6 +134,32 @@ def _agent(ajet: AjetConfig) -> Iterator[Contradiction]:
             f"{rollout.multi_turn.max_steps} in an episode",
             f"set rollout.multi_turn.max_steps to {rollout.agent.max_steps} or more, or lower agent.max_steps",
         )
+
+
+def _program(ajet: AjetConfig) -> Iterator[Contradiction]:
+    """An agent that is a program, and keys of one kind of agent with the other."""
+    agent, sandbox = ajet.rollout.agent, ajet.rollout.sandbox
+    if agent is None:
+        return
+    program = agent.type == "cli"
+    for name in NOT_FOR_PROGRAMS if program else FOR_PROGRAMS:
+        if getattr(agent, name) != type(agent).model_fields[name].default:
+            why = "a program has its own loop and tools" if program else "only a program is run so"
+            yield Contradiction(
+                (f"rollout.agent.{name}", "rollout.agent.type"),
+                f"{name} has no effect with type: {agent.type}: {why}",
+                f"remove {name}" + ("" if program else ", or set type: cli"),
+            )
+    if not program:
+        return
+    if not agent.program and not agent.command:
+        what = "type: cli runs a program, and none is named"
+        yield Contradiction(("rollout.agent.type",), what, "set `program: codex`, for example, or `command`")
+    if sandbox is None or sandbox.network == "none":
+        what = "the program works in a sandbox from which it reaches the gateway"
+        there = "there is no sandbox" if sandbox is None else "this one has no network"
+        keys = ("rollout.agent.type", "rollout.sandbox", "rollout.sandbox.network")
+        yield Contradiction(keys, f"{what}, and {there}", "set rollout.sandbox: {kind: bubblewrap, network: gateway}")
 
 
 def _services(ajet: AjetConfig) -> Iterator[Contradiction]:
@@ -444,6 +475,7 @@ def _has_price(ajet: AjetConfig) -> bool:
 
 CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _agent,
+    _program,
     _remote,
     _lengths,
     _environment,

@@ -122,8 +122,8 @@ class SandboxConfig(Section):
     """`bubblewrap`: namespaces of this machine; `docker`, `podman`: a container; `kubernetes`: a pod; `none`: not
     confined, commands may do whatever you may."""
     network: Literal["none", "gateway", "host"] | None = None
-    """`gateway`: the run's gateway can be reached, and nothing else; `host`: not limited. null: `none`, and with kind
-    `none`, which can't close the network, `host`."""
+    """`gateway`: the run's gateway can be reached, and nothing else; `host`: not limited. null: `none`; with
+    `agent.type: cli`, `gateway`; with kind `none`, which can't close the network, `host`."""
     cpus: AboveZero = 1.0
     """CPUs, all commands together."""
     memory_mb: Annotated[int, Field(ge=16), NotBool] = 1024
@@ -132,8 +132,9 @@ class SandboxConfig(Section):
     """Processes and threads."""
     disk_mb: Positive = 512
     """What files may take in the workspace, and again in /tmp."""
-    exec_seconds: AboveZero = 60.0
-    """The longest that one command may run."""
+    exec_seconds: AboveZero | None = None
+    """The longest that one command may run. null: 60; with `agent.type: cli`, whose program is one command, as long as
+    the episode."""
     lifetime_seconds: AboveZero | None = None
     """After that, the sandbox ends. null: a little more than `rollout.episode_timeout`."""
     output_bytes: Positive = 1_000_000

@@ -196,6 +196,9 @@ class BubblewrapSandbox:
 
     # ------------------------------------------------------------ ends
 
+    async def end_processes(self) -> None:
+        await self.exec(["/bin/sh", "-c", "kill -9 -1"])
+
     async def reset(self) -> None:
         await self.close()
         self._ending = threading.Lock()

@@ -218,6 +218,9 @@ class ContainerSandbox:
 
     # ------------------------------------------------------------ ends
 
+    async def end_processes(self) -> None:
+        await self.exec(["/bin/sh", "-c", "kill -9 -1"])
+
     async def reset(self) -> None:
         await self.close()
         if self._forwarder is not None:

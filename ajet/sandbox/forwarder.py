@@ -102,7 +102,7 @@ def listen_inside(process: int, port: int) -> socket.socket:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
+    with contextlib.suppress(OSError):  # one of the two has closed: so does the other
         while chunk := await reader.read(CHUNK):
             writer.write(chunk)
             await writer.drain()

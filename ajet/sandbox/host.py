@@ -111,6 +111,9 @@ class Hosted:
     async def write(self, path: str, content: bytes) -> None:
         await on_host(self._inner.write(path, content))
 
+    async def end_processes(self) -> None:
+        await on_host(self._inner.end_processes())
+
     async def reset(self) -> None:
         await on_host(self._inner.reset())
 

@@ -196,6 +196,9 @@ class KubernetesSandbox:
 
     # ------------------------------------------------------------ ends
 
+    async def end_processes(self) -> None:
+        await self._end_all(self._live())
+
     async def reset(self) -> None:
         await self.close()
         await self.start()

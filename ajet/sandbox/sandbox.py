@@ -119,6 +119,9 @@ class Sandbox(Protocol):
     async def write(self, path: str, content: bytes) -> None:
         """Create or replace a file, whole or not at all; its folders are made. Raises OSError."""
 
+    async def end_processes(self) -> None:
+        """End what commands have left running. The files stay."""
+
     async def reset(self) -> None:
         """End all processes and empty the workspace: as new, for another use in the same episode."""
 

@@ -117,6 +117,11 @@ class UnconfinedSandbox:
             raise SandboxError("the sandbox is closed")
         return os.path.join(self.workspace, path)
 
+    async def end_processes(self) -> None:
+        """Those that are still in their command's group."""
+        for group in filter(_alive, self._running):
+            _end(group)
+
     async def reset(self) -> None:
         await self.close()
         await self.start()

@@ -16,6 +16,8 @@ ReplyFinish = Literal["stop", "length", "tool_calls", "abort"]
 
 DEFAULT_AGENT = "default_agent"
 DEFAULT_TARGET = "default_target"
+SIDE_MODEL = "side-model"
+"""The model name under which a program (`agent.type: cli`) makes calls that aren't trained: titles, summaries."""
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from ajet.schema.chat import SIDE_MODEL
 from ajet.schema.generation import Sampling
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class SessionSettings:
             top_p=top_p,
             top_k=top_k,
             trainable_targets=tuple(trainable_targets or ()),
-            untrained_models=tuple(rollout.untrained_models),
+            untrained_models=(*rollout.untrained_models, SIDE_MODEL),
             embeddings=EmbeddingEndpoint.from_config(config),
             force_disable_toolcalls=rollout.force_disable_toolcalls,
             log_tool_format_check=config.ajet.context_tracker.log_tool_format_check,

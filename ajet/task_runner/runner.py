@@ -44,6 +44,9 @@ class TaskRunner:
         self.attempts = attempts
         config = sessions.config.ajet
         self.rules = config.failure_reward
+        agent = config.rollout.agent
+        self.program = agent.program or "the program" if agent is not None and agent.type == "cli" else None
+        """An agent that is a program: one that never calls the model has failed, whatever else it did."""
         self.late_judge = late_judge
         self._unjudged_told = False
         self._retries = config.rollout.episode_retries
@@ -246,7 +249,20 @@ class _AttemptRun:
         if calls.reward is None and ending.failure is None:
             no_reward = Failure("RewardError", NO_REWARD)
             ending = replace(ending, status=EpisodeStatus.WORKFLOW_ERROR, failure=no_reward)
+        if self._runner.program is not None and not calls.tree.calls and ending.failure is None:
+            failure = _never_called(self._runner.program, result)
+            return FinishedCalls(CallTree(), Ledger()), Ending(EpisodeStatus.WORKFLOW_ERROR, failure=failure)
         return calls, ending
+
+
+def _never_called(program: str, result: WorkflowResult) -> Failure:
+    """An episode without a model call teaches nothing."""
+    code, printed = result.metadata.get("exit_code"), str(result.metadata.get("output") or "nothing")
+    return Failure(
+        "NoModelCall",
+        f"{program} ended with exit code {code} and never called the model: check that its configuration names "
+        f"{{base_url}} and {{api_key}}. The end of what it printed:\n{printed[-1000:]}",
+    )
 
 
 async def _ready(attempts: AttemptRunner, stop: asyncio.Event | None) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.sandbox import SandboxError, SandboxSettings, check_sandbox, open_sandbox
+from ajet.task_runner.cli_workflow import check_program
 
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.sandbox import Sandbox
 
+EXEC_S = SandboxSettings().exec_seconds
 BEYOND_THE_EPISODE_S = 60.0
 """How much longer than the episode a sandbox may live: its end is the episode's business, and this the last resort."""
 
@@ -23,20 +25,25 @@ def sandbox_settings(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxS
     asked = config.ajet.rollout.sandbox
     if asked is None:
         return None
-    lifetime = asked.lifetime_seconds or config.ajet.rollout.episode_timeout + BEYOND_THE_EPISODE_S
+    episode_s = config.ajet.rollout.episode_timeout
+    agent = config.ajet.rollout.agent
+    program = agent is not None and agent.type == "cli"
     bases = [*map(str, base_dirs), os.getcwd()]
+    shown = [_found(folder, bases) for folder in asked.read_only]
+    if agent is not None and agent.installed_in is not None and asked.kind == "bubblewrap":
+        shown.append(_found(agent.installed_in, bases, "ajet.rollout.agent.installed_in"))
     return SandboxSettings(
         kind=asked.kind,
-        network=asked.network or ("host" if asked.kind == "none" else "none"),
+        network=asked.network or ("host" if asked.kind == "none" else "gateway" if program else "none"),
         cpus=asked.cpus,
         memory_mb=asked.memory_mb,
         processes=asked.processes,
         disk_mb=asked.disk_mb,
-        exec_seconds=asked.exec_seconds,
-        lifetime_seconds=lifetime,
+        exec_seconds=asked.exec_seconds or (episode_s if program else EXEC_S),
+        lifetime_seconds=asked.lifetime_seconds or episode_s + BEYOND_THE_EPISODE_S,
         output_bytes=asked.output_bytes,
         image=asked.image,
-        read_only=tuple(_found(folder, bases) for folder in asked.read_only),
+        read_only=tuple(dict.fromkeys(shown)),
         environment=dict(asked.environment),
         options=dict(asked.options),
     )
@@ -50,10 +57,11 @@ def find_sandbox(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxSetti
             check_sandbox(settings)
         except SandboxError as error:
             raise SandboxError(f"ajet.rollout.sandbox: {error}") from error
+        check_program(config, settings, base_dirs)
     return settings
 
 
-def _found(folder: str, bases: list[str]) -> str:
+def _found(folder: str, bases: list[str], key: str = "ajet.rollout.sandbox.read_only") -> str:
     """A relative folder is one beside the YAML, or in the working directory."""
     folder = os.path.expanduser(folder)
     if os.path.isabs(folder):
@@ -61,7 +69,7 @@ def _found(folder: str, bases: list[str]) -> str:
     for base in bases:
         if os.path.isdir(os.path.join(base, folder)):
             return os.path.abspath(os.path.join(base, folder))
-    raise SandboxError(f"ajet.rollout.sandbox.read_only: there is no folder {folder!r} in {' or '.join(bases)}")
+    raise SandboxError(f"{key}: there is no folder {folder!r} in {' or '.join(bases)}")
 
 
 class LeasedSandbox:

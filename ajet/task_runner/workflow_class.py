@@ -20,6 +20,10 @@ def load_workflow(config: Config, base_dirs: Sequence[Path] = ()) -> type[Workfl
     rollout = config.ajet.rollout
     if rollout.agent is None:
         return import_class(rollout.user_workflow or "", Workflow, key=WORKFLOW_KEY, base_dirs=base_dirs)
+    if rollout.agent.type == "cli":
+        from ajet.task_runner.cli_workflow import build_cli_agent, cli_workflow_of
+
+        return cli_workflow_of(build_cli_agent(config, base_dirs))
     from ajet.task_runner.agent_workflow import build_agent, workflow_of
 
     return workflow_of(build_agent(config, base_dirs))

@@ -40,6 +40,11 @@ def test_an_agent_takes_the_place_of_a_workflow(folder: Path) -> None:
         ("    agent: {type: coding}\n", "set rollout.sandbox"),
         ("    agent: {type: react, format: xml}\n", "`auto`, `native` or `text`"),
         ("    agent: {type: my_agents.py->Mine}\n", "no file 'my_agents.py'"),
+        ("    sandbox: bubblewrap\n    agent: {type: cli}\n", "none is named"),
+        ("    agent: {type: cli, program: codex}\n", "there is no sandbox"),
+        ("    sandbox: {network: none}\n    agent: {type: cli, program: codex}\n", "this one has no network"),
+        ("    sandbox: bubblewrap\n    agent: {type: cli, program: codex, max_steps: 3}\n", "max_steps has no effect"),
+        ("    agent: {type: react, command: codex}\n", "command has no effect with type: react"),
         ("    user_workflow: a.b->C\n    agent: {type: react}\n", "remove one of the two"),
     ],
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -181,6 +183,25 @@ def test_a_background_process_keeps_no_one_waiting(mark: str) -> None:
 
     within(use)
     assert gone(mark)
+
+
+def test_background_processes_can_be_ended(mode: str, mark: str) -> None:
+    async def use(sandbox: Sandbox) -> None:
+        await sandbox.exec(f"echo kept > file; setsid sleep {mark} >/dev/null & sleep {mark} >/dev/null &")
+        await sandbox.end_processes()
+        assert gone(mark)
+        assert await sandbox.read("file") == b"kept\n"
+
+    within(use)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_node_finds_what_it_needs() -> None:
+    async def use(sandbox: Sandbox) -> None:
+        result = await sandbox.exec(["node", "-e", "console.log(require('crypto').randomBytes(2).length)"])
+        assert (result.stdout, result.stderr) == (b"2\n", b"")
+
+    within(use, replace(SMALL, memory_mb=512, processes=64))
 
 
 def test_what_the_callers_function_raises_ends_the_command() -> None:

@@ -34,6 +34,26 @@ def test_it_works_like_the_others() -> None:
     assert workspace and not Path(workspace).exists()
 
 
+def test_background_processes_can_be_ended() -> None:
+    async def main() -> None:
+        async with open_sandbox(SETTINGS) as sandbox:
+            await sandbox.exec("sleep 60 >/dev/null 2>&1 & echo $! > number")
+            number = int(await sandbox.read("number"))
+            await sandbox.end_processes()
+            async with asyncio.timeout(20):
+                while _runs(number):
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_it_must_be_asked_for_knowingly() -> None:
     async def main() -> None:
         await open_sandbox(SandboxSettings(kind="none"))

@@ -1,0 +1,116 @@
+"""The coding agents that ajet knows by name: how each is run without a person, and without any network but the gateway.
+
+A program's telemetry, its look for updates and what else it would ask the internet for are switched off: they would
+wait in vain. In all texts, `{prompt}`, `{base_url}` and the like are filled in (`ajet.agents.cli_agent`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from ajet.agents.limits import AgentSettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class CliProgram:
+    """How a program is run. Without `{prompt}` in the command, the prompt is its standard input."""
+
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Path → text; `~/` is the program's home."""
+    install: str = ""
+    """How it is installed."""
+
+
+_CODEX = """\
+model_provider = "ajet"
+check_for_update_on_startup = false
+
+[model_providers.ajet]
+name = "ajet"
+base_url = "{base_url}"
+env_key = "OPENAI_API_KEY"
+wire_api = "responses"
+
+[analytics]
+enabled = false
+
+[features]
+apps = false
+plugins = false
+"""
+
+_OPENCODE = {
+    "autoupdate": False,
+    "share": "disabled",
+    "model": "ajet/{model}",
+    "small_model": "ajet/{side_model}",
+    "permission": {"edit": "allow", "bash": "allow", "webfetch": "deny"},
+    "provider": {
+        "ajet": {
+            "npm": "@ai-sdk/openai-compatible",
+            "name": "ajet",
+            "options": {"baseURL": "{base_url}", "apiKey": "{api_key}"},
+            "models": {"{model}": {}, "{side_model}": {}},
+        }
+    },
+}
+
+PROGRAMS: Mapping[str, CliProgram] = {
+    "claude-code": CliProgram(
+        command=("claude", "-p", "--dangerously-skip-permissions"),
+        env={
+            "ANTHROPIC_MODEL": "{model}",
+            "ANTHROPIC_SMALL_FAST_MODEL": "{side_model}",
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{side_model}",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "DISABLE_AUTOUPDATER": "1",
+            "DISABLE_ERROR_REPORTING": "1",
+            "DISABLE_TELEMETRY": "1",
+        },
+        install="npm install -g @anthropic-ai/claude-code",
+    ),
+    "codex": CliProgram(
+        # the sandbox is ours: its own needs namespaces, which are refused in there
+        command=("codex", "exec", "--model", "{model}", "--skip-git-repo-check",
+                 "--dangerously-bypass-approvals-and-sandbox", "-"),
+        files={"~/.codex/config.toml": _CODEX},
+        install="npm install -g @openai/codex",
+    ),
+    "opencode": CliProgram(
+        command=("opencode", "run", "--title", "task"),  # without a title, a side call makes one up
+        env={
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+            "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        },
+        files={"~/.config/opencode/opencode.json": json.dumps(_OPENCODE, indent=1)},
+        install="npm install -g opencode-ai",
+    ),
+    "mini-swe-agent": CliProgram(
+        command=("mini", "--yolo", "--exit-immediately", "--model", "openai/{model}", "--task", "{prompt}"),
+        env={
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_SILENT_STARTUP": "1",
+        },
+        install="pip install mini-swe-agent mcp",
+    ),
+}  # fmt: skip
+
+
+def cli_program(name: str) -> CliProgram:
+    """The program of this name. Raises AgentSettingsError."""
+    if name in PROGRAMS:
+        return PROGRAMS[name]
+    near = get_close_matches(name, PROGRAMS, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise AgentSettingsError(
+        f"program: ajet knows no {name!r}; {hint}It knows {', '.join(PROGRAMS)}; run any other with `command`"
+    )

@@ -1,0 +1,109 @@
+"""What a task brings into its sandbox, and the tests that say whether it is done.
+
+A task's metadata may hold `folder` (a folder of this machine, copied into the workspace), `files` (path → text),
+`test_files` (the same, written again before the tests decide) and `test_command`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet.sandbox.sandbox import ExecResult, Sandbox
+from ajet.schema.errors import TaskDataError
+
+NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
+OUTPUT_CHARS = 6000
+"""Of the tests' output, as a model is told: its end says what failed."""
+LARGEST_FOLDER = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the tests said."""
+
+    exit_code: int
+    output: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether the task is done."""
+        return self.exit_code == 0
+
+
+async def bring_files(sandbox: Sandbox, metadata: Mapping[str, Any], base_dirs: Sequence[str | Path] = ()) -> None:
+    """Put the task's folder, files and tests into the workspace."""
+    if metadata.get("folder"):
+        packed = await asyncio.to_thread(_packed, _found(metadata["folder"], base_dirs))
+        result = await sandbox.exec(["tar", "-xf", "-"], stdin=packed)
+        if result.exit_code:
+            raise TaskDataError(f"the task's `folder` can't be copied into the sandbox: {said(result)}")
+    await write_files(sandbox, metadata, "files")
+    await write_files(sandbox, metadata, "test_files")
+
+
+async def judge_by_tests(
+    sandbox: Sandbox, metadata: Mapping[str, Any], command: str, seconds: float | None = None
+) -> Verdict:
+    """Run the tests a last time, as the task gave them: with nothing left running that could meddle."""
+    await sandbox.end_processes()
+    await write_files(sandbox, metadata, "test_files")
+    result = await run_command(sandbox, command, seconds)
+    return Verdict(result.exit_code, said(result))
+
+
+async def run_command(sandbox: Sandbox, command: str, seconds: float | None = None) -> ExecResult:
+    """Run the tests, without `seconds` for as long as the sandbox lets a command run. Python must keep no bytecode: an
+    edit of equal length within a second would go unnoticed."""
+    return await sandbox.exec(command, timeout=seconds, env=NO_BYTECODE)
+
+
+async def write_files(sandbox: Sandbox, metadata: Mapping[str, Any], key: str) -> None:
+    """Write the files that a task brings."""
+    files = metadata.get(key) or {}
+    if not isinstance(files, Mapping) or not all(isinstance(text, str) for text in files.values()):
+        raise TaskDataError(f"a task's `{key}` must map paths to texts, not {files!r:.100}")
+    for path, text in files.items():
+        await sandbox.write(str(path), text.encode())
+
+
+def said(result: ExecResult) -> str:
+    """What a command printed, and how it ended."""
+    text = b"\n".join(part for part in (result.stdout, result.stderr) if part).decode(errors="replace").strip()
+    if len(text) > OUTPUT_CHARS:
+        text = f"…{text[-OUTPUT_CHARS:]}"
+    ended = "timed out" if result.timed_out else f"exit code {result.exit_code}"
+    return f"{text}\n({ended})" if text else f"({ended})"
+
+
+def _found(folder: Any, base_dirs: Sequence[str | Path]) -> Path:
+    if not isinstance(folder, str):
+        raise TaskDataError(f"a task's `folder` must be the path of a folder, not {folder!r:.100}")
+    places = [Path(base) / Path(folder).expanduser() for base in (*base_dirs, os.getcwd())]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise TaskDataError(f"a task's `folder`: there is no folder {' or '.join(dict.fromkeys(map(str, places)))}")
+
+
+def _packed(folder: Path) -> bytes:
+    """The folder's content. Who owns a file here means nothing inside."""
+    packed = io.BytesIO()
+
+    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        if packed.tell() + member.size > LARGEST_FOLDER:
+            raise TaskDataError(f"a task's `folder`: {folder} is larger than {LARGEST_FOLDER >> 20} MB")
+        return member
+
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for place in sorted(folder.iterdir()):
+            archive.add(place, place.name, filter=plain)
+    return packed.getvalue()
