@@ -79,8 +79,8 @@ def sweep() -> int:
     swept = 0
     for parent in dict.fromkeys(_parents().values()):
         for folder in parent.glob(f"{PREFIX}*"):
-            process, started, _ = folder.name.removeprefix(PREFIX).split("-")
-            if started(int(process)) != int(started):
+            process, since, _ = folder.name.removeprefix(PREFIX).split("-")
+            if started(int(process)) != int(since):
                 swept += _remove(folder, time.monotonic() + 0.1)
     return swept
 
