@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ajet.schema.resources import LLM, PromptTemplate
     from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
     from ajet.task_runner.breakpoints import bp
+    from ajet.tracing import emit_annotation, emit_exception, emit_message, emit_object, emit_reward, operation
     from ajet.trainer_api import Trainer
     from ajet.tuner import AjetTuner
     from ajet.workflow import Workflow
@@ -32,6 +33,12 @@ __all__ = [
     "WorkflowTask",
     "__version__",
     "bp",
+    "emit_annotation",
+    "emit_exception",
+    "emit_message",
+    "emit_object",
+    "emit_reward",
+    "operation",
     "rollout",
 ]
 
@@ -46,6 +53,12 @@ _HOMES = {
     "WorkflowOutput": "ajet.schema.task",
     "WorkflowTask": "ajet.schema.task",
     "bp": "ajet.task_runner.breakpoints",
+    "emit_annotation": "ajet.tracing",
+    "emit_exception": "ajet.tracing",
+    "emit_message": "ajet.tracing",
+    "emit_object": "ajet.tracing",
+    "emit_reward": "ajet.tracing",
+    "operation": "ajet.tracing",
     "rollout": "ajet.rollout_function",
 }
 

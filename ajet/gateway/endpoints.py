@@ -15,6 +15,8 @@ from ajet.gateway.model_name import read_model
 from ajet.gateway.openai_chat import chat_completions, openai_error_body
 from ajet.gateway.openai_completions import completions
 from ajet.gateway.openai_responses import responses
+from ajet.gateway.traces import PATH as TRACES_PATH
+from ajet.gateway.traces import traces
 from ajet.http.answer import Answer, json_answer
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import InvalidRequestError, ModelCallError, RewardError
@@ -84,13 +86,14 @@ POST: dict[str, Endpoint] = {
     "/v1/rewards": rewards,
 }
 GET: dict[str, Endpoint] = {"/v1/models": models}
-CONTROL_PATHS = ("/v1/rewards",)
+ENDPOINTS = (*POST, TRACES_PATH, *GET)
+CONTROL_PATHS = ("/v1/rewards", TRACES_PATH)
 """Where the control key is accepted."""
 MODELS_PATH = "/v1/models/"
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
 
-async def answer(method: str, path: str, body: bytes, caller: Caller) -> Answer:
+async def answer(method: str, path: str, body: bytes, caller: Caller, content_type: str = "") -> Answer:
     """Answer an authorised request. What a client or the model does wrong becomes an error answer."""
     path = normal_path(path)
     if (missing := not_found(method, path)) is not None:
@@ -98,6 +101,8 @@ async def answer(method: str, path: str, body: bytes, caller: Caller) -> Answer:
     try:
         if caller.control and path not in CONTROL_PATHS:
             raise KeyScopeError("this is the episode's control key: model calls need the agent's key")
+        if path == TRACES_PATH:
+            return await traces(body, content_type, caller)
         if method == "POST":
             return await POST[path](json_body(body), caller)
         if path in GET:
@@ -139,9 +144,9 @@ class MethodError(InvalidRequestError):
 
 def not_found(method: str, path: str) -> Answer | None:
     """404, or 405 for a known path under another method; None if there is an endpoint."""
-    table = POST if method == "POST" else GET if method == "GET" else {}
+    table = (*POST, TRACES_PATH) if method == "POST" else GET if method == "GET" else ()
     if path in table or (method == "GET" and path.startswith(MODELS_PATH)):
         return None
-    if path in POST or path in GET or path.startswith(MODELS_PATH):
+    if path in ENDPOINTS or path.startswith(MODELS_PATH):
         return error_answer(MethodError(f"{method:.20} is not allowed for {path}"), path)
-    return error_answer(NotFoundError(f"there is no {path or '/':.200}; endpoints: {', '.join([*POST, *GET])}"), path)
+    return error_answer(NotFoundError(f"there is no {path or '/':.200}; endpoints: {', '.join(ENDPOINTS)}"), path)

@@ -188,7 +188,8 @@ class Gateway:
         self._in_flight[caller.session] += 1
         streaming = False
         try:
-            reply = await answer(request.method, request.path, request.body, caller)
+            kind = request.headers.get(b"content-type", b"").decode("latin-1")
+            reply = await answer(request.method, request.path, request.body, caller, kind)
             if not isinstance(reply.body, bytes):
                 streaming = True
                 self._leave_when_closed(reply, caller.session)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from msgspec.structs import replace
+
 from ajet.observe.episode_codec import (
     Annotation,
     CallCreditRecord,
@@ -247,6 +249,7 @@ class EpisodeRecorder:
         if episode.failure is not None:
             episode.failure.message = self._masker.text(episode.failure.message)
             episode.failure.traceback = self._masker.text(episode.failure.traceback)
+        episode.spans = [replace(span, attributes=self._masker.value(span.attributes)) for span in episode.spans]
         if episode.environment is not None:
             for event in episode.environment.events:
                 event.error = self._masker.text(event.error)

@@ -17,6 +17,7 @@ from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, Run
 from ajet.schema.episode import EnvironmentRecord, Episode, EpisodeStatus, Failure, Ledger, Outcome
 from ajet.schema.errors import EpisodeFormatError
 from ajet.schema.generation import Sampling
+from ajet.schema.span import Span
 
 T = TypeVar("T")
 
@@ -26,9 +27,9 @@ FORMAT = 1
 _COLUMNS = ("logprobs", "mask")
 _OWN_FORM = {"sampling": Sampling, "fork": Fork}
 _CALL_FIELDS = [field.name for field in fields(Call) if field.name not in (*_COLUMNS, *_OWN_FORM)]
-_EPISODE_OWN_FORM = ("status", "tree", "ledger", "outcomes", "failure", "environment")
+_EPISODE_OWN_FORM = ("status", "tree", "ledger", "outcomes", "failure", "environment", "spans")
 _EPISODE_FIELDS = [field.name for field in fields(Episode) if field.name not in _EPISODE_OWN_FORM]
-_LATER_FIELDS = ("reward_parts", "reward_weights", "prompt_version", "prompts_used")
+_LATER_FIELDS = ("reward_parts", "reward_weights", "prompt_version", "prompts_used", "began", "spans_left_out")
 """Fields that older records lack."""
 
 
@@ -50,6 +51,7 @@ def encode_episode(episode: Episode) -> bytes:
     record["ledger"] = msgspec.to_builtins(episode.ledger)
     record["failure"] = None if episode.failure is None else msgspec.to_builtins(episode.failure)
     record["environment"] = None if episode.environment is None else msgspec.to_builtins(episode.environment)
+    record["spans"] = msgspec.to_builtins(episode.spans)
     record["tree"] = _tree_data(episode.tree)
     return msgspec.msgpack.encode({"format": FORMAT, "episode": record}, enc_hook=_plain)
 
@@ -125,6 +127,7 @@ def _episode(record: dict[str, Any]) -> Episode:
         outcomes=tuple(Outcome(outcome) for outcome in record["outcomes"]),
         failure=msgspec.convert(record["failure"], Failure | None),
         environment=msgspec.convert(record.get("environment"), EnvironmentRecord | None),  # absent in older records
+        spans=msgspec.convert(record.get("spans", []), list[Span]),
         **own,
     )
 

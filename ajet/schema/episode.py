@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from ajet.schema.call_tree import CallTree
+from ajet.schema.span import Span
 from ajet.schema.traceback_text import user_line
 
 
@@ -158,6 +159,12 @@ class Episode:
     """Version of the prompt templates that it was given; empty if there are none."""
     prompts_used: list[str] | None = None
     """The templates that its workflow asked for; None if that isn't known."""
+    began: float = 0.0
+    """When its first call could be made, in seconds since 1970: `Call.started_s` counts from here. 0: unknown."""
+    spans: list[Span] = field(default_factory=list)
+    """What its code, and programs that it used, told about it, in the order in which it arrived."""
+    spans_left_out: int = 0
+    """Further spans, beyond those that are kept."""
 
     @property
     def weights_version(self) -> int | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+from msgspec.structs import replace
 
 from ajet.engine.base import Engine
 from ajet.schema.chat import ChatReply, ChatRequest, Message, Tool
@@ -21,11 +23,15 @@ from ajet.schema.errors import (
     SessionClosedError,
 )
 from ajet.schema.generation import Completion, GenerateRequest
+from ajet.schema.span import Span
 from ajet.session.reply import IncrementalText, OnDelta, ReplyReader
 from ajet.session.reply_parser import PLAIN, ReplyParser
 from ajet.session.response_format import ResponseFormat
 from ajet.session.settings import SessionSettings
+from ajet.session.span_log import SpanLog
 from ajet.session.stored_responses import StoredResponses
+from ajet.tracing import names
+from ajet.tracing.rewards import reward_of
 
 if TYPE_CHECKING:
     from ajet.context_tracker import ContextTracker, PreparedCall, Renderer
@@ -59,6 +65,7 @@ class EpisodeSession:
         self.tracker = tracker
         self.settings = settings
         self.responses = StoredResponses()
+        self.spans = SpanLog(episode_id)
         self.engine_failure: EngineError | None = None
         """Why the latest call got no reply, if that was the engine's fault."""
         self._renderer = renderer
@@ -124,6 +131,22 @@ class EpisodeSession:
         """A reward for one call, one agent, or the episode. `replace`: the call's reward stands in for the outcome."""
         self.check_open()
         self.tracker.reward(value, call=call, agent=agent, replace=replace)
+
+    def add_spans(self, spans: Sequence[Span], *, rewards_count: bool) -> int:
+        """Keep spans with the episode; returns how many. A reward among them is the episode's, as by `reward`, if its
+        sender may give rewards. Once the episode is over, they are dropped."""
+        if self.closed:
+            return 0
+        kept = 0
+        for span in spans:
+            reward = reward_of(span)
+            if reward is not None and rewards_count:
+                self.tracker.reward(reward.value)
+            elif reward is not None:
+                why = "it was sent without the control key"
+                span = replace(span, attributes={**span.attributes, names.NOT_COUNTED: why})
+            kept += self.spans.add(span)
+        return kept
 
     # ------------------------------------------------------------ closing
 

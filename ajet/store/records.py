@@ -10,14 +10,36 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from msgspec import Meta, Struct, field
 
+from ajet.schema.span import Id, JsonObject, Span, SpanStatus
+
+__all__ = [
+    "Attempt",
+    "AttemptStatus",
+    "AttemptedRollout",
+    "Id",
+    "Json",
+    "JsonObject",
+    "Mode",
+    "Page",
+    "ProtocolInfo",
+    "Resources",
+    "RetryCause",
+    "Rollout",
+    "RolloutConfig",
+    "RolloutStatus",
+    "Seconds",
+    "Span",
+    "SpanStatus",
+    "Statistics",
+    "Worker",
+    "WorkerStatus",
+]
+
 T = TypeVar("T")
 
-Id = Annotated[str, Meta(pattern=r"^[!-~]{1,200}(?![\s\S])")]
-"""1 to 200 printable ASCII characters without spaces."""
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Mode = Literal["train", "val", "test"]
 Json = Any
-JsonObject = dict[str, Any]
 
 
 class RolloutStatus(StrEnum):
@@ -106,31 +128,6 @@ class AttemptedRollout(Struct, frozen=True, kw_only=True):
 
     rollout: Rollout
     attempt: Attempt | None = None
-
-
-class SpanStatus(Struct, frozen=True, kw_only=True):
-    status_code: Literal["UNSET", "OK", "ERROR"] = "UNSET"
-    description: str | None = None
-
-
-class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What happened in an attempt, in the terms of OpenTelemetry. Ordered by `sequence_id`, never by clock."""
-
-    rollout_id: Id
-    attempt_id: Id
-    span_id: Id
-    name: str
-    trace_id: str = ""
-    parent_id: str | None = None
-    sequence_id: Annotated[int, Meta(ge=0, le=2**53)] = 0
-    """0: the store gives it the rollout's next number."""
-    status: SpanStatus = SpanStatus()
-    attributes: JsonObject = field(default_factory=dict)
-    events: list[JsonObject] = field(default_factory=list)
-    links: list[JsonObject] = field(default_factory=list)
-    start_time: float | None = None
-    end_time: float | None = None
-    resource: JsonObject = field(default_factory=dict)
 
 
 class Resources(Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ as the thread's current one, as a program does at its start.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import sys
 import threading
 from collections.abc import Callable, Coroutine
@@ -24,6 +25,7 @@ class _Pause:
 
     def __init__(self, function: Callable[[], Any], called: asyncio.Future[None]) -> None:
         self.function = function
+        self.context = contextvars.copy_context()
         self.called = called
         self.value: Any = None
         self.error: BaseException | None = None
@@ -77,7 +79,7 @@ def _call(pause: _Pause, loop: asyncio.AbstractEventLoop, passes: tuple[type[Bas
     own = asyncio.new_event_loop()
     asyncio.set_event_loop(own)
     try:
-        pause.value = pause.function()
+        pause.value = pause.context.run(pause.function)
     except passes:
         raise
     except BaseException as error:  # noqa: BLE001 - raised where the coroutine waits for it

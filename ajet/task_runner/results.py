@@ -32,6 +32,7 @@ from ajet.schema.errors import (
 )
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
 from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
+from ajet.task_runner.emitted_spans import EmittedSpans
 from ajet.task_runner.environments import enter
 from ajet.task_runner.outside_loop import __file__ as OUTSIDE_LOOP_FILE
 from ajet.task_runner.outside_loop import outside_loop
@@ -164,19 +165,25 @@ async def _run(
 ) -> WorkflowResult:
     started = time.perf_counter()
     result, output = WorkflowResult(), None
+    spans = EmittedSpans()
     try:
-        output = await _execute(result, workflow_class, workflow_task, open_tuner, environment, sandbox)
+        output = await _execute(result, workflow_class, workflow_task, open_tuner, environment, sandbox, spans)
         result.finished = True
         result.is_success = output.is_success
         result.metadata, result.log_metrics = output.metadata, output.log_metrics
         result.reward = finite_rewards(output.reward)
+        spans.give_reward(result)
     except WorkflowInterrupted:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever user code raises, sys.exit included, ends only its episode
         result.finished = False
         _blame(result, "workflow", error)
     result.workflow_s = time.perf_counter() - started
-    await judge_result(result, judge_, workflow_task, output, judge_retries, ask_ending, on_judge)
+    try:
+        with spans.recorded():
+            await judge_result(result, judge_, workflow_task, output, judge_retries, ask_ending, on_judge)
+    finally:
+        spans.end()
     return result
 
 
@@ -211,9 +218,11 @@ async def _execute(
     open_tuner: OpenTuner,
     environment: LeasedEnvironment | None,
     sandbox: LeasedSandbox | None,
+    spans: EmittedSpans,
 ) -> WorkflowOutput:
     workflow = workflow_class(name=workflow_class.__name__)
     tuner = await open_tuner(workflow.trainable_targets)
+    spans.begin(tuner, workflow_task)
     workflow_task.remember_tuner(tuner)
     if workflow_task.prompts is not None:
         result.prompts_used = []
@@ -222,7 +231,8 @@ async def _execute(
         await sandbox.open(tuner)
     if environment is not None:
         enter(environment, workflow_task)
-    output = await called(workflow.execute, workflow_task, tuner)
+    with spans.recorded():
+        output = await called(workflow.execute, workflow_task, tuner)
     if not isinstance(output, WorkflowOutput):
         raise WorkflowFault(
             f"{workflow_class.__name__}.execute returned {output!r:.200} of type {type(output).__name__}, "

@@ -230,6 +230,9 @@ class _AttemptRun:
             environment=None if self._running is None else self._running.environment,
             prompt_version="" if task.prompts is None else task.prompts.version,
             prompts_used=result.prompts_used,
+            began=0.0 if self._session is None else self._session.tracker.began,
+            spans=[] if self._session is None else self._session.spans.spans,
+            spans_left_out=0 if self._session is None else self._session.spans.left_out,
         )
 
     def _finish(self, ending: Ending, result: WorkflowResult) -> tuple[FinishedCalls, Ending]:

@@ -17,6 +17,7 @@ from ajet.schema.task import finite_reward
 from ajet.session import EpisodeSession
 from ajet.tuner.connection import Connection, post_reward
 from ajet.tuner.loop_bridge import LoopBridge
+from ajet.tuner.spans import SpanSink
 
 if TYPE_CHECKING:
     from ajet.agents.model_function import ModelFunction
@@ -222,6 +223,31 @@ class AjetTuner:
         if not self._control_key:
             raise FeatureUnavailableError("this tuner was made without a control key: AjetTuner.remote(control_key=…)")
         return self._control_key
+
+    def span_sink(self) -> SpanSink:
+        """Where the spans go that the episode's code emits."""
+        if self._session is None:
+            assert self._endpoint is not None
+            return SpanSink.to_gateway(self._endpoint.base_url, self._control_key or self._endpoint.api_key)
+        return SpanSink.to_session(self._session, self._loop)
+
+    def otlp_environment(
+        self, agent_name: str = DEFAULT_AGENT, target_tag: str = DEFAULT_TARGET, *, rewards: bool = False
+    ) -> dict[str, str]:
+        """Environment variables with which any program's OpenTelemetry SDK sends its spans to this episode's record.
+
+        `rewards`: with the control key, so that rewards in its spans count. Not for programs that run the model's
+        code."""
+        base_url, key, _ = self._own_endpoint(agent_name, target_tag)
+        key = self.control_key() if rewards else key
+        return {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": base_url.removesuffix("/v1"),
+            "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{key}",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            "OTEL_TRACES_EXPORTER": "otlp",
+            "OTEL_METRICS_EXPORTER": "none",
+            "OTEL_LOGS_EXPORTER": "none",
+        }
 
     def get_context_tracker(self) -> ContextTracker:
         """The episode's tracker: read-only, and from the service loop only."""

@@ -48,6 +48,7 @@ class SmallTracker:
     outcomes: set[Outcome] = field(default_factory=set)
     replies: list[Any] = field(default_factory=list)
     episode_reward: float | None = None
+    began: float = 0.0
     _ids: Any = field(default_factory=itertools.count)
 
     def begin(self, agent, target, messages, tools, sampling, **_more):  # type: ignore[no-untyped-def]

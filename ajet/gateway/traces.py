@@ -1,0 +1,92 @@
+"""`POST /v1/traces`: OpenTelemetry spans of an episode, as OTLP protobuf or JSON.
+
+Sizes are checked first; reading happens off the service loop. Rewards in spans count only with the control key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+import msgspec
+
+from ajet.gateway.caller import Caller
+from ajet.http.answer import Answer, json_answer
+from ajet.schema.errors import MissingDependencyError
+from ajet.schema.span import Span
+from ajet.tracing import otlp
+
+PATH = "/v1/traces"
+MAX_BYTES = 4 * 1024 * 1024
+"""Of one request, decompressed: more than an exporter's batch of 512 spans."""
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
+INVALID_ARGUMENT = 3
+"""Of gRPC's codes."""
+
+
+class _Read(NamedTuple):
+    spans: Sequence[Span]
+    refused: int
+    """Further spans, for which the episode has no room."""
+
+
+async def traces(body: bytes, content_type: str, caller: Caller) -> Answer:
+    """Keep the spans with the episode."""
+    caller.session.check_open()
+    kind = content_type.partition(";")[0].strip().lower() or JSON
+    if kind not in (PROTOBUF, JSON):
+        return _error(JSON, 415, f"content-type must be {PROTOBUF} or {JSON}, not {kind!r:.80}")
+    if len(body) > MAX_BYTES:
+        return _error(kind, 413, f"the body is larger than {MAX_BYTES} bytes: export smaller batches")
+    try:
+        read = await asyncio.to_thread(_read, body, kind, caller.session.spans.room)
+    except otlp.OtlpError as error:
+        return _error(kind, 400, str(error))
+    except MissingDependencyError as error:
+        return _error(kind, 415, str(error))
+    caller.session.check_open()
+    caller.session.spans.leave_out(read.refused)
+    caller.session.add_spans(read.spans, rewards_count=caller.control)
+    return _accepted(kind, read.refused)
+
+
+def _read(body: bytes, kind: str, room: int) -> _Read:
+    if kind == PROTOBUF:
+        message = otlp.parse_protobuf(body)
+        spans, count = otlp.read_protobuf(message, room), otlp.count_protobuf(message)
+    else:
+        try:
+            document = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise otlp.OtlpError(f"the body is not JSON: {error}") from None
+        count = otlp.count_json(document)
+        spans = otlp.read_json(document, room)
+    return _Read(spans, count - len(spans))
+
+
+def _accepted(kind: str, refused: int) -> Answer:
+    why = "the episode keeps no more spans"
+    if kind == JSON:
+        partial = {"partialSuccess": {"rejectedSpans": str(refused), "errorMessage": why}}
+        return json_answer(partial if refused else {})
+    answer = b""
+    if refused:
+        service = import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+        partial = service.ExportTracePartialSuccess(rejected_spans=refused, error_message=why)
+        answer = service.ExportTraceServiceResponse(partial_success=partial).SerializeToString()
+    return Answer(200, answer, {"content-type": PROTOBUF})
+
+
+def _error(kind: str, status: int, message: str) -> Answer:
+    """gRPC's `Status`, as OTLP asks for."""
+    if kind == JSON:
+        return json_answer({"code": INVALID_ARGUMENT, "message": message}, status)
+    text = message.encode()[:1000]
+    return Answer(status, b"\x08\x03\x12" + _varint(len(text)) + text, {"content-type": PROTOBUF})
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number % 128 + 128, number // 128])

@@ -1,0 +1,41 @@
+"""`Span`: what happened in an attempt, in OpenTelemetry's terms. The one record of it, in stores and in episodes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+Id = Annotated[str, Meta(pattern=r"^[!-~]{1,200}(?![\s\S])")]
+"""1 to 200 printable ASCII characters without spaces."""
+JsonObject = dict[str, Any]
+
+
+class SpanStatus(Struct, frozen=True, kw_only=True):
+    """How what a span tells of went."""
+
+    status_code: Literal["UNSET", "OK", "ERROR"] = "UNSET"
+    description: str | None = None
+
+
+class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happened in an attempt. Ordered by `sequence_id`, never by clock.
+
+    In an episode's record, `attempt_id` is the episode's id, and `rollout_id` the id of its first attempt."""
+
+    rollout_id: Id
+    attempt_id: Id
+    span_id: Id
+    name: str
+    trace_id: str = ""
+    parent_id: str | None = None
+    sequence_id: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    """0: the store (or the episode) gives it the rollout's next number."""
+    status: SpanStatus = SpanStatus()
+    attributes: JsonObject = field(default_factory=dict)
+    events: list[JsonObject] = field(default_factory=list)
+    links: list[JsonObject] = field(default_factory=list)
+    start_time: float | None = None
+    """Seconds since 1970, by the clock of whoever made the span."""
+    end_time: float | None = None
+    resource: JsonObject = field(default_factory=dict)

@@ -1,0 +1,28 @@
+"""The names of spans and attributes that emitters write and readers look for, by agent-lightning's conventions."""
+
+PREFIX = "agentlightning."
+ANNOTATION = PREFIX + "annotation"
+MESSAGE = PREFIX + "message"
+OBJECT = PREFIX + "object"
+EXCEPTION = PREFIX + "exception"
+OPERATION = PREFIX + "operation"
+REWARD = PREFIX + "reward"
+
+REWARD_NAME = PREFIX + "reward.{}.name"
+"""Dimension 0 is the primary one."""
+REWARD_VALUE = PREFIX + "reward.{}.value"
+PRIMARY = "primary"
+"""The name of the only dimension of a reward that is a number."""
+MESSAGE_BODY = PREFIX + "message.body"
+OBJECT_TYPE = PREFIX + "object.type"
+OBJECT_LITERAL = PREFIX + "object.literal"
+OBJECT_JSON = PREFIX + "object.json"
+OPERATION_NAME = PREFIX + "operation.name"
+OPERATION_INPUT = PREFIX + "operation.input"
+OPERATION_OUTPUT = PREFIX + "operation.output"
+
+ROLLOUT_ID = PREFIX + "rollout_id"
+ATTEMPT_ID = PREFIX + "attempt_id"
+
+NOT_COUNTED = "ajet.reward.not_counted"
+"""On a reward that came over HTTP without the control key: why it has no effect."""
