@@ -64,17 +64,12 @@ provider.shutdown()
 async def run_agent(here: Place, code: str, **options: Any) -> None:
     tuner = AjetTuner.remote(here.key.base_url, here.key.api_key, None, control_key=here.key.control_key)
     base_url, api_key, _ = tuner.as_oai_baseurl_apikey("solver")
-    environment = {
-        **os.environ,
-        **tuner.otlp_environment("solver", **options),
-        "BASE_URL": base_url,
-        "API_KEY": api_key,
-    }
-    program = [sys.executable, "-c", textwrap.dedent(code)]
-    done = await asyncio.to_thread(
-        subprocess.run, program, env=environment, capture_output=True, text=True, timeout=120
+    given = {**tuner.otlp_environment("solver", **options), "BASE_URL": base_url, "API_KEY": api_key}
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", textwrap.dedent(code)), env={**os.environ, **given}, stderr=subprocess.PIPE
     )
-    assert done.returncode == 0 and "Failed" not in done.stderr, done.stderr
+    said = (await program.communicate())[1].decode()
+    assert program.returncode == 0 and "Failed" not in said, said
 
 
 @pytest.mark.parametrize("rewards", [False, True])
@@ -158,7 +153,7 @@ def nested(depth: int) -> bytes:
         (b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "x"}]}]}]}', 400),
         (b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "zz", "spanId": "a"}]}]}]}', 400),
         (nested(20), 200),
-        (nested(400), 200),
+        (nested(400), 400),
         (b"[" * 100_000, 400),
         (b'{"resourceSpans": []}' + b" " * MAX_BYTES, 413),
     ],

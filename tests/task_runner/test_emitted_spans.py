@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from runner_fakes import LineEngine, SmallProvider, runner_of
 
@@ -143,7 +144,9 @@ def test_on_runners_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             async with asyncio.timeout(120):
                 check(await episode_of(TaskRunner(sessions, attempts)))
         finally:
-            program.terminate()
+            workers = psutil.Process(program.pid).children(recursive=True)
+            for each in (program, *workers):
+                each.kill()
             program.wait()
             await attempts.aclose()
             if sessions.gateway is not None:
