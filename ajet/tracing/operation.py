@@ -92,7 +92,7 @@ def operation(
         return _Undecided(name, propagate, attributes)
     if not callable(function):
         raise TypeError(f"@operation takes a function, not {type(function).__name__}")
-    return _decorated(function, name or getattr(function, "__name__", "operation"), propagate, attributes)
+    return _decorated(function, str(name or getattr(function, "__name__", "operation")), propagate, attributes)
 
 
 class _Undecided(Operation):

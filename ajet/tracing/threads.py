@@ -34,7 +34,8 @@ def mark_threads(current_place: Callable[[], Place | None]) -> None:
         if _marked:
             return
         _marked = True
-    made, submitted = threading.Thread.__init__, ThreadPoolExecutor.submit
+    made: Any = threading.Thread.__init__
+    submitted: Any = ThreadPoolExecutor.submit
 
     @functools.wraps(made)
     def make(self: threading.Thread, *args: Any, **kwargs: Any) -> None:
@@ -54,7 +55,8 @@ def mark_threads(current_place: Callable[[], Place | None]) -> None:
             with at_place(place):
                 return function(*args, **kwargs)
 
-        return submitted(self, there, *args, **kwargs)
+        started: Future[Any] = submitted(self, there, *args, **kwargs)
+        return started
 
     threading.Thread.__init__ = make  # type: ignore[method-assign]
     ThreadPoolExecutor.submit = submit  # type: ignore[method-assign,assignment]
