@@ -88,8 +88,7 @@ def _claim(context: Context, request: ask.Claim) -> list[AttemptedRollout]:
     if (answer := answered(context, request)) is not None:
         return _still_wanted(context, dict(answer))
     taken = context.tables.take_queued(request.limit)
-    for one in taken:
-        _begin(context, one, request.worker_id)
+    _begin(context, taken, request.worker_id)
     context.tables.save(taken)
     worker = context.tables.worker(request.worker_id)
     if not taken:
@@ -115,13 +114,14 @@ def _still_wanted(context: Context, claimed: dict[str, str]) -> list[AttemptedRo
     ]
 
 
-def _begin(context: Context, one: Stored, worker_id: str | None) -> None:
-    """Start the rollout's next attempt. The caller saves the rollout."""
-    one.attempts += 1
-    attempt_id = f"at-{uuid.uuid4().hex[:16]}"
-    one.rollout, one.attempt = states.begin(one.rollout, one.attempts, attempt_id, worker_id, context.now)
-    one.owner = context.owner
-    context.tables.add_attempt(one.number, one.attempt, one.owner, one.rollout.config)
+def _begin(context: Context, taken: Sequence[Stored], worker_id: str | None) -> None:
+    """Start these rollouts' next attempts. The caller saves the rollouts."""
+    for one in taken:
+        one.attempts += 1
+        attempt_id = f"at-{uuid.uuid4().hex[:16]}"
+        one.rollout, one.attempt = states.begin(one.rollout, one.attempts, attempt_id, worker_id, context.now)
+        one.owner = context.owner
+    context.tables.add_attempts([(one, one.attempt) for one in taken if one.attempt is not None])
 
 
 def _start_rollout(context: Context, request: ask.StartRollout) -> AttemptedRollout:
@@ -130,7 +130,7 @@ def _start_rollout(context: Context, request: ask.StartRollout) -> AttemptedRoll
     (rollout,) = _new_rollouts(context, [request.rollout])
     context.tables.add_rollouts([rollout], queued=False)
     one = _stored(context, rollout.rollout_id)
-    _begin(context, one, request.worker_id)
+    _begin(context, [one], request.worker_id)
     context.tables.save([one])
     remember(context, request, rollout.rollout_id)
     return _attempted(one)
@@ -144,7 +144,7 @@ def _start_attempt(context: Context, request: ask.StartAttempt) -> AttemptedRoll
         raise ConflictError(f"rollout {request.rollout_id} has {one.rollout.status}: it takes no further attempt")
     if one.attempt is not None:
         context.tables.save_attempts([(one, states.superseded(one.attempt, context.now))])
-    _begin(context, one, request.worker_id)
+    _begin(context, [one], request.worker_id)
     context.tables.save([one])
     remember(context, request, request.rollout_id)
     return _attempted(one)
@@ -311,7 +311,7 @@ def _add_spans(context: Context, request: ask.AddSpans) -> int:
 
 def _check_rewards(span: Span) -> None:
     for name, value in span.attributes.items():
-        if "reward" in name and REWARD_NAME.search(name):
+        if "reward" in name and type(value) is not float and REWARD_NAME.search(name):  # floats are finite: `wire`
             finite_reward(value, f"span {span.span_id}: the attribute {name!r}")
 
 
@@ -408,7 +408,7 @@ def delete_old(context: Context, keep_seconds: float | None, keep_bytes: int | N
 def _refer(context: Context, references: Iterable[AttemptRef | Span]) -> dict[tuple[str, str], tuple[Stored, Attempt]]:
     """The attempts that are meant, each with its rollout. The latest one is the rollout's own object."""
     wanted = {(one.rollout_id, one.attempt_id) for one in references}
-    rollouts = _all_stored(context, {rollout_id for rollout_id, _ in wanted}, change=True)
+    rollouts = _all_stored(context, {rollout_id for rollout_id, _ in wanted}, change=True, inputs=False)
     found = {}
     for rollout_id, attempt_id in wanted:
         one = rollouts[rollout_id]
@@ -452,9 +452,11 @@ def _save(context: Context, changed: Iterable[Stored]) -> None:
     context.tables.events.ended |= {one.rollout.rollout_id for one in changed if one.rollout.status in states.FINAL}
 
 
-def _all_stored(context: Context, rollout_ids: Iterable[str], *, change: bool = False) -> dict[str, Stored]:
+def _all_stored(
+    context: Context, rollout_ids: Iterable[str], *, change: bool = False, inputs: bool = True
+) -> dict[str, Stored]:
     rollout_ids = list(rollout_ids)
-    found = context.tables.rollouts(rollout_ids, change=change)
+    found = context.tables.rollouts(rollout_ids, change=change, inputs=inputs)
     _refuse_unknown(rollout_ids, found.keys())
     return found
 

@@ -46,6 +46,10 @@ class StoredAttempt(NamedTuple):
 
 
 _decode_rollout = msgspec.json.Decoder(RolloutBody).decode
+_NO_INPUT = RolloutBody(None, {})
+_EMPTY_ATTEMPT = msgspec.json.encode(AttemptBody({}, None))
+_ROLLOUT_STATUS = {status.value: status for status in RolloutStatus}
+_ATTEMPT_STATUS = {status.value: status for status in AttemptStatus}
 _decode_attempt = msgspec.json.Decoder(AttemptBody).decode
 
 ROLLOUT = (
@@ -57,15 +61,16 @@ BOTH = (
     f"SELECT {ROLLOUT}, {ATTEMPT} FROM rollout r "
     "LEFT JOIN attempt a ON a.rollout = r.number AND a.sequence = r.attempts"
 )
+BOTH_WITHOUT_INPUT = BOTH.replace("r.body", "NULL", 1)
 ROLLOUT_COLUMNS = 13
 """Columns of a rollout."""
 
 
 def stored_from(row: Row) -> Stored:
-    body = _decode_rollout(bytes(row[12]))
+    body = _NO_INPUT if row[12] is None else _decode_rollout(bytes(row[12]))
     rollout = Rollout(
         rollout_id=row[1],
-        status=RolloutStatus(row[2]),
+        status=_ROLLOUT_STATUS[row[2]],
         mode=row[4],
         resources_id=row[5],
         start_time=row[6],
@@ -93,12 +98,13 @@ def _config(data: bytes) -> RolloutConfig:
 
 
 def attempt_from(row: Row, rollout_id: str) -> Attempt:
-    body = _decode_attempt(bytes(row[8]))
+    stored = bytes(row[8])
+    body = AttemptBody({}, None) if stored == _EMPTY_ATTEMPT else _decode_attempt(stored)
     return Attempt(
         rollout_id=rollout_id,
         sequence_id=row[0],
         attempt_id=row[1],
-        status=AttemptStatus(row[2]),
+        status=_ATTEMPT_STATUS[row[2]],
         worker_id=row[3],
         start_time=row[5],
         end_time=row[6],

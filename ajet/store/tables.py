@@ -16,7 +16,6 @@ from ajet.store.records import (
     Mode,
     Resources,
     Rollout,
-    RolloutConfig,
     RolloutStatus,
     Span,
     Worker,
@@ -24,6 +23,7 @@ from ajet.store.records import (
 from ajet.store.rows import (
     ATTEMPT,
     BOTH,
+    BOTH_WITHOUT_INPUT,
     AttemptBody,
     RolloutBody,
     Row,
@@ -116,13 +116,15 @@ class Tables:
         if queued:
             self.events.queued += len(rows)
 
-    def rollouts(self, rollout_ids: Iterable[str], *, change: bool = False) -> dict[str, Stored]:
-        """Those that exist, with their latest attempts. With `change`, nobody else changes them meanwhile."""
+    def rollouts(self, rollout_ids: Iterable[str], *, change: bool = False, inputs: bool = True) -> dict[str, Stored]:
+        """Those that exist, with their latest attempts. With `change`, nobody else changes them meanwhile. Without
+        `inputs`, what they were given is not read."""
+        select = BOTH if inputs else BOTH_WITHOUT_INPUT
         found: dict[str, Stored] = {}
         for chunk in _chunks(sorted(set(rollout_ids))):
             if change and self._db.for_update:
                 self._lock(chunk)
-            for row in self._db.rows(f"{BOTH} WHERE r.rollout_id IN ({_marks(chunk)})", chunk):
+            for row in self._db.rows(f"{select} WHERE r.rollout_id IN ({_marks(chunk)})", chunk):
                 found[row[1]] = stored_from(row)
         return found
 
@@ -220,24 +222,26 @@ class Tables:
 
     # ------------------------------------------------------------ attempts
 
-    def add_attempt(self, number: int, attempt: Attempt, owner: str | None, config: RolloutConfig) -> None:
-        body = encode(AttemptBody(attempt.metadata, attempt.result))
-        self._db.rows(
+    def add_attempts(self, begun: Iterable[tuple[Stored, Attempt]]) -> None:
+        self._db.many(
             "INSERT INTO attempt (rollout, sequence, attempt_id, status, worker_id, owner, start_time, end_time, "
             "heard, deadline, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                number,
-                attempt.sequence_id,
-                attempt.attempt_id,
-                str(attempt.status),
-                attempt.worker_id,
-                owner,
-                attempt.start_time,
-                attempt.end_time,
-                attempt.last_heartbeat_time,
-                deadline(config, attempt),
-                body,
-            ),
+            [
+                (
+                    one.number,
+                    attempt.sequence_id,
+                    attempt.attempt_id,
+                    str(attempt.status),
+                    attempt.worker_id,
+                    one.owner,
+                    attempt.start_time,
+                    attempt.end_time,
+                    attempt.last_heartbeat_time,
+                    deadline(one.rollout.config, attempt),
+                    encode(AttemptBody(attempt.metadata, attempt.result)),
+                )
+                for one, attempt in begun
+            ],
         )
 
     def attempts(self, one: Stored) -> list[StoredAttempt]:

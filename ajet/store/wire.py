@@ -14,9 +14,10 @@ from ajet.store.errors import StoreError
 from ajet.store.requests import Request
 
 T = TypeVar("T")
+_REFUSED = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, NotImplementedError)
 
-_NOT_FINITE = (b"\xcb\x7f\xf8", b"\xcb\x7f\xf0", b"\xcb\xff\xf8", b"\xcb\xff\xf0")
-"""How NaN and infinities begin in msgpack. Other bytes may look so, too."""
+_NOT_FINITE = (b"\xcb\x7f", b"\xcb\xff")
+"""How NaN, infinities and the very largest numbers begin in msgpack. Other bytes may look so, too."""
 
 
 def checked_copy(request: Request[T]) -> Request[T]:
@@ -25,16 +26,25 @@ def checked_copy(request: Request[T]) -> Request[T]:
     try:
         data = msgspec.msgpack.encode(request, enc_hook=_plain)
         copy: Request[T] = msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, NotImplementedError) as error:
+    except _REFUSED as error:
         raise StoreError(f"{kind.__name__}: {error}") from None
-    if any(mark in data for mark in _NOT_FINITE):
-        _refuse_not_finite(msgspec.msgpack.decode(data), kind.__name__)
+    _check_finite(data, kind.__name__)
     return copy
 
 
 def as_json(request: Request[Any]) -> bytes:
-    """A checked request, for HTTP."""
-    return msgspec.json.encode(checked_copy(request))
+    """A request for HTTP. The server checks the rest."""
+    kind = type(request)
+    try:
+        _check_finite(msgspec.msgpack.encode(request, enc_hook=_plain), kind.__name__)
+        return msgspec.json.encode(request, enc_hook=_plain)
+    except _REFUSED as error:
+        raise StoreError(f"{kind.__name__}: {error}") from None
+
+
+def _check_finite(data: bytes, where: str) -> None:
+    if any(mark in data for mark in _NOT_FINITE):
+        _refuse_not_finite(msgspec.msgpack.decode(data), where)
 
 
 def _refuse_not_finite(value: Any, where: str) -> None:
