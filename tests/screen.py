@@ -37,7 +37,14 @@ class Terminal:
         for name in ("COLUMNS", "LINES", "NO_COLOR"):
             environment.pop(name, None)
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd, env=environment, start_new_session=True
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=cwd,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_own_terminal,
         )
         os.close(theirs)
         self.raw = b""
@@ -98,3 +105,8 @@ class Terminal:
             self.process.kill()
         self.process.wait()
         os.close(self._ours)
+
+
+def _own_terminal() -> None:
+    """Ctrl-C that is typed reaches the program."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

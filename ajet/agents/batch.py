@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ajet.agents.agent import Agent
+from ajet.sandbox import SandboxSettings, open_sandbox
 from ajet.schema.episode import Failure
 from ajet.schema.errors import UserError
-from ajet.schema.task import Task
+from ajet.schema.task import Task, WorkflowTask
 from ajet.schema.trajectory import StopReason, Trajectory
 from ajet.schema.trajectory_file import file_name, read_trajectory, write_end
+from ajet.tools.tool import ToolContext
 
 FINISHED = "finished"
 """In a trajectory's metadata: nothing more is to be done for it."""
@@ -64,6 +67,8 @@ class Batch:
     model_name: str = ""
     on_end: Callable[[Trajectory], object] = lambda trajectory: None
     """Told of each trajectory that ends, those of earlier runs of the batch included."""
+    sandbox: SandboxSettings | None = None
+    """Each run has one of its own. None: there is none."""
 
 
 async def run_batch(batch: Batch) -> list[Trajectory]:
@@ -119,13 +124,20 @@ class _Runner:
             if self.gave_up is not None:
                 raise self.gave_up
             batch, path = self._batch, self._path(task, repeat)
-            trajectory = await batch.agent.run_trajectory(
-                task,
-                batch.model(),
-                request_id=f"{task.task_id}-{repeat}",
-                save_to=path,
-                raise_errors=False,
-            )
+            episode_id = f"{task.task_id}-{repeat}"
+            async with AsyncExitStack() as stack:
+                sandbox = None
+                if batch.sandbox is not None:
+                    sandbox = await stack.enter_async_context(open_sandbox(batch.sandbox))
+                facts = WorkflowTask(task=task, task_id=task.task_id, task_thread_index=repeat)
+                trajectory = await batch.agent.run_trajectory(
+                    task,
+                    batch.model(),
+                    request_id=episode_id,
+                    context=ToolContext(sandbox, episode_id, facts),
+                    save_to=path,
+                    raise_errors=False,
+                )
             trajectory.repeat, trajectory.model = repeat, batch.model_name
             trajectory.cost = batch.prices.cost(trajectory)
             self._count(trajectory)

@@ -13,6 +13,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,9 +22,13 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.agents import Agent, Trajectory
     from ajet.agents.batch import Judge
+    from ajet.sandbox import SandboxSettings
     from ajet.schema.task import Task
 
 DEMONSTRATIONS = "demonstrations.jsonl"
+LONGEST_RUN_S = 86_400.0
+"""How long a sandbox lives if the agent has no `max_seconds`."""
+BEYOND_THE_RUN_S = 60.0
 
 
 def run(argv: Sequence[str]) -> int:
@@ -34,9 +39,10 @@ def run(argv: Sequence[str]) -> int:
         if value is not None and value < least:
             raise UserError(f"{'-' if name == 'n' else '--'}{name} {value}: give a number from {least} on")
     agent, tasks, judge = _agent(arguments), _tasks(arguments), _judge(arguments)
+    sandbox = _sandbox(arguments.sandbox, agent)
     if arguments.out.exists() and not arguments.out.is_dir():
         raise UserError(f"--out {arguments.out} is not a folder")
-    return asyncio.run(_rollout(arguments, agent, tasks, judge))
+    return asyncio.run(_rollout(arguments, agent, tasks, judge, sandbox))
 
 
 def _parser() -> ArgumentParser:
@@ -53,6 +59,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--limit", type=int, help="only the first so many tasks")
     parser.add_argument(
         "--judge", metavar="module->Class", help="default: the answer is compared with the task's `answer`"
+    )
+    parser.add_argument(
+        "--sandbox", metavar="KIND", help="for the agent's tools: bubblewrap, docker, …, or {kind: …, memory_mb: …}"
     )
     parser.add_argument("--temperature", type=float, help="default: the server's, or 1")
     parser.add_argument("--max-tokens", type=int, help="most tokens of one reply")
@@ -85,6 +94,34 @@ def _agent(arguments: Namespace) -> Agent:
         return make_agent(arguments.agent, options, [Path.cwd()])
     except TypeError as error:  # a value of the wrong type, which the class itself refuses
         raise UserError(f"agent {arguments.agent}: {error}") from None
+
+
+def _sandbox(text: str | None, agent: Agent) -> SandboxSettings | None:
+    """What each run's sandbox is. None: there is none."""
+    import yaml
+
+    from ajet.config import make_config
+    from ajet.task_runner.sandboxes import find_sandbox
+
+    if text is None:
+        return None
+    try:
+        asked = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"--sandbox {text}: it can't be read; close its quotes and brackets") from None
+    try:
+        config = make_config({"rollout.sandbox": asked})
+        settings = find_sandbox(config, [Path.cwd()])
+    except UserError as error:
+        raise UserError(f"--sandbox {text}: {error}") from None
+    if settings is None:
+        return None
+    if settings.network == "gateway":
+        raise UserError(f"--sandbox {text}: there is no gateway without a run; choose network: none or host")
+    if config.ajet.rollout.sandbox is not None and config.ajet.rollout.sandbox.lifetime_seconds is None:
+        longest = agent.limits.max_seconds or LONGEST_RUN_S
+        settings = replace(settings, lifetime_seconds=longest + BEYOND_THE_RUN_S)
+    return settings
 
 
 def _tasks(arguments: Namespace) -> list[Task]:
@@ -125,7 +162,9 @@ def _judge(arguments: Namespace) -> Judge:
     return decide
 
 
-async def _rollout(arguments: Namespace, agent: Agent, tasks: list[Task], judge: Judge) -> int:
+async def _rollout(
+    arguments: Namespace, agent: Agent, tasks: list[Task], judge: Judge, sandbox: SandboxSettings | None
+) -> int:
     from ajet.agents.batch import Batch, Prices, demonstrations, run_batch
     from ajet.cli.rollout_progress import Counts, progress
 
@@ -144,6 +183,7 @@ async def _rollout(arguments: Namespace, agent: Agent, tasks: list[Task], judge:
                 prices=Prices(arguments.price_input, arguments.price_output),
                 model_name=model.name,
                 on_end=ended,
+                sandbox=sandbox,
             )
             try:
                 trajectories = await run_batch(batch)

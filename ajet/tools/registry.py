@@ -32,10 +32,11 @@ READY = {
     "python": "ajet.tools.python:Python",
     "file_editor": "ajet.tools.file_editor:FileEditor",
     "search": "ajet.tools.search:Search",
+    "web_fetch": "ajet.tools.web_fetch:WebFetch",
     "mcp": "ajet.tools.mcp:McpServer",
 }
 """The tools that come with ajet, imported when they are asked for."""
-NEED_OPTIONS = frozenset({"mcp"})
+NEED_OPTIONS = frozenset({"mcp", "web_fetch"})
 """Of those, the ones that are nothing without options."""
 
 

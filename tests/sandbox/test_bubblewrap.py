@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import os
@@ -21,11 +22,13 @@ from bubblewrap_here import needs_bubblewrap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ajet
 from ajet.sandbox import Sandbox, SandboxError, SandboxSettings, bubblewrap, open_sandbox
-from ajet.sandbox.cgroups import _parents, sweep
+from ajet.sandbox.cgroups import Cgroup, _parents, sweep
 
 pytestmark = needs_bubblewrap
 SMALL = SandboxSettings(memory_mb=128, disk_mb=8, processes=24, exec_seconds=20, output_bytes=20_000)
+CGROUP: dict[str, Any] = {"memory_mb": 64, "processes": 8, "cpus": 1.0}
 T = TypeVar("T")
 
 
@@ -405,3 +408,22 @@ def test_no_cgroup_is_left(mode: str) -> None:
     within(lambda sandbox: sandbox.exec("true"))
     after = {folder for parent in _parents().values() for folder in parent.glob(f"ajet-sandbox-{os.getpid()}-*")}
     assert not after - before
+
+
+def test_cgroups_of_killed_owners_are_removed() -> None:
+    owner = subprocess.run(
+        [sys.executable, "-c", f"from ajet.sandbox.cgroups import Cgroup; print(Cgroup.create(**{CGROUP}).files)"],
+        env={**os.environ, "PYTHONPATH": str(Path(ajet.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "None" in owner.stderr:
+        pytest.skip("cgroups can't be written here")
+    left = [Path(file).parent for file in ast.literal_eval(owner.stdout)]
+    own = Cgroup.create(**CGROUP)
+    assert own is not None and left
+    sweep()
+    assert not any(folder.exists() for folder in left)
+    assert all(Path(file).exists() for file in own.files)
+    own.remove()
