@@ -110,7 +110,7 @@ def sandbox_of(context: ToolContext) -> Sandbox:
     """The sandbox, without which there are no files to work on."""
     if context.sandbox is None:
         raise ToolSetupError(
-            "a coding agent needs a sandbox: set ajet.rollout.sandbox (`ajet rollout`: --sandbox), for example to bubblewrap, or give "
+            "a coding agent needs a sandbox: set ajet.rollout.sandbox, or --sandbox (bubblewrap, …), or give "
             "run_trajectory a context=ToolContext(sandbox=…)"
         )
     return context.sandbox

@@ -99,8 +99,10 @@ def _agent(arguments: Namespace) -> Agent:
 def _sandbox(text: str | None, agent: Agent) -> SandboxSettings | None:
     """What each run's sandbox is. None: there is none."""
     import yaml
+    from pydantic import ValidationError
 
     from ajet.config import make_config
+    from ajet.config.problems import dotted, from_validation
     from ajet.task_runner.sandboxes import find_sandbox
 
     if text is None:
@@ -109,8 +111,15 @@ def _sandbox(text: str | None, agent: Agent) -> SandboxSettings | None:
         asked = yaml.safe_load(text)
     except yaml.YAMLError:
         raise UserError(f"--sandbox {text}: it can't be read; close its quotes and brackets") from None
+    asked = {"kind": asked} if isinstance(asked, str) else asked
     try:
         config = make_config({"rollout.sandbox": asked})
+    except ValidationError as error:
+        wrong = from_validation(error, {"ajet": {"rollout": {"sandbox": asked}}})[0]
+        key = dotted(wrong.path[3:])
+        fix = f"\n    {wrong.fix}" if wrong.fix else ""
+        raise UserError(f"--sandbox {text}: {key + ': ' if key else ''}{wrong.what}{fix}") from None
+    try:
         settings = find_sandbox(config, [Path.cwd()])
     except UserError as error:
         raise UserError(f"--sandbox {text}: {error}") from None

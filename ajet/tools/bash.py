@@ -65,7 +65,8 @@ def need_sandbox(context: ToolContext, name: str) -> Sandbox:
     """The episode's sandbox. Tools that run code or touch files do so nowhere else."""
     if context.sandbox is None:
         raise ToolSetupError(
-            f"tool {name!r} needs a sandbox: set ajet.rollout.sandbox (`ajet rollout`: --sandbox), for example to bubblewrap, or give the agent one"
+            f"tool {name!r} needs a sandbox: set ajet.rollout.sandbox, or --sandbox (bubblewrap, …), or give "
+            "the agent one"
         )
     return context.sandbox
 

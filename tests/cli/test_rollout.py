@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,17 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from http_server import Server
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from screen import Terminal
+
+import ajet
 from ajet.cli.main import main
 from ajet.cli.view import shown_folder
 from ajet.observe.episode_store import EpisodeStore
 from ajet.viewer.episode_view import episode_view, tokens_view
 from ajet.viewer.library import Library
+
+needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 
 
 def answer(path: str, body: dict[str, Any], key: str) -> Any:
@@ -119,6 +127,10 @@ def test_a_trajectory_that_grows_while_it_is_shown(folder: Path) -> None:
         (["--model", "tiny:qwen2-0.3m", "--agent", "raect"], "did you mean 'react'"),
         (["--model", "tiny:qwen2-0.3m", "--judge", "nothing->Here"], "no module 'nothing'"),
         (["--model", "tiny:qwen2-0.3m", "-n", "0"], "from 1 on"),
+        (["--model", "tiny:qwen2-0.3m", "--sandbox", "bubblewarp"], "--sandbox bubblewarp"),
+        (["--model", "tiny:qwen2-0.3m", "--sandbox", "{kind: none"], "close its quotes and brackets"),
+        (["--model", "tiny:qwen2-0.3m", "--sandbox", "{memry_mb: 5}"], "did you mean"),
+        (["--model", "tiny:qwen2-0.3m", "--sandbox", "{kind: docker}"], "--sandbox {kind: docker}: "),
         (["--model", "tiny:qwen2-0.3m", "--tasks", "none.jsonl"], "no such file"),
         (["--model", "tiny:qwen2-0.3m", "--out", "tasks.jsonl"], "not a folder"),
     ],
@@ -126,6 +138,63 @@ def test_a_trajectory_that_grows_while_it_is_shown(folder: Path) -> None:
 def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
     assert rollout(*arguments) == 2
     assert says in capsys.readouterr().err
+
+
+def uses_bash(path: str, body: dict[str, Any], key: str) -> Any:
+    """Looks where it is, then answers."""
+    last = body["messages"][-1]
+    if last["role"] == "tool":
+        return answer(path, {"messages": [last]}, key)
+    status, headers, reply = answer(path, body, key)
+    command = "echo $((6 * 7)); pwd; cat /etc/shadow 2>/dev/null | wc -l"
+    reply["choices"][0]["message"]["tool_calls"][0]["function"] = {
+        "name": "bash",
+        "arguments": json.dumps({"command": command}),
+    }
+    return status, headers, reply
+
+
+@needs_bwrap
+def test_tools_run_in_a_sandbox(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ajet.agents import read_trajectory
+
+    command = ("--model", Server(uses_bash).url, "--model-name", "m", "tools=[bash]", "--limit", "1")
+    assert rollout(*command) == 2
+    assert "needs a sandbox: set ajet.rollout.sandbox, or --sandbox" in capsys.readouterr().err
+    assert rollout(*command, "--sandbox", "{kind: bubblewrap, memory_mb: 64}") == 0
+    results = [step for step in read_trajectory(folder / "out" / "a-0.jsonl").steps if step.tool_name == "bash"]
+    assert results[-1].content.startswith("42\n/workspace\n0")
+
+
+@pytest.mark.slow
+@needs_bwrap
+def test_ctrl_c_on_a_terminal(folder: Path) -> None:
+    """What was finished stays, nothing else does, and the same command goes on."""
+    held = threading.Event()
+    first: list[str] = []
+
+    def hold(path: str, body: dict[str, Any], key: str) -> Any:
+        if first and not held.is_set():
+            held.wait(60)
+        if body["messages"][-1]["role"] == "tool":
+            first.append("answered")
+        return uses_bash(path, body, key)
+
+    url = Server(hold).url
+    command = [sys.executable, "-m", "ajet", "rollout", "--tasks", "tasks.jsonl", "--out", "out", "--model", url]
+    command += ["--model-name", "m", "--sandbox", "bubblewrap", "--concurrency", "1", "-n", "2", "tools=[bash]"]
+    environment = {"PYTHONPATH": str(Path(ajet.__file__).parents[1])}
+    with Terminal(command, cwd=folder, env=environment) as terminal:
+        terminal.wait_for("1/4")
+        terminal.type("\x03")
+        said = terminal.finish()
+        assert "interrupted; the same command goes on from out" in said and "Traceback" not in said
+        assert terminal.process.returncode == 130
+    held.set()
+    with Terminal(command, cwd=folder, env=environment) as terminal:
+        said = terminal.finish()
+        assert "4/4" in said and "pass@2" in said and terminal.process.returncode == 0
+    assert len(first) == 4  # the finished one was not run again
 
 
 @pytest.mark.slow
