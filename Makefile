@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env demo test coverage check format bars docs clean test-agentscope1 test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-openenv test-verifiers
+.PHONY: help env demo test coverage check format bars docs clean test-agentscope1 test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-openenv test-verifiers test-openjudge
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -59,15 +59,23 @@ test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in
 	.venv-agentscope1/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/agentscope1.txt -e '.[train]' agentscope pytest
 	@touch $@
 
-test-clients: .venv-clients/.ready .node-clients/.ready  ## run agents of other libraries, Codex among them, in their own environment (needs Node.js)
+test-clients: .venv-clients/.ready .venv-crewai/.ready .node-clients/.ready  ## run agents of other libraries, Codex among them, in their own environment (needs Node.js)
 	AJET_NODE_CLIENTS=$(CURDIR)/.node-clients .venv-clients/bin/python -m pytest -rs \
 	  tests/tuner/test_real_clients.py tests/tuner/test_node_clients.py
+	.venv-crewai/bin/python -m pytest -rs tests/tuner/test_crewai.py
 
 .venv-clients/.ready: pyproject.toml constraints/clients.txt
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check uv $$(grep '^torch==' constraints/clients.txt)
 	.venv-clients/bin/uv pip install --quiet --python .venv-clients/bin/python --index-strategy unsafe-best-match \
 	  -c constraints/clients.txt -e '.[train,agentscope,litellm]' pytest openai-agents 'pydantic-ai-slim[openai]'
+	@touch $@
+
+.venv-crewai/.ready: pyproject.toml constraints/crewai.txt
+	$(PYTHON) -m venv .venv-crewai
+	.venv-crewai/bin/python -m pip install --quiet --disable-pip-version-check uv $$(grep '^torch==' constraints/crewai.txt)
+	.venv-crewai/bin/uv pip install --quiet --python .venv-crewai/bin/python --index-strategy unsafe-best-match \
+	  -c constraints/crewai.txt -e '.[train]' pytest crewai
 	@touch $@
 
 .node-clients/.ready: tests/tuner/node_clients/package.json
@@ -134,6 +142,14 @@ test-verifiers: .venv-verifiers/.ready env  ## run the tests of verifiers' envir
 	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check 'verifiers>=0.4,<0.5' uv
 	@touch $@
 
+test-openjudge: .venv-openjudge/.ready env  ## run the tests of OpenJudge's graders with the real package
+	AJET_OPENJUDGE_PYTHON=$(CURDIR)/.venv-openjudge/bin/python $(BIN)/python -m pytest tests/task_judge/test_openjudge.py
+
+.venv-openjudge/.ready: Makefile
+	$(PYTHON) -m venv .venv-openjudge
+	.venv-openjudge/bin/python -m pip install --quiet --disable-pip-version-check 'py-openjudge>=0.2.4'
+	@touch $@
+
 test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real vLLM on the CPU (about 2 GB)
 	AJET_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/engine/test_vllm_real.py
 
@@ -147,4 +163,4 @@ test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real v
 	@touch $@
 
 clean:  ## remove what the targets built
-	rm -rf .venv .venv-agentscope1 .venv-clients .node-clients .node-cli-agents .venv-mini-swe-agent .venv-verl .venv-trinity .venv-vllm .venv-openenv .venv-verifiers site
+	rm -rf .venv .venv-agentscope1 .venv-clients .venv-crewai .node-clients .node-cli-agents .venv-mini-swe-agent .venv-verl .venv-trinity .venv-vllm .venv-openenv .venv-verifiers .venv-openjudge site

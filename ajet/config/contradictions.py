@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from ajet.config.judges import LlmJudgeConfig, RubricsConfig
+from ajet.config.judges import LlmJudgeConfig, OpenJudgeConfig, RubricsConfig
 from ajet.config.keys import nearest
 from ajet.config.rollout import EngineName
 from ajet.config.root import AjetConfig, BackboneName
@@ -310,14 +310,16 @@ def _reference(ajet: AjetConfig) -> Iterator[Contradiction]:
 
 def _scores(ajet: AjetConfig) -> Iterator[Contradiction]:
     judge = ajet.task_judge
-    blocks: dict[str, LlmJudgeConfig | RubricsConfig | None] = {
+    blocks: dict[str, LlmJudgeConfig | RubricsConfig | OpenJudgeConfig | None] = {
         "llm_judge": judge.llm_judge,
         "rubrics_auto_grader": judge.rubrics_auto_grader,
+        "openjudge": judge.openjudge,
     }
     for name, part in judge.parts.items():
         blocks |= {
             f"parts.{name}.llm_judge": part.llm_judge,
             f"parts.{name}.rubrics_auto_grader": part.rubrics_auto_grader,
+            f"parts.{name}.openjudge": part.openjudge,
         }
     for place, block in blocks.items():
         if block is not None and block.min_score >= block.max_score:

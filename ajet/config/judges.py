@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ajet.config.section import AboveZero, Block, Count, Positive, Real, Section, Temperature
 
-JudgeType = Literal["customized_protocol", "llm_judge", "rubrics_auto_grader", "composite"]
+JudgeType = Literal["customized_protocol", "llm_judge", "rubrics_auto_grader", "openjudge", "composite"]
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 GraderMode = Literal["pointwise", "listwise"]
 
@@ -146,14 +146,50 @@ class RubricsConfig(Section):
     """Keep gradings in the experiment folder: the same question is asked once."""
 
 
+class OpenJudgeConfig(Section):
+    """`ajet.task_judge.openjudge`: a grader of the package py-openjudge, in a process of its own."""
+
+    grader: str = ""
+    """The grader: the name of a class of `openjudge.graders`, such as `StringMatchGrader`, or `module->Class`."""
+    python: str | None = None
+    """The Python interpreter that has py-openjudge. null: the one that ajet runs in."""
+    options: Block = Block()
+    """What the grader's class is built with, such as `{algorithm: exact_match}`."""
+    inputs: dict[str, str] = {}
+    """What the grader is given for each answer, by parameter: text in which the placeholders of `llm_judge.prompt` are
+    filled in. `query`, `response` and `reference_response` have `{query}`, `{answer}` and `{reference}` unless named
+    here."""
+    model: str | None = None
+    """The model that a grader asks, at the endpoint of `ajet.helper`. null: `ajet.helper.model`. Graders that ask no
+    model need none."""
+    answer_field: str = "final_answer"
+    """Field of the output's metadata that holds the answer. An output without it is judged by its last reply."""
+    reference_field: str = "answer"
+    """Field of the task's metadata that holds the reference answer."""
+    min_score: Real = 0
+    """Lowest score that the grader gives."""
+    max_score: Real = 1
+    """Highest score that it gives. A score outside is a `judge_error`."""
+    normalise: bool = True
+    """The reward is the score scaled to 0 … 1. False: the score itself."""
+    success_threshold: Real = 0.7
+    """Reward from which an episode is a success."""
+    max_concurrent: Positive = 32
+    """Most answers that are graded at a time, per process."""
+    timeout: AboveZero = 120
+    """Seconds for one grade. After that it is a `judge_error`."""
+
+
 class JudgePartConfig(Section):
     """`ajet.task_judge.parts.<name>`: one part of a composite reward."""
 
     judge: str = ""
-    """`llm_judge`, `rubrics_auto_grader`, or a class: `module.path->Class` or `path/file.py->Class`."""
+    """`llm_judge`, `rubrics_auto_grader`, `openjudge`, or a class: `module.path->Class` or `path/file.py->Class`."""
     weight: Real = 1.0
     """Its weight in the sum."""
     llm_judge: LlmJudgeConfig | None = None
     """For this part, in place of `task_judge.llm_judge`."""
     rubrics_auto_grader: RubricsConfig | None = None
     """For this part, in place of `task_judge.rubrics_auto_grader`."""
+    openjudge: OpenJudgeConfig | None = None
+    """For this part, in place of `task_judge.openjudge`."""

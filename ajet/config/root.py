@@ -74,8 +74,8 @@ class AjetConfig(Section):
     recorder: RecorderConfig = RecorderConfig()
     """Which episodes are kept for the viewer."""
     services: dict[str, ServiceConfig] = {}
-    """Programs to start before the run and to end with it, by name: `{command, folder, address, start_timeout, env}`.
-    With an `address`, the run waits until the program answers there."""
+    """Programs to start before the run and to end with it, by name: `{command, folder, address, start_timeout, env,
+    restarts}`. With an `address`, the run waits until the program answers there."""
     interchange: InterchangeConfig = InterchangeConfig()
     """Accepted for old files, without effect. The gateway is always available."""
     enable_experimental_interchange_server: bool = False

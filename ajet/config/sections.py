@@ -82,6 +82,9 @@ class ServiceConfig(Section):
     """Seconds it may take until it answers."""
     env: dict[str, str] = {}
     """Environment variables for it, besides the run's own."""
+    restarts: Count = 3
+    """How often it is started again if it ends during the run, after pauses that double. The count begins anew after
+    five minutes without an end. 0: never."""
 
 
 class DataConfig(Section):

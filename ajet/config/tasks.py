@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from ajet.config.judges import JudgePartConfig, JudgeType, LlmJudgeConfig, PartName, RubricsConfig
+from ajet.config.judges import JudgePartConfig, JudgeType, LlmJudgeConfig, OpenJudgeConfig, PartName, RubricsConfig
 from ajet.config.section import Block, Count, NotBool, OneOrMore, Positive, Real, Section, Share, Temperature
 
 BuiltInReader = Literal[
@@ -338,8 +338,8 @@ class TaskJudgeConfig(Section):
 
     judge_type: JudgeType = "customized_protocol"
     """`customized_protocol`: the class named by `judge_protocol`. `llm_judge`: a model grades by your prompt.
-    `rubrics_auto_grader`: a model grades by rubrics that it wrote from graded examples. `composite`: the weighted sum
-    of `parts`."""
+    `rubrics_auto_grader`: a model grades by rubrics that it wrote from graded examples. `openjudge`: a grader of the
+    package py-openjudge. `composite`: the weighted sum of `parts`."""
     judge_protocol: str | None = None
     """Your judge: `module.path->Class` or `path/file.py->Class`. Needed only if workflows return no reward."""
     success_threshold: Real = 1.0
@@ -357,6 +357,8 @@ class TaskJudgeConfig(Section):
     """With `judge_type: llm_judge`, or as a part: a model grades by your prompt."""
     rubrics_auto_grader: RubricsConfig = RubricsConfig()
     """With `judge_type: rubrics_auto_grader`, or as a part: a model grades by rubrics."""
+    openjudge: OpenJudgeConfig = OpenJudgeConfig()
+    """With `judge_type: openjudge`, or as a part: a grader of py-openjudge."""
     parts: dict[PartName, JudgePartConfig] = {}
     """With `judge_type: composite`: judges by name. Each is recorded and plotted as `reward/<name>`."""
     success_part: str | None = None

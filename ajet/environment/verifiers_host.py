@@ -21,6 +21,7 @@ LOCAL = {"type": "subprocess"}
 
 def main() -> None:
     """Answer until standard input closes."""
+    del sys.path[0]  # this file's folder, whose modules may be named like packages
     answers = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints, prints there
     bin_folder = os.path.dirname(sys.executable)

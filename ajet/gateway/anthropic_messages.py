@@ -10,7 +10,7 @@ from ajet.gateway import fields
 from ajet.gateway.caller import Caller
 from ajet.gateway.fields import BadField, kind
 from ajet.gateway.model_name import read_model
-from ajet.gateway.openai_chat import MAX_STOPS
+from ajet.gateway.openai_chat import MAX_STOPS, unreadable_call
 from ajet.gateway.refused_fields import refuse_unsupported
 from ajet.gateway.reply_stream import Event, ReplyStream
 from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
@@ -20,6 +20,9 @@ from ajet.schema.generation import Sampling
 from ajet.session import CallPiece, ReplyDelta
 
 # ---------------------------------------------------------------- the request
+
+STAND_INS = ("[System: Empty message content sanitised to satisfy protocol]",)
+"""What clients write beside tool calls where a reply had no text: LiteLLM does, as a streamed reply's text is ""."""
 
 
 def read_request(body: dict[str, Any], caller: Caller) -> tuple[ChatRequest, str]:
@@ -146,6 +149,8 @@ def _assistant(content: Any, where: str) -> Message:
             reasoning.append(fields.text(block, "thinking"))
         elif block_type != "redacted_thinking":
             texts.append(_block_text(block, place))
+    if calls:  # a call needs no text beside it, and the reply that is repeated here had none
+        texts = [text for text in texts if text not in STAND_INS]
     message: Message = {"role": "assistant", "content": "".join(texts)}
     if reasoning:
         message["reasoning_content"] = "".join(reasoning)
@@ -324,13 +329,15 @@ class _OpenBlocks:
             events = self._open("tool_use", {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}})
         if piece.arguments:
             events += self.add("tool_use", {"type": "input_json_delta", "partial_json": piece.arguments})
+        if piece.failed is not None:
+            events += self.close(error=unreadable_call(piece.failed))
         return events
 
-    def close(self) -> bytes:
+    def close(self, **more: Any) -> bytes:
         if not self._kind:
             return b""
         self._kind = ""
-        return _event({"type": "content_block_stop", "index": self._index})
+        return _event({"type": "content_block_stop", "index": self._index, **more})
 
     def _open(self, kind: str, block: dict[str, Any]) -> bytes:
         closed = self.close()

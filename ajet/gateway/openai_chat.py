@@ -210,12 +210,13 @@ def logprobs_of(completion: Completion, session: EpisodeSession) -> dict[str, An
     content = []
     for index in range(len(completion.token_ids)):
         top = completion.top_logprobs[index] if completion.top_logprobs else []
-        entry = _token(completion.token_ids[index], completion.logprobs[index], session)
-        content.append({**entry, "top_logprobs": [_token(token, value, session) for token, value in top]})
+        entry = token_entry(completion.token_ids[index], completion.logprobs[index], session)
+        content.append({**entry, "top_logprobs": [token_entry(token, value, session) for token, value in top]})
     return {"content": content, "refusal": None}
 
 
-def _token(token_id: int, logprob: float, session: EpisodeSession) -> dict[str, Any]:
+def token_entry(token_id: int, logprob: float, session: EpisodeSession) -> dict[str, Any]:
+    """One token and its log-probability."""
     text = session.decode_token(token_id)
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
@@ -274,6 +275,12 @@ async def chat_chunks(
 def call_piece(piece: CallPiece) -> dict[str, Any]:
     """Part of a tool call; the first one has its id and name."""
     if not piece.begins:
-        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+        more = {} if piece.failed is None else {"error": unreadable_call(piece.failed)}
+        return {"index": piece.index, "function": {"arguments": piece.arguments}, **more}
     function = {"name": piece.name, "arguments": piece.arguments}
     return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+
+
+def unreadable_call(why: str) -> dict[str, Any]:
+    """What ends a call in a stream that turned out to be unreadable."""
+    return {"type": "unreadable_tool_call", "message": f"{why}: the call can't be read, and its text follows"}

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from ajet.gateway.caller import Caller
-from ajet.gateway.openai_chat import logprobs_of
+from ajet.gateway.openai_chat import unreadable_call
 from ajet.gateway.reply_stream import Event, ReplyStream
 from ajet.gateway.responses_items import Item, call_item, reasoning_item, reply_items, text_item, text_part
+from ajet.gateway.responses_logprobs import StreamedLogprobs, add_logprobs
 from ajet.gateway.responses_request import ResponseCall, read_response_call
 from ajet.gateway.responses_tools import ResponsesTools
 from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
@@ -27,7 +28,8 @@ async def responses(body: dict[str, Any], caller: Caller) -> Answer:
         return event_stream(response_events(call, caller.session, stream, first), stream.close)
     (reply,) = await caller.session.complete(call.request)
     items = reply_items(reply, call.tools)
-    _add_logprobs(call, reply, items, caller.session)
+    if call.logprobs:
+        add_logprobs(reply, items, caller.session)
     _store(call, reply, items, caller.session)
     return json_answer(_finished(call, reply, items, int(time.time())))
 
@@ -98,30 +100,6 @@ def _usage(reply: ChatReply) -> dict[str, Any]:
     }
 
 
-def _add_logprobs(call: ResponseCall, reply: ChatReply, output: list[Item], session: EpisodeSession) -> None:
-    """The log-probabilities of the tokens that the text is made of."""
-    if not call.logprobs:
-        return
-    tokens = logprobs_of(reply.completion, session)["content"]
-    pieces = session.token_texts(reply.completion.token_ids)
-    for item in output:
-        for part in item.get("content", []):
-            if part["type"] == "output_text":
-                part["logprobs"] = _tokens_of(part["text"], pieces, tokens)
-
-
-def _tokens_of(text: str, pieces: list[str], tokens: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tokens that overlap with this text. `pieces`: what each token adds to the reply."""
-    start = "".join(pieces).find(text)
-    chosen, at = [], 0
-    for token, piece in zip(tokens, pieces, strict=True):
-        end = at + len(piece)
-        if text and start <= max(at, end - 1) and at < start + len(text):
-            chosen.append(token)
-        at = end
-    return chosen if start >= 0 else []
-
-
 # ---------------------------------------------------------------- streaming
 
 
@@ -134,7 +112,7 @@ async def response_events(
     try:
         assert not isinstance(event, ModelCallError)
         call_id = event.call_id if isinstance(event, ReplyDelta) else event[0].call_id
-        items = _OpenItems(call_id, call.tools)
+        items = _OpenItems(call_id, call.tools, StreamedLogprobs(session) if call.logprobs else None)
         for kind in ("response.created", "response.in_progress"):
             yield sequence.event(kind, response=_response(call, call_id, created, "in_progress", []))
         while isinstance(event, ReplyDelta):
@@ -150,7 +128,8 @@ async def response_events(
         for change in items.finish("incomplete" if reply.finish_reason == "length" else "completed"):
             yield sequence.event(**change)
         output = items.done if not items.broken else reply_items(reply, call.tools)
-        _add_logprobs(call, reply, output, session)
+        if call.logprobs:
+            add_logprobs(reply, output, session)
         _store(call, reply, output, session)
         finished = _finished(call, reply, output, created)
         yield sequence.event(f"response.{finished['status']}", response=finished)
@@ -176,11 +155,12 @@ Change = dict[str, Any]
 class _OpenItems:
     """The output items of a reply that is being written."""
 
-    def __init__(self, call_id: str, tools: ResponsesTools) -> None:
+    def __init__(self, call_id: str, tools: ResponsesTools, logprobs: StreamedLogprobs | None) -> None:
         self.broken = False
         """A call was begun that turned out to be none: the final message differs from these items."""
         self._call_id = call_id
         self._tools = tools
+        self._logprobs = logprobs
         self._open_call: dict[str, Any] = {}
         self._text: list[str] = []
         """What the open item holds so far."""
@@ -192,6 +172,8 @@ class _OpenItems:
 
     def take(self, event: ReplyDelta) -> Iterator[Change]:
         delta = event.delta
+        if self._logprobs is not None:
+            self._logprobs.feed(event.tokens)
         if delta.reasoning:
             yield from self._add("reasoning", delta.reasoning)
         if delta.content:
@@ -213,8 +195,11 @@ class _OpenItems:
             yield from self._close()
             yield from self._open(kind)
         self._text.append(text)
-        event = "response.output_text.delta" if kind == "message" else "response.reasoning_text.delta"
-        yield {"type": event, **self._place(), "delta": text, **({"logprobs": []} if kind == "message" else {})}
+        if kind == "reasoning":
+            yield {"type": "response.reasoning_text.delta", **self._place(), "delta": text}
+            return
+        tokens = [] if self._logprobs is None else self._logprobs.of(text)
+        yield {"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": tokens}
 
     def _item(self, status: str = "completed") -> Item:
         text = "".join(self._text)
@@ -227,6 +212,8 @@ class _OpenItems:
 
     def _open(self, kind: str) -> Iterator[Change]:
         self._kind, self._text = kind, []
+        if self._logprobs is not None:
+            self._logprobs.opened()
         item = {**self._item("in_progress"), "content": [], "status": "in_progress"}
         self._id = item["id"]
         yield {"type": "response.output_item.added", "output_index": len(self.done), "item": item}
@@ -236,13 +223,11 @@ class _OpenItems:
     def _close(self, status: str = "completed") -> Iterator[Change]:
         if not self._kind:
             return
-        if self._kind == "call":  # its last piece never came
-            self.broken = True
-            yield from self._close_call("incomplete")
-            return
+        assert self._kind != "call", "a call's last piece closes it"
         item, text = self._item(status), "".join(self._text)
         if self._kind == "message":
-            yield {"type": "response.output_text.done", **self._place(), "text": text, "logprobs": []}
+            tokens = [] if self._logprobs is None else self._logprobs.said
+            yield {"type": "response.output_text.done", **self._place(), "text": text, "logprobs": tokens}
         else:
             yield {"type": "response.reasoning_text.done", **self._place(), "text": text}
         yield {"type": "response.content_part.done", **self._place(), "part": item["content"][0]}
@@ -263,7 +248,10 @@ class _OpenItems:
         if piece.arguments and self._call_item("")["type"] == "function_call":
             event = "response.function_call_arguments.delta"
             yield {"type": event, **self._call_place(), "delta": piece.arguments}
-        if piece.ends:
+        if piece.failed is not None:
+            self.broken = True
+            yield from self._close_call("incomplete", error=unreadable_call(piece.failed))
+        elif piece.ends:
             yield from self._close_call("completed")
 
     def _call_item(self, status: str) -> Item:
@@ -272,7 +260,7 @@ class _OpenItems:
     def _call_place(self) -> dict[str, Any]:
         return {"item_id": self._id, "output_index": len(self.done)}
 
-    def _close_call(self, status: str) -> Iterator[Change]:
+    def _close_call(self, status: str, **more: Any) -> Iterator[Change]:
         self._open_call["function"]["arguments"] = "".join(self._text)
         item = self._call_item(status)
         if item["type"] == "custom_tool_call":
@@ -282,7 +270,7 @@ class _OpenItems:
         else:
             whole = {"arguments": item["arguments"], "name": item["name"]}
             yield {"type": "response.function_call_arguments.done", **self._call_place(), **whole}
-        yield from self._done(item)
+        yield from self._done({**item, **more})
         self._kind = ""
 
     def _done(self, item: Item) -> Iterator[Change]:

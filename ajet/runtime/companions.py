@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shlex
@@ -28,12 +27,12 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.config import Config
 
-log = logging.getLogger(__name__)
-
 PATIENCE_S = 5.0
 """How long a companion may take to end by itself: less than Ctrl-C promises for the run."""
 START_S = 600.0
 """How long a `--with-NAME` service may take until it answers."""
+RESTARTS = 3
+"""How often a `--with-NAME` service is started again."""
 TOLD_S = 15.0
 """How often a wait is mentioned on the terminal."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -55,6 +54,12 @@ class Service:
     address: tuple[str, int] | None = None
     start_timeout_s: float = START_S
     env: Mapping[str, str] = field(default_factory=dict)
+    restarts: int = RESTARTS
+
+
+def say_at_once(text: str) -> None:
+    """Print it now, whatever the output is."""
+    print(text, flush=True)
 
 
 def wanted_services(config: Config, flags: Sequence[str]) -> list[Service]:
@@ -64,7 +69,9 @@ def wanted_services(config: Config, flags: Sequence[str]) -> list[Service]:
         key = f"ajet.services.{name}"
         address = None if given.address is None else _address(given.address, f"{key}.address")
         folder = Path(given.folder).expanduser()
-        services.append(Service(name, key, given.command, folder, address, given.start_timeout, given.env))
+        services.append(
+            Service(name, key, given.command, folder, address, given.start_timeout, given.env, given.restarts)
+        )
     return services + [_of_flag(name, config) for name in flags if name not in config.ajet.services]
 
 
@@ -118,25 +125,23 @@ def _dot_env() -> dict[str, str]:
 
 @contextmanager
 def start_service(service: Service, prefix: str = "") -> Iterator[None]:
-    """Start a service, wait until it answers, watch it, and end it with the block."""
+    """Start a service, wait until it answers, keep it running, and end it with the block."""
+    from ajet.runtime.service_keeper import ServiceKeeper
+
     if not service.folder.is_dir():
         raise ServiceError(f"{service.key}: the folder {service.folder} does not exist")
-    if service.address is not None and _answers(service.address):
+    if service.address is not None and answers(service.address):
         host, port = service.address
         raise ServiceError(
             f"{service.key}: something answers at {host}:{port} already, before the service was started\n"
             "    end it (`ajet --kill` if an earlier run started it), or start the run without this service"
         )
-    command = ["bash", "-c", service.command]
-    with start_command(service.name, command, cwd=service.folder, prefix=prefix, env=service.env) as started:
-        if service.address is not None:
-            _wait_for(service, started)
-        ending = threading.Event()
-        threading.Thread(target=_watch, args=(service, started, ending.is_set), daemon=True).start()
-        try:
-            yield
-        finally:
-            ending.set()
+    keeper = ServiceKeeper(service, prefix)
+    keeper.start()
+    try:
+        yield
+    finally:
+        keeper.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,7 @@ def start_command(
     cwd: Path | None = None,
     prefix: str = "",
     env: Mapping[str, str] | None = None,
+    say: Callable[[str], None] = say_at_once,
 ) -> Iterator[Started]:
     """Start a recorded process, yield it, and end it and its children with the block."""
     mark = uuid.uuid4().hex
@@ -184,19 +190,20 @@ def start_command(
                 raise ServiceError(
                     f"{name} ended immediately with exit code {process.returncode}\n    {started.last_lines()}"
                 )
-            print(f"started {prefix}{name} (pid {process.pid}, log {log_file})", flush=True)
+            say(f"started {prefix}{name} (pid {process.pid}, log {log_file})")
             yield started
         finally:
             end_all(STARTED_BY, mark, PATIENCE_S, leader=leader)
             process.poll()
 
 
-def _wait_for(service: Service, started: Started) -> None:
-    """Wait until something answers at the service's address. It may leave processes behind, and end with code 0."""
+def wait_for(service: Service, started: Started, ending: threading.Event, say: Callable[[str], None]) -> None:
+    """Wait until something answers at the service's address, or until the run ends. The service may leave processes
+    behind, and end with code 0."""
     assert service.address is not None
     host, port = service.address
     began = told = time.monotonic()
-    while not _answers(service.address):
+    while not answers(service.address) and not ending.is_set():
         if started.process.poll() not in (None, 0):
             raise ServiceError(
                 f"{service.key}: {service.name} ended with exit code {started.process.returncode} before it answered "
@@ -210,26 +217,14 @@ def _wait_for(service: Service, started: Started) -> None:
             )
         if now - told > TOLD_S:
             told = now
-            print(f"waiting for {service.name} at {host}:{port} ({now - began:.0f} s, log {started.log})", flush=True)
-        time.sleep(0.1)
+            say(f"waiting for {service.name} at {host}:{port} ({now - began:.0f} s, log {started.log})")
+        ending.wait(0.1)
 
 
-def _answers(address: tuple[str, int]) -> bool:
+def answers(address: tuple[str, int]) -> bool:
+    """Whether something listens there."""
     try:
         socket.create_connection(address, timeout=2.0).close()
     except OSError:
         return False
     return True
-
-
-def _watch(service: Service, started: Started, ending: Callable[[], bool]) -> None:
-    """Say so if the service ends before the run does."""
-    code = started.process.wait()
-    if code and not ending():
-        log.error(
-            "the service %s ended with exit code %d; its episodes will fail. Its log: %s\n    %s",
-            service.name,
-            code,
-            started.log,
-            started.last_lines(),
-        )

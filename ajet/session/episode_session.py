@@ -124,8 +124,12 @@ class EpisodeSession:
 
     def token_texts(self, token_ids: list[int]) -> list[str]:
         """What each token adds to the text; the last token of a character adds the whole character."""
-        text = IncrementalText(self._renderer, ())
+        text = self.incremental_text()
         return [text.feed([token]) for token in token_ids]
+
+    def incremental_text(self) -> IncrementalText:
+        """Turns the tokens of a reply into text as they come."""
+        return IncrementalText(self._renderer, ())
 
     def reward(self, value: float, call: str | None = None, agent: str | None = None, *, replace: bool = False) -> None:
         """A reward for one call, one agent, or the episode. `replace`: the call's reward stands in for the outcome."""

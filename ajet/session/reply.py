@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ajet.context_tracker import PreparedCall, Renderer
 
 
+NO_TOKENS = TokenChunk([], [])
+
+
 @dataclass(frozen=True, slots=True)
 class ReplyDelta:
     """What became certain of one choice while it is generated."""
@@ -23,6 +26,8 @@ class ReplyDelta:
     choice: int
     call_id: str
     delta: Delta
+    tokens: TokenChunk = NO_TOKENS
+    """What was drawn since the delta before."""
 
 
 OnDelta = Callable[[ReplyDelta], None]
@@ -55,15 +60,20 @@ class ReplyReader:
             pieces=self.streams,
         )
         self._text = IncrementalText(renderer, prepared.sampling.stop) if self.streams else None
+        self._new = TokenChunk([], [])
+        """Tokens that no delta has reported."""
+        self._drawn = 0
 
     def on_tokens(self, chunk: TokenChunk) -> None:
         """Take the next tokens and give out what became certain."""
         assert self._text is not None
+        self._draw(chunk.token_ids, chunk.logprobs)
         self._give(self._stream.feed(self._text.feed(chunk.token_ids)))
 
     def finish(self, completion: Completion) -> ChatReply:
         """Give out the rest, and return the whole reply."""
         text = self._renderer.decode(completion.token_ids, stopped_by=completion.stopped_by)
+        self._draw(completion.token_ids[self._drawn :], completion.logprobs[self._drawn :])
         deltas = self._stream.feed(self._text.finish(text) if self._text else text)
         deltas += self._stream.finish()
         self._give(deltas)
@@ -82,7 +92,13 @@ class ReplyReader:
     def _give(self, deltas: list[Delta]) -> None:
         if self._on_delta is not None:
             for delta in deltas:
-                self._on_delta(ReplyDelta(self._choice, self._prepared.call_id, delta))
+                tokens, self._new = self._new, TokenChunk([], [])
+                self._on_delta(ReplyDelta(self._choice, self._prepared.call_id, delta, tokens))
+
+    def _draw(self, token_ids: list[int], logprobs: list[float]) -> None:
+        self._drawn += len(token_ids)
+        self._new.token_ids.extend(token_ids)
+        self._new.logprobs.extend(logprobs)
 
 
 class IncrementalText:

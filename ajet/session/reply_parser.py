@@ -65,10 +65,12 @@ class CallPiece:
     begins: bool
     """The first piece: it has the name."""
     ends: bool
-    """The last one. A call whose last piece never comes could not be read to its end, and is text after all."""
+    """The last one."""
     id: str
     name: str = ""
     arguments: str = ""
+    failed: str | None = None
+    """With the last one: why the call can't be read. It is text after all, which follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +291,9 @@ class ReplyStream:
 
     def _give_up(self, block: Block, at: int, close: str, why: Unreadable, deltas: list[Delta]) -> None:
         """What can't be read stays text."""
+        for number, call in enumerate(self._scanner.calls if self._scanner is not None else ()):
+            call_id = call.id or self._new_id(len(self._tool_calls) + number)
+            deltas.append(Delta(call=CallPiece(self._begun + number, False, True, call_id, failed=str(why))))
         self._begun += len(self._given)
         if not isinstance(why, NotACall):
             self._malformed.append(f"tool call: {why}")

@@ -86,6 +86,7 @@ class BaseJudge:
 OURS = {
     "llm_judge": "ajet.task_judge.llm_judge:LlmJudge",
     "rubrics_auto_grader": "ajet.task_judge.rubrics_judge:RubricsJudge",
+    "openjudge": "ajet.task_judge.openjudge:OpenJudge",
     "composite": "ajet.task_judge.composite:CompositeJudge",
 }
 """`task_judge.judge_type` → module and class, imported on use."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ajet.config import Config
 
 KEY = "ajet.task_judge.parts"
-BLOCKS = ("llm_judge", "rubrics_auto_grader")
+BLOCKS = ("llm_judge", "rubrics_auto_grader", "openjudge")
 
 
 class CompositeJudge(GroupJudge):

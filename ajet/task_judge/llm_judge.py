@@ -43,6 +43,14 @@ POINTWISE = ABOUT + "\n<answer>\n{answer}\n</answer>\n\nHow good is the answer?\
 LISTWISE = ABOUT + "\n{answers}\n\nRank the answers.\n"
 
 
+async def environment_later(workflow_task: WorkflowTask, *, asked: bool) -> Later:
+    """What a prompt needs of the environment is asked while it is open."""
+    if not asked or workflow_task.gym_env is None:
+        return Later()
+    value = workflow_task.gym_env.evaluate()
+    return Later({"environment": await value if inspect.isawaitable(value) else value})
+
+
 class ModelJudge(GroupJudge):
     """What judges that ask a helper model have in common."""
 
@@ -56,11 +64,7 @@ class ModelJudge(GroupJudge):
         return self.mode == "pointwise"
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Later:
-        """What the prompt needs of the environment is asked here, while it is open."""
-        if not self.needs_environment() or workflow_task.gym_env is None:
-            return Later()
-        value = workflow_task.gym_env.evaluate()
-        return Later({"environment": await value if inspect.isawaitable(value) else value})
+        return await environment_later(workflow_task, asked=self.needs_environment())
 
     def needs_environment(self) -> bool:
         """Whether the prompt has `{environment}`."""

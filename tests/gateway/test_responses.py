@@ -447,3 +447,70 @@ def test_log_probabilities_of_the_text(stream: bool) -> None:
             assert all(token["logprob"] == -0.5 for token in part["logprobs"])
 
     asyncio.run(run())
+
+
+def events_of(body: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
+
+
+def test_deltas_have_the_log_probabilities_of_their_tokens() -> None:
+    async def run() -> None:
+        async with place(LineEngine(f"<think>tell you</think>\n\ntell Héllo you.\n{CALL}")) as here:
+            body = {"input": "x", "tools": TOOLS, "stream": True, "include": ["message.output_text.logprobs"]}
+            events = events_of((await post(here, "/v1/responses", body)).body)
+        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+        given = [token for delta in deltas for token in delta["logprobs"]]
+        (done,) = [event for event in events if event["type"] == "response.output_text.done"]
+        assert done["logprobs"] == given and len(deltas) > 2
+        said = "".join(token["token"] for token in given if "\ufffd" not in token["token"])
+        assert "llo you." in said and said.startswith(("tell", "\n\ntell", "ell")) and said.count("you") == 1
+        assert "think" not in said and "tool_call" not in said
+        assert all(token["logprob"] == -0.5 and token["top_logprobs"] == [] for token in given)
+        final = next(item for item in events[-1]["response"]["output"] if item["type"] == "message")["content"][0]
+        assert len(given) <= len(final["logprobs"]) <= len(given) + 2
+
+    asyncio.run(run())
+
+
+UNREADABLE = '<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": ]}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("line", [f"ok\n{UNREADABLE}", UNREADABLE[:50]], ids=["unreadable", "cut_off"])
+def test_a_call_that_proves_unreadable_ends_with_an_error_in_every_protocol(line: str) -> None:
+    async def run() -> None:
+        async with place(LineEngine(line)) as here:
+            items = events_of((await post(here, "/v1/responses", {"input": "x", "tools": TOOLS, "stream": True})).body)
+            chat = {"messages": ASK, "tools": CHAT_TOOLS, "stream": True}
+            chunks = events_of((await post(here, "/v1/chat/completions", chat)).body)
+            tools = [{"name": "f", "description": "F", "input_schema": {"type": "object"}}]
+            body = {"messages": ASK, "max_tokens": 99, "tools": tools, "stream": True}
+            blocks = events_of((await post(here, "/v1/messages", body)).body)
+
+        ended = [event["item"] for event in items if event["type"] == "response.output_item.done"]
+        (call,) = [item for item in ended if item["type"] == "function_call"]
+        assert call["status"] == "incomplete" and call["error"]["type"] == "unreadable_tool_call"
+        assert items[-1]["type"] == "response.completed" and items[-1]["response"]["malformed"]
+        assert "function_call" not in [item["type"] for item in items[-1]["response"]["output"]]
+
+        pieces = [
+            piece for chunk in chunks for choice in chunk["choices"] for piece in choice["delta"].get("tool_calls", [])
+        ]
+        assert pieces[0]["function"]["name"] == "f" and pieces[-1]["error"] == call["error"]
+        assert chunks[-1]["choices"][0]["malformed"]
+
+        begun = {event["index"] for event in blocks if event["type"] == "content_block_start"}
+        stops = [event for event in blocks if event["type"] == "content_block_stop"]
+        assert {event["index"] for event in stops} == begun
+        assert [event["error"] for event in stops if "error" in event] == [call["error"]]
+        assert blocks[-1]["type"] == "message_stop"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+def test_the_client_reads_past_a_call_that_proves_unreadable(ask: Callable[..., Awaitable[Any]]) -> None:
+    async def run(client: openai.AsyncOpenAI) -> None:
+        response = await ask(client, model="m", input="hello", tools=TOOLS)
+        assert UNREADABLE in response.output_text
+
+    talk(run, f"ok\n{UNREADABLE}")

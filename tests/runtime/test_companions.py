@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from ports import free_port
 from waiting import wait_until
 
 from ajet.config import load_config, make_config
@@ -21,12 +21,6 @@ from ajet.schema.errors import ConfigError
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AJET_STATE_DIR", str(tmp_path / "state"))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def listening(port: int) -> str:
@@ -76,18 +70,9 @@ def test_one_whose_address_is_taken_is_not_started() -> None:
     assert not Path("started").exists()
 
 
-def test_one_that_ends_during_the_run_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    with start_service(service("until test -e stop; do sleep 0.05; done; echo out of memory; exit 9")):
-        assert not caplog.records
-        Path("stop").touch()
-        wait_until(lambda: any("ended with exit code 9" in record.getMessage() for record in caplog.records))
-    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "out of memory" in record.getMessage()
-
-
 def test_services_of_the_yaml_and_of_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("run.yaml").write_text(
-        "ajet:\n  services:\n    world: {command: serve, address: 'http://localhost:81', env: {A: b}}\n"
+        "ajet:\n  services:\n    world: {command: serve, address: 'http://localhost:81', env: {A: b}, restarts: 7}\n"
         "  rollout: {environment: {url: 'http://127.0.0.1:8123'}}\n"
     )
     config = load_config("run.yaml", complete=False)
@@ -96,7 +81,7 @@ def test_services_of_the_yaml_and_of_flags(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TOWN_PATH", "/town")
     monkeypatch.setenv("TOWN_SCRIPT", "town")
     world, shop, town = wanted_services(config, ["shop", "world", "town"])
-    assert world == Service("world", "ajet.services.world", "serve", Path(), ("localhost", 81), 600.0, {"A": "b"})
+    assert world == Service("world", "ajet.services.world", "serve", Path(), ("localhost", 81), 600.0, {"A": "b"}, 7)
     assert (shop.command, shop.folder, shop.address) == ("bash shop.sh", Path(), ("localhost", 7))
     assert town.address == ("127.0.0.1", 8123)  # where the run expects its environments
     with pytest.raises(ServiceError, match=r"NOWHERE_PATH is not set, nor is it in \.env"):

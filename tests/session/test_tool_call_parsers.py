@@ -216,18 +216,20 @@ def in_pieces(parser: ReplyParser, text: str, cuts: list[int], **more: Any) -> P
 
 
 def streamed_calls(deltas: list[Delta]) -> list[dict[str, Any]]:
-    """The calls that the pieces add up to; those that never ended aren't among them."""
+    """The calls that the pieces add up to. Each has an end; those that could not be read aren't among them."""
     calls: dict[int, dict[str, Any]] = {}
-    ended = []
+    ended: list[int] = []
+    failed: list[int] = []
     for piece in [delta.call for delta in deltas if delta.call is not None]:
         if piece.begins:
             assert piece.name and piece.index not in calls
             calls[piece.index] = {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": ""}}
         call = calls[piece.index]
-        assert call["id"] == piece.id and piece.index not in ended
+        assert call["id"] == piece.id and piece.index not in ended + failed
         call["function"]["arguments"] += piece.arguments
         if piece.ends:
-            ended.append(piece.index)
+            (ended if piece.failed is None else failed).append(piece.index)
+    assert sorted(ended + failed) == sorted(calls)
     return [calls[index] for index in ended]
 
 

@@ -49,7 +49,7 @@ def check(job: Job, *, near: bool = True, answers: list[str] = ANSWERS) -> None:
             if near
             else AjetTuner.remote(key.base_url, key.api_key, CONFIG, control_key=key.control_key)
         )
-        given = await asyncio.wait_for(asyncio.to_thread(lambda: asyncio.run(run_job(tuner))), 60)
+        given = await asyncio.wait_for(asyncio.to_thread(lambda: asyncio.run(run_job(tuner))), 300)
         await gateway.aclose()
         assert given == answers
         tree = session.tracker.finish(1.0).tree

@@ -161,18 +161,21 @@ def test_pydantic_ai_blocking() -> None:
 
 @litellm
 @streams
-def test_litellm(stream: bool) -> None:
+@pytest.mark.parametrize("protocol", ["openai", "anthropic"])
+def test_litellm(stream: bool, protocol: str) -> None:
     async def job(tuner: AjetTuner) -> list[str]:
         import litellm
 
         base_url, api_key, model = tuner.as_oai_baseurl_apikey("solver")
+        if protocol == "anthropic":
+            base_url = base_url.removesuffix("/v1")
         messages: list[Any] = [{"role": "system", "content": SYSTEM}]
         answers = []
         for question in QUESTIONS:
             messages.append({"role": "user", "content": question})
             while True:
                 reply: Any = await litellm.acompletion(
-                    model=f"openai/{model}",
+                    model=f"{protocol}/{model}",
                     api_base=base_url,
                     api_key=api_key,
                     messages=messages,

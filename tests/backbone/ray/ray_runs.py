@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 CONF = HERE / "say_vowels.yaml"
@@ -84,6 +86,38 @@ def recorded(experiment: Path) -> dict[int, int]:
     """Episodes in the recording, by step."""
     with sqlite3.connect(experiment / "episodes.sqlite") as connection:
         return dict(connection.execute("SELECT step, COUNT(*) FROM episode GROUP BY step"))
+
+
+def run_with_environment(backbone: str, folder: Path) -> None:
+    """Two steps whose episodes act in an environment: each is opened, recorded step by step, and closed."""
+    from ajet.observe.episode_store import EpisodeStore
+
+    log = folder / "world.log"
+    run(
+        backbone,
+        folder,
+        "ajet.rollout.user_workflow=vowel_world.py->SpeaksToTheWorld",
+        "ajet.rollout.environment.class=vowel_world.py->VowelWorld",
+        f"ajet.rollout.environment.options.log={log}",
+        "ajet.trainer_common.total_training_steps=2",
+        "ajet.trainer_common.test_freq=-1",
+        "ajet.trainer_common.save_freq=-1",
+    )
+    experiment = folder / "say_vowels"
+    steps = steps_of(experiment)
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all(step["train/grad_norm"] > 0 for step in steps)
+    store = EpisodeStore(experiment / "episodes.sqlite")
+    episodes = [one.episode for one in store.all()]
+    store.close()
+    assert len(episodes) == 2 * 16
+    for episode in episodes:
+        assert episode.environment is not None
+        events = episode.environment.events
+        assert [event.what for event in events] == ["reset", "step", "step", "close"]
+        assert episode.reward == pytest.approx(sum(event.reward or 0.0 for event in events) / 2)
+    lines = log.read_text().splitlines()
+    assert lines.count("close") == sum(line.startswith("reset") for line in lines) >= len(episodes)
 
 
 def left_behind() -> dict[int, str]:

@@ -113,6 +113,12 @@ def test_tokens_of_better_episodes_become_likelier_and_those_of_worse_ones_less(
 
 
 @long
+def test_episodes_act_in_environments(tmp_path: Path) -> None:
+    ray_runs.run_with_environment("trinity", tmp_path)
+    assert left_behind() == {}
+
+
+@long
 def test_explore_first_and_train_later(tmp_path: Path) -> None:
     common = ["ajet.trainer_common.total_training_steps=2", "ajet.trainer_common.test_freq=-1"]
     run(tmp_path, "ajet.trinity.mode=explore", *common)

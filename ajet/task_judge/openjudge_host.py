@@ -1,0 +1,153 @@
+"""The process that has the package py-openjudge: builds one of its graders and grades answers with it.
+
+Run as a file by the interpreter that has py-openjudge; it imports nothing of ours. One JSON object per line: requests
+on standard input (`build`, `grade`, `ping`, `cancel`), answers on the descriptor in the first argument. What libraries
+print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import os
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+Built = dict[str, Any]
+
+
+def main() -> None:
+    """Answer until standard input closes."""
+    del sys.path[0]  # this file's folder, whose modules may be named like packages
+    answers = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever prints, prints there
+
+    def tell(**answer: Any) -> None:
+        answers.write(json.dumps(answer, default=str) + "\n")
+        answers.flush()
+
+    try:
+        importlib.import_module("openjudge")
+    except Exception as error:
+        tell(id="ready", error=f"{type(error).__name__}: {error}")
+        raise
+    tell(id="ready")
+    asyncio.run(_serve(tell))
+
+
+async def _serve(tell: Any) -> None:
+    loop = asyncio.get_running_loop()
+    requests: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            loop.call_soon_threadsafe(requests.put_nowait, json.loads(line))
+        loop.call_soon_threadsafe(requests.put_nowait, None)
+
+    threading.Thread(target=read, daemon=True).start()
+    graders: dict[str, Any] = {}
+    running: dict[str, asyncio.Task[None]] = {}
+    while (request := await requests.get()) is not None:
+        if request["do"] == "cancel":
+            if (task := running.pop(request["of"], None)) is not None:
+                task.cancel()
+            continue
+        work = {"build": _build, "grade": _grade, "ping": _ping}[request["do"]](graders, request)
+        running[request["id"]] = asyncio.create_task(_answer(work, request["id"], running, tell))
+    for task in running.values():
+        task.cancel()
+
+
+async def _answer(work: Any, number: str, running: dict[str, Any], tell: Any) -> None:
+    try:
+        tell(id=number, value=await work)
+    except Exception as error:  # noqa: BLE001 - code of the grader: it fails only its answer
+        tell(id=number, error=f"{type(error).__name__}: {error}")
+    finally:
+        running.pop(number, None)
+
+
+async def _build(graders: dict[str, Any], request: dict[str, Any]) -> Built:
+    """Build a grader under a name. Says which parameters it takes, and which of them it needs."""
+    grader_class = _find(request["grader"])
+    options = dict(request["options"])
+    if "model" not in options and "model" in inspect.signature(grader_class.__init__).parameters:
+        if request["model"] is None:
+            return {"needs_model": True}
+        options["model"] = request["model"]
+    grader = grader_class(**options)
+    if str(getattr(grader.mode, "value", grader.mode)) != "pointwise":
+        raise ValueError("it ranks answers; only graders that score one answer at a time can be used")
+    _ask_strictly(grader)
+    graders[request["name"]] = grader, asyncio.Semaphore(request["at_once"])
+    parameters = [
+        each
+        for each in inspect.signature(grader._aevaluate).parameters.values()
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    ]
+    needed = [each.name for each in parameters if each.default is each.empty]
+    return {"parameters": [each.name for each in parameters], "needed": needed}
+
+
+def _find(name: str) -> Any:
+    """A grader's class: `module->Class`, or the name of one in `openjudge.graders`."""
+    module, arrow, attribute = name.partition("->")
+    if not arrow:
+        module, attribute = _module_of(name), name.rpartition(".")[2]
+    found = getattr(importlib.import_module(module), attribute, None)
+    if not inspect.isclass(found) or not hasattr(found, "aevaluate"):
+        raise ValueError(f"{module} has no grader {attribute}")
+    return found
+
+
+def _module_of(name: str) -> str:
+    """The module below `openjudge.graders` that defines a class. Only that one is imported: some need much."""
+    import openjudge.graders
+
+    root = Path(openjudge.graders.__path__[0])
+    wanted, known = name.rpartition(".")[2], []
+    for file in sorted(root.rglob("*.py")):
+        for found in re.findall(r"^class (\w+Grader)\b", file.read_text(encoding="utf-8"), re.MULTILINE):
+            if found == wanted:
+                return ".".join(("openjudge", "graders", *file.relative_to(root).with_suffix("").parts))
+            known.append(found)
+    raise ValueError(f"there is no grader {wanted!r}; there are {', '.join(sorted(set(known)))}")
+
+
+def _ask_strictly(grader: Any) -> None:
+    """A model's answer without a score is an error: the package would take it for a score of 0."""
+    model = getattr(grader, "model", None)
+    ask = getattr(model, "achat", None)
+    if ask is None:
+        return
+
+    async def achat(*given: Any, **named: Any) -> Any:
+        said = await ask(*given, **named)
+        if named.get("structured_model") is not None and not getattr(said, "parsed", True):
+            raise ValueError(f"the model's answer holds no score: {str(getattr(said, 'content', said))[:200]!r}")
+        return said
+
+    model.achat = achat
+
+
+async def _ping(graders: dict[str, Any], request: dict[str, Any]) -> str:
+    return "here"
+
+
+async def _grade(graders: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+    """Grade one answer: its score and the reason."""
+    grader, turns = graders[request["name"]]
+    async with turns:
+        said = await grader.aevaluate(**request["inputs"])
+    if (failed := getattr(said, "error", None)) is not None:
+        raise ValueError(str(failed))
+    return {"score": said.score, "reason": str(getattr(said, "reason", ""))}
+
+
+if __name__ == "__main__":
+    main()
