@@ -34,6 +34,10 @@ QUERY_FIELDS = ("main_query", "question", "query", "prompt", "problem", "instruc
 """Fields of a record that may hold the text shown as the task's."""
 
 
+PROMPT_ALGORITHMS = ("apo", "gepa", "best_of")
+"""Values of `algorithm` that tune prompt templates instead of weights."""
+
+
 class RunFailedError(AjetError):
     """A run that ended without success. The experiment's folder holds what it left."""
 
@@ -56,6 +60,14 @@ class Run:
     def weights(self) -> Path:
         """The newest weights, in Hugging Face form."""
         return self.path / "hf"
+
+    @property
+    def prompts(self) -> dict[str, PromptTemplate]:
+        """The best prompt templates that a run with `backbone="prompt"` has found."""
+        from ajet.backbone.prompt.journal import read_best
+
+        templates = read_best(self.path)["templates"]
+        return {name: PromptTemplate(one["text"], one["engine"]) for name, one in templates.items()}
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -96,6 +108,7 @@ class Trainer:
         self._yaml = Path(config) if isinstance(config, str | os.PathLike) else None
         self._keys: dict[str, Any] = dict(_keys(config)) if isinstance(config, Mapping) else {}
         self._keys |= {TRAINER_NAMES[name]: value for name, value in keywords.items() if value is not None}
+        self._take_search(keywords)
         if isinstance(self._keys.get("task_judge.judge_protocol"), type):
             self._keys["task_judge.judge_protocol"] = publish(self._keys["task_judge.judge_protocol"])
         if prompt_template is not None:
@@ -103,6 +116,20 @@ class Trainer:
         self._exp_dir = Path(exp_dir)
         self._fresh = fresh
         self._quiet = quiet
+
+    def _take_search(self, keywords: Mapping[str, Any]) -> None:
+        """With `backbone="prompt"`, `algorithm` names a search; the name of one, or an object, means that backbone."""
+        algorithm = keywords.get("algorithm")
+        searches = algorithm in PROMPT_ALGORITHMS if isinstance(algorithm, str) else algorithm is not None
+        if searches or keywords.get("backbone") == "prompt":
+            self._keys.pop(TRAINER_NAMES["algorithm"], None)
+            self._keys.setdefault("backbone", "prompt")
+            if algorithm is not None:
+                self._keys["prompt_tuning.algorithm"] = algorithm
+        for key in ("prompt_tuning.algorithm", "prompt_tuning.proposer"):
+            given = self._keys.get(key)
+            if given is not None and not isinstance(given, str):
+                self._keys[key] = publish(given, key.rpartition(".")[2])
 
     # ------------------------------------------------------------ what it does
 

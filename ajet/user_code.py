@@ -105,11 +105,12 @@ def importing() -> bool:
     return getattr(_now, "importing", False)
 
 
-def publish(symbol: Any) -> str:
-    """Make an object of the running program importable in this process; returns `ajet_program->name`."""
+def publish(symbol: Any, unnamed: str = "agent") -> str:
+    """Make an object of the running program importable in this process; returns `ajet_program->name`. `unnamed`: the
+    name of what has none."""
     module = sys.modules.setdefault(PROGRAM, ModuleType(PROGRAM))
     name = getattr(symbol, "__name__", "")
-    name = name if name.isidentifier() else "agent"  # `<lambda>`
+    name = name if name.isidentifier() else unnamed  # `<lambda>`
     setattr(module, name, symbol)
     return f"{PROGRAM}{ARROW}{name}"
 

@@ -60,7 +60,7 @@ class RunPlan:
     def of(cls, config: Config, backbone: BackboneName, training_tasks: int, validation_tasks: int) -> RunPlan:
         """The plan for this many tasks (or conversations, where recorded ones are imitated)."""
         rollout, trainer = config.ajet.rollout, config.ajet.trainer_common
-        trains = backbone != "debug" and not trainer.val_only
+        trains = backbone not in ("debug", "prompt") and not trainer.val_only
         tasks, steps, episodes, validations = config.ajet.data.train_batch_size, 0, 0, 0
         if backbone == "debug":
             tasks = episodes = min(config.ajet.debug.debug_first_n_tasks, training_tasks)
@@ -68,7 +68,7 @@ class RunPlan:
         elif trains:
             steps = training_steps(config, training_tasks)
             episodes = 0 if imitates_a_file(config) else tasks * rollout.num_repeat
-        if validation_tasks and backbone != "debug":
+        if validation_tasks and backbone not in ("debug", "prompt"):
             after_steps = sum(validates_after(config, step, steps) for step in range(1, steps + 1))
             validations = after_steps + int(trainer.val_before_train) if trains else 1
         return cls(

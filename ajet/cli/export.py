@@ -2,6 +2,7 @@
 
 ajet export weights EXPERIMENT FOLDER [--best]        a Hugging Face folder (LoRA merged) with a model card
 ajet export episodes EXPERIMENT [FILE] [--format …]   JSONL, Parquet, or conversations to fine-tune on (sft)
+ajet export prompt EXPERIMENT [FILE]                  the best templates of a search, as keys of a YAML
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ RECORDS = {"jsonl": "episodes", "parquet": "model calls", "sft": "conversations"
 def run(argv: Sequence[str]) -> int:
     """Export, and say where to."""
     parser = ArgumentParser("ajet export", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    kinds = parser.add_subparsers(required=True, metavar="weights|episodes")
+    kinds = parser.add_subparsers(required=True, metavar="weights|episodes|prompt")
     _weights_arguments(kinds)
     _episodes_arguments(kinds)
+    _prompt_arguments(kinds)
     arguments = parser.parse_args(argv)
     print(arguments.export(arguments))
     return 0
@@ -140,3 +142,27 @@ def _export_episodes(arguments: Namespace) -> str:
     store = EpisodeStore(opened_experiment(arguments.experiment).path / "episodes.sqlite")
     count = export_episodes(store, where, form, target)
     return f"{count} {RECORDS[arguments.format]} in {target}"
+
+
+def _prompt_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:
+    parser = kinds.add_parser("prompt", help="the best templates of a search")
+    parser.add_argument("experiment", type=Path, help="a search's folder, or its name in saved_experiments")
+    parser.add_argument("target", nargs="?", type=Path, help="the file to write (default: the terminal)")
+    parser.add_argument("--force", action="store_true", help="replace the file")
+    parser.set_defaults(export=_export_prompt)
+
+
+def _export_prompt(arguments: Namespace) -> str:
+    from ajet.backbone.prompt.journal import dump, read_best, write_whole
+    from ajet.cli.view import find_experiment
+
+    best = read_best(find_experiment(arguments.experiment))
+    text = dump({"ajet": {"prompt_tuning": {"templates": best["templates"]}}})
+    target: Path | None = arguments.target
+    if target is None:
+        return text.rstrip("\n")
+    if target.exists() and not arguments.force:
+        raise ConfigError(f"{target} exists: choose another file, or use --force")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, text)
+    return f"{target}: templates of candidate {best['candidate']}, version {best['version']}"

@@ -36,6 +36,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "init": Command("NAME", "create a new project that runs as it is"),
+    "tune": Command("CONF", "tune prompt templates, then train the weights with the best of them"),
     "validate": Command("CONF", "check a config and show what would run"),
     "doctor": Command("", "check this machine and its packages, and suggest fixes"),
     "schema": Command("", "print the JSON schema of configs, for editors"),
@@ -46,7 +47,7 @@ COMMANDS = {
     "report": Command("EXPERIMENT", "write one HTML file about a run"),
     "eval": Command("CONF", "validate a model or checkpoint without training"),
     "rollout": Command("…", "run a ready agent on a file of tasks, with any model, without training"),
-    "export": Command("…", "export a run's weights or episodes for other programs"),
+    "export": Command("…", "export a run's weights, episodes or prompt templates"),
     "chat": Command("CONF|EXPERIMENT", "talk to a model or checkpoint"),
     "serve": Command("CONF|EXPERIMENT", "serve it as an OpenAI-compatible endpoint"),
     "tools": Command("[TOOL ...]", "list the tools that agents can be given"),
@@ -65,7 +66,8 @@ run a job:
   ajet --conf FILE.yaml [--backbone NAME] [KEY=VALUE ...]
 
   --conf FILE            the YAML file
-  --backbone NAME        local (train here, the default), debug (run a few tasks, train nothing), verl, trinity
+  --backbone NAME        local (train here, the default), debug (run a few tasks, train nothing), verl, trinity,
+                         prompt (tune prompt templates, train nothing)
   KEY=VALUE              override a key: rollout.num_repeat=8, verl.trainer.x=1, frozen_lake.size=4
 
   --exp-dir FOLDER       where experiments go (default: saved_experiments)

@@ -127,9 +127,14 @@ def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[st
         yield "sandbox", sandbox.kind
     yield "tasks", f"{counts} ({ajet.task_reader.type})"
     yield "first task", f"{first.task_id}: {_short(first.main_query)}"
+    if plan.backbone == "prompt":
+        from ajet.backbone.prompt.outlook import search_lines
+
+        yield from search_lines(config, loaded.training, loaded.validation)
     yield from _size(plan, ajet.rollout.num_repeat)
     yield "lengths", f"at most {ajet.rollout.max_model_len:,} tokens per conversation, {reply:,} per reply"
-    yield "generated", f"at most {turns} × {reply:,} tokens per episode and agent, {plan.generated:,} in total"
+    total = f", {plan.generated:,} in total" if plan.backbone != "prompt" else ""
+    yield "generated", f"at most {turns} × {reply:,} tokens per episode and agent{total}"
     for package in plan.needs:
         yield "needs", _need(package.name)
     for note in notes(config):

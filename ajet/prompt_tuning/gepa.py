@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from ajet.prompt_tuning.algorithm import Sizes
+from ajet.prompt_tuning.budget import BudgetExhausted
 from ajet.prompt_tuning.candidate import Candidate
 from ajet.prompt_tuning.checks import changed
 from ajet.prompt_tuning.errors import SearchFailedError
@@ -154,8 +155,11 @@ class SearchAdapter:
         self._repeating = bool(self._recorded)
         if self._repeating:
             self._answers = deque(self._recorded.popleft()["calls"])
-        else:
+            return
+        try:
             self._search.begin_round()
+        except BudgetExhausted as error:  # the package would only log it
+            self.ending = error
 
     def on_iteration_end(self, event: Any) -> None:
         """Called after a failed iteration as well, which doesn't count."""
@@ -204,11 +208,9 @@ class SearchAdapter:
         return self._search.add(changed(self._search.start.prompts, texts), parents, "merge")
 
     def _parents(self, texts: Texts) -> tuple[str, ...]:
-        """The youngest candidates that each text is from."""
-        found = []
-        for name, text in texts.items():
-            owners = [one.id for one in self._search.candidates.values() if one.texts[name] == text]
-            found.append(owners[-1])
+        """The youngest validated candidates that each text is from: the package merges no others."""
+        pool = [one for one in self._search.candidates.values() if self._search.validation_of(one) is not None]
+        found = [[one.id for one in pool if one.texts[name] == text][-1] for name, text in texts.items()]
         return tuple(dict.fromkeys(found))
 
     def _values(self, trials: Sequence[Trial]) -> list[float]:

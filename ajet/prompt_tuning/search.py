@@ -145,7 +145,8 @@ class Search:
         return self.round < self.rounds and not self.ended_because
 
     def begin_round(self) -> int:
-        """Its number, from 1."""
+        """Its number, from 1. Raises BudgetExhausted if nothing is left for it."""
+        self.budget.check(1)
         self.round += 1
         self._reset()
         return self.round

@@ -27,7 +27,7 @@ from ajet.prompt_tuning.proposal import Reply
 from ajet.prompt_tuning.search import Earlier
 
 sys.path.insert(0, str(Path(__file__).parent))
-from worlds import Editor, Notes, World, make_search, prompts
+from worlds import Divided, Editor, Notes, World, make_search, prompts
 
 gepa = pytest.importorskip("gepa")
 TWO = prompts(planner="Plan: {question}")
@@ -53,11 +53,17 @@ def through_us(algorithm: GEPA, **options: Any) -> tuple[Any, Notes]:
     return search, notes
 
 
+MERGING = GEPA(minibatch=4, merges=10, in_turn=True)
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("in_turn", [False, True])
-def test_through_a_search_equals_alone(seed: int, in_turn: bool) -> None:
-    algorithm = GEPA(minibatch=3, merges=3, in_turn=in_turn)
-    options = {"start": TWO, "rounds": 10, "seed": seed}
+@pytest.mark.parametrize(
+    ("algorithm", "world", "rounds"),
+    [(GEPA(merges=0), World, 10), (GEPA(merges=3, in_turn=True), World, 10), (MERGING, Divided, 30)],
+    ids=["together", "in turn", "merging"],
+)
+def test_through_a_search_equals_alone(algorithm: GEPA, world: type[World], rounds: int, seed: int) -> None:
+    options = {"start": TWO, "rounds": rounds, "seed": seed, "world": world()}
     theirs = alone(algorithm, **options)
     search, notes = through_us(algorithm, **options)
     validated = [one for one in notes.of("scores") if one["purpose"] == "validation"]
@@ -68,8 +74,14 @@ def test_through_a_search_equals_alone(seed: int, in_turn: bool) -> None:
     assert search.score_of(search.best) == pytest.approx(max(theirs.val_aggregate_scores))
     for number, parents in enumerate(theirs.parents[1:], 1):
         ours = search.candidates[validated[number]["candidate"]]
-        if ours.made_by == "reflect":
-            assert [search.candidates[name].texts for name in ours.parents] == [theirs.candidates[i] for i in parents]
+        expected = [theirs.candidates[parent] for parent in parents]
+        assert sorted(map(str, (search.candidates[name].texts for name in ours.parents))) == sorted(map(str, expected))
+
+
+def test_candidates_of_a_front_are_merged() -> None:
+    search, _ = through_us(MERGING, start=TWO, rounds=30, seed=0, world=Divided())
+    merged = [candidate for candidate in search.candidates.values() if candidate.made_by == "merge"]
+    assert merged and all(len(candidate.parents) == 2 for candidate in merged)
 
 
 def test_finds_what_the_feedback_names() -> None:

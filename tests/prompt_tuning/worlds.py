@@ -46,6 +46,21 @@ class World:
         return sum(len(tasks) for _, tasks, kind, _ in self.asked if purpose is None or kind is purpose)
 
 
+class Divided(World):
+    """Each template solves its own tasks, and one task is solved by the start alone: so the start stays on the Pareto
+    front, several candidates descend from it, and merging them is worth it."""
+
+    def trial(self, candidate: Candidate, task: str) -> Trial:
+        if task == "v0":
+            return Trial(task, float(candidate.id == "c0"), episodes=("e",), prompts_used=frozenset(candidate.texts))
+        word = word_of(task)
+        name = sorted(candidate.texts)[WORDS.index(word) % len(candidate.texts)]
+        solved = word in candidate.texts[name]
+        feedback = "" if solved else f"missing: {word}"
+        used = frozenset(candidate.texts)
+        return Trial(task, float(solved), feedback=feedback, episodes=("e",), prompts_used=used)
+
+
 class Editor:
     """Adds a word that the feedback names; `rewrite` adds any."""
 

@@ -24,6 +24,7 @@ from ajet.config import make_config
 from ajet.config.contradictions import contradictions
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import EngineError
+from ajet.schema.resources import PromptSet, PromptTemplate
 from ajet.schema.task import Task, WorkflowTask
 from ajet.store.client import StoreClient
 from ajet.store.errors import StoreError
@@ -65,6 +66,8 @@ class Agent(Workflow):
                 "size": tuner.config.frozen_lake.size, "key": tuner.config.ajet.rollout.remote.api_key})
         if act == "judge":
             return WorkflowOutput(metadata={"answer": 42})
+        if act == "template":
+            return WorkflowOutput(reward=1, metadata={"text": tuner.prompt("solver").format(question="2+2")})
         client = tuner.as_raw_openai_sdk_client()
         if act == "overflow":
             await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 2000}])
@@ -344,3 +347,15 @@ def test_a_runner_in_another_language_says_what_is_wrong() -> None:
     done = subprocess.run([node, str(agent), "http://127.0.0.1:1"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith("error: http://127.0.0.1:1")
+
+
+def test_a_runner_gets_the_templates_of_the_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        started.runner()
+        prompts = PromptSet({"solver": PromptTemplate("Tried: {question}"), "unused": PromptTemplate("")})
+        task = WorkflowTask(task=Task(main_query="template", task_id="t"), task_id="t", prompts=prompts)
+        done = await runner.run(task)
+        assert done.metadata["text"] == "Tried: 2+2"
+        assert (done.prompt_version, done.prompts_used) == (prompts.version, ["solver"])
+
+    play(tmp_path, scene, monkeypatch)

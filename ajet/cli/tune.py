@@ -1,0 +1,115 @@
+"""`ajet tune CONF`: tune the prompt templates, then train the weights with the best of them.
+
+ajet tune x.yaml                 search in <name>-prompt, then training in <name>
+ajet tune x.yaml --rounds 2      both twice: <name>-1-prompt, <name>-1, <name>-2-prompt, <name>-2; the second round
+                                 begins with the templates and weights of the first
+Run it again to resume: what is complete is left as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.cli.arguments import ArgumentError, LaunchArguments, parse_arguments
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run all stages that aren't complete. Returns the exit code of the last one that ran."""
+    parser = ArgumentParser(
+        "ajet tune", description=__doc__, formatter_class=RawDescriptionHelpFormatter,
+        epilog="KEY=VALUE and the flags of `ajet --conf` may follow: --exp-dir, --fresh, --quiet, --json",
+    )  # fmt: skip
+    parser.add_argument("conf", metavar="CONF")
+    parser.add_argument("--rounds", type=int, default=1, help="how often to search and train, in turn (default: 1)")
+    parser.add_argument("--backbone", default="local", choices=("local", "verl", "trinity"), help="what trains")
+    own, rest = parser.parse_known_args(argv)
+    if own.rounds < 1:
+        raise ArgumentError(f"--rounds {own.rounds}: at least 1 is needed")
+    from ajet.observe.logs import log_to_terminal
+
+    arguments = parse_arguments(["--conf", own.conf, *rest])
+    log_to_terminal(quiet=arguments.options.quiet or arguments.options.json)
+    return Stages(arguments, own.rounds, own.backbone).run()
+
+
+class Stages:
+    """The searches and training runs of one command."""
+
+    def __init__(self, arguments: LaunchArguments, rounds: int, backbone: str) -> None:
+        self._arguments, self._rounds, self._backbone = arguments, rounds, backbone
+        self._name = self._config("prompt", {}).ajet.experiment_name
+        if self._name == "read_yaml_name":
+            self._name = Path(str(arguments.conf)).stem
+        self._config(backbone, {})  # what would end the training is told before the search
+
+    def run(self) -> int:
+        found: dict[str, Any] = {}
+        for number in range(1, self._rounds + 1):
+            name = self._name if self._rounds == 1 else f"{self._name}-{number}"
+            code, search = self._stage("prompt", name, found)
+            if code != 0:
+                return code
+            found["prompt_tuning.templates"] = _templates(search)
+            code, training = self._stage(self._backbone, name, found)
+            if code != 0:
+                return code
+            found["model.path"] = str((training / "hf").resolve())
+        return 0
+
+    def _stage(self, backbone: str, name: str, found: dict[str, Any]) -> tuple[int, Path]:
+        """One run, unless it is complete. Returns its exit code and folder."""
+        from ajet.cli.launch import launch
+        from ajet.observe.experiment import OWN_FOLDER, folder_of
+
+        config = self._config(backbone, {**found, "experiment_name": name})
+        folder = folder_of(config, self._arguments.exp_dir, config.yaml_path)
+        if backbone in OWN_FOLDER:
+            folder = folder.with_name(f"{folder.name}-{backbone}")
+        if not self._arguments.fresh and _is_complete(folder):
+            self._say(f"{folder} is complete")
+            return 0, folder
+        self._say(f"{'search' if backbone == 'prompt' else 'training'}: {folder}")
+        return launch(replace(self._arguments, backbone=backbone), config), folder
+
+    def _config(self, backbone: str, keys: dict[str, Any]) -> Config:
+        import json
+
+        from ajet.cli.launch import known_backbone
+        from ajet.config.loader import load_config
+
+        named = known_backbone(backbone)
+        overrides = [*self._arguments.overrides, *(f"{key}={json.dumps(value)}" for key, value in keys.items())]
+        config = load_config(str(self._arguments.conf), overrides, backbone=named)
+        if config.ajet.experiment_dir != "auto":
+            raise ConfigError(
+                "ajet.experiment_dir: `ajet tune` makes several folders\n    use experiment_name and --exp-dir instead"
+            )
+        config.ajet.backbone = named
+        return config
+
+    def _say(self, text: str) -> None:
+        if not (self._arguments.options.quiet or self._arguments.options.json):
+            print(text, file=sys.stdout, flush=True)
+
+
+def _is_complete(folder: Path) -> bool:
+    from ajet.observe.experiment import read_events
+
+    events = read_events(folder / "events.jsonl")
+    return bool(events) and events[-1].get("event") == "ended" and events[-1].get("status") == "completed"
+
+
+def _templates(search: Path) -> dict[str, Any]:
+    from ajet.backbone.prompt.journal import read_best
+
+    templates: dict[str, Any] = read_best(search)["templates"]
+    return templates

@@ -1,0 +1,119 @@
+"""`ajet tune`, `Trainer(algorithm="apo")`, and which versions episodes record where weights are trained."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ajet import PromptTemplate, Trainer, rollout
+from ajet.backbone.prompt.journal import read_best
+from ajet.cli.main import main
+from ajet.observe.episode_store import EpisodeStore
+from ajet.prompt_tuning import Request
+from ajet.schema.episode import Episode
+
+sys.path.insert(0, str(Path(__file__).parent))
+from searchers import project
+
+pytestmark = pytest.mark.slow
+
+TRAINING = {
+    "rollout__num_repeat": 2,
+    "data__train_batch_size": 2,
+    "trainer_common": {"total_training_steps": 1, "test_freq": -1, "use_kl_loss": False, "logger": ["file"]},
+    "prompt_tuning__rounds": 1,
+}
+
+
+def episodes(folder: Path) -> list[Episode]:
+    store = EpisodeStore(folder / "episodes.sqlite")
+    try:
+        return [one.episode for one in store.all()]
+    finally:
+        store.close()
+
+
+def test_one_command_searches_then_trains_with_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    conf = project(tmp_path, tasks=8, **TRAINING)
+    assert main(["tune", str(conf), "--rounds", "2"]) in (0, 1)  # 1: equal rewards, nothing was trained
+    said = capsys.readouterr().out
+    runs = tmp_path / "saved_experiments"
+    best = read_best(runs / "x-1-prompt")
+    trained = episodes(runs / "x-1")
+    assert trained and {episode.prompt_version for episode in trained} == {best["version"]}
+    assert {episode.weights_version for episode in trained} == {0}
+    assert "search: saved_experiments/x-1-prompt" in said and "training: saved_experiments/x-1" in said
+
+
+def test_a_complete_search_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    conf = project(tmp_path, tasks=8, **TRAINING)
+    main(["tune", str(conf)])
+    before = (tmp_path / "saved_experiments/x-prompt/prompts/history.jsonl").read_bytes()
+    capsys.readouterr()
+    main(["tune", str(conf)])
+    assert "saved_experiments/x-prompt is complete" in capsys.readouterr().out
+    assert (tmp_path / "saved_experiments/x-prompt/prompts/history.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--rounds", "0"], "at least 1 is needed"),
+        (["rollout.temperature=0"], "nothing would be learnt"),
+        (["prompt_tuning.algorithm=ap"], "did you mean apo?"),
+        (["experiment_dir=here"], "makes several folders"),
+    ],
+)
+def test_what_would_end_a_later_stage_is_told_before_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", str(project(tmp_path, tasks=8, **TRAINING)), *arguments]) == 2
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "saved_experiments").exists()
+
+
+@rollout
+async def solver(task: dict[str, str], prompt_template: PromptTemplate) -> float:
+    return float("because" in prompt_template.format(question=task["question"]))
+
+
+def reason(request: Request) -> str:
+    return f"{request.candidate.texts['prompt_template']} because"
+
+
+@pytest.mark.parametrize("keywords", [{"backbone": "prompt", "algorithm": "best_of"}, {"algorithm": "best_of"}])
+def test_a_search_from_python(tmp_path: Path, keywords: dict[str, str]) -> None:
+    small = {"rollout": {"max_model_len": 256}, "data": {"max_prompt_length": 128, "max_response_length": 64}}
+    trainer = Trainer(
+        {**small, "prompt_tuning.proposer": reason, "prompt_tuning.rounds": 1},
+        model="tiny:qwen2",
+        prompt_template="Why {question}?",
+        exp_dir=tmp_path,
+        quiet=True,
+        **keywords,
+    )
+    run = trainer.fit(solver, [{"question": f"{number}"} for number in range(8)])
+    assert run.path.name == "solver-prompt"
+    assert run.prompts["prompt_template"].template == "Why {question}? because"
+    assert run.metrics[-1]["val/reward/mean"] == 1.0
+
+
+def test_templates_of_the_yaml_have_a_version_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    conf = project(tmp_path, tasks=4)
+    assert main(["--conf", str(conf), "--backbone=debug", "--quiet"]) == 0
+    recorded = episodes(tmp_path / "saved_experiments/x-debug")
+    assert {episode.prompt_version for episode in recorded} == {"f77926e8"}
+    assert all(episode.prompts_used == ["solver"] for episode in recorded)
+    config = json.loads(conf.read_text())
+    assert config["ajet"]["prompt_tuning"]["templates"] == {"solver": "Solve: {question}"}
