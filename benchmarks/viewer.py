@@ -32,6 +32,7 @@ from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.episode import Episode, EpisodeStatus, Ledger
+from ajet.schema.task import Task
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "observe")]
@@ -285,7 +286,9 @@ def record_again(path: Path, recorded: list[Any]) -> float:
     began = time.process_time()
     for one in recorded:
         calls = [CallCredit(0.5, 1e-4, [(0.5, 1e-4)]) for _ in one.episode.tree.calls]
-        recorder.record(one.episode, one.step, EpisodeCredit(calls), query=one.query)
+        recorder.record(
+            one.episode, one.step, EpisodeCredit(calls), task=Task(main_query=one.query, task_id=one.episode.task_id)
+        )
     recorder.flush()
     episode_metrics([one.episode for one in recorded])
     spent = time.process_time() - began

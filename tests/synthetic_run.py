@@ -24,6 +24,7 @@ from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, Run
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger, Outcome
 from ajet.schema.generation import Sampling
+from ajet.schema.task import Task
 
 CALCULATOR = {
     "type": "function",
@@ -233,6 +234,14 @@ def _finish(tree: CallTree, rng: random.Random, task: int, step: int, repeat: in
     )  # fmt: skip
 
 
+def task_of(episode: Episode) -> Task:
+    """The task of an episode from `math_episode`, as a reader would give it."""
+    number = int(episode.task_id[-4:])
+    a, b, c = 12 + number * 7 % 83, 3 + number * 13 % 29, 5 + number * 5 % 17
+    facts = {"answer": str(a * b + c), "tag": episode.tag, "source": {"book": "apples", "page": number}}
+    return Task(main_query=episode.tree.calls[0].new_messages[-1]["content"], task_id=episode.task_id, metadata=facts)
+
+
 def credit_of(episodes: list[Episode]) -> list[EpisodeCredit | None]:
     """Group-relative advantages."""
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
@@ -310,7 +319,7 @@ def write_experiment(
             for episode, credit in zip(group, credit_of(group), strict=True):
                 recorder.record(
                     episode, step, credit, trainer_logprobs=trainer_logprobs(episode, rng),
-                    query=episode.tree.calls[0].new_messages[-1]["content"],
+                    task=task_of(episode),
                 )  # fmt: skip
         for step, episodes in by_step.items():
             metrics = step_metrics(step, episodes, rng)

@@ -77,7 +77,7 @@ class _DebugRun:
         self._tasks = tasks
         self._view = view
         self._recorder = recorder
-        self._queries = {task.task_id: task.main_query for task in tasks}
+        self._task_of = {task.task_id: task for task in tasks}
         self._tally = FailureTally()
         self._quit = False
         self._runtime = Runtime(
@@ -107,8 +107,9 @@ class _DebugRun:
             raise
 
     def _ended(self, episode: Episode) -> None:
-        self._recorder.record(episode, 0, query=self._queries.get(episode.task_id, ""))
-        self._view.episode(episode, self._queries.get(episode.task_id, ""))
+        task = self._task_of.get(episode.task_id)
+        self._recorder.record(episode, 0, task=task)
+        self._view.episode(episode, task.main_query if task is not None else "")
         self._tally.tell(episode, only_to_file=True)
         if episode.failure is not None and episode.failure.kind == DEBUGGER_QUIT:
             self._quit = True

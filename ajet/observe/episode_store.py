@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ajet.observe.episode_codec import Annotation, decode_annotation, decode_episode
-from ajet.observe.episode_tables import open_for_reading
+from ajet.observe.episode_tables import open_for_reading, read_task
 from ajet.observe.episode_text import words
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
+from ajet.schema.task import Task
 
 SortKey = Literal[
     "id", "step", "task_id", "reward", "advantage", "status", "turns", "calls", "tokens", "sampled", "trained", "forks",
     "seconds", "tag",
 ]  # fmt: skip
 SORT_KEYS: tuple[str, ...] = get_args(SortKey)
+
+
+_NOTHING: Mapping[str, Any] = {}
 
 
 class EpisodeNotFoundError(UserError):
@@ -45,6 +49,8 @@ class EpisodeFilter:
     failure: str = ""
     success: bool | None = None
     validation: bool | None = None
+    ids: tuple[str, ...] | None = None
+    """Only these episodes."""
     text: str = ""
     """Words that must all occur in the messages; the last one may be incomplete. Quotes make a phrase."""
 
@@ -161,6 +167,22 @@ class EpisodeStore:
             ).fetchone()
         return (before[0] if before else None), (after[0] if after else None)
 
+    def task(self, task_id: str) -> Task | None:
+        """What the reader gave of a task; None if it was not recorded (older files)."""
+        return self.tasks([task_id]).get(task_id)
+
+    def tasks(self, task_ids: Sequence[str]) -> dict[str, Task]:
+        """What the reader gave of these tasks, as far as it was recorded."""
+        if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'task_record'"):
+            return {}
+        query = "SELECT task_id, data FROM task_record WHERE task_id IN (SELECT value FROM json_each(:ids))"
+        return {row[0]: read_task(row[1]) for row in self.rows(query, {"ids": json.dumps(list(task_ids))})}
+
+    def rows(self, query: str, values: Mapping[str, Any] = _NOTHING) -> list[Any]:
+        """The rows of a query of ours; what users gave comes in `values` only."""
+        with self._lock:
+            return self._connection.execute(query, values).fetchall()
+
     def token_bytes(self, ids: list[int]) -> dict[int, bytes]:
         """The bytes of these token ids, without ids recorded before a tokenizer was known."""
         found: dict[int, bytes] = {}
@@ -236,6 +258,8 @@ def _condition(where: EpisodeFilter) -> tuple[str, list[Any]]:
         add("validation = ?", int(where.validation))
     if where.agent:
         add("id IN (SELECT episode FROM agent WHERE name = ?)", where.agent)
+    if where.ids is not None:
+        add("episode_id IN (SELECT value FROM json_each(?))", json.dumps(where.ids))
     match = _match(where.text)
     if match:
         add("id IN (SELECT rowid FROM words WHERE words MATCH ?)", match)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import zlib
 from pathlib import Path
+from typing import Any
 
 from ajet.observe.episode_codec import Annotation, decode_episode
 from ajet.observe.episode_text import one_line, preview, searchable_text
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
+from ajet.schema.task import Task
 
 VERSION = 1
 
@@ -54,10 +57,14 @@ CREATE TABLE IF NOT EXISTS agent (
 CREATE TABLE IF NOT EXISTS body (id INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS annotation (id INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS task (task_id TEXT PRIMARY KEY, query TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS task_record (task_id TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS token (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL);
 CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (text, content='', tokenize='unicode61');
 """
-"""What lists show is kept apart from the bodies, so scanning 100,000 rows reads no body."""
+"""What lists show is kept apart from the bodies, so scanning 100,000 rows reads no body. Files of older versions lack
+`task_record` until they are written to again."""
+_LONGEST_VALUE = 20_000
+"""Characters of one text in a task's record; of a longer one, its beginning is kept."""
 
 
 _COLUMNS = (
@@ -78,7 +85,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode = WAL")
     # NORMAL: a killed process loses nothing it committed; only a crash of the machine may lose the last moments
     connection.execute("PRAGMA synchronous = NORMAL")
-    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+    if connection.execute("PRAGMA user_version").fetchone()[0] in (0, VERSION):
         connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
     _check_version(connection, path)
     return connection
@@ -155,6 +162,28 @@ def insert_episode(
     if query:
         connection.execute("INSERT OR IGNORE INTO task (task_id, query) VALUES (?, ?)", (episode.task_id, query))
     return row
+
+
+def insert_task(connection: sqlite3.Connection, task: Task) -> None:
+    """Add what the reader gave of a task, once. Secrets in it must already be masked."""
+    if not connection.execute("SELECT 1 FROM task_record WHERE task_id = ?", (task.task_id,)).fetchone():
+        text = json.dumps(_shortened(task.model_dump()), default=str)
+        connection.execute("INSERT INTO task_record VALUES (?, ?)", (task.task_id, zlib.compress(text.encode())))
+
+
+def read_task(data: bytes) -> Task:
+    """The inverse of what `insert_task` wrote."""
+    return Task.model_validate_json(zlib.decompress(data))
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _shortened(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shortened(item) for item in value]
+    if isinstance(value, str) and len(value) > _LONGEST_VALUE:
+        return f"{value[:_LONGEST_VALUE]}… ({len(value) - _LONGEST_VALUE:,} more characters were not recorded)"
+    return value
 
 
 def insert_annotation(connection: sqlite3.Connection, row: int, annotation: Annotation, data: bytes) -> None:

@@ -31,6 +31,7 @@ from ajet.observe.episode_tables import (
     delete_oldest,
     insert_annotation,
     insert_episode,
+    insert_task,
     open_for_writing,
     used_bytes,
 )
@@ -38,6 +39,7 @@ from ajet.observe.episode_text import TokenBytes, token_bytes_of
 from ajet.observe.secrets import Masker
 from ajet.schema.call_tree import FloatArray
 from ajet.schema.episode import Episode, EpisodeStatus
+from ajet.schema.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -135,9 +137,9 @@ class EpisodeRecorder:
         *,
         validation: bool = False,
         trainer_logprobs: Sequence[FloatArray] | None = None,
-        query: str = "",
+        task: Task | None = None,
     ) -> Future[bool]:
-        """Write an episode that is finished and won't change. `query`: its task's main query.
+        """Write an episode that is finished and won't change, and once what the reader gave of its task.
 
         The future is true once the episode is in the file, false if the settings don't keep it. If it could not be
         written (the disk is full, for example), the future raises and the log says so.
@@ -147,10 +149,14 @@ class EpisodeRecorder:
             done.set_result(False)
             return done
         annotation = _annotation(credit, trainer_logprobs)
+        query = task.main_query if task is not None else ""
 
         def write(connection: sqlite3.Connection) -> bool:
             self._mask(episode)
             row = insert_episode(connection, episode, encode_episode(episode), step, validation, query, time.time())
+            if task is not None:
+                masked = {"task_id": episode.task_id, "metadata": self._masker.value(task.metadata)}
+                insert_task(connection, task.model_copy(update=masked))
             if annotation is not None:
                 insert_annotation(connection, row, annotation, encode_annotation(annotation))
             if self.settings.json_files:

@@ -14,6 +14,7 @@ from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.call_tree import ROOT, Call, CallTree
 from ajet.schema.chat import DEFAULT_TARGET
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
+from ajet.schema.task import Task
 from ajet.schema.trajectory import NO_CALL, Trajectory, TrajectoryFormatError, TrajectoryStatus
 from ajet.schema.trajectory_file import read_trajectory, trajectory_files
 
@@ -52,7 +53,9 @@ class TrajectoryFolder:
             except TrajectoryFormatError as error:
                 log.warning("%s", error)
                 continue
-            self._recorder.record(episode_of(trajectory), trajectory.repeat, query=_question(trajectory))
+            episode = episode_of(trajectory)
+            task = Task(main_query=_question(trajectory), task_id=episode.task_id)
+            self._recorder.record(episode, trajectory.repeat, task=task)
             changed += 1
         self._recorder.flush()
         return changed

@@ -19,10 +19,16 @@ from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, Epis
 from ajet.observe.episode_text import token_bytes_of
 from ajet.observe.export import ExportFormat, export_episodes
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.observe.secrets import Masker
+from ajet.observe.secrets import MASK, Masker
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Episode, EpisodeStatus, Failure
+from ajet.schema.task import Task
 
 TESTS = Path(__file__).parents[1]
+TASK = Task(
+    main_query="How many?",
+    task_id="apples-0000",
+    metadata={"answer": "41", "api_key": "secret-of-a-task", "long": "x" * 30_000},
+)
 
 
 def episodes(count: int, seed: int = 0, vocabulary: Vocabulary | None = None) -> list[Episode]:
@@ -37,12 +43,15 @@ def test_an_episode_comes_back_bit_for_bit(tmp_path: Path) -> None:
     rng = random.Random(1)
     logprobs = [trainer_logprobs(episode, rng) for episode in group]
     for episode, credit, trainer in zip(group, credit_of(group), logprobs, strict=True):
-        assert recorder.record(episode, 3, credit, trainer_logprobs=trainer, query="How many?").result()
+        assert recorder.record(episode, 3, credit, trainer_logprobs=trainer, task=TASK).result()
     recorder.close()
     store = EpisodeStore(tmp_path / "episodes.sqlite")
     for episode, trainer in zip(group, logprobs, strict=True):
         back = store.get(episode.episode_id)
         assert back.step == 3 and back.query == "How many?"
+        kept = store.task(episode.task_id)
+        assert kept is not None and kept.metadata["answer"] == "41" and kept.metadata["api_key"] == MASK
+        assert len(kept.metadata["long"]) < 21_000 and "10,000 more characters" in kept.metadata["long"]
         for mine, theirs in zip(episode.tree.runs, back.episode.tree.runs, strict=True):
             assert np.array_equal(mine.ids, theirs.ids) and mine.ids.dtype == theirs.ids.dtype
         for mine_call, their_call in zip(episode.tree.calls, back.episode.tree.calls, strict=True):

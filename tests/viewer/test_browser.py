@@ -20,6 +20,7 @@ from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.episode import Episode
+from ajet.schema.task import Task
 from ajet.viewer.serve import Viewer
 
 Open = Callable[..., Page]
@@ -270,6 +271,11 @@ def hostile_episode(vocabulary: Vocabulary) -> Episode:
     return episode
 
 
+def hostile_task() -> Task:
+    metadata = {"answer": HOSTILE[0], HOSTILE[1]: [HOSTILE[2], {HOSTILE[6]: HOSTILE[4]}], "api_key": "a-key-of-a-task"}
+    return Task(main_query=HOSTILE[0], metadata=metadata)
+
+
 @pytest.mark.slow
 def test_hostile_text_is_text(tmp_path: Path, open_page: Open, shoot: Shoot) -> None:
     vocabulary = Vocabulary()
@@ -278,7 +284,7 @@ def test_hostile_text_is_text(tmp_path: Path, open_page: Open, shoot: Shoot) -> 
     with ExperimentFolder.open(config, exp_dir=tmp_path) as folder:
         folder.metrics.log(1, {f"user/{HOSTILE[0]}": 1.0, "reward/mean": 1.0})
         recorder = EpisodeRecorder(folder.episodes, tokenizer=vocabulary)
-        assert recorder.record(episode, 1, query=HOSTILE[0]).result()
+        assert recorder.record(episode, 1, task=hostile_task()).result()
         recorder.close()
     viewer = start(tmp_path)
     group = (

@@ -64,7 +64,7 @@ class LocalRun:
         self.from_file = imitates_a_file(config)
         self.validation_tasks = read_validation_tasks(reader)
         tasks = [] if self.from_file else read_training_tasks(reader)
-        self.queries = {task.task_id: task.main_query for task in [*tasks, *self.validation_tasks]}
+        self.task_of = {task.task_id: task for task in [*tasks, *self.validation_tasks]}
         self.tasks = tasks
         self.progress = Progress.create(options.progress_mode())
         self.viewer = options.viewer
@@ -345,8 +345,8 @@ class LocalRun:
         validation: bool = False,
         logprobs: list[FloatArray] | None = None,
     ) -> None:
-        query = self.queries.get(episode.task_id, "")
-        self.recorder.record(episode, step, credit, validation=validation, query=query, trainer_logprobs=logprobs)
+        task = self.task_of.get(episode.task_id)
+        self.recorder.record(episode, step, credit, validation=validation, task=task, trainer_logprobs=logprobs)
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 

@@ -23,6 +23,7 @@ from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.secrets import Masker
 from ajet.schema.episode import Episode, EpisodeGroup
 from ajet.schema.errors import JudgeFailedError
+from ajet.schema.task import Task
 
 COLLECTOR = "ajet_episode_collector"
 """The actor's name in Ray."""
@@ -36,7 +37,7 @@ class EpisodeCollector:
         self._run.enter()
         self._config = self._run.load_config()
         self._groups: dict[str, EpisodeGroup] = {}
-        self._queries: dict[str, str] = {}
+        self._task_of: dict[str, Task] = {}
         self._failure: asyncio.Future[str] | None = None
         self._recorder = self._open_recorder()
         self._tally = FailureTally()
@@ -46,10 +47,10 @@ class EpisodeCollector:
         """Never returns: Ray raises in the caller if this process dies."""
         await asyncio.Event().wait()
 
-    async def add(self, uid: str, group: EpisodeGroup, query: str) -> None:
-        """A group has ended; `query` is its task's."""
+    async def add(self, uid: str, group: EpisodeGroup, task: Task) -> None:
+        """A group has ended; `task` is its task."""
         self._groups[uid] = group
-        self._queries[group.task_id] = query
+        self._task_of[group.task_id] = task
 
     async def report_failure(self, reason: str) -> None:
         """A process can't go on. The first reason counts."""
@@ -128,7 +129,7 @@ class EpisodeCollector:
                 step,
                 credit.get(episode.episode_id),
                 validation=validation,
-                query=self._queries.get(episode.task_id, ""),
+                task=self._task_of.get(episode.task_id),
             )
         self._recorder.flush()
 

@@ -45,7 +45,7 @@ class GroupRunner:
         """Run a group, and hand it to the collector. `options` are those of `RolloutPool.run_group`."""
         runtime = await self.runtime()
         group = await asyncio.wrap_future(runtime.submit(runtime.pool.run_group(task, **options)))
-        await self.collector.add.remote(group.group_id, group, task.main_query or "")
+        await self.collector.add.remote(group.group_id, group, task)
         return group
 
     def samples(self, episode: Episode) -> list[Sample]:
