@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -30,6 +31,9 @@ def run(argv: Sequence[str]) -> int:
             print(json.dumps(summary))
     else:
         _show(summaries)
+        for one in summaries:
+            if one["problem"]:
+                print(f"{one['name']}: {one['problem']}", file=sys.stderr)
     return 0
 
 

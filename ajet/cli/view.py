@@ -37,8 +37,10 @@ def run(argv: Sequence[str]) -> int:
 
     from ajet.viewer.serve import Viewer, ViewerSettings
 
-    with shown_folder(find_experiment(arguments.experiment)) as root:
-        settings = ViewerSettings(root, host=arguments.host, port=arguments.port, password=arguments.password)
+    given = find_experiment(arguments.experiment)
+    with shown_folder(given) as root:
+        why_no_notes = "" if root == given else "Notes are kept in experiment folders; this shows trajectories."
+        settings = ViewerSettings(root, arguments.host, arguments.port, arguments.password, why_no_notes)
         viewer = Viewer(settings)
         print(f"{viewer.url}\n(Ctrl-C to stop)", flush=True)
         if not arguments.no_browser and os.environ.get("DISPLAY"):

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import msgspec
+
 from ajet.observe.episode_codec import Annotation, decode_annotation, decode_episode
-from ajet.observe.episode_tables import open_for_reading, read_task
+from ajet.observe.episode_tables import EpisodeStoreError, open_for_reading, read_task
 from ajet.observe.episode_text import words
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
@@ -139,14 +142,23 @@ class EpisodeStore:
                 f"no episode {episode_id!r} in {self.path}: it was never recorded, ajet.recorder.keep left it out, "
                 f"or it was deleted to make room for newer ones (ajet.recorder.max_gb)"
             )
+        try:
+            episode = decode_episode(row["body"])
+            annotation = decode_annotation(row["annotation"]) if row["annotation"] else Annotation()
+        except (zlib.error, msgspec.MsgspecError, ValueError, KeyError) as error:
+            raise EpisodeStoreError(f"{self.path}: the record of episode {episode_id!r} is damaged: {error}") from error
         return RecordedEpisode(
-            episode=decode_episode(row["body"]),
+            episode=episode,
             step=row["step"],
             validation=bool(row["validation"]),
             recorded=row["recorded"],
             query=row["query"] or "",
-            annotation=decode_annotation(row["annotation"]) if row["annotation"] else Annotation(),
+            annotation=annotation,
         )
+
+    def has(self, episode_id: str) -> bool:
+        """Whether this episode is recorded."""
+        return bool(self.rows("SELECT 1 FROM episode WHERE episode_id = :id", {"id": episode_id}))
 
     def all(self, where: EpisodeFilter | None = None) -> Iterator[RecordedEpisode]:
         """These episodes, one at a time."""

@@ -101,6 +101,9 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError:  # read-only media, which nobody writes to
         connection.close()
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True, check_same_thread=False)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise EpisodeStoreError(f"{path}: {error}") from error
     connection.row_factory = sqlite3.Row
     _check_version(connection, path)
     return connection

@@ -100,8 +100,8 @@ _FIELDS = ("task_id", "attempts", "solved", "latest", "change", "reward", "last_
 def task_history(store: EpisodeStore, task_id: str, threshold: float = 1.0, limit: int = 1000) -> list[dict[str, Any]]:
     """The newest attempts of a task, each with whether it was solved, in the order of recording."""
     found = store.rows(
-        f"SELECT episode_id, step, validation, group_id, repeat, status, failure, reward, advantage, {_SOLVED} AS solved "
-        "FROM episode WHERE task_id = :task ORDER BY id DESC LIMIT :limit",
+        f"SELECT episode_id, step, validation, group_id, repeat, status, failure, reward, advantage, "
+        f"{_SOLVED} AS solved FROM episode WHERE task_id = :task ORDER BY id DESC LIMIT :limit",
         {"task": task_id, "threshold": threshold, "limit": limit},
     )
     return [{**dict(row), "validation": bool(row["validation"]), "solved": bool(row["solved"])} for row in found[::-1]]

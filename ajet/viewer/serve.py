@@ -20,7 +20,7 @@ DEFAULT_PORT = 8642
 _SHORTEST_PASSWORD = 8
 _SETTINGS = "--host or --port"
 _LIMITS = HttpLimits(max_body_bytes=64 * 1024)
-"""The only body that a page sends is the sign-in form."""
+"""Pages send the sign-in form and notes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class ViewerSettings:
     port: int | None = None
     """None: 8642, or any free port if that one is taken."""
     password: str | None = None
+    why_no_notes: str = ""
+    """Why notes can't be kept, if they can't."""
 
 
 class Viewer:
@@ -45,7 +47,7 @@ class Viewer:
                 f"least {_SHORTEST_PASSWORD} characters: --password, or AJET_VIEW_PASSWORD. Without one, view from "
                 f"this machine (or through `ssh -L`)."
             )
-        self.library = Library(settings.root)
+        self.library = Library(settings.root, settings.why_no_notes)
         if not settings.root.exists():
             raise NoExperimentsError(
                 f"{settings.root}: no such folder. Runs write to saved_experiments/<name>; give that folder, or one "

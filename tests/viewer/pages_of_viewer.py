@@ -21,6 +21,9 @@ SETTLED = """() => {
   return document.readyState === "complete"
     && done("experiments", (table) => table.tBodies[0].rows.length)
     && done("charts-page", () => document.querySelector(".chart canvas"))
+    && done("tasks", () => document.getElementById("count").textContent)
+    && done("task", (task) => task.dataset.ready)
+    && done("differences-page", (page) => page.dataset.ready)
     && done("episodes", () => document.getElementById("count").textContent)
     && done("columns", (columns) => columns.dataset.ready)
     && done("episode", (episode) => episode.dataset.ready)
@@ -40,9 +43,13 @@ class Watched:
         self.page = page
         self.errors: list[str] = []
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
+        page.on("console", lambda message: message.type == "error" and self._said(message.text))
         page.on("requestfailed", lambda request: self._failed(request.url, request.failure))
         page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+
+    def _said(self, text: str) -> None:
+        if "status of 409" not in text:  # a note that is refused: the page says why
+            self.errors.append(text)
 
     def _failed(self, url: str, why: str | None) -> None:
         if "ERR_ABORTED" not in (why or ""):  # a page that was left while it loaded

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -18,7 +20,9 @@ from synthetic_run import Vocabulary, math_episode
 from ajet.config import Config
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
+from ajet.observe.notes import Notes
 from ajet.observe.recorder import EpisodeRecorder
+from ajet.observe.task_statistics import TaskFilter, task_page
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 from ajet.viewer.serve import Viewer
@@ -41,9 +45,9 @@ def forked(viewer: Viewer) -> dict[str, Any]:
 def test_experiments_are_listed_found_and_compared(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
     page = open_page(viewer)
     expect(page.locator("#experiments tbody tr")).to_have_count(2)
-    page.get_by_label("Find by name or model").fill("rloo")
+    page.get_by_label("Find by name, model or tag").fill("rloo")
     expect(page.locator("#experiments tbody tr")).to_have_count(1)
-    page.get_by_label("Find by name or model").fill("")
+    page.get_by_label("Find by name, model or tag").fill("")
     page.get_by_label("Compare math-agent-rloo").check()
     page.get_by_label("Compare math-agent", exact=True).check()
     shoot(page, "experiments")
@@ -279,19 +283,25 @@ def hostile_task() -> Task:
 @pytest.mark.slow
 def test_hostile_text_is_text(tmp_path: Path, open_page: Open, shoot: Shoot) -> None:
     vocabulary = Vocabulary()
-    episode = hostile_episode(vocabulary)
+    episode, other = hostile_episode(vocabulary), hostile_episode(vocabulary)
+    other.episode_id, other.tree.calls[0].new_messages[0]["content"] = "other", HOSTILE[2] + HOSTILE[3]
     config = Config.model_validate({"ajet": {"experiment_name": "hostile"}})
     with ExperimentFolder.open(config, exp_dir=tmp_path) as folder:
         folder.metrics.log(1, {f"user/{HOSTILE[0]}": 1.0, "reward/mean": 1.0})
         recorder = EpisodeRecorder(folder.episodes, tokenizer=vocabulary)
         assert recorder.record(episode, 1, task=hostile_task()).result()
+        assert recorder.record(other, 1, task=hostile_task()).result()
         recorder.close()
+    Notes(folder.path).write(HOSTILE[0] + HOSTILE[4], [HOSTILE[1][:40]])
+    Notes(folder.path).write(HOSTILE[0] + HOSTILE[4], [HOSTILE[1][:40]], episode.episode_id)
     viewer = start(tmp_path)
+    first, second = episode.episode_id, other.episode_id
     group = (
         "%3Cscript%3Ewindow.hacked%20%3D%201%3C%2Fscript%3E%3Cimg%20src%3Dx%20onerror%3D'window.hacked%20%3D%201'%3E"
     )
     for path in (
         "/", "/x/hostile", "/x/hostile/about", "/x/hostile/episodes", f"/x/hostile/group/{group}",
+        "/x/hostile/tasks", f"/x/hostile/task/{group}", f"/x/hostile/differences?a={first}&b={second}",
         f"/x/hostile/episode/{episode.episode_id}", f"/x/hostile/episode/{episode.episode_id}?view=tokens&call=0",
         f"/x/hostile/episode/{episode.episode_id}?view=details",
     ):  # fmt: skip
@@ -300,7 +310,12 @@ def test_hostile_text_is_text(tmp_path: Path, open_page: Open, shoot: Shoot) -> 
         page.wait_for_load_state("networkidle")
         assert page.evaluate("window.hacked") is None, path
         assert page.locator("iframe, img").count() == 0, path
+    page = open_page(viewer, f"/x/hostile/task/{group}")
+    expect(page.locator(".gold")).to_contain_text("<script>window.hacked = 1</script>")
+    expect(page.locator("#given")).not_to_contain_text("a-key-of-a-task")
+    expect(page.locator("#given .ctl", has_text="U+202E").first).to_be_visible()
     page = open_page(viewer, f"/x/hostile/episode/{episode.episode_id}?call=0")
+    expect(page.locator("#note")).to_contain_text("<script>window.hacked = 1</script>")
     chat = page.locator("#view-chat")
     expect(chat).to_contain_text("<script>window.hacked = 1</script>")
     expect(chat).to_contain_text("{{ 7 * 7 }}")
@@ -313,9 +328,12 @@ def test_hostile_text_is_text(tmp_path: Path, open_page: Open, shoot: Shoot) -> 
 
 def all_pages(viewer: Viewer) -> list[str]:
     row = forked(viewer)
+    others, _ = store_of(viewer).page(EpisodeFilter(group=row["group_id"]), sort="reward", descending=False)
     run, episode = f"/x/{EXPERIMENT}", f"/x/{EXPERIMENT}/episode/{row['episode_id']}"
     return [
         "/", "/compare?runs=math-agent,math-agent-rloo", run, f"{run}/episodes", f"{run}/about",
+        f"{run}/tasks", f"{run}/task/{row['task_id']}",
+        f"{run}/differences?a={row['episode_id']}&b={others[0]['episode_id']}",
         f"{run}/group/{row['group_id']}", episode, f"{episode}?view=tokens&call=0", f"{episode}?view=details",
     ]  # fmt: skip
 
@@ -426,6 +444,12 @@ def test_charts_fold_and_can_be_saved(viewer: Viewer, open_page: Open, shoot: Sh
         page.get_by_label("Save Training and validation as PNG").click()
     assert saved.value.suggested_filename == f"{EXPERIMENT}_Training_and_validation.png"
     assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+    for title, shape in (("Training and validation", "path"), ("Rewards by step", "rect")):
+        with page.expect_download() as saved:
+            page.get_by_label(f"Save {title} as SVG").click()
+        assert saved.value.suggested_filename.endswith(".svg")
+        drawing = ElementTree.fromstring(Path(saved.value.path()).read_text())
+        assert title in drawing.itertext() and len(drawing.findall(f"{{http://www.w3.org/2000/svg}}{shape}")) >= 2
     with page.expect_download() as saved:
         page.get_by_role("link", name="CSV").click()
     rows = Path(saved.value.path()).read_text().splitlines()
@@ -447,6 +471,89 @@ def test_episodes_can_be_downloaded(viewer: Viewer, open_page: Open) -> None:
     record = json.loads(Path(saved.value.path()).read_text())
     assert saved.value.suggested_filename == f"{record['episode_id']}.json"
     assert record["status"] == "completed"
+
+
+def test_a_task_leads_to_its_attempts(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
+    page = open_page(viewer, f"/x/{EXPERIMENT}/tasks")
+    total = task_page(store_of(viewer), TaskFilter())[1]
+    expect(page.locator("#count")).to_have_text(f"1–{total} of {total} tasks")
+    page.get_by_role("columnheader", name="Solved", exact=True).click()
+    expect(page).to_have_url(re.compile("sort=solved"))
+    page.get_by_label("Solved, per cent from").fill("50")
+    few = task_page(store_of(viewer), TaskFilter(solved_min=0.5))[1]
+    expect(page.locator("#count")).to_contain_text(f"of {few} task")
+    shoot(page, "tasks")
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="CSV").click()
+    assert len(Path(saved.value.path()).read_text().splitlines()) == few + 1
+    page.locator("#tasks tbody .name").first.click()
+    expect(page.locator("#task[data-ready]")).to_be_visible()
+    expect(page.locator(".gold")).to_contain_text(re.compile(r"\d+"))
+    expect(page.locator("#given")).to_contain_text('"book": "apples"')
+    shoot(page, "task")
+    page.locator("#attempts .chip").first.click()
+    expect(page.locator("#episode[data-ready]")).to_be_visible()
+    page.get_by_role("tab", name="Details").click()
+    expect(page.locator("#view-details .gold")).to_be_visible()
+
+
+def test_two_attempts_are_compared(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
+    row = next(
+        row for row in store_of(viewer).page(EpisodeFilter(status="completed", reward_max=0.0))[0]
+        if store_of(viewer).page(EpisodeFilter(group=row["group_id"], reward_min=1.0))[1]
+    )  # fmt: skip
+    page = open_page(viewer, f"/x/{EXPERIMENT}/group/{row['group_id']}")
+    settled(page)
+    page.get_by_role("link", name="Differences").click()
+    expect(page.locator("#verdict")).to_contain_text(re.compile("the first difference is in message [45]"))
+    for side, kind in (("left", "del"), ("right", "ins")):
+        expect(page.get_by_label(f"Attempt on the {side}")).to_be_visible()
+        expect(page.locator(f".pair {kind}").first).to_be_visible()
+    expect(page.locator(".message.same .toolcall")).to_contain_text("calculator")
+    shoot(page, "differences")
+    left = page.get_by_label("Attempt on the left")
+    right = page.get_by_label("Attempt on the right").input_value()
+    left.select_option(right)
+    expect(page.locator("#verdict")).to_contain_text("The same, word for word")
+    expect(page).to_have_url(re.compile(f"a={right}&b={right}"))
+    assert page.evaluate(DIFFERENCES_OF_TEXTS, page.locator("script[src*=keys]").get_attribute("src")) == [
+        [[["call ", True], ["add", False], ["(1)", True]], [["call ", True], ["sum", False], ["(1)", True]]],
+        [[0, 0, True], [1, -1, False], [2, 1, True], [-1, 2, False]],
+    ]
+
+
+DIFFERENCES_OF_TEXTS = """async (script) => {
+  const { wordDifferences, aligned } = await import(script.replace("keys.js", "diff.js"));
+  return [wordDifferences("call add(1)", "call sum(1)"), aligned(["a", "b", "c"], ["a", "c", "d"], (x, y) => x === y)];
+}"""
+
+
+def test_notes_are_written_and_read(tmp_path: Path, experiments: Path, open_page: Open, shoot: Shoot) -> None:
+    shutil.copytree(experiments / EXPERIMENT, tmp_path / EXPERIMENT)
+    viewer = start(tmp_path)
+    episode = store_of(viewer).page()[0][0]["episode_id"]
+    page = open_page(viewer, f"/x/{EXPERIMENT}/episode/{episode}")
+    page.get_by_role("button", name="Add a note or tags").click()
+    page.get_by_label("Note about this episode").fill("The judge read the wrong line.")
+    page.get_by_label("Tags, separated by commas").fill("judge, look again")
+    page.keyboard.press("j")
+    page.get_by_role("button", name="Keep").click()
+    expect(page.locator("#note .text")).to_have_text("The judge read the wrong line.")
+    shoot(page, "note")
+    page.goto(f"{page.url.split('/episode')[0]}/episodes")
+    page.get_by_label("Notes").select_option("tag:judge")
+    expect(page.locator("#count")).to_have_text("1–1 of 1 episode")
+    expect(page.locator("#episodes tbody")).to_contain_text("look again")
+    page.goto(f"{page.url.split('/episodes')[0]}/about")
+    page.get_by_role("button", name="Add a note or tags").click()
+    page.get_by_label("Tags, separated by commas").fill("x" * 41)
+    page.get_by_role("button", name="Keep").click()
+    expect(page.locator("#note .bad")).to_contain_text("each of at most 40 characters")
+    page.get_by_label("Tags, separated by commas").fill("baseline")
+    page.get_by_role("button", name="Keep").click()
+    expect(page.locator("#note .note-tag")).to_have_text("baseline")
+    home = open_page(viewer, "/")
+    expect(home.locator("#experiments .note-tag")).to_have_text("baseline")
 
 
 def test_keys_are_listed_and_the_environment_is_shown(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:

@@ -1,8 +1,10 @@
 // Helpers for every page. Text from models enters a page through text nodes only.
 
+const SVG = new Set(["svg", "path", "circle", "rect", "line", "text", "g"]);
+
 /** An element with attributes and children (strings become text nodes). */
 export function el(name, attributes = {}, ...children) {
-  const node = name === "svg" || name === "path" || name === "circle"
+  const node = SVG.has(name)
     ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
@@ -33,7 +35,7 @@ export function poll(seconds, work) {
   const turn = async () => {
     if (stopped) return;
     let goOn = true;
-    try { if (!document.hidden) goOn = await work(); showLost(false); } catch (error) { if (error.name !== "AbortError") showLost(true); }
+    try { if (!document.hidden) goOn = await work(); showLost(false); } catch (error) { if (error.name !== "AbortError") { console.error(error); showLost(true); } }
     if (goOn === false) return;
     setTimeout(turn, seconds * 1000);
   };
@@ -96,13 +98,14 @@ export function agentColours(names) {
   return (name) => `a${Math.max(0, unique.indexOf(name)) % 8}`;
 }
 
-export function spark(values, label) {
+/** A small line. `range`: what its height stands for; else from the lowest value to the highest. */
+export function spark(values, label, range = null) {
   const svg = el("svg", { class: "spark", viewBox: "0 0 100 28", preserveAspectRatio: "none", role: "img", "aria-label": label });
+  const low = range ? range[0] : Math.min(...values), span = (range ? range[1] : Math.max(...values)) - low || 1;
   if (values.length > 1) {
-    const low = Math.min(...values), span = Math.max(...values) - low || 1;
     const points = values.map((value, i) => `${(100 * i / (values.length - 1)).toFixed(1)},${(26 - 24 * (value - low) / span).toFixed(1)}`);
     svg.append(el("path", { d: `M${points.join("L")}` }));
-  }
+  } else if (values.length) svg.append(el("circle", { cx: 50, cy: 26 - 24 * (values[0] - low) / span, r: 1.5 }));
   return svg;
 }
 
@@ -163,8 +166,10 @@ export function appendText(node, text) {
 }
 
 /** A block of text. A very long one shows its start, and the rest on demand. */
-export function textBlock(text, className = "text") {
-  const block = el("div", { class: className, dir: "auto" });
+export const textBlock = (text, className = "text") => appendLong(el("div", { class: className, dir: "auto" }), text);
+
+/** Append text to a node; of a very long one its start, and the rest on demand. */
+export function appendLong(block, text) {
   if (text.length <= SHOWN_CHARACTERS) return appendText(block, text);
   appendText(block, text.slice(0, SHOWN_CHARACTERS));
   const rest = el("button", { class: "more", type: "button" }, `… show ${(text.length - SHOWN_CHARACTERS).toLocaleString("en")} more characters`);

@@ -1,7 +1,9 @@
 // One episode: conversation, call tree, tokens, details. The URL records what is shown.
-import { $, agentColours, apiOf, clock, copy, copyLink, el, experiment, fetchJson, number, pageOf, pill, rewardClass, seconds, setUrl, short, signClass, signed, toast } from "./common.js";
+import { $, agentColours, apiOf, appendText, clock, copy, copyLink, el, experiment, fetchJson, number, pageOf, pill, rewardClass, seconds, setUrl, short, signClass, signed, toast } from "./common.js";
 import { conversation, conversationText, curlOf, messageNode } from "./chat.js";
 import { drawGraph, markCurrent } from "./graph.js";
+import { showNote } from "./notes.js";
+import { givenNodes } from "./taskcard.js";
 import { TokenView } from "./tokens.js";
 
 const name = experiment(), id = $("episode").dataset.episode;
@@ -28,7 +30,7 @@ function facts() {
   $("status").replaceChildren(pill(episode.status), " ", ...episode.outcomes.map((outcome) => el("span", { class: "pill warn" }, outcome)), view.validation ? el("span", { class: "pill accent" }, "validation") : "");
   $("title").textContent = view.query || episode.task_id;
   $("title").dir = "auto";
-  $("ids").textContent = `${episode.task_id} · ${episode.id}`;
+  $("ids").replaceChildren(appendText(el("a", { href: pageOf(name, "task", episode.task_id) }), episode.task_id), ` · ${episode.id}`);
   const entry = (label, value, colour = "") => [el("div", {}, el("dt", {}, label), el("dd", { class: colour }, value))];
   const advantages = view.calls.map((call) => call.advantage).filter((value) => value !== null);
   const mean = advantages.length ? advantages.reduce((a, b) => a + b, 0) / advantages.length : null;
@@ -81,6 +83,7 @@ function showDetails() {
   const parts = Object.fromEntries(Object.entries(episode.reward_parts).map(([name, value]) => [name, `${short(value)} × ${short(episode.reward_weights[name] ?? 1)}`]));
   const judged = episode.metadata.judge;
   const cards = [
+    card("Task", ...givenNodes(view.task), el("p", {}, el("a", { href: pageOf(name, "task", episode.task_id) }, "All attempts at it"))),
     ...(Object.keys(parts).length ? [card(`Reward ${short(episode.reward)}: parts × weights`, pairs(parts))] : []),
     ...(judged ? [card("What the judge said", json(judged))] : []),
     card(`Ledger: ${number(episode.ledger.captured)} tokens sampled`, bar, shares),
@@ -163,6 +166,7 @@ try {
   if (!state.chosen) state.call = main ? main.index : view.calls.length - 1;
   state.leaf = view.calls.length ? leafOf(state.call) : -1;
   facts();
+  showNote($("note"), name, id);
   paths();
   drawGraph($("graph"), view.calls, colourOf, select);
   show();

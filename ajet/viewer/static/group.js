@@ -1,5 +1,5 @@
 // The episodes of a group side by side: what they have in common, and what their rewards reward.
-import { $, agentColours, apiOf, copyLink, el, experiment, fetchJson, number, pageOf, pill, rewardClass, short, signClass, signed } from "./common.js";
+import { $, agentColours, apiOf, appendText, copyLink, el, experiment, fetchJson, number, pageOf, pill, rewardClass, short, signClass, signed } from "./common.js";
 import { conversation, messageNode } from "./chat.js";
 
 const name = experiment();
@@ -26,7 +26,13 @@ else {
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / (rewards.length || 1);
   const spread = Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / (rewards.length || 1));
   $("query").textContent = episodes[0].query || rows[0].preview || rows[0].task_id;
-  $("about-group").textContent = `${rows[0].task_id} · step ${rows[0].step} · ${number(total)} episode${total === 1 ? "" : "s"} · reward ${short(mean)} ± ${short(spread)}${spread === 0 && rewards.length > 1 && !rows[0].validation ? " · all equal: this group teaches nothing" : ""}`;
+  $("about-group").replaceChildren(appendText(el("a", { href: pageOf(name, "task", rows[0].task_id) }), rows[0].task_id), ` · step ${rows[0].step} · ${number(total)} episode${total === 1 ? "" : "s"} · reward ${short(mean)} ± ${short(spread)}${spread === 0 && rewards.length > 1 && !rows[0].validation ? " · all equal: this group teaches nothing" : ""}`);
+  if (rows.length > 1) {
+    const sorted = [...rows].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
+    $("differences").href = `${pageOf(name, "differences")}?a=${encodeURIComponent(sorted[0].episode_id)}&b=${encodeURIComponent(sorted.at(-1).episode_id)}`;
+    $("differences").title = "Best and worst side by side; others can be chosen there";
+    $("differences").hidden = false;
+  }
   const colourOf = agentColours(episodes.flatMap((view) => view.calls.map((call) => call.agent)));
   $("columns").replaceChildren(...rows.map((row, index) => column(row, episodes[index], colourOf)));
 }

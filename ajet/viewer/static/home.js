@@ -1,5 +1,6 @@
 // The list of experiments, kept up to date. Selected ones can be compared.
-import { $, ago, clock, el, fetchJson, number, pageOf, pill, poll, rewardClass, short, spark } from "./common.js";
+import { $, ago, appendText, clock, el, fetchJson, number, pageOf, pill, poll, rewardClass, short, spark } from "./common.js";
+import { tagNode } from "./notes.js";
 
 /** Models differ in the end of their path, not its start. */
 const modelName = (model) => /^[/.~]/.test(model || "") ? `…/${model.split("/").filter(Boolean).slice(-2).join("/")}` : model;
@@ -15,8 +16,8 @@ function row(one) {
   const about = [one.backbone, one.algorithm, modelName(one.model)].filter(Boolean).join(" · ");
   const line = el("tr", {},
     el("td", { class: "check" }, box),
-    el("td", {}, link, el("span", { class: "preview", title: one.model }, about)),
-    el("td", {}, pill(one.status)),
+    el("td", {}, link, one.note ? el("span", { class: "noted", title: one.note, "aria-label": "has a note" }, "✎") : null, one.tags.map(tagNode), el("span", { class: "preview", title: one.model }, about), one.problem ? appendText(el("span", { class: "bad wrap problem-line" }), one.problem) : null),
+    el("td", {}, pill(one.status), one.problem ? [" ", pill("damaged")] : null),
     el("td", { class: "num" }, number(one.step)),
     el("td", { class: `num strong ${rewardClass(one.reward)}` }, short(one.reward)),
     el("td", { class: "spark-cell" }, spark(one.spark, `reward of ${one.name} so far`)),
@@ -38,7 +39,7 @@ function showChosen() {
 
 function show() {
   const wanted = $("find").value.trim().toLowerCase();
-  const shown = experiments.filter((one) => `${one.name} ${one.model}`.toLowerCase().includes(wanted));
+  const shown = experiments.filter((one) => `${one.name} ${one.model} ${one.tags.join(" ")}`.toLowerCase().includes(wanted));
   document.querySelector("#experiments tbody").replaceChildren(...shown.map(row));
   $("none").hidden = shown.length > 0;
   showChosen();

@@ -1,5 +1,8 @@
 // Charts of one run, or of several overlaid; updated while a run is in progress.
 import { $, apiOf, copyLink, debounce, el, fetchJson, number, pageOf, poll, setUrl, short, showLive } from "./common.js";
+import { RewardHistogram } from "./histogram.js";
+import { pageColours, saveButtons } from "./save.js";
+import { lineChart } from "./svg.js";
 import { SECTIONS, TILES, foldedAtFirst, metricsOf, otherSections } from "./panels.js";
 
 const runs = $("charts-page").dataset.runs.split(",").filter(Boolean).map((name, index) => ({ name, index, steps: [], series: {}, running: false, generation: "" }));
@@ -15,6 +18,7 @@ async function refresh(run) {
   const after = run.steps.length ? run.steps.at(-1) : null;
   const fresh = await fetchJson(`${apiOf(run.name)}/metrics${after === null ? "" : `?after=${after}`}`);
   run.running = fresh.running;
+  if (fresh.problem) { $("problem").textContent = fresh.problem; $("problem").hidden = false; }
   if (run.generation && fresh.generation !== run.generation) { run.steps = []; run.series = {}; run.generation = ""; return refresh(run); }
   run.generation = fresh.generation;
   if (!fresh.steps.length) return false;
@@ -83,20 +87,20 @@ class Chart {
     this.keys = el("div", { class: "keys" });
     this.plot = el("div", { class: "plot", role: "img", "aria-label": `${panel.title} by step` });
     this.node = el("article", { class: "card chart" }, el("header", {}, el("h3", {}, panel.title), el("span", { class: "hint" }, panel.hint || ""), this.now,
-      el("button", { class: "save", type: "button", title: "Save as PNG", "aria-label": `Save ${panel.title} as PNG`, on: { click: () => this.save() } }, "↓")), this.plot, this.keys);
+      saveButtons(panel.title, { canvas: () => this.uplot.ctx.canvas, svg: () => this.svg(), name: () => `${runs.map((run) => run.name).join("_")} ${panel.title}` })), this.plot, this.keys);
     this.visible = false;
     watch.observe(this.node);
     watched.set(this.node, this);
   }
 
-  /** Download what is drawn, on the page's background. */
-  save() {
-    const drawn = this.uplot.root.querySelector("canvas"), image = el("canvas", { width: drawn.width, height: drawn.height }), pen = image.getContext("2d");
-    pen.fillStyle = style("--surface");
-    pen.fillRect(0, 0, image.width, image.height);
-    pen.drawImage(drawn, 0, 0);
-    const names = runs.map((run) => run.name).join("_");
-    el("a", { href: image.toDataURL("image/png"), download: `${names} ${this.panel.title}.png`.replaceAll(/[^\w.-]+/g, "_") }).click();
+  /** What is drawn, as the text of an SVG file. */
+  svg() {
+    const { min, max } = this.uplot.scales.y;
+    return lineChart({
+      title: this.panel.title, hint: this.panel.hint || "", steps: this.steps, range: [min, max], between: shownSteps(), stacked: this.panel.stacked && single,
+      format: this.panel.format || compact, colours: pageColours(),
+      lines: this.lines.map((line, index) => ({ label: line.label, colour: style(`--c${line.colour % 8}`), fill: mixed(style(`--c${line.colour % 8}`)), values: this.drawn[index] })),
+    });
   }
 
   draw() {
@@ -104,7 +108,7 @@ class Chart {
     const names = metricsOf(this.panel, allNames());
     const lines = linesOf(this.panel, names);
     const [steps, columns, drawn] = dataOf(this.panel, lines);
-    this.lines = lines; this.steps = steps; this.columns = columns;
+    this.lines = lines; this.steps = steps; this.columns = columns; this.drawn = drawn;
     const stacked = this.panel.stacked && single;
     // stacked areas are drawn from the top down, so that each covers those above it
     const order = lines.map((_, index) => stacked ? lines.length - 1 - index : index);
@@ -139,8 +143,7 @@ class Chart {
   }
 
   zoom() {
-    const last = Math.max(...runs.map((run) => run.steps.at(-1) ?? 0)), first = Math.min(...runs.map((run) => run.steps[0] ?? last));
-    const low = view.from ?? first, high = view.to ?? last;
+    const [low, high] = shownSteps();
     this.uplot.setScale("x", low < high ? { min: low, max: high } : { min: low - 0.5, max: low + 0.5 });
   }
 
@@ -152,6 +155,12 @@ class Chart {
     this.keys.replaceChildren(...(alone && single ? [] : this.lines.map((line) => el("span", { class: `a${line.colour % 8}` }, el("i", { class: "dot" }), line.label, el("b", {}, this.format(value(line)))))));
     this.keys.hidden = alone && single;
   }
+}
+
+/** The first and the last step on the charts: what was zoomed to, or all. */
+function shownSteps() {
+  const last = Math.max(...runs.map((run) => run.steps.at(-1) ?? 0)), first = Math.min(...runs.map((run) => run.steps[0] ?? last));
+  return [view.from ?? first, view.to ?? last];
 }
 
 function rangeOf(low, high, stacked) {
@@ -176,7 +185,8 @@ const watch = new IntersectionObserver((entries) => {
     if (entry.isIntersecting && !chart.visible) { chart.visible = true; chart.draw(); }
   }
 }, { rootMargin: "300px" });
-const resized = new ResizeObserver(debounce(() => { for (const chart of charts.values()) chart.uplot?.setSize({ width: Math.max(100, chart.plot.clientWidth), height: HEIGHT }); }, 80));
+const resized = new ResizeObserver(debounce(() => { for (const chart of charts.values()) chart.uplot?.setSize({ width: Math.max(100, chart.plot.clientWidth), height: HEIGHT }); histogram?.resize(); }, 80));
+const histogram = single ? new RewardHistogram({ name: runs[0].name, zoomTo, pick, range: shownSteps }) : null;
 
 const allNames = () => [...new Set(runs.flatMap((run) => Object.keys(run.series)))].sort();
 
@@ -195,11 +205,12 @@ function build() {
         const key = `${section.title} ${panel.title}`;
         if (!charts.has(key)) charts.set(key, new Chart(panel));
         return charts.get(key).node;
-      })))));
+      }), histogram && section.title === "Outcome" && (!wanted || "rewards by step".includes(wanted)) ? histogram.node : null))));
     resized.disconnect();
     resized.observe($("sections"));
   }
   for (const chart of charts.values()) if (chart.node.isConnected) chart.draw();
+  histogram?.draw();
   $("none").hidden = runs.some((run) => run.steps.length);
   $("reset-zoom").hidden = view.from === null && view.to === null;
   tiles();
@@ -258,6 +269,7 @@ function zoomTo(from, to) {
   setUrl({ from, to });
   $("reset-zoom").hidden = from === null;
   for (const chart of charts.values()) if (chart.uplot) chart.zoom();
+  histogram?.zoom();
 }
 
 /** A click on a chart leads to the episodes of that step. */
@@ -277,5 +289,13 @@ if (!single) $("run-legend").replaceChildren(...runs.map((run) => el("a", { href
 poll(2, async () => {
   const changed = await Promise.all(runs.map(refresh));
   showLive(runs.some((run) => run.running));
-  if (changed.some(Boolean) || !build.layout) build();
+  if (changed.some(Boolean) || !build.layout) {
+    build();
+    if (histogram) await spread();
+  }
 });
+
+/** Fetch how rewards are spread. Damaged episodes must not cost the other charts. */
+async function spread() {
+  try { histogram.set(await fetchJson(`${apiOf(runs[0].name)}/rewards`)); } catch (error) { $("problem").textContent = error.message; $("problem").hidden = false; }
+}

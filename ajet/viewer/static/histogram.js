@@ -1,0 +1,121 @@
+// How the rewards of each step are spread: a row for each reward (or range of rewards), a column for each step, and the
+// bars of the step that the reader points at.
+import { el, number, short } from "./common.js";
+import { pageColours, saveButtons } from "./save.js";
+import { cellChart } from "./svg.js";
+
+const HEIGHT = 186;
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const labelOf = ([low, high]) => (low === high ? short(low) : `${short(low)} … ${short(high)}`);
+
+export class RewardHistogram {
+  /** `page`: what the charts of a page share: `zoomTo`, `pick`, `range` (first and last step shown). */
+  constructor(page) {
+    this.page = page;
+    this.title = "Rewards by step";
+    this.data = { bins: [], steps: [], counts: [] };
+    this.now = el("span", { class: "now" });
+    this.keys = el("div", { class: "keys bars" });
+    this.plot = el("div", { class: "plot", role: "img", "aria-label": "How the rewards of each step are spread" });
+    this.node = el("article", { class: "card chart" }, el("header", {}, el("h3", {}, this.title), el("span", { class: "hint" }, "darker: more"), this.now,
+      saveButtons(this.title, { canvas: () => this.uplot.ctx.canvas, svg: () => this.svg(), name: () => `${page.name} ${this.title}` })), this.plot, this.keys);
+  }
+
+  set(data) { this.data = data; this.node.hidden = !data.steps.length; this.draw(); }
+
+  draw() {
+    if (!this.data.steps.length || !this.node.isConnected) return;
+    const { steps, bins } = this.data;
+    const shape = JSON.stringify([bins, style("--is-dark")]);
+    const columns = [steps, ...bins.map((_, bin) => this.data.counts.map((counts) => counts[bin]))];
+    if (this.uplot && shape === this.shape) this.uplot.setData(columns, false);
+    else { this.uplot?.destroy(); this.uplot = new uPlot(this.options(), columns, this.plot); this.shape = shape; }
+    this.zoom();
+    this.legend(null);
+  }
+
+  options() {
+    const { bins } = this.data;
+    const axis = { stroke: style("--muted"), font: "11px system-ui", ticks: { show: false } };
+    const every = Math.ceil(bins.length / 8);
+    const shown = bins.map((_, index) => index).filter((index) => index % every === 0);
+    return {
+      width: Math.max(100, this.plot.clientWidth), height: HEIGHT, legend: { show: false }, padding: [8, 6, 0, 0],
+      cursor: { sync: { key: "steps", setSeries: false }, y: false, drag: { x: true, y: false, setScale: false }, points: { show: false } },
+      scales: { x: { time: false }, y: { range: () => [-0.5, bins.length - 0.5] } },
+      axes: [{ ...axis, grid: { show: false }, size: 24, gap: 4, label: "step", labelSize: 16, labelGap: 0, labelFont: "11px system-ui", incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] }, { ...axis, grid: { show: false }, size: 46, gap: 4, splits: () => shown, values: () => shown.map((index) => short(bins[index][0])) }],
+      series: [{}, ...bins.map(() => ({ stroke: "transparent", points: { show: false }, paths: () => null }))],
+      hooks: {
+        drawClear: [(plot) => this.cells(plot)],
+        setCursor: [(plot) => this.legend(plot.cursor.idx ?? null)],
+        setSelect: [(plot) => { if (plot.select.width > 4) this.page.zoomTo(Math.round(plot.posToVal(plot.select.left, "x")), Math.round(plot.posToVal(plot.select.left + plot.select.width, "x"))); plot.setSelect({ width: 0, height: 0 }, false); }],
+        ready: [(plot) => {
+          plot.over.addEventListener("dblclick", () => this.page.zoomTo(null, null));
+          let down = 0;
+          plot.over.addEventListener("mousedown", (event) => { down = event.clientX; });
+          plot.over.addEventListener("click", (event) => { if (Math.abs(event.clientX - down) < 3 && event.detail === 1) this.page.pick(this.data.steps[plot.cursor.idx]); });
+        }],
+      },
+    };
+  }
+
+  /** One rectangle for each step and bin; its strength is the share of the step's episodes. */
+  cells(plot) {
+    const pen = plot.ctx;
+    pen.save();
+    pen.beginPath();
+    pen.rect(plot.bbox.left, plot.bbox.top, plot.bbox.width, plot.bbox.height);
+    pen.clip();
+    pen.fillStyle = style("--accent");
+    for (const [x, width, y, height, share] of this.rectangles((step) => plot.valToPos(step, "x", true), (bin) => plot.valToPos(bin, "y", true))) {
+      pen.globalAlpha = strength(share);
+      pen.fillRect(x, y, width, height);
+    }
+    pen.restore();
+  }
+
+  /** `[[x, width, y, height, share] …]` of the cells that hold episodes. */
+  * rectangles(across, up) {
+    const { steps, counts } = this.data;
+    const gap = steps.slice(1).reduce((least, step, index) => Math.min(least, step - steps[index]), Infinity);
+    const half = Number.isFinite(gap) ? gap / 2 : 0.5;
+    for (const [index, step] of steps.entries()) {
+      const total = counts[index].reduce((sum, count) => sum + count, 0);
+      const left = across(step - half), right = across(step + half);
+      for (const [bin, count] of counts[index].entries()) {
+        if (!count) continue;
+        const top = up(bin + 0.5), bottom = up(bin - 0.5);
+        yield [left, Math.max(1, right - left - 0.5), top + 1, Math.max(1, bottom - top - 2), count / total];
+      }
+    }
+  }
+
+  svg() {
+    const self = this;
+    return cellChart({
+      title: this.title, hint: "share of the recorded episodes", rows: this.data.bins.map(labelOf), colours: pageColours(), between: this.page.range(),
+      cells: function* (x, y) { for (const [left, width, top, height, share] of self.rectangles(x, y)) yield [left, width, top, height, strength(share)]; },
+    });
+  }
+
+  zoom() {
+    const [low, high] = this.page.range();
+    this.uplot?.setScale("x", low < high ? { min: low - 0.5, max: high + 0.5 } : { min: low - 0.5, max: low + 0.5 });
+  }
+
+  resize() { this.uplot?.setSize({ width: Math.max(100, this.plot.clientWidth), height: HEIGHT }); }
+
+  legend(index) {
+    const at = index ?? this.data.steps.length - 1, counts = this.data.counts[at];
+    if (!counts) return;
+    const most = Math.max(...counts), total = counts.reduce((sum, count) => sum + count, 0);
+    this.now.replaceChildren(el("span", { class: "step" }, `step ${this.data.steps[at]}`), `${number(total)} episode${total === 1 ? "" : "s"}`);
+    this.keys.replaceChildren(...counts.map((count, bin) => {
+      const bar = el("i");
+      bar.style.height = `${Math.round(20 * count / (most || 1))}px`;
+      return el("span", { title: `reward ${labelOf(this.data.bins[bin])}: ${number(count)}` }, bar, counts.length <= 6 ? el("b", {}, `${labelOf(this.data.bins[bin])}: ${number(count)}`) : null);
+    }));
+  }
+}
+
+export const strength = (share) => 0.12 + 0.88 * share;

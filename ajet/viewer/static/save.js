@@ -1,0 +1,28 @@
+// A chart's two buttons: save what is drawn as PNG or as SVG.
+import { el } from "./common.js";
+
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+export const pageColours = () => ({ surface: style("--surface"), text: style("--text"), muted: style("--muted"), line: style("--line"), accent: style("--accent") });
+
+function download(href, name, kind) { el("a", { href, download: `${`${name}`.replaceAll(/[^\w.-]+/g, "_")}.${kind}` }).click(); }
+
+/** What is drawn on a canvas, on the page's background. */
+function savePng(canvas, name) {
+  const image = el("canvas", { width: canvas.width, height: canvas.height }), pen = image.getContext("2d");
+  pen.fillStyle = style("--surface");
+  pen.fillRect(0, 0, image.width, image.height);
+  pen.drawImage(canvas, 0, 0);
+  download(image.toDataURL("image/png"), name, "png");
+}
+
+function saveSvg(text, name) {
+  const address = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
+  download(address, name, "svg");
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
+/** `canvas()`: what is drawn; `svg()`: the same as text; `name()`: the file's name. */
+export function saveButtons(title, { canvas, svg, name }) {
+  const button = (kind, work) => el("button", { class: "save", type: "button", title: `Save as ${kind}`, "aria-label": `Save ${title} as ${kind}`, on: { click: work } }, kind);
+  return el("span", { class: "saves" }, button("PNG", () => savePng(canvas(), name())), button("SVG", () => saveSvg(svg(), name())));
+}

@@ -1,0 +1,42 @@
+// One task: what was asked, what the reader gave, and every attempt at it.
+import { $, apiOf, appendText, copyLink, el, experiment, fetchJson, number, pageOf, rewardClass, short, spark } from "./common.js";
+import { taskCards } from "./taskcard.js";
+
+const name = experiment(), id = $("task").dataset.task;
+const percent = (share) => `${Math.round(100 * share)} %`;
+$("copy-link").addEventListener("click", copyLink);
+$("episodes-of").href = `${pageOf(name, "episodes")}?task=${encodeURIComponent(id)}`;
+
+/** One step's attempts, each a link to its episode. */
+function stepRow({ step, validation, attempts }) {
+  const solved = attempts.filter((one) => one.solved).length;
+  const rewards = attempts.map((one) => one.reward).filter((reward) => reward !== null);
+  const mean = rewards.length ? rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length : null;
+  const group = attempts.find((one) => one.group_id)?.group_id;
+  const sorted = [...attempts].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
+  const chip = (one) => el("a", { class: `chip ${one.solved ? "good" : one.reward === null ? "bad" : "plain"}`, href: pageOf(name, "episode", one.episode_id), title: `attempt ${one.repeat}: ${one.failure || one.status}` }, one.reward === null ? one.failure || one.status : short(one.reward));
+  const between = attempts.length > 1 ? el("a", { href: `${pageOf(name, "differences")}?a=${encodeURIComponent(sorted[0].episode_id)}&b=${encodeURIComponent(sorted.at(-1).episode_id)}` }, "Differences") : "";
+  return el("tr", {}, el("td", { class: "num" }, validation ? el("span", { class: "tag" }, "val") : null, " ", number(step)), el("td", { class: "num" }, `${solved} of ${attempts.length}`), el("td", { class: `num ${rewardClass(mean)}` }, short(mean)),
+    el("td", {}, el("div", { class: "chips" }, attempts.map(chip))), el("td", { class: "nowrap" }, group ? el("a", { href: pageOf(name, "group", group) }, "Group") : "", " ", between));
+}
+
+try {
+  const { task, attempts } = await fetchJson(`${apiOf(name)}/task/${encodeURIComponent(id)}`);
+  $("query").replaceChildren(); appendText($("query"), task.query || id); $("query").dir = "auto";
+  const [asked, given] = taskCards(task);
+  $("asked").replaceChildren(...asked); $("given").replaceChildren(...given);
+  const steps = new Map();
+  for (const one of attempts) {
+    const key = `${one.step} ${one.validation}`;
+    if (!steps.has(key)) steps.set(key, { step: one.step, validation: one.validation, attempts: [] });
+    steps.get(key).attempts.push(one);
+  }
+  const solved = attempts.filter((one) => one.solved).length;
+  appendText($("about-task"), `${id} · ${number(attempts.length)} attempt${attempts.length === 1 ? "" : "s"} · ${percent(solved / attempts.length)} solved`);
+  const training = [...steps.values()].filter((one) => !one.validation).map((one) => one.attempts.filter((attempt) => attempt.solved).length / one.attempts.length);
+  if (training.length > 1) $("rates").replaceChildren(el("div", { class: "rate" }, el("span", { class: "muted" }, `Solved by step, ${percent(training[0])} → ${percent(training.at(-1))}`), spark(training, `solved by step, ${training.length} steps`, [0, 1])));
+  $("attempts").replaceChildren(el("div", { class: "table-card", tabindex: "0" }, el("table", { class: "list quiet" }, el("thead", {}, el("tr", {}, el("th", { class: "num" }, "Step"), el("th", { class: "num" }, "Solved"), el("th", { class: "num" }, "Mean reward"), el("th", {}, "Attempts"), el("th", {}, ""))), el("tbody", {}, [...steps.values()].reverse().map(stepRow)))));
+} catch (error) {
+  $("about-task").textContent = error.message;
+}
+$("task").dataset.ready = "1";
