@@ -39,8 +39,8 @@ def run(argv: Sequence[str]) -> int:
 
     given = find_experiment(arguments.experiment)
     with shown_folder(given) as root:
-        why_no_notes = "" if root == given else "Notes are kept in experiment folders; this shows trajectories."
-        settings = ViewerSettings(root, arguments.host, arguments.port, arguments.password, why_no_notes)
+        trajectories = None if root == given else given
+        settings = ViewerSettings(root, arguments.host, arguments.port, arguments.password, trajectories)
         viewer = Viewer(settings)
         print(f"{viewer.url}\n(Ctrl-C to stop)", flush=True)
         if not arguments.no_browser and os.environ.get("DISPLAY"):

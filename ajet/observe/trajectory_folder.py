@@ -55,7 +55,7 @@ class TrajectoryFolder:
                 continue
             episode = episode_of(trajectory)
             task = Task(main_query=_question(trajectory), task_id=episode.task_id)
-            self._recorder.record(episode, trajectory.repeat, task=task)
+            self._recorder.record(episode, 0, task=task)
             changed += 1
         self._recorder.flush()
         return changed

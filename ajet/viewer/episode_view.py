@@ -25,6 +25,7 @@ def episode_view(recorded: RecordedEpisode, store: EpisodeStore) -> dict[str, An
         "after": after,
         "calls": [_call(recorded, index) for index in range(len(episode.tree.calls))],
         "toolsets": episode.tree.toolsets,
+        "has_tokens": bool(episode.tree.runs),
     }
 
 

@@ -41,10 +41,13 @@ class DamagedExperimentError(UserError):
 class Library:
     """The experiments in a folder, or just one if the folder is itself an experiment. Safe to use from any thread."""
 
-    def __init__(self, root: Path, why_no_notes: str = "") -> None:
-        """`why_no_notes`: why readers can't write notes here, if they can't."""
+    def __init__(self, root: Path, trajectories: Path | None = None) -> None:
+        """`trajectories`: the folder of trajectories that `root`, an experiment of our own, was made from."""
         self.root = root
-        self.why_no_notes = why_no_notes
+        self.trajectories = trajectories
+        self.why_no_notes = (
+            "" if trajectories is None else "Notes are kept in experiment folders, not for trajectories."
+        )
         self.single = is_experiment(root)
         self._open: dict[str, Experiment] = {}
         self._lock = threading.Lock()

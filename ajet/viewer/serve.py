@@ -32,8 +32,8 @@ class ViewerSettings:
     port: int | None = None
     """None: 8642, or any free port if that one is taken."""
     password: str | None = None
-    why_no_notes: str = ""
-    """Why notes can't be kept, if they can't."""
+    trajectories: Path | None = None
+    """The folder of trajectories that `root` was made from, if it was."""
 
 
 class Viewer:
@@ -47,7 +47,7 @@ class Viewer:
                 f"least {_SHORTEST_PASSWORD} characters: --password, or AJET_VIEW_PASSWORD. Without one, view from "
                 f"this machine (or through `ssh -L`)."
             )
-        self.library = Library(settings.root, settings.why_no_notes)
+        self.library = Library(settings.root, settings.trajectories)
         if not settings.root.exists():
             raise NoExperimentsError(
                 f"{settings.root}: no such folder. Runs write to saved_experiments/<name>; give that folder, or one "
@@ -65,6 +65,8 @@ class Viewer:
             host = socket.gethostname()
         names = self.library.names()
         path = f"/x/{quote(names[0])}" if self.library.single else "/"
+        if self.library.trajectories is not None:
+            path += "/episodes"
         token = "" if self.access.password is not None else f"?token={self.access.token}"
         return f"http://{host}:{self.port}{path}{token}"
 

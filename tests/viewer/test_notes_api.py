@@ -22,9 +22,9 @@ def folder(experiments: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(experiments / "math-agent", tmp_path / "math-agent"))
 
 
-def sign_in(folder: Path, why_no_notes: str = "") -> TestClient:
+def sign_in(folder: Path, trajectories: Path | None = None) -> TestClient:
     access = Access()
-    visitor = TestClient(create_app(Library(folder.parent, why_no_notes), access), base_url=BASE)
+    visitor = TestClient(create_app(Library(folder.parent, trajectories), access), base_url=BASE)
     visitor.get(f"/?token={access.token}")
     return visitor
 
@@ -104,6 +104,6 @@ def test_a_damaged_file_is_never_overwritten(folder: Path) -> None:
 
 
 def test_trajectories_say_why_they_take_none(folder: Path) -> None:
-    visitor = sign_in(folder, "Notes are kept in experiment folders.")
+    visitor = sign_in(folder, Path("trajectories"))
     assert visitor.get(NOTES).json()["refused"]
     assert visitor.post(NOTES, json={"note": "x", "tags": []}).status_code == 409

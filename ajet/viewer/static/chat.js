@@ -32,10 +32,10 @@ export function messageNode({ message, call, owner }, colourOf, { compact = fals
     who.append(el("i", { class: "dot" }), el("b", {}, call.agent), el("span", {}, `call ${call.index}`));
     if (call.advantage !== null) who.append(el("span", { class: signClass(call.advantage), title: "advantage" }, `advantage ${signed(call.advantage)}`));
     if (!compact) {
-      who.append(el("span", {}, `${call.tokens} tokens`));
+      if (call.run >= 0) who.append(el("span", {}, `${call.tokens} tokens`));
       if (call.mean_logprob !== null) who.append(el("span", { title: "mean logprob of the sampler" }, `logprob ${short(call.mean_logprob)}`));
     }
-    if (!call.trained) who.append(el("span", { class: "pill" }, (call.drop || (call.trainable ? "masked" : "not trainable")).replaceAll("_", " ")));
+    if (!call.trained && (call.run >= 0 || call.drop)) who.append(el("span", { class: "pill" }, (call.drop || (call.trainable ? "masked" : "not trainable")).replaceAll("_", " ")));
     if (call.finish_reason !== "stop") who.append(el("span", { class: "pill warn" }, call.finish_reason));
     if (call.reward !== null) who.append(el("span", { class: "pill accent" }, `reward ${short(call.reward)}`));
   } else who.append(el("b", {}, message.role || role), message.name || message.tool_call_id || "");
@@ -61,8 +61,9 @@ export function conversationText(calls, index) {
 export function curlOf(view, index) {
   const call = view.calls[index];
   const messages = conversation(view.calls, index).slice(0, -1).map(({ message }) => message);
-  const body = { model: call.target, messages, temperature: call.sampling.temperature };
-  if (call.sampling.max_tokens) body.max_tokens = call.sampling.max_tokens;
+  const body = { model: call.target, messages };
+  if (view.has_tokens) body.temperature = call.sampling.temperature;
+  if (view.has_tokens && call.sampling.max_tokens) body.max_tokens = call.sampling.max_tokens;
   if (call.tools >= 0) body.tools = view.toolsets[call.tools];
   const quoted = JSON.stringify(body, null, 2).replaceAll("'", "'\\''").replace(/[\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (odd) => `\\u${oddName(odd).slice(2).padStart(4, "0").toLowerCase()}`);
   return `curl "$OPENAI_BASE_URL/chat/completions" \\\n  -H "Authorization: Bearer $OPENAI_API_KEY" -H "Content-Type: application/json" \\\n  -d '${quoted}'`;

@@ -46,7 +46,7 @@ function head(side) {
   const score = (label, value, colour = "") => el("div", {}, el("span", {}, label), el("b", { class: colour }, value));
   return el("header", { class: "card pad side-card" },
     el("div", { class: "row wrapping" }, choice, leaves.length > 1 ? path : null, pill(episode.status), el("span", { class: "spring" }), el("a", { href: pageOf(name, "episode", side.id) }, "Open")),
-    el("div", { class: "scores" }, score("reward", short(episode.reward), rewardClass(episode.reward)), score("advantage", signed(advantage), signClass(advantage)), score("step", number(side.view.step)), score("calls", number(calls.length)), score("sampled", number(episode.sampled)), score("time", seconds(episode.timings.total))),
+    el("div", { class: "scores" }, score("reward", short(episode.reward), rewardClass(episode.reward)), ...(side.view.has_tokens ? [score("advantage", signed(advantage), signClass(advantage)), score("step", number(side.view.step))] : []), score("calls", number(calls.length)), ...(side.view.has_tokens ? [score("sampled", number(episode.sampled))] : []), score("time", seconds(episode.timings.total))),
     episode.failure ? appendText(el("p", { class: "bad wrap" }), `${episode.failure.kind}: ${episode.failure.message}`) : null);
 }
 
@@ -54,7 +54,7 @@ function head(side) {
 
 function whoNode(part) {
   const who = el("div", { class: "who" }, appendText(el("b"), part.call ? part.call.agent : roleOf(part)));
-  if (part.call) who.append(el("span", {}, `call ${part.call.index}`), el("span", {}, `${part.call.tokens} tokens`));
+  if (part.call) who.append(el("span", {}, `call ${part.call.index}`), part.call.run >= 0 ? el("span", {}, `${part.call.tokens} tokens`) : "");
   return who;
 }
 

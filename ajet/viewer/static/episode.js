@@ -34,7 +34,13 @@ function facts() {
   const entry = (label, value, colour = "") => [el("div", {}, el("dt", {}, label), el("dd", { class: colour }, value))];
   const advantages = view.calls.map((call) => call.advantage).filter((value) => value !== null);
   const mean = advantages.length ? advantages.reduce((a, b) => a + b, 0) / advantages.length : null;
-  $("facts").replaceChildren(
+  if (!view.has_tokens && view.calls.length) {  // messages of an agent that ran alone
+    const { input_tokens: input, output_tokens: output, cost } = episode.metadata;
+    const whole = (value) => (typeof value === "number" ? number(value) : "–");
+    $("facts").replaceChildren(
+      ...entry("Reward", short(episode.reward), rewardClass(episode.reward)), ...entry("Success", episode.success === null ? "–" : episode.success ? "yes" : "no"), ...entry("Episode", episode.group_id ? el("a", { href: pageOf(name, "group", episode.group_id) }, `${episode.repeat} of group`) : number(episode.repeat)),
+      ...entry("Input tokens", whole(input)), ...entry("Output tokens", whole(output)), ...entry("Time", seconds(episode.timings.total)), ...(typeof cost === "number" ? entry("Cost", number(cost)) : []));
+  } else $("facts").replaceChildren(
     ...entry("Reward", short(episode.reward), rewardClass(episode.reward)), ...entry("Advantage", signed(mean), signClass(mean)), ...entry("Success", episode.success === null ? "–" : episode.success ? "yes" : "no"),
     ...entry("Step", number(view.step)), ...entry("Episode", episode.group_id ? el("a", { href: pageOf(name, "group", episode.group_id) }, `${episode.repeat} of group`) : number(episode.repeat)), ...entry("Time", seconds(episode.timings.total)),
     ...entry("Tokens", number(episode.tokens)), ...entry("Sampled", number(episode.sampled)), ...entry("Trained", view.validation ? "–" : number(episode.trained)));
@@ -61,7 +67,7 @@ function showChat() {
 }
 
 async function showTokens() {
-  if (!view.calls.length) { $("view-tokens").replaceChildren(el("p", { class: "empty" }, "No model calls were made.")); return; }
+  if (!view.has_tokens) { $("view-tokens").replaceChildren(el("p", { class: "empty" }, view.calls.length ? "Only messages were recorded, no tokens." : "No model calls were made.")); return; }
   loading ??= fetchJson(`${apiOf(name)}/tokens/${encodeURIComponent(id)}`);
   const data = await loading;
   tokens ??= new TokenView($("view-tokens"), view, data, { colour: state.colour, onColour: (colour) => { state.colour = colour; setUrl({ colour: colour === "trained" ? "" : colour }); }, onToken: (token) => { state.token = token; setUrl({ at: token }); } });
@@ -86,13 +92,14 @@ function showDetails() {
     card("Task", ...givenNodes(view.task), el("p", {}, el("a", { href: pageOf(name, "task", episode.task_id) }, "All attempts at it"))),
     ...(Object.keys(parts).length ? [card(`Reward ${short(episode.reward)}: parts × weights`, pairs(parts))] : []),
     ...(judged ? [card("What the judge said", json(judged))] : []),
-    card(`Ledger: ${number(episode.ledger.captured)} tokens sampled`, bar, shares),
+    ...(view.has_tokens ? [card(`Ledger: ${number(episode.ledger.captured)} tokens sampled`, bar, shares)] : []),
     card("Times", pairs(Object.fromEntries(Object.entries(episode.timings).map(([key, value]) => [key, seconds(value)])))),
     card("Episode", pairs({ task: episode.task_id, group: episode.group_id || "–", tag: episode.tag || "–", attempts: episode.attempts, recorded: clock(view.recorded), ...Object.fromEntries(Object.entries(episode.agent_rewards).map(([agent, reward]) => [`reward of ${agent}`, reward])) })),
   ];
-  if (call) cards.push(card(`Call ${call.index}: ${call.agent}`, pairs({ target: call.target, turn: call.turn, "prompt tokens": number(call.prompt_tokens), "sampled tokens": number(call.tokens), "finish reason": call.finish_reason, began: seconds(call.started_s), took: seconds(call.seconds), versions: call.versions.map(([, version]) => version).join(", ") || "–" })), card("Sampling of this call", pairs(plain(Object.fromEntries(Object.entries(call.sampling).filter(([, value]) => value !== null && !(Array.isArray(value) && !value.length)))))));
+  if (call) cards.push(card(`Call ${call.index}: ${call.agent}`, pairs({ target: call.target, turn: call.turn, "prompt tokens": number(call.prompt_tokens), ...(view.has_tokens ? { "sampled tokens": number(call.tokens), versions: call.versions.map(([, version]) => version).join(", ") || "–" } : {}), "finish reason": call.finish_reason, began: seconds(call.started_s), took: seconds(call.seconds) })));
+  if (call && view.has_tokens) cards.push(card("Sampling of this call", pairs(plain(Object.fromEntries(Object.entries(call.sampling).filter(([, value]) => value !== null && !(Array.isArray(value) && !value.length)))))));
   if (call?.fork) cards.push(card("Why it forked", pairs({ reason: call.fork.reason, "nearest call": call.fork.nearest, detail: call.fork.detail || "–", "tokens repeated": number(call.fork.tokens) })));
-  if (call) cards.push(card("Credit", call.entries.length ? pairs(Object.fromEntries(call.entries.map(([advantage, weight], index) => [`entry ${index}: advantage, weight`, `${signed(advantage)}, ${short(weight)}`]))) : el("p", { class: "muted" }, noCredit())));
+  if (call && view.has_tokens) cards.push(card("Credit", call.entries.length ? pairs(Object.fromEntries(call.entries.map(([advantage, weight], index) => [`entry ${index}: advantage, weight`, `${signed(advantage)}, ${short(weight)}`]))) : el("p", { class: "muted" }, noCredit())));
   const { judge: _, ...metadata } = episode.metadata;
   if (Object.keys(metadata).length) cards.push(card("Metadata", json(metadata)));
   if (Object.keys(episode.log_metrics).length) cards.push(card("Logged by the workflow", json(episode.log_metrics)));
@@ -165,6 +172,7 @@ try {
   state.chosen = state.call >= 0 && state.call < view.calls.length;
   if (!state.chosen) state.call = main ? main.index : view.calls.length - 1;
   state.leaf = view.calls.length ? leafOf(state.call) : -1;
+  $("tab-tokens").hidden = !view.has_tokens && view.calls.length > 0;
   facts();
   showNote($("note"), name, id);
   paths();

@@ -46,7 +46,7 @@ export function drawGraph(holder, calls, colourOf, select) {
   const rows = calls.map((call) => {
     const why = call.fork ? call.fork.reason : call.alternative_to >= 0 ? `another reply to call ${call.alternative_to}` : "";
     const what = why ? el("span", { class: "what why", title: call.fork?.detail || "" }, why.replaceAll("_", " ")) : appendText(el("span", { class: "what" }), summaryOf(call));
-    const worth = call.advantage !== null ? el("span", { class: `worth ${signClass(call.advantage)}` }, signed(call.advantage)) : el("span", { class: "worth muted" }, call.trained ? "" : (call.drop || (call.trainable ? "masked" : "context")).replaceAll("_", " "));
+    const worth = call.advantage !== null ? el("span", { class: `worth ${signClass(call.advantage)}` }, signed(call.advantage)) : el("span", { class: "worth muted" }, call.trained || (call.run < 0 && !call.drop) ? "" : (call.drop || (call.trainable ? "masked" : "context")).replaceAll("_", " "));
     const row = el("button", { class: "call", type: "button", "data-call": call.index, on: { click: () => select(call.index) } }, el("span", { class: "who" }, `${call.agent} `, el("span", { class: "muted" }, `· ${call.index}`)), worth, what);
     row.style.top = `${ROW * call.index}px`;
     row.style.height = `${ROW}px`;

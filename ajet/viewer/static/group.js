@@ -26,7 +26,7 @@ else {
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / (rewards.length || 1);
   const spread = Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / (rewards.length || 1));
   $("query").textContent = episodes[0].query || rows[0].preview || rows[0].task_id;
-  $("about-group").replaceChildren(appendText(el("a", { href: pageOf(name, "task", rows[0].task_id) }), rows[0].task_id), ` · step ${rows[0].step} · ${number(total)} episode${total === 1 ? "" : "s"} · reward ${short(mean)} ± ${short(spread)}${spread === 0 && rewards.length > 1 && !rows[0].validation ? " · all equal: this group teaches nothing" : ""}`);
+  $("about-group").replaceChildren(appendText(el("a", { href: pageOf(name, "task", rows[0].task_id) }), rows[0].task_id), `${episodes[0].has_tokens ? ` · step ${rows[0].step}` : ""} · ${number(total)} episode${total === 1 ? "" : "s"} · reward ${short(mean)} ± ${short(spread)}${spread === 0 && rewards.length > 1 && !rows[0].validation && episodes[0].has_tokens ? " · all equal: this group teaches nothing" : ""}`);
   if (rows.length > 1) {
     const sorted = [...rows].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
     $("differences").href = `${pageOf(name, "differences")}?a=${encodeURIComponent(sorted[0].episode_id)}&b=${encodeURIComponent(sorted.at(-1).episode_id)}`;

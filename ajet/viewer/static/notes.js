@@ -12,14 +12,15 @@ async function keep(name, written) {
 export async function showNote(holder, name, episode = "") {
   let all;
   try { all = await fetchJson(`${apiOf(name)}/notes`); } catch (error) { holder.replaceChildren(appendText(el("p", { class: "bad wrap" }), error.message)); return; }
+  holder.hidden = Boolean(all.refused);
   const what = episode ? "episode" : "run";
   let kept = (episode ? all.episodes[episode] : all.run) || { note: "", tags: [], edited: 0 };
   const read = () => {
     const something = kept.note || kept.tags.length;
     const edit = el("button", { class: "more", type: "button", on: { click: write } }, something ? "Edit" : "Add a note or tags");
     holder.replaceChildren(
-      el("div", { class: "row" }, el("h2", {}, "Note"), ...kept.tags.map(tagNode), el("span", { class: "spring" }), kept.edited && something ? el("span", { class: "muted small" }, clock(kept.edited)) : null, all.refused ? null : edit),
-      ...(kept.note ? [textBlock(kept.note)] : []), ...(all.refused ? [el("p", { class: "muted small" }, all.refused)] : []));
+      el("div", { class: "row" }, el("h2", {}, "Note"), ...kept.tags.map(tagNode), el("span", { class: "spring" }), kept.edited && something ? el("span", { class: "muted small" }, clock(kept.edited)) : null, edit),
+      ...(kept.note ? [textBlock(kept.note)] : []));
   };
   const write = () => {
     const note = el("textarea", { rows: "4", maxlength: "20000", "aria-label": `Note about this ${what}`, placeholder: `What to remember about this ${what}` });

@@ -15,6 +15,7 @@ function stepRow({ step, validation, attempts }) {
   const group = attempts.find((one) => one.group_id)?.group_id;
   const sorted = [...attempts].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
   const chip = (one) => el("a", { class: `chip ${one.solved ? "good" : one.reward === null ? "bad" : "plain"}`, href: pageOf(name, "episode", one.episode_id), title: `attempt ${one.repeat}: ${one.failure || one.status}` }, one.reward === null ? one.failure || one.status : short(one.reward));
+  // trajectories of agents that ran alone belong to no step
   const between = attempts.length > 1 ? el("a", { href: `${pageOf(name, "differences")}?a=${encodeURIComponent(sorted[0].episode_id)}&b=${encodeURIComponent(sorted.at(-1).episode_id)}` }, "Differences") : "";
   return el("tr", {}, el("td", { class: "num" }, validation ? el("span", { class: "tag" }, "val") : null, " ", number(step)), el("td", { class: "num" }, `${solved} of ${attempts.length}`), el("td", { class: `num ${rewardClass(mean)}` }, short(mean)),
     el("td", {}, el("div", { class: "chips" }, attempts.map(chip))), el("td", { class: "nowrap" }, group ? el("a", { href: pageOf(name, "group", group) }, "Group") : "", " ", between));
@@ -33,8 +34,9 @@ try {
   }
   const solved = attempts.filter((one) => one.solved).length;
   appendText($("about-task"), `${id} · ${number(attempts.length)} attempt${attempts.length === 1 ? "" : "s"} · ${percent(solved / attempts.length)} solved`);
-  const training = [...steps.values()].filter((one) => !one.validation).map((one) => one.attempts.filter((attempt) => attempt.solved).length / one.attempts.length);
-  if (training.length > 1) $("rates").replaceChildren(el("div", { class: "rate" }, el("span", { class: "muted" }, `Solved by step, ${percent(training[0])} → ${percent(training.at(-1))}`), spark(training, `solved by step, ${training.length} steps`, [0, 1])));
+  const ofKind = (validation) => [...steps.values()].filter((one) => one.validation === validation).map((one) => one.attempts.filter((attempt) => attempt.solved).length / one.attempts.length);
+  const shares = ofKind(false).length ? ofKind(false) : ofKind(true);
+  if (shares.length > 1) $("rates").replaceChildren(el("div", { class: "rate" }, el("span", { class: "muted" }, `Solved by step, ${percent(shares[0])} → ${percent(shares.at(-1))}`), spark(shares, `solved by step, ${shares.length} steps`, [0, 1])));
   $("attempts").replaceChildren(el("div", { class: "table-card", tabindex: "0" }, el("table", { class: "list quiet" }, el("thead", {}, el("tr", {}, el("th", { class: "num" }, "Step"), el("th", { class: "num" }, "Solved"), el("th", { class: "num" }, "Mean reward"), el("th", {}, "Attempts"), el("th", {}, ""))), el("tbody", {}, [...steps.values()].reverse().map(stepRow)))));
 } catch (error) {
   $("about-task").textContent = error.message;

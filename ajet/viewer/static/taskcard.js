@@ -19,5 +19,5 @@ export function givenNodes(task) {
   if (task.answer !== null && task.answer !== undefined) nodes.push(el("div", { class: "gold" }, el("span", { class: "muted" }, "Gold answer"), textBlock(typeof task.answer === "string" ? task.answer : JSON.stringify(task.answer, null, 2))));
   if (task.env_type && task.env_type !== "no_env") nodes.push(el("p", { class: "muted" }, `environment ${task.env_type}`));
   if (Object.keys(task.metadata).length) nodes.push(appendText(el("pre", { class: "code", tabindex: "0", "aria-label": "Metadata of the task" }), JSON.stringify(task.metadata, null, 2)));
-  return nodes.length ? nodes : [el("p", { class: "muted" }, "The reader gave no metadata.")];
+  return nodes.length ? nodes : [el("p", { class: "muted" }, "Nothing else is recorded about it.")];
 }
