@@ -40,7 +40,8 @@ async def autogen_agent(task: dict[str, str], llm: LLM) -> bool:
     client = OpenAIChatCompletionClient(
         model=llm.model, base_url=llm.get_base_url(), api_key=llm.api_key, model_info={**able, "family": "unknown"}
     )
-    async with McpWorkbench(StdioServerParams(command=SERVER[0], args=SERVER[1:])) as workbench:
+    server = StdioServerParams(command=SERVER[0], args=SERVER[1:], read_timeout_seconds=60)
+    async with McpWorkbench(server) as workbench:
         agent = AssistantAgent(
             "calc", model_client=client, workbench=workbench, system_message=SYSTEM, max_tool_iterations=5
         )

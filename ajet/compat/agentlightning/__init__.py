@@ -1,0 +1,116 @@
+"""For programs written for Agent-lightning: its names, bound to our parts.
+
+    import ajet.compat.agentlightning as agl
+
+What differs on purpose: a trainer without an algorithm runs each task once and returns; a store's unknown ids are
+errors; spans of model calls come from the gateway, so tracers instrument nothing; a missing reward is never 0.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ajet import __version__
+from ajet.compat.agentlightning.agent import (
+    Hook,
+    LitAgent,
+    llm_rollout,
+    prompt_rollout,
+    rollout,
+)
+from ajet.compat.agentlightning.algorithms import APO, VERL, Baseline
+from ajet.compat.agentlightning.runner import LitAgentRunner
+from ajet.compat.agentlightning.store import (
+    AttemptedRollout,
+    InMemoryLightningStore,
+    LightningStore,
+    LightningStoreClient,
+    LightningStoreServer,
+    LightningStoreThreaded,
+    NamedResources,
+    ResourcesUpdate,
+)
+from ajet.compat.agentlightning.tracers import AgentOpsTracer, DummyTracer, OtelTracer, Tracer
+from ajet.compat.agentlightning.trainer import Trainer
+from ajet.schema.resources import LLM, PromptTemplate
+from ajet.schema.span import Span
+from ajet.store.records import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Worker
+from ajet.tracing import (
+    emit_annotation,
+    emit_exception,
+    emit_message,
+    emit_object,
+    emit_reward,
+    find_final_reward,
+    find_reward_spans,
+    get_message_value,
+    get_object_value,
+    get_reward_value,
+    get_rewards_from_span,
+    is_reward_span,
+    operation,
+)
+
+ProxyLLM = LLM
+"""The endpoint of an episode carries its own key: there is nothing to strip."""
+
+__all__ = [
+    "APO",
+    "LLM",
+    "VERL",
+    "AgentOpsTracer",
+    "Attempt",
+    "AttemptStatus",
+    "AttemptedRollout",
+    "Baseline",
+    "DummyTracer",
+    "Hook",
+    "InMemoryLightningStore",
+    "LightningStore",
+    "LightningStoreClient",
+    "LightningStoreServer",
+    "LightningStoreThreaded",
+    "LitAgent",
+    "LitAgentRunner",
+    "NamedResources",
+    "OtelTracer",
+    "PromptTemplate",
+    "ProxyLLM",
+    "ResourcesUpdate",
+    "Rollout",
+    "RolloutConfig",
+    "RolloutStatus",
+    "Span",
+    "Tracer",
+    "Trainer",
+    "Worker",
+    "__version__",
+    "emit_annotation",
+    "emit_exception",
+    "emit_message",
+    "emit_object",
+    "emit_reward",
+    "find_final_reward",
+    "find_reward_spans",
+    "get_message_value",
+    "get_object_value",
+    "get_reward_value",
+    "get_rewards_from_span",
+    "is_reward_span",
+    "llm_rollout",
+    "operation",
+    "prompt_rollout",
+    "rollout",
+    "setup_logging",
+]
+
+
+def setup_logging(level: str | int = "INFO", *, propagate: bool = False, **_: object) -> None:
+    """Show this program's log on standard error."""
+    logger = logging.getLogger("ajet")
+    logger.setLevel(level)
+    logger.propagate = propagate
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-8s %(name)s: %(message)s"))
+        logger.addHandler(handler)

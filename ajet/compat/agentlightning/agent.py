@@ -1,0 +1,149 @@
+"""Agents: functions with `@rollout`, and classes derived from `LitAgent`."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ajet.rollout_function import RolloutFunction, RolloutFunctionError, record_of
+from ajet.rollout_function import rollout as rollout
+from ajet.schema.errors import UserError
+from ajet.schema.resources import LLM, PromptTemplate
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.workflow import Workflow
+
+if TYPE_CHECKING:
+    from ajet.compat.agentlightning.store import AttemptedRollout
+    from ajet.tuner import AjetTuner
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Resources = Mapping[str, Any]
+
+
+class MissingResourceError(UserError):
+    """An agent takes a resource that it was not given."""
+
+
+class Hook:
+    """What else to do around an agent's execution. All arguments are keywords; exceptions are logged."""
+
+    async def on_rollout_start(self, *, agent: Any, runner: Any, rollout: Any) -> None: ...
+
+    async def on_trace_start(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None: ...
+
+    async def on_trace_end(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None: ...
+
+    async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Any) -> None: ...
+
+
+class LitAgent(Generic[T]):
+    """Override `rollout`, or `training_rollout` and `validation_rollout`, or their twins that end in `_async`."""
+
+    def rollout(self, task: T, resources: Resources, rollout: Any) -> Any:
+        raise UserError(f"{type(self).__name__} overrides neither `rollout` nor any of its variants")
+
+    def training_rollout(self, task: T, resources: Resources, rollout: Any) -> Any:
+        return self.rollout(task, resources, rollout)
+
+    def validation_rollout(self, task: T, resources: Resources, rollout: Any) -> Any:
+        return self.rollout(task, resources, rollout)
+
+    async def rollout_async(self, task: T, resources: Resources, rollout: Any) -> Any:
+        return self.rollout(task, resources, rollout)
+
+    async def training_rollout_async(self, task: T, resources: Resources, rollout: Any) -> Any:
+        return await self.rollout_async(task, resources, rollout)
+
+    async def validation_rollout_async(self, task: T, resources: Resources, rollout: Any) -> Any:
+        return await self.rollout_async(task, resources, rollout)
+
+    def is_async(self) -> bool:
+        """Whether any of the coroutines is overridden: then all modes use them."""
+        names = ("rollout_async", "training_rollout_async", "validation_rollout_async")
+        return any(getattr(type(self), name) is not getattr(LitAgent, name) for name in names)
+
+    def method(self, mode: str | None) -> Callable[..., Any]:
+        """What is called in this mode. All but `train` validate."""
+        name = "training_rollout" if mode == "train" else "validation_rollout"
+        found: Callable[..., Any] = getattr(self, f"{name}_async" if self.is_async() else name)
+        return found
+
+
+Agent = LitAgent[Any] | RolloutFunction
+
+
+def llm_rollout(function: Callable[..., Any] | None = None, *, strip_proxy: bool = True) -> Any:
+    """`@rollout` for a function that takes `llm`."""
+    return _needing("llm", function)
+
+
+def prompt_rollout(function: Callable[..., Any] | None = None) -> Any:
+    """`@rollout` for a function that takes `prompt_template`."""
+    return _needing("prompt_template", function)
+
+
+def _needing(name: str, function: Callable[..., Any] | None) -> Any:
+    def made(function: Callable[..., Any]) -> RolloutFunction:
+        agent = rollout(function)
+        if name not in agent.parameters:
+            raise RolloutFunctionError(f"{function.__name__} has no parameter {name!r}")
+        return agent
+
+    return made if function is None else made(function)
+
+
+def as_agent(agent: Any) -> Agent:
+    """What was passed, if it is an agent."""
+    if isinstance(agent, LitAgent | RolloutFunction):
+        return agent
+    if inspect.isfunction(agent):
+        return rollout(agent)
+    raise UserError(f"{agent!r:.100} is no agent: pass a function decorated with @rollout, or a LitAgent")
+
+
+def bound(agent: Agent, attempted: AttemptedRollout, resources: Resources) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What to call for a rollout of a store, and with which arguments."""
+    task = attempted.rollout.input
+    if isinstance(agent, LitAgent):
+        return agent.method(attempted.rollout.mode), {"task": task, "resources": resources, "rollout": attempted}
+    values: dict[str, Any] = {"task": task, "rollout": attempted}
+    for name in agent.parameters:
+        if name in ("llm", "prompt_template"):
+            values[name] = _first(resources, LLM if name == "llm" else PromptTemplate, name)
+        elif name not in values:
+            raise RolloutFunctionError(f"the parameter {name!r} is filled by a training run only, not from a store")
+    return agent, {name: values[name] for name in agent.parameters}
+
+
+def _first(resources: Resources, kind: type[Any], name: str) -> Any:
+    """The first resource of a type, whatever its name."""
+    found = [value for value in resources.values() if isinstance(value, kind)]
+    if not found:
+        raise MissingResourceError(
+            f"the agent takes `{name}`, but there is no {kind.__name__} among the resources\n"
+            f"    give one: Trainer(initial_resources={{'main': {kind.__name__}(…)}})"
+        )
+    if len(found) > 1:
+        log.warning("%d resources are of type %s: the agent gets the first", len(found), kind.__name__)
+    return found[0]
+
+
+def workflow_of(agent: Agent) -> RolloutFunction | type[Workflow]:
+    """The agent as a training run takes it."""
+    if isinstance(agent, RolloutFunction):
+        return agent
+
+    async def execute(_: Workflow, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        endpoint = tuner.as_oai_baseurl_apikey()
+        resources = {"main_llm": LLM(endpoint.base_url, endpoint.model, endpoint.api_key)}
+        mode = "val" if workflow_task.validation else "train"
+        returned = agent.method(mode)(record_of(workflow_task), resources, workflow_task)
+        if inspect.isawaitable(returned):
+            returned = await returned
+        return WorkflowOutput.model_construct(reward=returned)  # checked where all rewards enter
+
+    kind = type(agent)
+    return type(kind.__name__, (Workflow,), {"execute": execute, "__doc__": kind.__doc__, "__module__": __name__})

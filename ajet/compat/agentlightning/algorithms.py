@@ -1,0 +1,112 @@
+"""Algorithms: what `Trainer` does with its tasks. Each says which of our keys it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from ajet.schema.errors import ConfigError
+
+VERL_KEYS = {
+    "algorithm.adv_estimator": "trainer_common.algorithm.adv_estimator",
+    "algorithm.use_kl_in_reward": "trainer_common.algorithm.use_kl_in_reward",
+    "data.train_batch_size": "data.train_batch_size",
+    "data.max_prompt_length": "data.max_prompt_length",
+    "data.max_response_length": "data.max_response_length",
+    "actor_rollout_ref.model.path": "model.path",
+    "actor_rollout_ref.rollout.n": "rollout.num_repeat",
+    "actor_rollout_ref.rollout.temperature": "rollout.temperature",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": "rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.rollout.gpu_memory_utilization": "rollout.gpu_memory_utilization",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "trainer_common.mini_batch_size",
+    "actor_rollout_ref.actor.optim.lr": "trainer_common.optim.lr",
+    "actor_rollout_ref.actor.use_kl_loss": "trainer_common.use_kl_loss",
+    "actor_rollout_ref.actor.kl_loss_coef": "trainer_common.kl_loss_coef",
+    "actor_rollout_ref.actor.entropy_coeff": "trainer_common.algorithm.entropy_coef",
+    "trainer.n_gpus_per_node": "trainer_common.n_gpus_per_node",
+    "trainer.nnodes": "trainer_common.nnodes",
+    "trainer.val_before_train": "trainer_common.val_before_train",
+    "trainer.logger": "trainer_common.logger",
+    "trainer.project_name": "project_name",
+    "trainer.experiment_name": "experiment_name",
+    "trainer.save_freq": "trainer_common.save_freq",
+    "trainer.test_freq": "trainer_common.test_freq",
+    "trainer.total_epochs": "trainer_common.total_epochs",
+    "trainer.total_training_steps": "trainer_common.total_training_steps",
+}
+"""verl's keys, and ours that mean the same. The others go to verl as they are."""
+OURS_ALONE = "agentlightning"
+"""A block of settings for parts of the library that have no counterpart here."""
+
+
+class Baseline:
+    """Each task once, and nothing is tuned. What a trainer without an algorithm does."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+
+class VERL:
+    """Train the weights. `config` holds verl's keys; `backbone`: `verl`, `local` or `trinity` (default: `verl` if it is
+    installed, else `local`)."""
+
+    def __init__(self, config: Mapping[str, Any], *, backbone: str | None = None) -> None:
+        self.backbone = backbone or ("verl" if find_spec("verl") else "local")
+        self.keys: dict[str, Any] = dict(_ours(config))
+        if "model.path" not in self.keys:
+            raise ConfigError("VERL: the configuration names no model: set actor_rollout_ref.model.path")
+
+
+class APO:
+    """Tune the prompt template, with `client` as the model that criticises and edits."""
+
+    def __init__(
+        self,
+        async_openai_client: Any,
+        *,
+        gradient_model: str = "gpt-5-mini",
+        apply_edit_model: str | None = None,
+        diversity_temperature: float = 1.0,
+        gradient_batch_size: int = 4,
+        val_batch_size: int = 16,
+        beam_width: int = 4,
+        branch_factor: int = 4,
+        beam_rounds: int = 3,
+        **_: Any,
+    ) -> None:
+        """One model criticises and edits: `apply_edit_model` has to be the same, or is left out."""
+        if apply_edit_model not in (None, gradient_model):
+            raise ConfigError(
+                f"APO: gradient_model={gradient_model!r}, apply_edit_model={apply_edit_model!r}: one model does both\n"
+                "    leave apply_edit_model out"
+            )
+        self.backbone = "prompt"
+        self.keys: dict[str, Any] = {
+            "helper.model": gradient_model,
+            "helper.base_url": str(async_openai_client.base_url),
+            "helper.api_key": async_openai_client.api_key,
+            "prompt_tuning.algorithm": "apo",
+            "prompt_tuning.proposer_temperature": diversity_temperature,
+            "prompt_tuning.rounds": beam_rounds,
+            "prompt_tuning.apo.beam_width": beam_width,
+            "prompt_tuning.apo.branch_factor": branch_factor,
+            "prompt_tuning.apo.critique_batch": gradient_batch_size,
+            "prompt_tuning.apo.score_batch": val_batch_size,
+        }
+
+
+Algorithm = Baseline | VERL | APO
+
+
+def _ours(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        key = f"{above}.{name}" if above else str(name)
+        if key == OURS_ALONE:
+            continue
+        if isinstance(value, Mapping):
+            yield from _ours(value, key)
+        elif key in VERL_KEYS:
+            yield VERL_KEYS[key], value
+        else:
+            yield f"+verl.{key}", value

@@ -1,0 +1,335 @@
+"""Stores under the library's method names: in memory, served, and behind a URL."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self, cast
+
+from msgspec import UNSET
+
+from ajet.schema.errors import UserError
+from ajet.schema.resources import LLM, PromptTemplate
+from ajet.schema.span import Span
+from ajet.store.access_keys import issue
+from ajet.store.client import StoreClient
+from ajet.store.database_store import DatabaseStore
+from ajet.store.errors import UnknownIdError
+from ajet.store.open_store import memory_store
+from ajet.store.records import Attempt, Mode, Resources, Rollout, RolloutConfig, RolloutStatus, Statistics, Worker
+from ajet.store.requests import AttemptUpdate, NewRollout, Role
+from ajet.store.rollout_store import RolloutStore
+from ajet.store.server import StoreServer
+
+NamedResources = Mapping[str, Any]
+KEY_VARIABLE = "AJET_STORE_KEY"
+PAGE = 1000
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class AttemptedRollout:
+    """A rollout with its latest attempt; the rollout's fields are its own, too."""
+
+    rollout: Rollout
+    attempt: Attempt | None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rollout, name)
+
+
+@dataclass(frozen=True)
+class ResourcesUpdate:
+    """One version of the resources."""
+
+    resources_id: str
+    version: int
+    create_time: float
+    update_time: float
+    resources: dict[str, Any]
+
+
+class LightningStore:
+    """A `RolloutStore` under the library's method names."""
+
+    def __init__(self, store: RolloutStore) -> None:
+        self.ours = store
+        self._opened = not isinstance(store, DatabaseStore)
+        self._opening = asyncio.Lock()
+
+    async def ready(self) -> RolloutStore:
+        """The store, opened when it is first used."""
+        if not self._opened:
+            async with self._opening:
+                if not self._opened:
+                    await cast(DatabaseStore, self.ours).open()
+                    self._opened = True
+        return self.ours
+
+    async def close(self) -> None:
+        await self.ours.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.ready()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------ rollouts
+
+    async def enqueue_rollout(
+        self,
+        input: Any,
+        mode: Mode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Rollout:
+        store = await self.ready()
+        return await store.enqueue_one(input, mode=mode, resources_id=resources_id, config=config, metadata=metadata)
+
+    async def start_rollout(
+        self,
+        input: Any,
+        mode: Mode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        worker_id: str | None = None,
+    ) -> AttemptedRollout:
+        new = NewRollout(
+            input=input, mode=mode, resources_id=resources_id, config=config or RolloutConfig(), metadata=metadata or {}
+        )
+        return _attempted(await (await self.ready()).start_rollout(new, worker_id=worker_id))
+
+    async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
+        return _attempted(await (await self.ready()).start_attempt(rollout_id, worker_id=worker_id))
+
+    async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:
+        claimed = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id)
+        return claimed[0] if claimed else None
+
+    async def dequeue_many_rollouts(
+        self, *, limit: int = 1, worker_id: str | None = None, wait_seconds: float = 0.0
+    ) -> list[AttemptedRollout]:
+        store = await self.ready()
+        claimed = await store.claim(worker_id or "worker", limit=limit, wait_seconds=wait_seconds)
+        return [_attempted(one) for one in claimed]
+
+    async def wait_for_rollouts(
+        self, *, rollout_ids: Sequence[str], timeout: float | None = None
+    ) -> list[AttemptedRollout]:
+        """Those that have ended by then."""
+        return [_attempted(one) for one in await (await self.ready()).wait(rollout_ids, timeout)]
+
+    async def update_rollout(self, rollout_id: str, *, status: str | None = None, **changes: Any) -> Rollout:
+        store = await self.ready()
+        if status is not None and status != RolloutStatus.CANCELLED:
+            raise UserError(
+                f"update_rollout(status={status!r}): a status follows from attempts; only `cancelled` is set"
+            )
+        changed = await store.update_rollout(rollout_id, **changes)
+        return (await store.cancel([rollout_id]))[0] if status is not None else changed
+
+    async def query_rollouts(
+        self,
+        *,
+        status_in: Sequence[str] | None = None,
+        rollout_id_in: Sequence[str] | None = None,
+        rollout_id_contains: str | None = None,
+    ) -> list[AttemptedRollout]:
+        store, found = await self.ready(), list[AttemptedRollout]()
+        statuses = None if status_in is None else [RolloutStatus(one) for one in status_in]
+        while True:
+            page = await store.query_rollouts(
+                rollout_ids=rollout_id_in,
+                status_in=statuses,
+                id_contains=rollout_id_contains or "",
+                limit=PAGE,
+                offset=len(found),
+            )
+            found += [_attempted(one) for one in page.items]
+            if not page.items or len(found) >= page.total:
+                return found
+
+    async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | None:
+        try:
+            return _attempted(await (await self.ready()).get_rollout(rollout_id))
+        except UnknownIdError:
+            return None
+
+    # ------------------------------------------------------------ attempts
+
+    async def update_attempt(
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        status: Literal["succeeded", "failed"] | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Attempt:
+        store = await self.ready()
+        if attempt_id == LATEST:
+            attempt_id = (await store.query_attempts(rollout_id))[-1].attempt_id
+        update = AttemptUpdate(
+            rollout_id=rollout_id,
+            attempt_id=attempt_id,
+            status=UNSET if status is None else status,
+            metadata=UNSET if metadata is None else metadata,
+        )
+        return (await store.update_attempts([update]))[0]
+
+    async def query_attempts(self, rollout_id: str) -> list[Attempt]:
+        return await (await self.ready()).query_attempts(rollout_id)
+
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+        attempts = await self.query_attempts(rollout_id)
+        return attempts[-1] if attempts else None
+
+    # ------------------------------------------------------------ spans
+
+    async def add_span(self, span: Span) -> Span | None:
+        """None: there is one of this id already."""
+        return span if await (await self.ready()).add_spans([span]) else None
+
+    async def add_many_spans(self, spans: Sequence[Span]) -> int:
+        return await (await self.ready()).add_spans(spans)
+
+    async def query_spans(
+        self,
+        rollout_id: str,
+        attempt_id: str | None = None,
+        *,
+        name: str | None = None,
+        name_contains: str | None = None,
+        trace_id: str | None = None,
+        parent_id: str | None = None,
+    ) -> list[Span]:
+        store, found = await self.ready(), list[Span]()
+        while True:
+            page = await store.query_spans(
+                rollout_id,
+                attempt_id,
+                name=name,
+                name_contains=name_contains or "",
+                trace_id=trace_id,
+                parent_id=parent_id,
+                limit=PAGE,
+                offset=len(found),
+            )
+            found += page.items
+            if not page.items or len(found) >= page.total:
+                return found
+
+    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
+        return (await (await self.ready()).next_sequence_ids(rollout_id))[0]
+
+    # ------------------------------------------------------------ resources, workers
+
+    async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
+        return _update(await (await self.ready()).publish_resources(_plain(resources)))
+
+    async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
+        store = await self.ready()
+        return _update(await store.publish_resources(_plain(resources), resources_id=resources_id))
+
+    async def get_latest_resources(self) -> ResourcesUpdate | None:
+        latest = await (await self.ready()).latest_resources()
+        return None if latest is None else _update(latest)
+
+    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
+        page = await (await self.ready()).query_resources(resources_id=resources_id, limit=1)
+        return _update(page.items[0]) if page.items else None
+
+    async def query_workers(self) -> list[Worker]:
+        return (await (await self.ready()).query_workers(limit=PAGE)).items
+
+    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+        return next((one for one in await self.query_workers() if one.worker_id == worker_id), None)
+
+    async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | None = None) -> None:
+        await (await self.ready()).heartbeat(worker_id, stats=heartbeat_stats)
+
+    async def statistics(self) -> Statistics:
+        return await (await self.ready()).statistics()
+
+
+class InMemoryLightningStore(LightningStore):
+    """In this process's memory."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__(memory_store())
+
+
+LightningStoreThreaded = LightningStore
+"""Every store of ours may be used from several tasks at a time; for threads there is `BlockingStore`."""
+
+
+class LightningStoreServer(LightningStore):
+    """Serves a store. `key` opens it for everything, and has to reach its clients."""
+
+    def __init__(self, store: LightningStore, host: str | None = None, port: int = 4747, **_: Any) -> None:
+        super().__init__(store.ours)
+        self._host, self._port = host or "127.0.0.1", port
+        self._server: StoreServer | None = None
+        self.key = ""
+
+    async def start(self) -> None:
+        store = cast(DatabaseStore, await self.ready())
+        self.key = await store.tables(lambda tables: issue(tables, "agentlightning", list(Role)))
+        self._server = StoreServer(store)
+        await self._server.start(self._host, self._port, "host or port")
+
+    async def run_forever(self) -> None:
+        await self.start()
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.aclose()
+            self._server = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{self._host}:{self._port}" if self._server is None else self._server.url
+
+
+class LightningStoreClient(LightningStore):
+    """A store behind a URL. Its key: `api_key`, or the variable AJET_STORE_KEY."""
+
+    def __init__(self, address: str, api_key: str | None = None, **_: Any) -> None:
+        super().__init__(StoreClient(address, api_key or os.environ.get(KEY_VARIABLE, "")))
+
+
+# ---------------------------------------------------------------- resources as JSON
+
+
+def _plain(resources: NamedResources) -> dict[str, Any]:
+    return {name: _as_json(name, value) for name, value in resources.items()}
+
+
+def _as_json(name: str, resource: Any) -> dict[str, Any]:
+    if isinstance(resource, LLM):
+        fields = {name: getattr(resource, name) for name in ("endpoint", "model", "api_key")}
+        return {"resource_type": "llm", **fields, "sampling_parameters": dict(resource.sampling_parameters)}
+    if isinstance(resource, PromptTemplate):
+        return {"resource_type": "prompt_template", **asdict(resource)}
+    raise UserError(f"resource {name!r} is a {type(resource).__name__}: resources are LLM and PromptTemplate")
+
+
+def _update(found: Resources) -> ResourcesUpdate:
+    resources = {name: _as_object(value) for name, value in found.resources.items()}
+    return ResourcesUpdate(found.resources_id, found.version, found.create_time, found.update_time, resources)
+
+
+def _as_object(value: Any) -> Any:
+    kinds: dict[str, Any] = {"llm": LLM, "prompt_template": PromptTemplate}
+    if not isinstance(value, dict) or value.get("resource_type") not in kinds:
+        return value
+    return kinds[value["resource_type"]](**{name: item for name, item in value.items() if name != "resource_type"})
+
+
+def _attempted(found: Any) -> AttemptedRollout:
+    return AttemptedRollout(found.rollout, found.attempt)

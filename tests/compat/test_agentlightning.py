@@ -1,0 +1,241 @@
+"""Agent-lightning's names, used as its guide and examples use them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+import ajet.compat.agentlightning as agl
+from ajet.schema.errors import ConfigError, UserError
+from ajet.trainer_api import Trainer as OurTrainer
+
+MY_FIRST_AGENT = """
+from typing import TypedDict
+import ajet.compat.agentlightning as agl
+from ajet.compat.agentlightning import PromptTemplate, rollout
+
+class SimpleTask(TypedDict):
+    question: str
+    expected_answer: str
+
+@rollout
+def my_agent(task: SimpleTask, prompt_template: PromptTemplate) -> float:
+    prompt = prompt_template.format(question=task["question"])
+    print(f"处理问题: {prompt}")
+    return 1.0 if "hello" in task["question"].lower() else 0.5
+
+if __name__ == "__main__":
+    dataset = [SimpleTask(question="Hello, how are you?", expected_answer="I'm fine"),
+               SimpleTask(question="What is 2+2?", expected_answer="4")]
+    trainer = agl.Trainer()
+    trainer.fit(agent=my_agent, train_dataset=dataset)
+"""
+
+
+def test_the_guides_first_agent_runs(tmp_path: Path) -> None:
+    (tmp_path / "my_first_agent.py").write_text(MY_FIRST_AGENT)
+    done = subprocess.run(
+        [sys.executable, "my_first_agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "处理问题: Hello, how are you?\n处理问题: What is 2+2?\n"
+
+
+def test_each_task_once_with_its_reward() -> None:
+    store = agl.InMemoryLightningStore()
+
+    @agl.rollout
+    async def solver(task: dict[str, Any], prompt_template: agl.PromptTemplate, rollout: agl.AttemptedRollout) -> None:
+        assert rollout.input == task
+        agl.emit_message(prompt_template.format(q=task["q"]))
+        agl.emit_reward(task["q"] / 2)
+
+    template = {"main": agl.PromptTemplate("Say {q}")}
+    trainer = agl.Trainer(n_runners=2, store=store, initial_resources=template)
+    ended = trainer.fit(solver, [{"q": 1}, {"q": 2}], val_dataset=[{"q": 3}])
+    assert [one.mode for one in ended] == ["train", "train", "val"]
+
+    async def rewards() -> list[float | None]:
+        return [agl.find_final_reward(await store.query_spans(one.rollout_id)) for one in ended]
+
+    assert asyncio.run(rewards()) == [0.5, 1.0, 1.5]
+
+
+class Halves(agl.LitAgent[float]):
+    def training_rollout(self, task: float, resources: Any, rollout: Any) -> float:
+        with agl.operation(name="halve") as operation:
+            operation.set_output(task / 2)
+        return task / 2
+
+    async def validation_rollout_async(self, task: float, resources: Any, rollout: Any) -> float:
+        return -1.0
+
+
+class Seen(agl.Hook):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    async def on_rollout_start(self, **given: Any) -> None:
+        self.names.append("start")
+        raise RuntimeError("a hook's error is logged")
+
+    async def on_rollout_end(self, *, spans: Any, **given: Any) -> None:
+        self.names += [span.name.removeprefix("agentlightning.") for span in spans]
+
+
+def test_a_runner_steps_with_hooks_and_raises_what_the_agent_raises() -> None:
+    class Training(agl.LitAgent[float]):
+        training_rollout = Halves.training_rollout
+
+    async def run() -> None:
+        store, seen = agl.InMemoryLightningStore(), Seen()
+        runner = agl.LitAgentRunner(agl.OtelTracer())
+        with runner.run_context(agent=Training(), store=store, hooks=[seen], worker_id=3):
+            done = await runner.step(1.0, mode="train")
+            assert (done.status, done.attempt and done.attempt.worker_id) == ("succeeded", "Worker-3")
+            assert seen.names == ["start", "operation", "reward"]
+            with pytest.raises(TypeError):
+                await runner.step("text", mode="train")
+        failed = (await store.query_rollouts(status_in=["failed"]))[0]
+        assert [span.name for span in await store.query_spans(failed.rollout_id)][-1] == "agentlightning.exception"
+        with runner.run_context(agent=Halves(), store=store):
+            spans = await store.query_spans((await runner.step(1.0)).rollout_id)
+            assert agl.find_final_reward(spans) == -1.0, "any coroutine that is overridden makes all modes use them"
+        with pytest.raises(RuntimeError, match="run_context"):
+            await runner.step(1.0)
+
+    asyncio.run(run())
+
+
+def test_sys_exit_is_a_failure_and_runners_go_on() -> None:
+    @agl.rollout
+    def leaves(task: int) -> float:
+        if task == 1:
+            sys.exit(0)
+        return float(task)
+
+    ended = agl.Trainer(n_runners=1).fit(leaves, [1, 2])
+    assert [one.status for one in ended] == ["failed", "succeeded"]
+
+
+def test_a_store_is_served_and_used() -> None:
+    async def run() -> None:
+        server = agl.LightningStoreServer(agl.InMemoryLightningStore(), "127.0.0.1", 0)
+        await server.start()
+        client = agl.LightningStoreClient(server.endpoint, server.key)
+        resources = {"main_llm": agl.LLM("http://x/v1", "m"), "main": agl.PromptTemplate("{q}")}
+        update = await client.add_resources(resources)
+        assert (await client.get_latest_resources()) == update
+        assert update.resources == resources
+        queued = await client.enqueue_rollout({"q": 1}, config=agl.RolloutConfig(max_attempts=2))
+        assert queued.resources_id == update.resources_id
+        claimed = await client.dequeue_rollout("w")
+        assert claimed is not None and claimed.attempt is not None
+        assert await client.dequeue_rollout("w") is None
+        ids = (claimed.rollout_id, claimed.attempt.attempt_id)
+        span = agl.Span(rollout_id=ids[0], attempt_id=ids[1], span_id="1", name="x")
+        assert await client.add_span(span) is span and await client.add_span(span) is None
+        assert await client.get_next_span_sequence_id(*ids) > 1
+        assert (await client.update_attempt(ids[0], "latest", status="succeeded")).status == "succeeded"
+        (ended,) = await client.wait_for_rollouts(rollout_ids=[ids[0]], timeout=10)
+        assert ended.status == "succeeded"
+        assert (await client.update_rollout(ids[0], status="cancelled")).status == "succeeded"
+        assert await client.get_rollout_by_id("ro-none") is None
+        assert (await client.get_latest_attempt(ids[0])) == ended.attempt
+        assert [worker.worker_id for worker in await client.query_workers()] == ["w"]
+        await client.close()
+        await server.stop()
+
+    asyncio.run(run())
+
+
+def test_verls_configuration_is_ours() -> None:
+    config = {
+        "data": {"train_batch_size": 32, "truncation": "error"},
+        "actor_rollout_ref": {
+            "model": {"path": "tiny:qwen2"},
+            "rollout": {"n": 4},
+            "actor": {"optim": {"lr": 1e-6}, "fsdp_config": {"param_offload": True}},
+        },
+        "agentlightning": {"port": 9999},
+    }
+    algorithm = agl.VERL(config, backbone="verl")
+    assert algorithm.keys == {
+        "data.train_batch_size": 32,
+        "+verl.data.truncation": "error",
+        "model.path": "tiny:qwen2",
+        "rollout.num_repeat": 4,
+        "trainer_common.optim.lr": 1e-6,
+        "+verl.actor_rollout_ref.actor.fsdp_config.param_offload": True,
+    }
+    with pytest.raises(ConfigError, match=r"set actor_rollout_ref\.model\.path"):
+        agl.VERL({})
+
+
+def test_apos_arguments_are_ours(tmp_path: Path) -> None:
+    client = AsyncOpenAI(base_url="http://127.0.0.1:1/v1", api_key="k")
+    algorithm = agl.APO(client, val_batch_size=10, gradient_batch_size=4, beam_width=2, branch_factor=2, beam_rounds=2)
+    keys = {**algorithm.keys, "model.path": "tiny:qwen2"}
+    trainer = OurTrainer(keys, backbone="prompt", prompt_template="Say {q}", exp_dir=tmp_path)
+    (tmp_path / "agent.py").write_text("from ajet import rollout\n\n@rollout\ndef solver(task): ...\n")
+    tuning = trainer._config(f"{tmp_path}/agent.py->solver", [{"q": 1}], [{"q": 2}]).ajet.prompt_tuning
+    assert (tuning.algorithm, tuning.rounds, tuning.apo.beam_width, tuning.apo.score_batch) == ("apo", 2, 2, 10)
+    with pytest.raises(ConfigError, match="leave apply_edit_model out"):
+        agl.APO(client, gradient_model="a", apply_edit_model="b")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: agl.Trainer(algoritm=None), "Trainer takes no algoritm"),
+        (lambda: agl.Trainer().fit(3, [1]), "3 is no agent"),
+        (lambda: agl.Trainer().fit(agl.rollout(lambda task: 1.0)), r"no tasks: pass train_dataset"),
+        (lambda: agl.Trainer().fit(agl.rollout(lambda task, prompt_template: 1.0), [{"n": 1}]), "initial_resources="),
+        (lambda: agl.llm_rollout(lambda task: 1.0), "has no parameter 'llm'"),
+        (lambda: agl.LightningStoreClient("http://127.0.0.1:1"), "no key for"),
+    ],
+)
+def test_what_is_missing_is_said(make: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AJET_STORE_KEY", raising=False)
+    with pytest.raises(UserError, match=says):
+        make()
+
+
+def test_an_agent_without_its_resource_fails_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    ended = agl.Trainer().fit(agl.rollout(lambda task, llm: 1.0), ["a"])
+    assert [one.status for one in ended] == ["failed"]
+    assert "there is no LLM among the resources" in caplog.text
+
+
+@pytest.mark.slow
+def test_verl_trains_here_where_verl_is_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(
+        "import ajet.compat.agentlightning as agl\n"
+        "from openai import OpenAI\n\n"
+        "class Vowels(agl.LitAgent):\n"
+        "    def rollout(self, task, resources, rollout):\n"
+        "        llm = resources['main_llm']\n"
+        "        with OpenAI(base_url=llm.get_base_url(), api_key=llm.api_key) as client:\n"
+        "            messages = [{'role': 'user', 'content': task['question']}]\n"
+        "            reply = client.chat.completions.create(model=llm.model, messages=messages)\n"
+        "        text = reply.choices[0].message.content or ''\n"
+        "        return sum(letter in 'aeiou' for letter in text) / max(1, len(text))\n\n"
+        "if __name__ == '__main__':\n"
+        "    config = {'data': {'train_batch_size': 2}, 'trainer': {'total_training_steps': 2},\n"
+        "              'actor_rollout_ref': {'model': {'path': 'tiny:qwen2'}, 'rollout': {'n': 2}}}\n"
+        "    short = {'rollout.max_response_length_in_one_turn': 8, 'rollout.compute_madness_checklist': []}\n"
+        "    trainer = agl.Trainer(algorithm=agl.VERL(config, backbone='local'), n_runners=2, config=short)\n"
+        "    run = trainer.fit(Vowels(), [{'question': f'Say {n}'} for n in range(4)])\n"
+        "    print('steps', len(run.metrics))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "steps 2" in done.stdout
