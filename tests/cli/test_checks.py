@@ -55,6 +55,17 @@ def test_a_model_without_chat_template_or_end(project: Path, capsys: pytest.Capt
     assert "is valid" not in out
 
 
+def test_a_model_without_pad_token_is_fit_and_debugged(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in ("tokenizer_config.json", "config.json", "generation_config.json"):
+        change(project / "model" / file, **{key: None for key in ("pad_token", "pad_token_id")})
+    code, out, error = validated(capsys)
+    assert (code, error) == (0, "") and "is valid" in out
+    code = main(["--conf", "my-agent.yaml", "--backbone=debug", "model.path=./model", "--quiet"])
+    assert code == 0, capsys.readouterr().err
+
+
 def test_a_model_without_tokenizer(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for file in (project / "model").glob("token*"):
         file.unlink()

@@ -51,9 +51,7 @@ def use(*expressions: str) -> str:
 
 
 @pytest.mark.parametrize("wrapper", ["asyncio", "multi-processing"])
-def test_a_crew_kicked_off_in_a_plain_execute(
-    tmp_path: Path, wrapper: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crew_kicked_off_in_a_plain_execute(tmp_path: Path, wrapper: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its three calls form one linear sample, in which every sampled token is trained."""
     monkeypatch.setenv("CREWAI_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("CREWAI_STORAGE_DIR", str(tmp_path))

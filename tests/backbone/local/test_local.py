@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,6 +79,25 @@ def weights_hash(experiment: Path) -> str:
 
 
 STABLE = ("train/reward/mean", "train/grad_norm", "loss/total", "tokens/trained", "tokens/computed", "train/lr")
+
+
+def test_a_model_without_pad_token_trains(tmp_path: Path) -> None:
+    """Nothing of ours fills rows up: neither the engine nor the trainer needs one."""
+    model = tmp_path / "model"
+    shutil.copytree(ModelSource.resolve("tiny:qwen2-0.3m").path, model)
+    for file in ("tokenizer_config.json", "config.json", "generation_config.json"):
+        settings = json.loads((model / file).read_text())
+        (model / file).write_text(json.dumps({key: value for key, value in settings.items() if "pad_token" not in key}))
+    assert ModelSource.resolve(model).tokenizer().pad_token_id is None
+    code, experiment = train(tmp_path, **{"ajet.model.path": model})
+    assert code == 0
+    steps = read_metrics(experiment / "metrics.jsonl")
+    (tmp_path / "other").mkdir()
+    with_one, other = train(tmp_path / "other")
+    assert with_one == 0
+    assert [step["train/grad_norm"] for step in steps] == [
+        step["train/grad_norm"] for step in read_metrics(other / "metrics.jsonl")
+    ]
 
 
 def stable(experiment: Path) -> list[dict[str, Any]]:

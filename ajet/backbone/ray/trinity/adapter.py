@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.ray import launcher
-from ajet.backbone.ray.mapping import Machine, Note, RunFacts, Settings
+from ajet.backbone.ray.mapping import Machine, Note, RunFacts, Settings, check_refused
 from ajet.backbone.ray.start import detect_machine, planned_machine
 from ajet.backbone.ray.trinity import plugin
 from ajet.backbone.ray.trinity.config import CPU_GPUS, RUN_NAME, check_honoured, run_mode, show, trinity_settings
 from ajet.backbone.ray.watcher import MetricsTail, Source
+from ajet.engine.model_source import ModelSource
 from ajet.observe.metric_names import from_trinity
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
@@ -37,7 +39,23 @@ def show_config(config: Config) -> str:
 
 def planned_notes(config: Config) -> list[Note]:
     """What a run would refuse or do in part, whether or not it could start on this machine."""
-    return check_honoured(config, planned_machine(plugin.PLATFORM))
+    machine = planned_machine(plugin.PLATFORM)
+    return [*check_honoured(config, machine), *padding_notes(config, machine)]
+
+
+def padding_notes(config: Config, machine: Machine) -> Iterator[Note]:
+    """Trinity's trainer on GPUs fills rows up with the pad token, or with the end token if there is none."""
+    source = ModelSource.resolve(config.ajet.model.path)
+    if machine.cpu or not Path(source.path).is_dir():  # a hub id: its files come with the run
+        return
+    tokenizer: Any = source.tokenizer()
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+        yield Note(
+            "ajet.model.path",
+            f"the tokenizer of {config.ajet.model.path} has neither a pad token nor an end token, and Trinity fills rows "
+            "up with one: set pad_token in its tokenizer_config.json to any of its special tokens",
+            refused=True,
+        )
 
 
 class TrinityAdapter:
@@ -66,6 +84,7 @@ class TrinityAdapter:
 
     def check(self, config: Config, machine: Machine, options: LaunchOptions) -> None:
         """Trinity checks its GPUs itself."""
+        check_refused(list(padding_notes(config, machine)), "trinity")
 
     def notes(self, config: Config, machine: Machine) -> list[Note]:
         return check_honoured(config, machine)

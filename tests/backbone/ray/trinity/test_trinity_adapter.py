@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
-from ajet.backbone.ray.trinity.adapter import TrinityAdapter
+import pytest
+
+from ajet.backbone import LaunchOptions
+from ajet.backbone.ray.mapping import Machine
+from ajet.backbone.ray.trinity.adapter import TrinityAdapter, padding_notes
 from ajet.config import make_config
+from ajet.engine.tiny.models import tiny_folder
+from ajet.schema.errors import ConfigError
 
 ADAPTER = TrinityAdapter()
 BOTH = make_config({"project_name": "p"})
@@ -35,3 +42,19 @@ def test_exploring_alone_goes_on_where_the_explorer_was(tmp_path: Path) -> None:
     assert ADAPTER.newest_step(exploring, tmp_path) is None
     (folder / "explorer_meta.json").write_text(json.dumps({"latest_iteration": 7}))
     assert ADAPTER.newest_step(exploring, tmp_path) == 7
+
+
+@pytest.mark.parametrize(("absent", "refused"), [(("pad_token",), False), (("pad_token", "eos_token"), True)])
+def test_a_tokenizer_with_nothing_to_fill_rows_up_with(tmp_path: Path, absent: tuple[str, ...], refused: bool) -> None:
+    """On GPUs, where the rows are Trinity's; on the CPU they are ours, which need no filling."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_folder("qwen2-0.3m"), model)
+    file = model / "tokenizer_config.json"
+    settings = {key: value for key, value in json.loads(file.read_text()).items() if key not in absent}
+    file.write_text(json.dumps(settings))
+    config, gpu = make_config({"model.path": str(model)}), Machine("cuda")
+    assert [note.refused for note in padding_notes(config, gpu)] == [True] * refused
+    assert not list(padding_notes(config, Machine("cpu")))
+    if refused:
+        with pytest.raises(ConfigError, match=r"has neither a pad token nor an end token.* set pad_token in its"):
+            ADAPTER.check(config, gpu, LaunchOptions())
