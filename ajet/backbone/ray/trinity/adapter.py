@@ -52,8 +52,8 @@ def padding_notes(config: Config, machine: Machine) -> Iterator[Note]:
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
         yield Note(
             "ajet.model.path",
-            f"the tokenizer of {config.ajet.model.path} has neither a pad token nor an end token, and Trinity fills rows "
-            "up with one: set pad_token in its tokenizer_config.json to any of its special tokens",
+            f"the tokenizer of {config.ajet.model.path} has neither a pad token nor an end token, and Trinity fills "
+            "rows up with one: set pad_token in its tokenizer_config.json to any of its special tokens",
             refused=True,
         )
 
