@@ -77,7 +77,8 @@ def wanted_services(config: Config, flags: Sequence[str]) -> list[Service]:
 
 def _of_flag(name: str, config: Config) -> Service:
     """`--with-NAME`: $NAME_SCRIPT in $NAME_PATH, answering at $NAME_URL, or else at the environments' own address."""
-    variables = {**_dot_env(), **os.environ}
+    own = _dot_env()
+    variables = {**own, **os.environ}
     variable = re.sub(r"\W", "_", name).upper()
     folder, script = variables.get(f"{variable}_PATH"), variables.get(f"{variable}_SCRIPT")
     for what, value in ((f"{variable}_PATH", folder), (f"{variable}_SCRIPT", script)):
@@ -89,7 +90,8 @@ def _of_flag(name: str, config: Config) -> Service:
     assert folder is not None and script is not None
     url = variables.get(f"{variable}_URL") or _environment_url(config)
     address = None if url is None else _address(url, f"{variable}_URL")
-    return Service(name, f"--with-{name}", script, Path(folder), address)
+    env = {key: value for key, value in own.items() if key not in os.environ}
+    return Service(name, f"--with-{name}", script, Path(folder), address, env=env)
 
 
 def _environment_url(config: Config) -> str | None:

@@ -83,6 +83,7 @@ def test_services_of_the_yaml_and_of_flags(monkeypatch: pytest.MonkeyPatch) -> N
     world, shop, town = wanted_services(config, ["shop", "world", "town"])
     assert world == Service("world", "ajet.services.world", "serve", Path(), ("localhost", 81), 600.0, {"A": "b"}, 7)
     assert (shop.command, shop.folder, shop.address) == ("bash shop.sh", Path(), ("localhost", 7))
+    assert shop.env["SHOP_PATH"] == "." and "SHOP_URL" not in shop.env  # what is set already stays
     assert town.address == ("127.0.0.1", 8123)  # where the run expects its environments
     with pytest.raises(ServiceError, match=r"NOWHERE_PATH is not set, nor is it in \.env"):
         wanted_services(config, ["nowhere"])
