@@ -246,8 +246,8 @@ class _Printed:
 
 
 async def _home(sandbox: Sandbox) -> str:
-    """A home for the program, outside of the task's files."""
-    made = await sandbox.exec(["mktemp", "-d"])
+    """A home for the program, outside of the task's files, and the same in each episode: prompts may name it."""
+    made = await sandbox.exec(["/bin/sh", "-c", 'mkdir -p "$HOME/.agent" && cd "$HOME/.agent" && pwd'])
     if made.exit_code:
         raise SandboxError(f"the sandbox has no place for the program's home: {said(made)}")
     return made.stdout.decode().strip()
