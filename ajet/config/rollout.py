@@ -21,6 +21,7 @@ from ajet.config.section import (
     TopK,
     TopP,
 )
+from ajet.schema.sandbox_kind import SandboxKind
 
 EngineName = Literal["torch", "vllm", "sglang", "remote", "scripted"]
 OutputCheck = Literal["nonsense", "non_ascii", "format_type_1", "wrong_toolcall"]
@@ -118,7 +119,7 @@ class EnvironmentConfig(Section):
 class SandboxConfig(Section):
     """`ajet.rollout.sandbox`: how what an episode runs is confined. Text alone stands for `kind`."""
 
-    kind: Literal["bubblewrap", "docker", "podman", "kubernetes", "none"] = "bubblewrap"
+    kind: SandboxKind = "bubblewrap"
     """`bubblewrap`: namespaces of this machine; `docker`, `podman`: a container; `kubernetes`: a pod; `none`: not
     confined, commands may do whatever you may."""
     network: Literal["none", "gateway", "host"] | None = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Protocol
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
 
 from ajet.sandbox.host import Hosted, on_host
 from ajet.sandbox.sandbox import Sandbox, SandboxSettings
+from ajet.schema.sandbox_kind import SandboxKind
 
 
 class open_sandbox:
@@ -41,32 +43,33 @@ class _Startable(Sandbox, Protocol):
     async def start(self) -> None: ...
 
 
+class _Kind(NamedTuple):
+    """Where a kind is defined, as `module:name`. Imported on use."""
+
+    sandbox: str
+    check: str
+    """Raises `SandboxError` if no such sandbox can be made on this machine."""
+
+
+KINDS: dict[SandboxKind, _Kind] = {
+    "bubblewrap": _Kind("ajet.sandbox.bubblewrap:BubblewrapSandbox", "ajet.sandbox.bubblewrap_arguments:check"),
+    "docker": _Kind("ajet.sandbox.container:ContainerSandbox", "ajet.sandbox.container:check"),
+    "podman": _Kind("ajet.sandbox.container:ContainerSandbox", "ajet.sandbox.container:check"),
+    "kubernetes": _Kind("ajet.sandbox.kubernetes:KubernetesSandbox", "ajet.sandbox.kubernetes:check"),
+    "none": _Kind("ajet.sandbox.unconfined:UnconfinedSandbox", "ajet.sandbox.unconfined:check"),
+}
+
+
+def _found(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
 def _made(settings: SandboxSettings, gateway_url: str | None) -> _Startable:
-    if settings.kind == "bubblewrap":
-        from ajet.sandbox.bubblewrap import BubblewrapSandbox
-
-        return BubblewrapSandbox(settings, gateway_url)
-    if settings.kind in ("docker", "podman"):
-        from ajet.sandbox.container import ContainerSandbox
-
-        return ContainerSandbox(settings, gateway_url)
-    if settings.kind == "none":
-        from ajet.sandbox.unconfined import UnconfinedSandbox
-
-        return UnconfinedSandbox(settings, gateway_url)
-    from ajet.sandbox.kubernetes import KubernetesSandbox
-
-    return KubernetesSandbox(settings, gateway_url)
+    sandbox: _Startable = _found(KINDS[settings.kind].sandbox)(settings, gateway_url)
+    return sandbox
 
 
 def check_sandbox(settings: SandboxSettings) -> None:
     """Raises `SandboxError` if no such sandbox can be made on this machine: before a run, not in its first episode."""
-    if settings.kind == "bubblewrap":
-        from ajet.sandbox.bubblewrap_arguments import check
-    elif settings.kind in ("docker", "podman"):
-        from ajet.sandbox.container import check
-    elif settings.kind == "none":
-        from ajet.sandbox.unconfined import check
-    else:
-        from ajet.sandbox.kubernetes import check
-    check(settings)
+    _found(KINDS[settings.kind].check)(settings)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
 from ajet.schema.errors import UserError
+from ajet.schema.sandbox_kind import SandboxKind
 
 OnOutput = Callable[[bytes], None]
 Command = str | Sequence[str]
 
-SandboxKind = Literal["bubblewrap", "docker", "podman", "kubernetes", "none"]
 Network = Literal["none", "gateway", "host"]
 
 

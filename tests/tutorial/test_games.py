@@ -101,3 +101,22 @@ def test_a_walker_that_stands_still_uses_its_moves_up(monkeypatch: pytest.Monkey
     assert episode.failure is None, episode.failure
     assert episode.reward == 0.0 and len(episode.tree.calls) == 8  # it stood still until its moves were used up
     assert episode.ledger.trained + episode.ledger.masked["abandoned"] == episode.ledger.captured > 0
+    assert episode.environment is not None
+    assert [event.what for event in episode.environment.events] == ["reset", *["step"] * 8, "evaluate", "close"]
+
+
+def test_a_walker_is_rewarded_for_the_goal_and_for_how_close_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gymnasium")
+    lake = module(LAKE / "frozenlake.py").Lake(size=3, max_moves=8)
+    assert lake.reset(Task(task_id="t", metadata={"seed": 1})).startswith("@")
+    walks = {}
+    for first in "dr":
+        for second in "dr":
+            task = Task(task_id="t", main_query="x", metadata={"seed": 1})
+            replies = [first, second, *("r" if first == "d" else "d") * 6]
+            walks[first + second] = play(monkeypatch, LAKE / "frozenlake.yaml", task, *replies)
+    best = max(walks.values(), key=lambda walk: walk.reward or 0.0)
+    for walk in walks.values():
+        assert walk.failure is None and walk.reward is not None
+        assert walk.is_success is (walk.reward == 1.0) and (walk.reward == 1.0 or walk.reward <= 0.5)
+    assert best.reward is not None and best.reward > 0.0

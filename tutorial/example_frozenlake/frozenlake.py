@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from ajet import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
+from ajet.environment import Environment, StepResult
+from ajet.schema.task import Task
 
 MOVES = {"l": 0, "d": 1, "r": 2, "u": 3}
 """Gymnasium's numbers for the moves."""
@@ -19,50 +21,50 @@ class FrozenLakeWorkflow(Workflow):
     name: str = "frozen_lake"
 
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
-        settings = tuner.config.frozen_lake
-        lake = Lake(int(workflow_task.task.metadata["seed"]), settings.size)
+        lake, messages, over = workflow_task.gym_env, workflow_task.task.init_messages, False
         client = tuner.as_raw_openai_sdk_client(agent_name="walker")
-        moves = 0
-        while not lake.over and moves < settings.max_moves:
-            messages = [{"role": "user", "content": f"{lake.picture()}\nYour move:"}]
+        while not over:
             completion = await client.chat.completions.create(model="walker", messages=messages)
-            lake.step((completion.choices[0].message.content or "").strip()[:1].lower())
-            moves += 1
-        reward = 1.0 if lake.won else 0.5 * max(0.0, lake.progress())
-        return WorkflowOutput(reward=reward, is_success=lake.won, log_metrics={"moves": moves, "fell": lake.fell})
+            picture, _, over, seen = lake.step(completion.choices[0].message.content or "")
+            messages = [{"role": "user", "content": picture}]
+        reward = lake.evaluate()
+        return WorkflowOutput(reward=reward, is_success=reward == 1.0, log_metrics=seen)
 
 
-class Lake:
-    """Gymnasium's FrozenLake, not slippery, with a different map for each seed."""
+class Lake(Environment):
+    """Gymnasium's FrozenLake, not slippery, with a different map for each task's seed."""
 
-    def __init__(self, seed: int, size: int) -> None:
+    def __init__(self, size: int, max_moves: int) -> None:
+        self._size, self._max_moves = size, max_moves
+
+    def reset(self, task: Task) -> str:
         import gymnasium
         from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
-        self._map = generate_random_map(size=size, p=0.9, seed=seed)
-        self._size = size
+        seed = int(task.metadata["seed"])
+        self._map = generate_random_map(size=self._size, p=0.9, seed=seed)
         self._env: Any = gymnasium.make("FrozenLake-v1", desc=self._map, is_slippery=False)
         self._place, _ = self._env.reset(seed=seed)
-        self.over = self.won = False
+        self._moves, self._won = 0, False
+        return self._picture()
 
-    @property
-    def fell(self) -> bool:
-        return self.over and not self.won
-
-    def step(self, letter: str) -> None:
-        """Move one field; any other letter means standing still."""
+    def step(self, action: Any) -> StepResult:
+        """Move one field; a reply that begins with any other letter means standing still."""
+        self._moves += 1
+        letter, over = str(action).strip()[:1].lower(), False
         if letter in MOVES:
-            self._place, reward, self.over, _, _ = self._env.step(MOVES[letter])
-            self.won = reward > 0
+            self._place, reward, over, _, _ = self._env.step(MOVES[letter])
+            self._won = reward > 0
+        seen = {"moves": self._moves, "fell": over and not self._won}
+        return StepResult(self._picture(), 0.0, over or self._moves == self._max_moves, seen)
 
-    def progress(self) -> float:
-        """The share of the way covered: 0 at the start, 1 at the goal."""
+    def evaluate(self) -> float:
         row, column = divmod(int(self._place), self._size)
-        return (row + column) / (2 * self._size - 2)
+        return 1.0 if self._won else 0.5 * (row + column) / (2 * self._size - 2)
 
-    def picture(self) -> str:
+    def _picture(self) -> str:
         """The map, with @ for the agent."""
         row, column = divmod(int(self._place), self._size)
         lines = [list(line) for line in self._map]
         lines[row][column] = "@"
-        return "\n".join("".join(line) for line in lines)
+        return "\n".join("".join(line) for line in lines) + "\nYour move:"
