@@ -27,7 +27,9 @@ INVALID_ARGUMENT = 3
 """Of gRPC's codes."""
 
 
-class _Read(NamedTuple):
+class Export(NamedTuple):
+    """What was in a request."""
+
     spans: Sequence[Span]
     refused: int
     """Further spans, for which the episode has no room."""
@@ -36,24 +38,33 @@ class _Read(NamedTuple):
 async def traces(body: bytes, content_type: str, caller: Caller) -> Answer:
     """Keep the spans with the episode."""
     caller.session.check_open()
-    kind = content_type.partition(";")[0].strip().lower() or JSON
+    kind = kind_of(content_type)
     if kind not in (PROTOBUF, JSON):
-        return _error(JSON, 415, f"content-type must be {PROTOBUF} or {JSON}, not {kind!r:.80}")
+        return refused(JSON, 415, f"content-type must be {PROTOBUF} or {JSON}, not {kind!r:.80}")
     if len(body) > MAX_BYTES:
-        return _error(kind, 413, f"the body is larger than {MAX_BYTES} bytes: export smaller batches")
+        return refused(kind, 413, f"the body is larger than {MAX_BYTES} bytes: export smaller batches")
     try:
-        read = await asyncio.to_thread(_read, body, kind, caller.session.spans.room)
+        read = await asyncio.to_thread(read_export, body, kind, caller.session.spans.room)
     except otlp.OtlpError as error:
-        return _error(kind, 400, str(error))
+        return refused(kind, 400, str(error))
     except MissingDependencyError as error:
-        return _error(kind, 415, str(error))
+        return refused(kind, 415, str(error))
     caller.session.check_open()
     caller.session.spans.leave_out(read.refused)
     caller.session.add_spans(read.spans, rewards_count=caller.control)
-    return _accepted(kind, read.refused)
+    return accepted(kind, read.refused)
 
 
-def _read(body: bytes, kind: str, room: int) -> _Read:
+def kind_of(content_type: str) -> str:
+    """`JSON`, `PROTOBUF`, or whatever it is."""
+    return content_type.partition(";")[0].strip().lower() or JSON
+
+
+def read_export(body: bytes, content_type: str, room: int) -> Export:
+    """At most `room` spans of a request's body. Raises OtlpError, MissingDependencyError."""
+    kind = kind_of(content_type)
+    if kind not in (PROTOBUF, JSON):
+        raise otlp.OtlpError(f"content-type must be {PROTOBUF} or {JSON}, not {kind!r:.80}")
     if kind == PROTOBUF:
         message = otlp.parse_protobuf(body)
         spans, count = otlp.read_protobuf(message, room), otlp.count_protobuf(message)
@@ -64,24 +75,27 @@ def _read(body: bytes, kind: str, room: int) -> _Read:
             raise otlp.OtlpError(f"the body is not JSON: {error}") from None
         count = otlp.count_json(document)
         spans = otlp.read_json(document, room)
-    return _Read(spans, count - len(spans))
+    return Export(spans, count - len(spans))
 
 
-def _accepted(kind: str, refused: int) -> Answer:
+def accepted(content_type: str, left_out: int) -> Answer:
+    """All spans but some were kept."""
+    kind = kind_of(content_type)
     why = "the episode keeps no more spans"
     if kind == JSON:
-        partial = {"partialSuccess": {"rejectedSpans": str(refused), "errorMessage": why}}
-        return json_answer(partial if refused else {})
+        partial = {"partialSuccess": {"rejectedSpans": str(left_out), "errorMessage": why}}
+        return json_answer(partial if left_out else {})
     answer = b""
-    if refused:
+    if left_out:
         service = import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-        partial = service.ExportTracePartialSuccess(rejected_spans=refused, error_message=why)
+        partial = service.ExportTracePartialSuccess(rejected_spans=left_out, error_message=why)
         answer = service.ExportTraceServiceResponse(partial_success=partial).SerializeToString()
     return Answer(200, answer, {"content-type": PROTOBUF})
 
 
-def _error(kind: str, status: int, message: str) -> Answer:
+def refused(content_type: str, status: int, message: str) -> Answer:
     """gRPC's `Status`, as OTLP asks for."""
+    kind = JSON if kind_of(content_type) != PROTOBUF else PROTOBUF
     if kind == JSON:
         return json_answer({"code": INVALID_ARGUMENT, "message": message}, status)
     text = message.encode()[:1000]

@@ -228,9 +228,20 @@ def _of_trace(spans: list[dict[str, Any]]) -> tuple[str, str] | None:
             found = _of_attributes(attributes)
             if found is not None:
                 return found
-    asked = _first([_message_text(each.get("gen_ai.input.messages"), "user") for _, each in read])
-    said = _first([_message_text(each.get("gen_ai.output.messages"), "assistant") for _, each in reversed(read)])
+    asked = _first([_call_text(each, "gen_ai.input.messages", "gen_ai.prompt", "user") for _, each in read])
+    said = _first(
+        [_call_text(each, "gen_ai.output.messages", "gen_ai.completion", "assistant") for _, each in reversed(read)]
+    )
     return (asked, said) if asked and said else None
+
+
+def _call_text(attributes: dict[str, Any], messages: str, numbered: str, role: str) -> str | None:
+    """A model call's last message of a role: `gen_ai.input.messages`, or `gen_ai.prompt.0.content` and so on."""
+    found: list[dict[str, Any]] = []
+    while f"{numbered}.{len(found)}.role" in attributes:
+        place = f"{numbered}.{len(found)}"
+        found.append({"role": attributes[f"{place}.role"], "content": attributes.get(f"{place}.content")})
+    return _message_text(attributes.get(messages, found), role)
 
 
 def _first(texts: list[str | None]) -> str | None:

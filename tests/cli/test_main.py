@@ -52,8 +52,8 @@ FLAGS = {
 """The surface that users' scripts rely on: a flag may be added here, never taken away."""
 
 NAMES = {
-    "chat", "compare", "completion", "config", "doctor", "env", "eval", "export", "init", "report", "rollout",
-    "rubrics", "runner", "runs", "schema", "serve", "store", "tasks", "tools", "validate", "view", "vllm",
+    "agentops", "chat", "compare", "completion", "config", "doctor", "env", "eval", "export", "init", "report",
+    "rollout", "rubrics", "runner", "runs", "schema", "serve", "store", "tasks", "tools", "validate", "view", "vllm",
 }  # fmt: skip
 
 

@@ -1,0 +1,101 @@
+"""`ajet agentops`: receive the spans of programs that are instrumented with AgentOps, or with OpenTelemetry.
+
+They go to a file, from which `task_reader.type: tracing` makes tasks, or to a rollout store. Inside an episode there is
+no need for it: the gateway takes spans itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import uuid
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.gateway.span_collector import Sink, SpanCollector
+    from ajet.schema.span import Span
+
+KEY_VARIABLE = "AJET_AGENTOPS_KEY"
+STORE_KEY_VARIABLE = "AJET_STORE_KEY"
+DEFAULT_PORT = 4318
+
+
+class FileError(UserError):
+    """The file can't be written."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve until Ctrl-C."""
+    parser = ArgumentParser("ajet agentops", description=__doc__)
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--out", type=Path, default=Path("spans.jsonl"), metavar="FILE", help="(default: spans.jsonl)")
+    place.add_argument("--store", metavar="URL", help=f"a rollout store; its writer's key in {STORE_KEY_VARIABLE}")
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"0: any free one (default: {DEFAULT_PORT})")
+    return asyncio.run(_serve(parser.parse_args(argv)))
+
+
+async def _serve(arguments: Namespace) -> int:
+    from ajet.gateway.span_collector import SpanCollector
+
+    key = os.environ.get(KEY_VARIABLE) or str(uuid.uuid4())  # AgentOps expects the form of a UUID
+    stop = asyncio.Event()
+    for interrupt in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(interrupt, stop.set)
+    async with AsyncExitStack() as stack:
+        sink = await _to_store(arguments.store, stack) if arguments.store else _to_file(arguments.out)
+        collector = SpanCollector(key, sink)
+        await collector.start(arguments.host, arguments.port)
+        stack.push_async_callback(collector.aclose)
+        _tell(collector, key, arguments.store or arguments.out)
+        await stop.wait()
+        print(f"{collector.received} spans", flush=True)
+    return 0
+
+
+def _tell(collector: SpanCollector, key: str, place: str | Path) -> None:
+    print(
+        f"spans go to {place}; export for the program:\n"
+        f"  AGENTOPS_API_KEY={key}\n"
+        f"  AGENTOPS_API_ENDPOINT={collector.url}\n"
+        f"  AGENTOPS_EXPORTER_ENDPOINT={collector.url}/v1/traces\n"
+        "(Ctrl-C to stop)",
+        flush=True,
+    )
+
+
+def _to_file(path: Path) -> Sink:
+    """One OTLP document per line."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise FileError(f"--out {path}: {error.strerror}") from None
+
+    async def keep(spans: Sequence[Span]) -> None:
+        from ajet.tracing.otlp import to_json
+
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(to_json(spans, {}, "agentops"), ensure_ascii=False) + "\n")
+
+    return keep
+
+
+async def _to_store(url: str, stack: AsyncExitStack) -> Sink:
+    from ajet.store.client import StoreClient
+
+    store = await stack.enter_async_context(StoreClient(url, os.environ.get(STORE_KEY_VARIABLE, "")))
+    await store.info()
+
+    async def keep(spans: Sequence[Span]) -> None:
+        await store.add_spans(spans)
+
+    return keep
