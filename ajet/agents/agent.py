@@ -22,6 +22,7 @@ from ajet.agents.prompt import prompt_messages
 from ajet.agents.reply import ModelMessage, ParsedReply, ToolCall
 from ajet.agents.reply_format import NativeFormat, ReplyFormat, TextFormat
 from ajet.agents.run import AgentRun, OnStep
+from ajet.agents.world import OneAtATime, World, world_tools
 from ajet.schema.episode import Failure
 from ajet.schema.trajectory import StepType, StopReason, Trajectory, TrajectoryStep
 from ajet.schema.trajectory_file import file_name
@@ -90,12 +91,14 @@ class Agent:
         on_step: OnStep | None = None,
         raise_errors: bool = True,
         metadata: Mapping[str, Any] | None = None,
+        world: World | None = None,
     ) -> Trajectory:
         """Work on `prompt` (text, messages, a task, or a mapping that holds one) with `model`, a model function or what
         `as_model_function` makes one of.
 
         `save_to`: a folder, or a file that ends in `.jsonl`, to which the trajectory is written as it grows.
         `raise_errors=False`: a run that failed is returned, with `status` and `failure`, instead of raising.
+        `world`: an environment, in which it acts until that is over.
         """
         function = as_model_function(model)
         trajectory = self.trajectory_class(
@@ -107,7 +110,11 @@ class Agent:
         )
         messages = prompt_messages(prompt)
         context = context or ToolContext(episode_id=trajectory.request_id)
-        tools = Toolset(self.run_tools(context), context, output_chars=self.limits.max_output_chars)
+        acting = None if world is None else OneAtATime(world)
+        own = list(self.run_tools(context))
+        if acting is not None:
+            own += world_tools(acting, only_tools=self.one_call_per_step)
+        tools = Toolset(own, context, output_chars=self.limits.max_output_chars)
         async with tools as toolset:
             run = AgentRun(
                 trajectory,
@@ -118,6 +125,7 @@ class Agent:
                 max_seconds=self.limits.max_seconds,
                 save_to=None if save_to is None else _file(Path(save_to), trajectory.request_id),
                 on_step=on_step,
+                world=acting,
             )
             try:
                 await self._guarded(run, messages)
@@ -162,6 +170,8 @@ class Agent:
             if message.get("role") != "system":
                 run.add(dict(message))
                 run.record(StepType.OBSERVATION, str(message.get("content") or ""))
+        if run.world is not None and run.world.world.beginning:
+            self.tell(run, run.world.world.beginning)
 
     async def step(self, run: AgentRun) -> None:
         """One model call, and the tools that it asks for."""
@@ -180,6 +190,8 @@ class Agent:
             self.tell(run, parsed.problem)
         elif parsed.calls:
             await self.act(run, parsed.calls, call)
+        elif run.world is not None and not self.one_call_per_step:
+            await self.act_in_world(run, run.world, parsed.answer or "", call)
         else:
             await self.answered(run, parsed.answer or "", call)
 
@@ -230,6 +242,17 @@ class Agent:
         """The model answered instead of calling a tool."""
         run.record(StepType.FINAL_ANSWER, answer, call=call)
         run.end(StopReason.ANSWER)
+
+    async def act_in_world(self, run: AgentRun, world: OneAtATime, action: str, call: int) -> None:
+        """What the model said is its action."""
+        run.record(StepType.ACTION, action, call=call)
+        came = await world.act(action)
+        assert came is not None  # it would have ended the run
+        if came.done:
+            run.record(StepType.OBSERVATION, came.observation, metadata={"reward": came.reward})
+            run.end(StopReason.ENVIRONMENT)
+        else:
+            self.tell(run, came.observation)
 
     async def finalize(self, run: AgentRun) -> None:
         """Called once at the end of a run that neither failed nor was cancelled, with its tools still open."""

@@ -24,6 +24,7 @@ from ajet.schema.trajectory import (
 from ajet.schema.trajectory_file import TrajectoryFile
 
 if TYPE_CHECKING:
+    from ajet.agents.world import OneAtATime
     from ajet.tools import Toolset
     from ajet.tools.tool import ToolContext
 
@@ -48,12 +49,14 @@ class AgentRun:
         max_seconds: float | None = None,
         save_to: Path | None = None,
         on_step: OnStep | None = None,
+        world: OneAtATime | None = None,
     ) -> None:
         self.trajectory = trajectory
         self.model = model
         self.toolset = toolset
         self.context = context
         self.format = reply_format
+        self.world = world
         self.schemas: list[ToolSchema] = toolset.schemas()
         trajectory.tools = self.schemas
         self.messages: list[Message] = []

@@ -6,7 +6,7 @@ to free. One object serves one episode at a time and never two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,10 @@ class StepResult:
 
 class Environment:
     """The base class of environments."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Tools that it offers to a ready agent, in OpenAI's form. A call of one arrives at `step` as a message with
+    `tool_calls`."""
 
     @staticmethod
     def task_ids(split: str) -> Iterable[str]:

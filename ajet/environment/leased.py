@@ -12,7 +12,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ajet.environment.environment import (
@@ -124,6 +124,11 @@ class LeasedEnvironment:
             value = self._call("evaluate")
             event.reward = sum(self._rewards) if value is None else checked_reward(value, self.record.name)
             return event.reward
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """The tools that a class of an environment offers."""
+        return getattr(self._environment, "tools", None) or ()
 
     def info(self) -> Any:
         """What a service tells about its tools; None for other environments."""

@@ -57,6 +57,8 @@ class StopReason(StrEnum):
     ANSWER = "answer"
     TOOL = "tool"
     """A tool that ends the episode, such as `finish`."""
+    ENVIRONMENT = "environment"
+    """The environment that it acted in said that it is over."""
     MAX_STEPS = "max_steps"
     MAX_TOKENS = "max_tokens"
     MAX_SECONDS = "max_seconds"
@@ -73,7 +75,7 @@ class StopReason(StrEnum):
     @property
     def status(self) -> TrajectoryStatus:
         """The status of a trajectory that ended so."""
-        if self in (StopReason.ANSWER, StopReason.TOOL, StopReason.AGENT):
+        if self in (StopReason.ANSWER, StopReason.TOOL, StopReason.ENVIRONMENT, StopReason.AGENT):
             return TrajectoryStatus.COMPLETED
         if self in (StopReason.MODEL_ERROR, StopReason.AGENT_ERROR):
             return TrajectoryStatus.FAILED

@@ -1,7 +1,8 @@
 """`AgentWorkflow`: runs the ready agent of `rollout.agent` as the episode's workflow.
 
-The reward is the judge's. Without a judge it is, in this order, what the agent itself says (its tests, for example),
-1.0 or 0.0 by comparing the answer with the task's `answer`, or the sum of what its tools gave; else the episode fails.
+The reward is the judge's. Without a judge it is, in this order, the environment's, what the agent itself says (its
+tests, for example), 1.0 or 0.0 by comparing the answer with the task's `answer`, or the sum of what its tools gave;
+else the episode fails.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ajet.config import Config
 from ajet.schema.errors import ImportPathError, RewardError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.math_answer_as_judge import same_answer
+from ajet.task_runner.environment_world import EnvironmentWorld
 from ajet.tools import ToolContext
 from ajet.tuner import AjetTuner
 from ajet.workflow import Workflow
@@ -67,14 +69,21 @@ class AgentWorkflow(Workflow):
     agent: ClassVar[Agent]
 
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        environment = workflow_task.gym_env
+        world = None if environment is None else EnvironmentWorld(environment, workflow_task.task)
         trajectory = await self.agent.run_trajectory(
             workflow_task.task,
             tuner.as_model_function(agent_name=self.agent.name),
             request_id=workflow_task.episode_uuid,
             context=ToolContext(tuner.sandbox, workflow_task.episode_uuid, workflow_task),
+            world=world,
         )
         judged = tuner.config.ajet.task_judge.judge_protocol is not None
         output = output_of(trajectory)
+        if environment is not None and not judged:
+            _reward_calls(trajectory, tuner)
+            output.reward = await environment.aevaluate()
+            return output
         if judged or trajectory.reward is not None or workflow_task.task.metadata.get("answer") is not None:
             _reward_calls(trajectory, tuner)
         if not judged:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ajet.schema.errors import ImportPathError
+from ajet.tools.adapters import adapted, is_foreign
 from ajet.tools.function_tool import FunctionTool, check_name
 from ajet.tools.signature import arguments_of, values_of
 from ajet.tools.tool import Tool, ToolSetupError, ToolSource
@@ -131,11 +132,14 @@ def make_tools(specs: Sequence[Any], base_dirs: Sequence[str | Path] = ()) -> li
 
 
 def as_tool(value: Any) -> AnyTool:
-    """`value` as a tool: it is one, a class of one, or a function."""
-    if isinstance(value, type):
+    """`value` as a tool: it is one, a class of one, a function, or a tool of LangChain or AgentScope."""
+    if isinstance(value, type) and not is_foreign(value):
         return _build(value, {}, value.__name__)
     if isinstance(value, Tool | ToolSource):
         return value
+    foreign = adapted(value)
+    if foreign is not None:
+        return foreign
     if inspect.isroutine(value):
         return FunctionTool(value)
     raise ToolSetupError(
@@ -164,6 +168,10 @@ def _named(name: str, options: dict[str, Any] | None, base_dirs: Sequence[str | 
         if options:
             raise ToolSetupError(f"{name} is a list of tools, which takes no options")
         return [as_tool(each) for each in found]
+    if is_foreign(found):
+        if options:
+            raise ToolSetupError(f"{name} is a tool of another library, which takes no options here")
+        return [as_tool(found)]
     if isinstance(found, type) or (options and inspect.isroutine(found)):  # a class or function that makes tools
         return [_build(found, options or {}, name)]
     return [_build(as_tool(found), options or {}, name)]

@@ -6,7 +6,8 @@
 
 `call` never raises for what a model or a tool does wrong: a name that doesn't exist, arguments that aren't JSON or
 don't fit the schema, an exception, a call that never ends, endless output. The result says what was wrong and what to
-do. Only a sandbox that itself died (`SandboxError`) is raised: no message to the model helps there.
+do. Only a sandbox that itself died (`SandboxError`) or an environment (`EnvironmentFault`) is raised: no message to
+the model helps there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import referencing
 import referencing.exceptions
 
 from ajet.sandbox.sandbox import SandboxError
+from ajet.schema.errors import EnvironmentFault
 from ajet.tools.text import as_text, describe_error, shorten
 from ajet.tools.tool import Arguments, OpenTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
 
@@ -118,7 +120,7 @@ class Toolset:
         try:
             async with asyncio.timeout(self._call_seconds) as limit:
                 result: Any = await entry.opened.call(parsed)
-        except SandboxError:
+        except (SandboxError, EnvironmentFault):
             raise
         except (Exception, SystemExit) as error:  # whatever a tool raises is an answer to the model
             if isinstance(error, TimeoutError) and limit.expired():

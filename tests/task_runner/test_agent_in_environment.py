@@ -1,0 +1,117 @@
+"""`rollout.agent` and `rollout.environment` together: the agent acts in the environment, which gives the reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.config import make_config
+from ajet.engine.model_source import ModelSource
+from ajet.engine.scripted import Reply, ScriptedEngine
+from ajet.runtime.runtime import Runtime
+from ajet.schema.episode import Episode, EpisodeStatus
+from ajet.schema.task import Task
+
+LAKE = {
+    "class": "gymnasium:FrozenLake-v1",
+    "options": {"is_slippery": False, "action_names": ["left", "down", "right", "up"]},
+}
+WAY = ["down", "down", "right", "right", "down", "right"]
+SHOP = """
+from ajet.environment import Environment, StepResult
+
+def function(name, **properties):
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
+
+class Shop(Environment):
+    tools = [function("look"), function("buy", item={"type": "string"})]
+
+    def reset(self, task):
+        self.seen = 0
+        return "Buy tea."
+
+    def step(self, action):
+        calls = action.get("tool_calls") or []
+        if not calls:
+            return StepResult("Nobody answers to: " + action["content"], -0.25)
+        asked = calls[0]["function"]
+        if asked["name"] == "look":
+            self.seen += 1
+            return StepResult("There is tea and salt.")
+        if "bomb" in asked["arguments"]:
+            raise ValueError("the shop is gone")
+        return StepResult("Sold.", 1.0 if "tea" in asked["arguments"] else 0.0, True)
+"""
+
+
+def asks(*calls: tuple[str, dict[str, Any]]) -> Reply:
+    return {"content": "", "tool_calls": [{"function": {"name": name, "arguments": given}} for name, given in calls]}
+
+
+def run(replies: Sequence[Reply], agent: dict[str, Any], environment: Any, task: Task | None = None) -> Episode:
+    config = make_config({"rollout.agent": agent, "rollout.environment": environment})
+    engine = ScriptedEngine(replies, lambda: ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
+    with Runtime(config, make_engine=lambda _: engine) as runtime:
+        return runtime.run(runtime.pool.run_episode(task or Task(task_id="3", main_query="")))
+
+
+def test_what_the_agent_says_is_its_action() -> None:
+    pytest.importorskip("gymnasium")
+    episode = run(["fly", *WAY], {"type": "react", "max_steps": 20}, LAKE)
+    assert episode.failure is None, episode.failure
+    assert (episode.status, episode.reward) == (EpisodeStatus.COMPLETED, 1.0)
+    assert episode.metadata["stop_reason"] == "environment"
+    assert [call.extends for call in episode.tree.calls] == [-1, 0, 1, 2, 3, 4, 5]  # one conversation
+    assert episode.environment is not None
+    assert [event.what for event in episode.environment.events] == ["reset", *["step"] * 7, "evaluate", "close"]
+    assert episode.tree.trained_tokens == episode.tree.sampled_tokens
+
+
+def test_an_agent_that_only_calls_tools() -> None:
+    pytest.importorskip("gymnasium")
+    replies: list[Reply] = [asks(("act", {"action": step})) for step in WAY]
+    episode = run(["I go down.", *replies], {"type": "tool", "max_steps": 20}, LAKE)
+    assert episode.failure is None, episode.failure
+    assert (episode.reward, episode.metadata["stop_reason"]) == (1.0, "tool")
+    drowned = run([asks(("act", {"action": step})) for step in ("down", "right")], {"type": "tool"}, LAKE)
+    assert drowned.reward == 0.0
+
+
+def test_limits_hold() -> None:
+    pytest.importorskip("gymnasium")
+    episode = run(["up"], {"type": "react", "max_steps": 3}, LAKE)
+    assert (episode.reward, episode.metadata["stop_reason"], len(episode.tree.calls)) == (0.0, "max_steps", 3)
+
+
+def test_tools_that_the_environment_offers(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    shop = f"{tmp_path}/shop.py->Shop"
+    replies: list[Reply] = [asks(("look", {})), "Hello?", asks(("buy", {})), asks(("buy", {"item": "tea"}))]
+    episode = run(replies, {"type": "react", "tools": ["calculator"]}, shop)
+    assert episode.failure is None, episode.failure
+    assert episode.reward == 0.75 and episode.log_metrics["agent/failed_tool_calls"] == 1
+    # of two actions in one reply, the second comes too late
+    both = run([asks(("buy", {"item": "tea"}), ("buy", {"item": "tea"}))], {"type": "react"}, shop)
+    assert (both.reward, both.metadata["stop_reason"]) == (1.0, "tool")
+    assert both.environment is not None
+    assert [event.what for event in both.environment.events].count("step") == 1
+
+
+def test_a_task_with_words_of_its_own_is_told_before_the_observation(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    messages = [{"role": "user", "content": "You are thrifty."}]
+    task = Task(task_id="t", main_query="", init_messages=messages)
+    episode = run([asks(("buy", {"item": "tea"}))], {"type": "react"}, f"{tmp_path}/shop.py->Shop", task)
+    prompt = [message["content"] for message in episode.tree.calls[0].new_messages]
+    assert prompt[-2:] == ["You are thrifty.", "Buy tea."]
+
+
+def test_an_environment_that_raises_is_no_tool_that_failed(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    episode = run([asks(("buy", {"item": "bomb"}))], {"type": "react"}, f"{tmp_path}/shop.py->Shop")
+    assert episode.status == EpisodeStatus.WORKFLOW_ERROR and len(episode.tree.calls) == 1
+    assert episode.failure is not None and "ValueError: the shop is gone" in episode.failure.message
