@@ -1,0 +1,64 @@
+"""Does the tiny coding agent learn to run the tests first? The tutorial's two steps, the second with three seeds.
+
+    python benchmarks/coding_agent.py [--keep FOLDER]
+
+FOLDER keeps the runs: one that is complete is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from common import write_result
+
+from ajet.observe.metrics import read_metrics
+
+ROOT = Path(__file__).parents[1]
+TUTORIAL = ROOT / "tutorial" / "example_coding_agent" / "tiny"
+SEEDS = (1, 2, 3)
+CALLS = "user/agent/tool_calls"
+"""Per episode: 1 if it edits without looking, 2 if it runs the tests first."""
+
+
+def run(config: str, name: str, folder: Path, *settings: str) -> Path:
+    """One run, unless it is there already. Returns its folder."""
+    made = folder / name
+    if not (made / "hf").exists():
+        command = [sys.executable, "-m", "ajet", "--conf", str(TUTORIAL / config), "--exp-dir", str(folder), "--quiet"]
+        subprocess.run([*command, f"experiment_name={name}", *settings], cwd=ROOT, check=True)
+    return made
+
+
+def curve(made: Path) -> dict[str, Any]:
+    """A run's validations."""
+    steps = [step for step in read_metrics(made / "metrics.jsonl") if "val/reward/mean" in step]
+    return {
+        "reward": {step["step"]: round(step["val/reward/mean"], 3) for step in steps},
+        "tool_calls": {step["step"]: round(step[f"val/{CALLS}"], 2) for step in steps},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--keep", type=Path)
+    arguments = parser.parse_args()
+    subprocess.run([sys.executable, str(TUTORIAL / "make_data.py")], cwd=ROOT, check=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = (arguments.keep or Path(scratch)).resolve()
+        start = run("cold_start.yaml", "coding_agent_cold_start", folder)
+        figures = {}
+        for seed in SEEDS:
+            seeds = [f"{part}.seed={seed}" for part in ("rollout", "trainer_common", "task_reader")]
+            made = run("learn.yaml", f"coding_agent_{seed}", folder, f"model.path={start / 'hf'}", *seeds)
+            figures[f"seed {seed}"] = curve(made)
+            print(f"seed {seed}: {figures[f'seed {seed}']['reward']}", flush=True)
+    write_result("coding_agent", figures)
+
+
+if __name__ == "__main__":
+    main()
