@@ -34,10 +34,6 @@ QUERY_FIELDS = ("main_query", "question", "query", "prompt", "problem", "instruc
 """Fields of a record that may hold the text shown as the task's."""
 
 
-PROMPT_ALGORITHMS = ("apo", "gepa", "best_of")
-"""Values of `algorithm` that tune prompt templates instead of weights."""
-
-
 class RunFailedError(AjetError):
     """A run that ended without success. The experiment's folder holds what it left."""
 
@@ -119,6 +115,8 @@ class Trainer:
 
     def _take_search(self, keywords: Mapping[str, Any]) -> None:
         """With `backbone="prompt"`, `algorithm` names a search; the name of one, or an object, means that backbone."""
+        from ajet.config.contradictions import PROMPT_ALGORITHMS
+
         algorithm = keywords.get("algorithm")
         searches = algorithm in PROMPT_ALGORITHMS if isinstance(algorithm, str) else algorithm is not None
         if searches or keywords.get("backbone") == "prompt":

@@ -7,7 +7,7 @@ from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Limits, Spent
 from ajet.prompt_tuning.candidate import Candidate
 from ajet.prompt_tuning.checks import Checks
 from ajet.prompt_tuning.errors import ProposerError, SearchFailedError, UnusedTemplateError
-from ajet.prompt_tuning.proposal import Kind, Proposer, Request
+from ajet.prompt_tuning.proposal import Kind, Proposer, Reply, Request
 from ajet.prompt_tuning.search import Earlier, Journal, Search
 from ajet.prompt_tuning.trial import Purpose, Score, Trial
 
@@ -24,6 +24,7 @@ __all__ = [
     "Proposer",
     "ProposerError",
     "Purpose",
+    "Reply",
     "Request",
     "Score",
     "Search",

@@ -174,6 +174,7 @@ def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
             "rubrics",
             "tasks",
             "rollout",
+            "tune",
         ):  # these pass arguments on
             with pytest.raises(Parsed):
                 import_module(f"ajet.cli.{words[0]}").run(words[1:])
