@@ -57,7 +57,7 @@ class EpisodeTrials:
             for index, (candidate, task) in enumerate(pairs)
         )
         for (_, task), group in zip(pairs, groups, strict=True):
-            self._record(group, purpose, round, self._tasks[task].main_query)
+            self._record(group, purpose, round, self._tasks[task])
         self._watch.look_at_groups(f"round {round} ({purpose})", groups)
         trials = [self._trial(task, group) for (_, task), group in zip(pairs, groups, strict=True)]
         return [trials[first : first + len(tasks)] for first in range(0, len(trials), len(tasks))]
@@ -73,10 +73,10 @@ class EpisodeTrials:
             prompts=candidate.prompts,
         )
 
-    def _record(self, group: EpisodeGroup, purpose: Purpose, round: int, query: str) -> None:
+    def _record(self, group: EpisodeGroup, purpose: Purpose, round: int, task: Task) -> None:
         for episode in (*group.episodes, *group.failed):
             self.episodes.append((purpose, episode))
-            self._recorder.record(episode, round, validation=purpose is not Purpose.SEARCH, query=query)
+            self._recorder.record(episode, round, validation=purpose is not Purpose.SEARCH, task=task)
 
     def _trial(self, task: str, group: EpisodeGroup) -> Trial:
         episodes = sorted([*group.episodes, *group.failed], key=lambda episode: episode.repeat)
