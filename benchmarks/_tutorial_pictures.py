@@ -107,6 +107,21 @@ EPISODES: dict[str, list[Said]] = {
         Said("agent", 'file_editor(command="str_replace", path="calc.py", …)', True),
         Said("reward", "1: the tests pass"),
     ],
+    "calc_x": [
+        Said("task", "A crate holds 16 boxes of 75 nails. 53 nails are bent. How many are good?"),
+        Said("agent", 'calculate(expression="16 * 75 - 53")', True),
+        Said("MCP server", "1147"),
+        Said("agent", "### ANSWER: 1147", True),
+        Said("reward", "1"),
+    ],
+    "spider": [
+        Said("task", "How many singers are there?"),
+        Said("writer", "SELECT count(*) FROM singers", True),
+        Said("database", "no such table: singers"),
+        Said("checker, not trained", "There is no table of that name."),
+        Said("rewriter", "SELECT count(*) FROM singer", True),
+        Said("reward", "1: it returns what it should"),
+    ],
     "other_clients": [
         Said("workflow", "OPENAI_BASE_URL=… OPENAI_API_KEY=… node agent.mjs"),
         Said("program", "POST /v1/chat/completions"),

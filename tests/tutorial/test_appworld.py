@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from tutorial_runs import TUTORIAL, debug, imports, play, train
 
 from ajet.engine.scripted import ScriptedCall
+from ajet.schema.errors import EnvironmentFault
 from ajet.schema.task import Task
 
 CONF = "example_appworld/small_world.yaml"
@@ -162,3 +164,90 @@ def test_on_debug_and_two_steps_on_local(tmp_path: Path, monkeypatch: pytest.Mon
     episodes = debug(monkeypatch, CONF, tmp_path / "debug", *short, "rollout.multi_turn.max_steps=2")
     assert len(episodes) == 2 and all(0 <= (episode.reward or 0) < 1 for episode in episodes)
     train(monkeypatch, CONF, tmp_path / "local", *short, "rollout.multi_turn.max_steps=2")
+
+
+MOCK = '''
+"""A mock of the package appworld, whose data can't be had here: the names that the worker uses."""
+import contextlib, io, types
+
+def load_task_ids(split):
+    print("noise that must not mix with the answer")
+    return [f"{split}_1"]
+
+class AppWorld:
+    def __init__(self, task_id, experiment_name):
+        if task_id == "broken":
+            raise Exception("no such task")
+        person = types.SimpleNamespace(first_name="Ada", last_name="Abel", email="a@example.com", phone_number="7")
+        self.task = types.SimpleNamespace(supervisor=person, instruction="Call me.")
+        self.done = False
+
+    def execute(self, code):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            exec(code, {"world": self})
+        return said.getvalue()
+
+    def task_completed(self):
+        return self.done
+
+    def evaluate(self):
+        return types.SimpleNamespace(to_dict=lambda: {"passes": [1], "failures": [1, 2, 3]})
+'''
+
+
+@pytest.fixture
+def real_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The environment of the real AppWorld, over a Python that has the mock."""
+    if shutil.which("bwrap") is None:
+        pytest.skip("needs bubblewrap")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (packages / "appworld.py").write_text(MOCK)
+    (tmp_path / "root" / "experiments").mkdir(parents=True)
+    monkeypatch.setenv("APPWORLD_PYTHON", str(tmp_path / "venv" / "bin" / "python"))
+    monkeypatch.setenv("APPWORLD_ROOT", str(tmp_path / "root"))
+    monkeypatch.setenv("SECRET_KEY", "canary")
+    with imports("example_appworld"):
+        import appworld_env
+
+        yield appworld_env
+
+
+def test_the_real_one_is_driven_in_its_own_python_and_confined(real_world: Any, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("canary")
+    assert real_world.AppWorldEnv.task_ids("dev") == ["dev_1"]
+    world = real_world.AppWorldEnv(timeout=60)
+    try:
+        first = world.reset(Task(task_id="dev_1", main_query="x"))
+        assert "Call me." in first[1]["content"] and "first name Ada" in first[1]["content"]
+        assert "hello" in world.step(block("print('hello')")).observation
+        assert "canary" not in world.step(block("import os; print(dict(os.environ))")).observation
+        with pytest.raises(EnvironmentFault, match="No such file"):
+            world.step(block(f"open({str(tmp_path / 'secret.txt')!r})"))
+        with pytest.raises(EnvironmentFault, match="unreachable"):
+            world.step(block("import socket; socket.create_connection(('192.0.2.1', 80), 5)"))
+        with pytest.raises(EnvironmentFault, match="Read-only"):
+            world.step(block(f"open({os.environ['APPWORLD_ROOT']!r} + '/x', 'w')"))
+        assert not world.step("no block").done
+        assert world.step(block("world.done = True")).done
+        assert world.evaluate() == 0.25
+        with pytest.raises(EnvironmentFault, match="ended or wrote nonsense"):
+            world.step(block("import os; os._exit(3)"))
+    finally:
+        world.close()
+
+
+def test_what_the_real_one_lacks_is_said(real_world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = real_world.AppWorldEnv(timeout=60)
+    try:
+        with pytest.raises(EnvironmentFault, match="AppWorld: Exception: no such task"):
+            world.reset(Task(task_id="broken", main_query="x"))
+    finally:
+        world.close()
+    monkeypatch.setenv("APPWORLD_ROOT", "/nowhere")
+    with pytest.raises(EnvironmentFault, match="APPWORLD_ROOT must name"):
+        real_world.AppWorldEnv.task_ids("dev")
+    monkeypatch.delenv("APPWORLD_PYTHON")
+    with pytest.raises(EnvironmentFault, match="APPWORLD_PYTHON must name"):
+        real_world.AppWorldEnv.task_ids("dev")
