@@ -3,7 +3,7 @@
     python benchmarks/tutorials.py [--only learning_to_ask] [--keep FOLDER] [--draw]
 
 With `--only`, that tutorial's figures replace the ones in the file. FOLDER keeps the runs: one that is complete is not
-run again. `--draw` only draws the charts in docs/assets/tutorials anew, also those of `games.py` and `quickstart.py`.
+run again. `--draw` only draws the charts in docs/assets/tutorials anew, also of other benchmarks' figures.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def curves() -> dict[str, dict[str, Any]]:
     found = {name: known("games")[name] for name in ("frozenlake", "countdown") if name in known("games")}
     if quickstart := known("quickstart").get("seed 0"):
         found["quickstart"] = {"reward": quickstart["validation"]}
+    if coding_agent := known("coding_agent").get("seed 1"):
+        found["coding_agent"] = coding_agent
     return found | known("tutorials")
 
 
