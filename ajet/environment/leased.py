@@ -44,7 +44,7 @@ class LeasedEnvironment:
 
     def __init__(self, source: EnvironmentSource, task: Task, episode_uuid: str, on_event: OnEvent | None = None):
         self.episode_uuid = episode_uuid
-        self.record = EnvironmentRecord(source.name)
+        self.record = EnvironmentRecord(source.name, began=time.time())
         self.observation: Observation = None
         """The first observation."""
         self._source = source

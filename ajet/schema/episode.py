@@ -121,6 +121,8 @@ class EnvironmentRecord:
     events: list[EnvironmentEvent] = field(default_factory=list)
     left_out: int = 0
     """Further steps, beyond those that are kept."""
+    began: float = 0.0
+    """When it was asked for, in seconds since 1970: `EnvironmentEvent.started_s` counts from here. 0: unknown."""
 
 
 @dataclass(slots=True)

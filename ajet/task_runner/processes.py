@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -282,6 +283,8 @@ class _AttemptInProcess:
 
     def _note(self, event: EnvironmentEvent) -> None:
         if (record := self._environment_end.record) is not None and len(record.events) <= MOST_EVENTS:
+            # events are told of when they are over
+            record.began = record.began or time.time() - event.started_s - event.seconds
             record.events.append(event)
 
     async def where(self) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from ajet.observe.episode_store import EpisodeStore, RecordedEpisode
 from ajet.schema.call_tree import ROOT, Call, CallTree
 from ajet.schema.episode import Episode
+from ajet.viewer.timeline import timeline
 
 
 def episode_view(recorded: RecordedEpisode, store: EpisodeStore) -> dict[str, Any]:
@@ -26,6 +27,7 @@ def episode_view(recorded: RecordedEpisode, store: EpisodeStore) -> dict[str, An
         "calls": [_call(recorded, index) for index in range(len(episode.tree.calls))],
         "toolsets": episode.tree.toolsets,
         "has_tokens": bool(episode.tree.runs),
+        "timeline": timeline(episode),
     }
 
 

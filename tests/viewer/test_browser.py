@@ -23,7 +23,8 @@ from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.notes import Notes
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.task_statistics import TaskFilter, task_page
-from ajet.schema.episode import Episode
+from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Episode
+from ajet.schema.span import Span
 from ajet.schema.task import Task
 from ajet.viewer.serve import Viewer
 
@@ -269,6 +270,10 @@ def hostile_episode(vocabulary: Vocabulary) -> Episode:
     }  # fmt: skip
     episode.task_id, episode.tag, episode.group_id = HOSTILE[0], HOSTILE[1], HOSTILE[0]
     episode.metadata = {HOSTILE[0]: HOSTILE[2]}
+    event = EnvironmentEvent("step", 0.1, 0.2, None, False, HOSTILE[0], HOSTILE[2] + HOSTILE[4], HOSTILE[1])
+    episode.environment = EnvironmentRecord(HOSTILE[0], [event])
+    attributes = {HOSTILE[0]: HOSTILE[1], "text": HOSTILE[4] + HOSTILE[5]}
+    episode.spans = [Span(rollout_id="r", attempt_id="a", span_id="s", name=HOSTILE[0], attributes=attributes)]
     ids = vocabulary.encode(HOSTILE[0] + HOSTILE[4] + HOSTILE[5])
     episode.tree.runs[first.run].ids = ids
     first.logprobs, first.mask = np.full(len(ids), -0.5, np.float32), np.ones(len(ids), np.bool_)
@@ -304,6 +309,7 @@ def test_hostile_text_is_text(tmp_path: Path, open_page: Open, shoot: Shoot) -> 
         "/x/hostile/tasks", f"/x/hostile/task/{group}", f"/x/hostile/differences?a={first}&b={second}",
         f"/x/hostile/episode/{episode.episode_id}", f"/x/hostile/episode/{episode.episode_id}?view=tokens&call=0",
         f"/x/hostile/episode/{episode.episode_id}?view=details",
+        f"/x/hostile/episode/{episode.episode_id}?view=timeline",
     ):  # fmt: skip
         page = open_page(viewer, path)
         settled(page)
@@ -335,6 +341,7 @@ def all_pages(viewer: Viewer) -> list[str]:
         f"{run}/tasks", f"{run}/task/{row['task_id']}",
         f"{run}/differences?a={row['episode_id']}&b={others[0]['episode_id']}",
         f"{run}/group/{row['group_id']}", episode, f"{episode}?view=tokens&call=0", f"{episode}?view=details",
+        f"{episode}?view=timeline",
     ]  # fmt: skip
 
 

@@ -4,11 +4,12 @@ import { conversation, conversationText, curlOf, messageNode } from "./chat.js";
 import { drawGraph, markCurrent } from "./graph.js";
 import { showNote } from "./notes.js";
 import { givenNodes } from "./taskcard.js";
+import { drawTimeline } from "./timeline.js";
 import { TokenView } from "./tokens.js";
 
 const name = experiment(), id = $("episode").dataset.episode;
 const url = new URLSearchParams(location.search);
-const state = { view: ["chat", "tokens", "details"].includes(url.get("view")) ? url.get("view") : "chat", call: url.has("call") ? Number(url.get("call")) : -1, colour: url.get("colour") || "trained", token: url.has("at") ? Number(url.get("at")) : -1 };
+const state = { view: ["chat", "tokens", "timeline", "details"].includes(url.get("view")) ? url.get("view") : "chat", call: url.has("call") ? Number(url.get("call")) : -1, colour: url.get("colour") || "trained", token: url.has("at") ? Number(url.get("at")) : -1 };
 let view, colourOf, tokens = null, loading = null;
 
 function leaves() {
@@ -122,6 +123,7 @@ function paths() {
 }
 
 function show() {
+  if (!view) return;
   for (const tab of document.querySelectorAll("[role=tab]")) {
     const mine = tab.dataset.view === state.view;
     tab.setAttribute("aria-selected", mine);
@@ -132,6 +134,7 @@ function show() {
   markCurrent($("graph"), state.call);
   if (state.view === "chat") showChat();
   else if (state.view === "tokens") showTokens().catch((error) => { $("view-tokens").textContent = error.message; });
+  else if (state.view === "timeline") drawTimeline($("view-timeline"), view, colourOf, (call) => { state.view = "chat"; setUrl({ view: "" }); select(call); });
   else showDetails();
 }
 

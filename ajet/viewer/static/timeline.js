@@ -1,0 +1,41 @@
+// What happened in an episode, by time: model calls, tools, environment steps and spans, one row for each.
+import { appendText, el, seconds, short, textBlock } from "./common.js";
+
+const KINDS = { call: "model call", tools: "tools", environment: "environment", span: "span" };
+const precise = (value) => (value < 1 ? `${Math.round(1000 * value)} ms` : seconds(value));
+
+function facts(entry) {
+  const known = Object.entries(entry.facts || {}).filter(([, value]) => value !== null && value !== "");
+  if (!known.length) return el("p", { class: "muted" }, "Nothing more is recorded.");
+  return el("dl", { class: "kv wide" }, known.flatMap(([name, value]) => [appendText(el("dt"), name), el("dd", {}, typeof value === "string" ? textBlock(value) : typeof value === "number" ? short(value) : textBlock(JSON.stringify(value, null, 2)))]));
+}
+
+function row(entry, start, span, colourOf, view, select) {
+  const call = entry.call === undefined ? null : view.calls[entry.call];
+  const bar = el("i", { class: `${entry.kind} ${call && entry.kind === "call" ? colourOf(call.agent) : ""}` });
+  const place = el("span", { class: "place" });
+  if (entry.start !== null) {
+    bar.style.left = `${100 * (entry.start - start) / span}%`;
+    bar.style.width = `${100 * entry.seconds / span}%`;
+    place.append(bar);
+  }
+  const label = el("span", { class: "what" }, el("span", { class: "kind" }, KINDS[entry.kind]), " ", appendText(el("b"), entry.kind === "call" ? `${entry.label} · ${entry.call}` : entry.label), entry.error ? appendText(el("span", { class: "bad" }), ` ${entry.error.slice(0, 200)}`) : null);
+  label.style.paddingLeft = `${14 * Math.min(entry.depth, 8)}px`;
+  const times = el("span", { class: "when" }, entry.start === null ? "time not told" : `${entry.start.toFixed(2)} s`, el("b", {}, entry.seconds || entry.kind === "call" ? precise(entry.seconds) : ""));
+  if (entry.kind === "call" || entry.kind === "tools") return el("button", { class: "moment", type: "button", title: "Show it in the conversation", on: { click: () => select(entry.call) } }, label, place, times);
+  return el("details", { class: "moment-more" }, el("summary", { class: "moment" }, label, place, times), facts(entry));
+}
+
+/** Fill `holder`; `select` shows a call in the conversation. */
+export function drawTimeline(holder, view, colourOf, select) {
+  const { entries, left_out: leftOut } = view.timeline;
+  if (!entries.length) { holder.replaceChildren(el("p", { class: "empty" }, "Nothing with a time was recorded.")); return; }
+  const timed = entries.filter((entry) => entry.start !== null);
+  const start = Math.min(0, ...timed.map((entry) => entry.start)), end = Math.max(...timed.map((entry) => entry.start + entry.seconds), start + 0.001);
+  const span = end - start;
+  const counts = Object.entries(KINDS).map(([kind, noun]) => [entries.filter((entry) => entry.kind === kind).length, kind, noun]).filter(([count]) => count);
+  const noun = { call: "model call", tools: "tool use", environment: "environment step", span: "span" };
+  const legend = el("p", { class: "timeline-legend" }, counts.map(([count, kind]) => el("span", {}, el("i", { class: `dot of-${kind}` }), `${count} ${noun[kind]}${count === 1 ? "" : "s"}`)), el("span", { class: "spring" }), leftOut ? el("span", { class: "warn" }, `${leftOut} more were not kept`) : null);
+  const axis = el("div", { class: "moment axis", "aria-hidden": "true" }, el("span", { class: "what" }), el("span", { class: "place" }, [0, 0.25, 0.5, 0.75, 1].map((share) => { const mark = el("span", {}, `${(start + share * span).toFixed(span < 10 ? 1 : 0)} s`); mark.style.left = `${100 * share}%`; return mark; })), el("span", { class: "when" }));
+  holder.replaceChildren(el("div", { class: "card timeline" }, legend, axis, entries.map((entry) => row(entry, start, span, colourOf, view, select))));
+}
