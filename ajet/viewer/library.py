@@ -165,15 +165,18 @@ class Experiment:
     def summary(self) -> dict[str, Any]:
         """One line of the experiments list. What can't be read is left out, and named under `problem`."""
         reading = Reading()
-        config = reading.part(self.config, {})
-        columns = reading.part(self.metrics, {"steps": [], "series": {}, "problem": ""})
+        nothing: dict[str, Any] = {}
+        no_steps: dict[str, Any] = {"steps": [], "series": {}, "problem": ""}
+        no_events: list[dict[str, Any]] = []
+        config = reading.part(self.config, nothing)
+        columns = reading.part(self.metrics, no_steps)
         if columns["problem"]:
             reading.problems.append(columns["problem"])
         rewards, successes, validations = (
             [value for value in columns["series"].get(name, []) if isinstance(value, int | float)]
             for name in ("reward/mean", "success/rate", "val/reward/mean")
         )
-        events = reading.part(self.events, [])
+        events = reading.part(self.events, no_events)
         model = _at(config, "ajet", "model", "path")
         episodes = reading.part(self._count, 0)
         note = reading.part(lambda: self.notes.read().run, Note())
