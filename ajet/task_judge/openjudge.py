@@ -9,6 +9,7 @@ import asyncio
 import atexit
 import json
 import math
+import shutil
 import sys
 import threading
 from collections.abc import Sequence
@@ -70,6 +71,8 @@ class OpenJudge(GroupJudge):
         self._section = section = config.ajet.task_judge.openjudge
         if not section.grader:
             raise ConfigError(f"{KEY}.grader: name a grader of py-openjudge, such as StringMatchGrader")
+        if section.python is not None and shutil.which(section.python) is None:
+            raise ConfigError(f"{KEY}.python: there is no program {section.python}: name a Python interpreter")
         self._scale = Scale(section.min_score, section.max_score, section.normalise)
         self._templates = {name: Template(text, f"{KEY}.inputs.{name}") for name, text in section.inputs.items()}
         self._building = threading.Lock()

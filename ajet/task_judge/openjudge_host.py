@@ -8,6 +8,7 @@ print goes to standard error.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import importlib
 import inspect
 import json
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 Built = dict[str, Any]
+UNCONFINED = ("CodeExecutionGrader",)
+"""Graders that are refused: they run code that the model wrote."""
 
 
 def main() -> None:
@@ -35,7 +38,7 @@ def main() -> None:
         importlib.import_module("openjudge")
     except Exception as error:
         tell(id="ready", error=f"{type(error).__name__}: {error}")
-        raise
+        sys.exit(1)
     tell(id="ready")
     asyncio.run(_serve(tell))
 
@@ -102,6 +105,8 @@ def _find(name: str) -> Any:
     found = getattr(importlib.import_module(module), attribute, None)
     if not inspect.isclass(found) or not hasattr(found, "aevaluate"):
         raise ValueError(f"{module} has no grader {attribute}")
+    if any(base.__name__ in UNCONFINED for base in found.__mro__):
+        raise ValueError("it runs code that the model wrote, and nothing confines it: test code in `rollout.sandbox`")
     return found
 
 
@@ -116,7 +121,9 @@ def _module_of(name: str) -> str:
             if found == wanted:
                 return ".".join(("openjudge", "graders", *file.relative_to(root).with_suffix("").parts))
             known.append(found)
-    raise ValueError(f"there is no grader {wanted!r}; there are {', '.join(sorted(set(known)))}")
+    near = difflib.get_close_matches(wanted, known, n=1)
+    meant = f" Did you mean {near[0]}?" if near else ""
+    raise ValueError(f"there is no grader {wanted!r}.{meant} There are {', '.join(sorted(set(known)))}")
 
 
 def _ask_strictly(grader: Any) -> None:

@@ -177,7 +177,8 @@ def test_a_run_has_one_process(odd: str) -> None:
 @pytest.mark.parametrize(
     ("grader", "keys", "complaint"),
     [
-        ("StringMatch", {}, r"there is no grader 'StringMatch'; there are .*StringMatchGrader"),
+        ("StringMatch", {}, r"no grader 'StringMatch'. Did you mean StringMatchGrader\?"),
+        ("CodeExecutionGrader", {}, "runs code that the model wrote, and nothing confines it"),
         ("StringMatchGrader", {"options": {"algoritm": 1}}, "unexpected keyword argument 'algoritm'"),
         ("CorrectnessGrader", {}, "a helper model is needed and none is named"),
         ("odd->RankingGrader", {}, "it ranks answers"),
@@ -252,8 +253,8 @@ def test_an_interpreter_without_the_package_is_explained() -> None:
 
 
 def test_an_interpreter_that_is_not_there_is_explained() -> None:
-    with pytest.raises(ConfigError, match=r"openjudge\.python: /nowhere can't be run: No such file"):
-        judge(configured("StringMatchGrader", python="/nowhere"))
+    with pytest.raises(ConfigError, match=r"openjudge\.python: there is no program /nowhere"):
+        load_judge(configured("StringMatchGrader", python="/nowhere"))
 
 
 def test_a_missing_grader_and_a_wrong_scale_are_explained() -> None:
