@@ -36,7 +36,7 @@ def main() -> None:
 
     try:
         importlib.import_module("openjudge")
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever its import raises is why it can't be used
         tell(id="ready", error=f"{type(error).__name__}: {error}")
         sys.exit(1)
     tell(id="ready")
