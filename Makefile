@@ -148,7 +148,8 @@ test-openjudge: .venv-openjudge/.ready env  ## run the tests of OpenJudge's grad
 
 .venv-openjudge/.ready: Makefile
 	$(PYTHON) -m venv .venv-openjudge
-	.venv-openjudge/bin/python -m pip install --quiet --disable-pip-version-check 'py-openjudge>=0.2.4'
+	.venv-openjudge/bin/python -m pip install --quiet --disable-pip-version-check uv
+	.venv-openjudge/bin/uv pip install --quiet --python .venv-openjudge/bin/python 'py-openjudge>=0.2.4'
 	@touch $@
 
 test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real vLLM on the CPU (about 2 GB)

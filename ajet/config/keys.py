@@ -137,6 +137,9 @@ def _step(fragment: dict[str, Any], part: Any) -> dict[str, Any] | None:
         items: dict[str, Any] | None = fragment.get("items")
         return items
     inner: dict[str, Any] | None = fragment.get("properties", {}).get(part)
+    if inner is None:  # a mapping whose names are the user's own
+        named = [fragment.get("additionalProperties"), *fragment.get("patternProperties", {}).values()]
+        inner = next((each for each in named if isinstance(each, dict)), None)
     return inner
 
 

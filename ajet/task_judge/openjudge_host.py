@@ -128,7 +128,7 @@ def _module_of(name: str) -> str:
 
 def _ask_strictly(grader: Any) -> None:
     """A model's answer without a score is an error: the package would take it for a score of 0."""
-    model = getattr(grader, "model", None)
+    model: Any = getattr(grader, "model", None)
     ask = getattr(model, "achat", None)
     if ask is None:
         return
