@@ -100,7 +100,8 @@ def test_a_mistyped_key_of_a_service_is_explained() -> None:
     Path("run.yaml").write_text("ajet:\n  services:\n    world: {folder: x}\n")
     with pytest.raises(ConfigError, match=r"ajet.services: world has no `command`"):
         load_config("run.yaml", complete=False)
+    Path("run.yaml").write_text("ajet: {}\n")
     with pytest.raises(
         ConfigError, match=r"services\.w\.restarts: -1 is not allowed\s+expected a whole number.*0.*; default: 3"
     ):
-        make_config({"services.w": {"command": "x", "restarts": -1}})
+        load_config("run.yaml", ["services.w.command=x", "services.w.restarts=-1"], complete=False)
