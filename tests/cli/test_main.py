@@ -53,7 +53,7 @@ FLAGS = {
 
 NAMES = {
     "agentops", "chat", "compare", "completion", "config", "doctor", "env", "eval", "export", "init", "report",
-    "rollout", "rubrics", "runner", "runs", "schema", "serve", "store", "tasks", "tools", "validate", "view", "vllm",
+    "rollout", "rubrics", "runner", "runs", "schema", "serve", "store", "tasks", "tools", "tune", "validate", "view", "vllm",
 }  # fmt: skip
 
 
