@@ -53,7 +53,8 @@ FLAGS = {
 
 NAMES = {
     "agentops", "chat", "compare", "completion", "config", "doctor", "env", "eval", "export", "init", "report",
-    "rollout", "rubrics", "runner", "runs", "schema", "serve", "store", "tasks", "tools", "tune", "validate", "view", "vllm",
+    "rollout", "rubrics", "runner", "runs", "schema", "serve", "store", "tasks", "tools", "tune", "validate", "view",
+    "vllm",
 }  # fmt: skip
 
 
