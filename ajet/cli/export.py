@@ -21,10 +21,11 @@ formats:
   jsonl    one episode per line, with everything: tree, ids, logprobs, masks, credit
   parquet  one model call per row: ids, logprobs, mask, advantage as typed columns
   sft      one conversation per line (messages, tools), to fine-tune on
+  otlp     one episode per line as a trace of OpenTelemetry (OTLP JSON): calls, spans, reward
 
 ajet export episodes math_agent good.jsonl --format sft --reward-min 1
 """
-RECORDS = {"jsonl": "episodes", "parquet": "model calls", "sft": "conversations"}
+RECORDS = {"jsonl": "episodes", "parquet": "model calls", "sft": "conversations", "otlp": "traces"}
 """What one record of each format is."""
 
 
@@ -125,7 +126,7 @@ def _export_episodes(arguments: Namespace) -> str:
     from ajet.observe.export import ExportFormat, export_episodes
 
     form = ExportFormat(arguments.format)
-    target = arguments.target or Path(f"episodes.{'jsonl' if form is ExportFormat.SFT else form.value}")
+    target = arguments.target or Path(f"episodes.{'parquet' if form is ExportFormat.PARQUET else 'jsonl'}")
     where = EpisodeFilter(
         step_min=arguments.step_min,
         step_max=arguments.step_max,

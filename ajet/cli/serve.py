@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import signal
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.gateway.gateway import Gateway
@@ -26,7 +29,22 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--port", type=int, default=8000, help="0: any free port")
     parser.add_argument("--api-key", default="", help="key that clients must send; default: any key is accepted")
-    return asyncio.run(_serve(parser.parse_intermixed_args(argv)))
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate (PEM), for HTTPS")
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
+    arguments = parser.parse_intermixed_args(argv)
+    if not arguments.api_key and not _is_loopback(arguments.host):
+        raise ConfigError(
+            f"--host {arguments.host} lets other machines in, and without a key anyone could use the model\n"
+            "    choose one: --api-key sk-…"
+        )
+    return asyncio.run(_serve(arguments))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 async def _serve(arguments: Namespace) -> int:
@@ -59,7 +77,7 @@ async def _interrupted() -> None:
 def _open_gateway(model: Model, max_model_len: int, arguments: Namespace) -> Gateway:
     """A gateway that answers anyone with the right key and treats each request as a separate conversation."""
     from ajet.gateway.caller import Caller
-    from ajet.gateway.gateway import Gateway, GatewaySettings
+    from ajet.gateway.gateway import Gateway, GatewaySettings, gateway_tls
     from ajet.http.keys import InvalidKeyError
     from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET
 
@@ -68,5 +86,6 @@ def _open_gateway(model: Model, max_model_len: int, arguments: Namespace) -> Gat
             raise InvalidKeyError("wrong API key")
         return Caller(model.open_conversation(max_model_len), DEFAULT_AGENT, DEFAULT_TARGET)
 
-    settings = GatewaySettings(arguments.host, arguments.port, "--host or --port")
+    tls = gateway_tls(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key")
+    settings = GatewaySettings(arguments.host, arguments.port, "--host or --port", tls=tls)
     return Gateway(settings, authorize)

@@ -109,6 +109,51 @@ def _remote(ajet: AjetConfig) -> Iterator[Contradiction]:
         )
 
 
+def _tls(ajet: AjetConfig) -> Iterator[Contradiction]:
+    if bool(ajet.gateway.tls_cert) != bool(ajet.gateway.tls_key):
+        yield Contradiction(
+            ("gateway.tls_cert", "gateway.tls_key"), "a certificate and its private key go together", "set both"
+        )
+    elif ajet.gateway.tls_cert and ajet.task_runner.wrapper_type == "multi-processing":
+        yield Contradiction(
+            ("gateway.tls_cert", "task_runner.wrapper_type"),
+            "isolated workflows reach the gateway at 127.0.0.1, which the certificate doesn't name",
+            "leave gateway.tls_cert out, or use another wrapper_type",
+        )
+
+
+def _outside(ajet: AjetConfig) -> Iterator[Contradiction]:
+    """What episodes that other programs begin can't do."""
+    if ajet.task_runner.wrapper_type != "outside":
+        return
+    key = "task_runner.wrapper_type"
+    if ajet.backbone not in (None, "local"):
+        yield Contradiction(
+            (key, "backbone"),
+            f"{ajet.backbone} starts its episodes itself",
+            "use --backbone=local, or another wrapper_type",
+        )
+    if ajet.trainer_common.total_training_steps is None:
+        yield Contradiction(
+            (key, "trainer_common.total_training_steps"),
+            "episodes from outside have no end, and the run has no number of steps",
+            "set trainer_common.total_training_steps",
+        )
+    for name in ("agent", "environment", "sandbox", "user_workflow"):
+        if getattr(ajet.rollout, name) is not None:
+            yield Contradiction(
+                (f"rollout.{name}", key),
+                "the program that begins an episode runs the agent, so this one would never run",
+                f"remove rollout.{name}",
+            )
+    if ajet.task_reader.curriculum.enabled or ajet.trainer_common.val_only:
+        yield Contradiction(
+            (key, "task_reader.curriculum.enabled", "trainer_common.val_only"),
+            "there are no tasks to choose from, nor to validate on",
+            "turn curriculum and val_only off",
+        )
+
+
 def _agent(ajet: AjetConfig) -> Iterator[Contradiction]:
     rollout = ajet.rollout
     if rollout.agent is None:
@@ -479,6 +524,8 @@ CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _agent,
     _program,
     _remote,
+    _outside,
+    _tls,
     _lengths,
     _environment,
     _services,

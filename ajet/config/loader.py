@@ -90,7 +90,7 @@ def _problems(ajet: AjetConfig, folder: Path, sources: Sources, complete: bool) 
         # blame what the user wrote rather than a default
         path = next((path for path in paths if sources.gives(path)), paths[0])
         problems.append(Problem(path, found.what, found.fix))
-    remote = ajet.task_runner.wrapper_type == "remote"  # the runners have it
+    remote = ajet.task_runner.wrapper_type in ("remote", "outside")  # others have it
     if complete and ajet.rollout.user_workflow is None and ajet.rollout.agent is None and not remote:
         fix = (
             "name your workflow: `user_workflow: path/to/file.py->YourWorkflow`\n"
@@ -105,6 +105,8 @@ def _problems(ajet: AjetConfig, folder: Path, sources: Sources, complete: bool) 
 def _needed_for_reader(ajet: AjetConfig) -> list[Problem]:
     reader = ajet.task_reader
     path: tuple[str, ...] | None = None
+    if ajet.task_runner.wrapper_type == "outside":
+        return []
     if reader.type in ("jsonl_dataset_file", "dataset_file") and reader.jsonl_dataset_file.training.file_path is None:
         path = ("ajet", "task_reader", "jsonl_dataset_file", "training", "file_path")
     if reader.type == "huggingface_dat_repo" and reader.huggingface_dat_repo.dataset_path is None:

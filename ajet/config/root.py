@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, PrivateAttr, model_validator
 
+from ajet.config.observe import ObserveConfig
 from ajet.config.prompt_tuning import PromptTuningConfig
 from ajet.config.rollout import RolloutConfig
 from ajet.config.section import Block, Name, Section, blocks_within
@@ -71,6 +72,8 @@ class AjetConfig(Section):
     """What `--backbone=debug` runs."""
     gateway: GatewayConfig = GatewayConfig()
     """The HTTP server through which agents of any kind reach the model."""
+    observe: ObserveConfig = ObserveConfig()
+    """What a run tells other programs about itself."""
     recorder: RecorderConfig = RecorderConfig()
     """Which episodes are kept for the viewer."""
     services: dict[str, ServiceConfig] = {}

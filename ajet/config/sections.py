@@ -114,12 +114,22 @@ class RemoteRunnersConfig(Section):
     """PEM file with the certificate's private key."""
 
 
+class OutsideConfig(Section):
+    """`ajet.task_runner.outside`: with `wrapper_type: outside`, episodes that other programs begin and end."""
+
+    max_staleness: Count = 4
+    """Updates that an episode may be behind when its group is complete. Older ones are recorded, and not trained."""
+
+
 class TaskRunnerConfig(Section):
     """`ajet.task_runner`: where a workflow's code runs."""
 
-    wrapper_type: Literal["asyncio-with-gc", "asyncio", "multi-processing", "remote"] = "asyncio-with-gc"
+    wrapper_type: Literal["asyncio-with-gc", "asyncio", "multi-processing", "remote", "outside"] = "asyncio-with-gc"
     """`asyncio-with-gc` and `asyncio`: in a thread with its own event loop. `multi-processing`: in a separate process,
-    which may crash, call `os._exit` or hang. `remote`: in `ajet runner` processes, on this machine or others."""
+    which may crash, call `os._exit` or hang. `remote`: in `ajet runner` processes, on this machine or others.
+    `outside`: nowhere here; programs elsewhere begin and end episodes over HTTP, and there are no tasks to read."""
+    outside: OutsideConfig = OutsideConfig()
+    """With `outside`: which of their episodes are trained."""
     remote: RemoteRunnersConfig = RemoteRunnersConfig()
     """With `remote`: where runners find this run."""
     wrapper_multiprocessing_timeout: AboveZero = 3600.0
@@ -211,6 +221,10 @@ class GatewayConfig(Section):
     """Port; 0: any free one."""
     key_ttl: AboveZero | None = None
     """Seconds for which an episode's key is valid. null: an hour, or `rollout.episode_timeout` if that is longer."""
+    tls_cert: str | None = None
+    """PEM file with the certificate, for HTTPS. It must be valid for the name by which clients know this machine."""
+    tls_key: str | None = None
+    """PEM file with the certificate's private key."""
     header_deadline: AboveZero = 10.0
     """Seconds within which a request's headers must arrive."""
     body_deadline: AboveZero = 30.0

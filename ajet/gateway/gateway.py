@@ -5,6 +5,8 @@ It knows nothing of models or tasks: it finds the episode that a key belongs to,
 
 from __future__ import annotations
 
+import re
+import ssl
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,14 +16,18 @@ from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_scope
 from ajet.gateway.cors import AllowedOrigins
 from ajet.gateway.endpoints import answer, error_answer, normal_path, not_found
 from ajet.gateway.model_name import AGENT_HEADER, read_agent_header
+from ajet.gateway.outside import PATH as EPISODES_PATH
+from ajet.gateway.outside import OutsideEpisodes, answer_outside, check_control_key, check_service_key, is_outside
 from ajet.http.answer import Answer, json_answer
 from ajet.http.connection import HttpLimits, HttpRequest
 from ajet.http.keys import KeyRing, presented_key
-from ajet.http.server import HttpServer
+from ajet.http.server import HttpServer, tls_context
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import EngineOverloadedError, ModelCallError, SessionClosedError
 from ajet.session import EpisodeSession
 
+ANY_HOST = ("0.0.0.0", "::", "")
+HOST = re.compile(r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 KEY_TTL_S = 3600.0
 """How long keys are valid at least, unless the configuration says otherwise."""
 
@@ -39,6 +45,7 @@ class GatewaySettings:
     allowed_origins: tuple[str, ...] = ()
     """Web pages that may call from a browser."""
     limits: HttpLimits = field(default_factory=HttpLimits)
+    tls: ssl.SSLContext | None = None
 
     @classmethod
     def from_config(cls, config: Any) -> GatewaySettings:
@@ -50,8 +57,14 @@ class GatewaySettings:
             key_ttl_s=gateway.key_ttl or max(KEY_TTL_S, config.ajet.rollout.episode_timeout),
             max_concurrent_per_episode=gateway.max_concurrent_per_episode,
             allowed_origins=tuple(gateway.allowed_origins),
+            tls=gateway_tls(gateway.tls_cert, gateway.tls_key, "gateway.tls_cert and gateway.tls_key"),
             limits=HttpLimits(gateway.header_deadline, gateway.body_deadline, body, max(4 * body, 64 * 1024 * 1024)),
         )
+
+
+def gateway_tls(certificate: str | None, key: str | None, settings: str) -> ssl.SSLContext | None:
+    """What HTTPS needs, if both files are given. Raises AddressError."""
+    return tls_context(certificate or "", key or "", settings) if certificate or key else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +106,9 @@ class Gateway:
         """By the id of the control key."""
         self._registrations: dict[EpisodeSession, _Registration] = {}
         self._in_flight: Counter[EpisodeSession] = Counter()
-        self._server = HttpServer(self, self.settings.limits)
+        self.outside: OutsideEpisodes | None = None
+        """Who begins episodes for programs elsewhere; None: nobody."""
+        self._server = HttpServer(self, self.settings.limits, self.settings.tls)
 
     async def start(self) -> None:
         """Listen. Raises AddressError."""
@@ -152,11 +167,17 @@ class Gateway:
     def _check(self, request: HttpRequest) -> Answer | None:
         if request.path == "/healthz":
             return None
-        if (missing := not_found(request.method, request.path)) is not None:
+        outside = self.outside is not None and is_outside(request.path)
+        if not outside and (missing := not_found(request.method, request.path)) is not None:
             return missing
         try:
+            if self.outside is not None and request.path == EPISODES_PATH:
+                check_service_key(self.outside, presented_key(request))
+                return None
             caller = self._authorize(presented_key(request))
             named = read_agent_header(request.headers.get(AGENT_HEADER, b""))
+            if outside:
+                check_control_key(request.path, caller)
         except ModelCallError as error:
             return error_answer(error, request.path)
         request.caller = replace(caller, named=named) if named else caller
@@ -180,6 +201,10 @@ class Gateway:
     async def _handle(self, request: HttpRequest) -> Answer:
         if request.path == "/healthz":
             return json_answer({"status": "ok", "episodes": len(self._episodes)})
+        if self.outside is not None and is_outside(request.path):
+            return await answer_outside(
+                request.method, request.path, request.body, self.outside, self._known_as(request)
+            )
         caller: Caller = request.caller
         running = self._in_flight[caller.session]
         if running >= self.settings.max_concurrent_per_episode:
@@ -197,6 +222,13 @@ class Gateway:
         finally:
             if not streaming:
                 self._leave(caller.session)
+
+    def _known_as(self, request: HttpRequest) -> str:
+        """Where the sender of a request finds this gateway: if it listens on every address, by the name in use."""
+        host = request.headers.get(b"host", b"").decode("latin-1")
+        if self.settings.host not in ANY_HOST or not HOST.fullmatch(host):
+            return self.base_url
+        return f"{self._server.address.scheme}://{host}/v1"
 
     def _leave(self, session: EpisodeSession) -> None:
         self._in_flight[session] -= 1

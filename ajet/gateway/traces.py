@@ -6,6 +6,7 @@ Sizes are checked first; reading happens off the service loop. Rewards in spans 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from ajet.http.answer import Answer, json_answer
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.span import Span
 from ajet.tracing import otlp
+from ajet.tracing.clocks import by_our_clock
 
 PATH = "/v1/traces"
 MAX_BYTES = 4 * 1024 * 1024
@@ -51,7 +53,7 @@ async def traces(body: bytes, content_type: str, caller: Caller) -> Answer:
         return refused(kind, 415, str(error))
     caller.session.check_open()
     caller.session.spans.leave_out(read.refused)
-    caller.session.add_spans(read.spans, rewards_count=caller.control)
+    caller.session.add_spans(by_our_clock(read.spans, time.time()), rewards_count=caller.control)
     return accepted(kind, read.refused)
 
 

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _COOKIE_SECONDS = 30 * 24 * 3600
 _FAILURES_PER_MINUTE = 20
+GUESSING_PAUSE_S = 2.0
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -52,16 +53,19 @@ class Access:
         return hmac.new(self.token.encode(), (self.password or "").encode(), "sha256").hexdigest()
 
     def admits(self, secret: str) -> bool:
-        """Whether this is the password or token. After too many wrong ones in a minute, nobody gets in for a while."""
+        """Whether this is the password or token. The right one always is, however many wrong ones were tried."""
+        right = self.password if self.password is not None else self.token
+        if hmac.compare_digest(_bytes(secret), _bytes(right)):
+            return True
+        self.failures.append(time.monotonic())
+        return False
+
+    @property
+    def pause_s(self) -> float:
+        """How long the answer to a wrong secret waits: guessing is slow after too many within a minute."""
         now = time.monotonic()
         self.failures[:] = [when for when in self.failures if now - when < 60]
-        if len(self.failures) >= _FAILURES_PER_MINUTE:
-            return False
-        right = self.password if self.password is not None else self.token
-        if hmac.compare_digest(secret.encode(), right.encode()):
-            return True
-        self.failures.append(now)
-        return False
+        return GUESSING_PAUSE_S if len(self.failures) > _FAILURES_PER_MINUTE else 0.0
 
 
 class Gate:
@@ -99,7 +103,7 @@ class Gate:
         if access.password is None and "token" in request.query_params:
             return self._first_visit(request)
         given = request.cookies.get(access.cookie, "")
-        if hmac.compare_digest(given, access.cookie_value):
+        if hmac.compare_digest(_bytes(given), _bytes(access.cookie_value)):
             return None
         if path.startswith("/api/"):
             return PlainTextResponse("Not signed in: open the link that the server printed when it started.\n", 401)
@@ -121,6 +125,10 @@ def sign_in(access: Access, where: str) -> Response:
         access.cookie, access.cookie_value, max_age=_COOKIE_SECONDS, httponly=True, samesite="lax", path="/"
     )
     return answer
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _hostname(request: Request) -> str:

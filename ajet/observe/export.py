@@ -14,6 +14,8 @@ from ajet.observe.episode_store import EpisodeFilter, EpisodeStore, RecordedEpis
 from ajet.observe.episode_text import conversation, last_calls
 from ajet.schema.call_tree import ROOT
 from ajet.schema.errors import MissingDependencyError
+from ajet.tracing.episode_trace import episode_spans
+from ajet.tracing.otlp import to_json
 
 _ROW_GROUP = 256
 
@@ -27,6 +29,8 @@ class ExportFormat(StrEnum):
     """One model call per row: ids, logprobs, mask, advantage as typed columns."""
     SFT = "sft"
     """One conversation per line: `messages` and `tools`, as chat fine-tuning tools read them."""
+    OTLP = "otlp"
+    """One episode per line, as a trace in OpenTelemetry's JSON: model calls, spans, reward."""
 
 
 def export_episodes(store: EpisodeStore, where: EpisodeFilter, form: ExportFormat, target: Path) -> int:
@@ -37,7 +41,7 @@ def export_episodes(store: EpisodeStore, where: EpisodeFilter, form: ExportForma
     if form is ExportFormat.PARQUET:
         count = _write_parquet(scratch, recorded)
     else:
-        records = sft_records(recorded) if form is ExportFormat.SFT else map(_full_record, recorded)
+        records = _records(recorded, form)
         count = 0
         with scratch.open("w", encoding="utf-8") as file:
             for record in records:
@@ -45,6 +49,17 @@ def export_episodes(store: EpisodeStore, where: EpisodeFilter, form: ExportForma
                 count += 1
     scratch.replace(target)
     return count
+
+
+def _records(recorded: Iterator[RecordedEpisode], form: ExportFormat) -> Iterator[dict[str, Any]]:
+    if form is ExportFormat.SFT:
+        return sft_records(recorded)
+    return map(_trace_record if form is ExportFormat.OTLP else _full_record, recorded)
+
+
+def _trace_record(one: RecordedEpisode) -> dict[str, Any]:
+    about = {"ajet.step": one.step, "ajet.validation": one.validation, "ajet.task": one.query}
+    return to_json(episode_spans(one.episode, attributes=about), {"service.name": "ajet"})
 
 
 def sft_records(recorded: Iterator[RecordedEpisode]) -> Iterator[dict[str, Any]]:

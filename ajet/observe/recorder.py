@@ -36,6 +36,7 @@ from ajet.observe.episode_tables import (
     used_bytes,
 )
 from ajet.observe.episode_text import TokenBytes, token_bytes_of
+from ajet.observe.otlp_export import OtlpExporter
 from ajet.observe.secrets import Masker
 from ajet.schema.call_tree import FloatArray
 from ajet.schema.episode import Episode, EpisodeStatus
@@ -77,6 +78,10 @@ class RecorderSettings:
     max_gb: float = 10.0
     json_files: bool = False
     """`trainer_common.save_trajectory_as_json_file`: also write kept episodes to `trajectories/step_N/<id>.json`."""
+    otlp_endpoint: str | None = None
+    """A collector that gets all episodes, kept or not."""
+    run: str = ""
+    project: str = ""
 
     @classmethod
     def from_config(cls, config: Any) -> RecorderSettings:
@@ -86,6 +91,9 @@ class RecorderSettings:
             every_n=recorder.every_n,
             max_gb=recorder.max_gb,
             json_files=config.ajet.trainer_common.save_trajectory_as_json_file,
+            otlp_endpoint=config.ajet.observe.otlp_endpoint,
+            run=config.ajet.experiment_name,
+            project=config.ajet.project_name,
         )
 
 
@@ -111,6 +119,9 @@ class EpisodeRecorder:
         self.path = path
         self.settings = settings or RecorderSettings()
         self._masker = masker or Masker()
+        self._exporter: OtlpExporter | None = None
+        if self.settings.otlp_endpoint is not None:
+            self._exporter = OtlpExporter(self.settings.otlp_endpoint, self.settings.run, self.settings.project)
         self._token_bytes: TokenBytes | None = token_bytes_of(tokenizer) if tokenizer is not None else None
         self._known_tokens: set[int] = set()
         self._new_tokens: set[int] = set()
@@ -144,12 +155,14 @@ class EpisodeRecorder:
         The future is true once the episode is in the file, false if the settings don't keep it. If it could not be
         written (the disk is full, for example), the future raises and the log says so.
         """
+        query = task.main_query if task is not None else ""
+        if self._exporter is not None:
+            self._export(self._exporter, episode, step, validation, query)
         done: Future[bool] = Future()
         if not self.keeps(episode, step):
             done.set_result(False)
             return done
         annotation = _annotation(credit, trainer_logprobs)
-        query = task.main_query if task is not None else ""
 
         def write(connection: sqlite3.Connection) -> bool:
             self._mask(episode)
@@ -165,6 +178,14 @@ class EpisodeRecorder:
             return True
 
         return self._submit(write, done)
+
+    def _export(self, exporter: OtlpExporter, episode: Episode, step: int, validation: bool, query: str) -> None:
+        def export(connection: sqlite3.Connection) -> bool:
+            self._mask(episode)
+            exporter.export(episode, step, validation=validation, query=query)
+            return True
+
+        self._submit(export)
 
     def rewind(self, step: int) -> Future[bool]:
         """The run resumes after `step`: delete the episodes of later steps."""
@@ -183,6 +204,8 @@ class EpisodeRecorder:
         """Write what is pending and close the file."""
         self._jobs.put(None)
         self._thread.join()
+        if self._exporter is not None:
+            self._exporter.close()
 
     def _submit(self, work: Callable[[sqlite3.Connection], bool], done: Future[bool] | None = None) -> Future[bool]:
         job = _Job(work, done or Future())

@@ -22,11 +22,13 @@ from ajet.runtime.service_loop import ServiceLoop, wait_for
 from ajet.session import EpisodeSession, SessionSettings
 from ajet.task_judge.base_judge import BaseJudge, load_judge
 from ajet.task_judge.group_judge import GroupJudge
+from ajet.task_rollout.outside import OutsideEpisodes
 from ajet.task_rollout.pool import OnEpisode, RolloutPool
 from ajet.task_runner.attempt import Attempt, AttemptRunner
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.environments import find_environment
 from ajet.task_runner.late_judge import LateJudge
+from ajet.task_runner.outside import OutsideRunner
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.remote import RemoteRunner
 from ajet.task_runner.runner import TaskRunner
@@ -70,6 +72,8 @@ class Runtime:
         self._parallel = parallel
         self._on_episode = on_episode
         self._on_start = on_start
+        self.outside: OutsideEpisodes | None = None
+        """With `wrapper_type: outside`: the episodes that programs elsewhere begin."""
         self._judge: BaseJudge | None = None
         self._stopped = False
 
@@ -161,7 +165,7 @@ class Runtime:
         if self.config.ajet.helper.model is not None:
             HelperModel.from_config(self.config).endpoint()  # a missing one ends the run here
         wrapper = self.config.ajet.task_runner.wrapper_type
-        isolated, remote = wrapper == "multi-processing", wrapper == "remote"
+        isolated, remote, outside = (wrapper == kind for kind in ("multi-processing", "remote", "outside"))
         if isolated and debugging():
             log.warning("debugging: the workflow runs in a thread of this process, where breakpoints can stop it")
             isolated = False
@@ -178,12 +182,31 @@ class Runtime:
             if remote:
                 self._judge = load_judge(self.config, self.config.base_dirs)
                 self.attempts = self.run(self._remote_runner(self._judge))
+            elif outside:
+                self._judge = load_judge(self.config, self.config.base_dirs)
+                self.attempts = OutsideRunner(self, self._judge)
             elif not isolated:
                 self.attempts = self._thread_runner()
         finally:
             self._loader.user_code_imported()
         self._prepared(self._judge)
         self.pool = self.run(self._make_pool(isolated))
+        if outside:
+            self.run(self._open_to_outside())
+
+    async def _open_to_outside(self) -> None:
+        """From now on, programs elsewhere may begin episodes."""
+        assert isinstance(self.attempts, OutsideRunner)
+        self.outside = OutsideEpisodes(
+            self.config,
+            self.pool.runner,
+            self.attempts,
+            self.pool,
+            on_episode=self._on_episode,
+            on_start=self._on_start,
+        )
+        self.gateway.outside = self.outside
+        self.outside.say_how(self.gateway.base_url)
 
     async def _remote_runner(self, judge: BaseJudge | None) -> RemoteRunner:
         """Serves episodes to runners elsewhere; the user's workflow is theirs."""
@@ -242,6 +265,8 @@ class Runtime:
     # ------------------------------------------------------------ stopping
 
     async def _stop_episodes(self) -> None:
+        if self.outside is not None:
+            await self.outside.aclose()
         if hasattr(self, "pool"):
             self.pool.stop_all()
             while self.pool.running:

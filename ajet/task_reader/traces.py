@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 from ajet.schema.codec import decode_episode
 from ajet.schema.errors import EpisodeFormatError, TaskDataError
+from ajet.tracing.adapters import read_call
+from ajet.tracing.otlp import attributes_of, objects, raw_spans
 
 log = logging.getLogger("ajet.task_reader")
 
@@ -172,7 +174,7 @@ def _message_text(value: Any, role: str) -> str | None:
 def _otlp(path: Path) -> Iterator[Exchange]:
     traces: dict[str, list[dict[str, Any]]] = {}
     for document in _documents(path):
-        for span in _spans(document):
+        for span in raw_spans(document):
             traces.setdefault(str(span.get("traceId", "")), []).append(span)
     if not traces:
         raise TaskDataError(f"{KEY}: {path}: no OpenTelemetry spans (expected `resourceSpans` of OTLP JSON)")
@@ -205,20 +207,6 @@ def _documents(path: Path) -> Iterator[Any]:
                 raise TaskDataError(f"{KEY}: {path}:{number}: not JSON: {error}") from None
 
 
-def _spans(document: Any) -> Iterator[dict[str, Any]]:
-    for item in document if isinstance(document, list) else [document]:
-        if not isinstance(item, dict):
-            continue
-        for resource in _list(item, "resourceSpans", "resource_spans"):
-            for scope in _list(resource, "scopeSpans", "scope_spans"):
-                yield from _list(scope, "spans")
-
-
-def _list(value: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    found: list[Any] = next((value[name] for name in names if isinstance(value.get(name), list)), [])
-    return [each for each in found if isinstance(each, dict)]
-
-
 def _of_trace(spans: list[dict[str, Any]]) -> tuple[str, str] | None:
     """What was asked first and answered last: by the outermost agent if there is one, else by the model calls."""
     spans = sorted(spans, key=lambda span: _number(span.get("startTimeUnixNano")))
@@ -228,20 +216,13 @@ def _of_trace(spans: list[dict[str, Any]]) -> tuple[str, str] | None:
             found = _of_attributes(attributes)
             if found is not None:
                 return found
-    asked = _first([_call_text(each, "gen_ai.input.messages", "gen_ai.prompt", "user") for _, each in read])
-    said = _first(
-        [_call_text(each, "gen_ai.output.messages", "gen_ai.completion", "assistant") for _, each in reversed(read)]
-    )
+    asked = _first([_message_text(each.get("gen_ai.input.messages"), "user") for _, each in read])
+    said = _first([_message_text(each.get("gen_ai.output.messages"), "assistant") for _, each in reversed(read)])
+    if asked is None or said is None:  # written down in another way
+        calls = [call for _, each in read if (call := read_call(each)) is not None]
+        asked = asked or _first([_message_text(call[0], "user") for call in calls])
+        said = said or _first([_message_text([call[1]], "assistant") for call in reversed(calls)])
     return (asked, said) if asked and said else None
-
-
-def _call_text(attributes: dict[str, Any], messages: str, numbered: str, role: str) -> str | None:
-    """A model call's last message of a role: `gen_ai.input.messages`, or `gen_ai.prompt.0.content` and so on."""
-    found: list[dict[str, Any]] = []
-    while f"{numbered}.{len(found)}.role" in attributes:
-        place = f"{numbered}.{len(found)}"
-        found.append({"role": attributes[f"{place}.role"], "content": attributes.get(f"{place}.content")})
-    return _message_text(attributes.get(messages, found), role)
 
 
 def _first(texts: list[str | None]) -> str | None:
@@ -254,21 +235,10 @@ def _number(value: Any) -> int:
 
 def _otlp_attributes(span: dict[str, Any]) -> dict[str, Any]:
     """The attributes of a span, and of its events: newer libraries put messages there."""
-    values = {str(each.get("key")): _any_value(each.get("value")) for each in _list(span, "attributes")}
-    for event in _list(span, "events"):
-        values |= {str(each.get("key")): _any_value(each.get("value")) for each in _list(event, "attributes")}
+    values = attributes_of(span)
+    for event in objects(span, "events"):
+        values |= attributes_of(event)
     return values
-
-
-def _any_value(value: Any, depth: int = 0) -> Any:
-    if not isinstance(value, dict) or depth > 50:
-        return None
-    if isinstance(listed := value.get("arrayValue"), dict):
-        return [_any_value(each, depth + 1) for each in listed.get("values") or []]
-    if isinstance(pairs := value.get("kvlistValue"), dict):
-        return {str(each.get("key")): _any_value(each.get("value"), depth + 1) for each in _list(pairs, "values")}
-    names = ("stringValue", "intValue", "doubleValue", "boolValue")
-    return next((value[name] for name in names if name in value), None)
 
 
 # ---------------------------------------------------------------- ours

@@ -82,7 +82,7 @@ class LateJudge:
             episode.timings["judge"] = episode.timings.get("judge", 0.0) + time.monotonic() - began
             if isinstance(outcome, Failure):
                 cancelled = stop.is_set()
-                _leave_without(episode, EpisodeStatus.CANCELLED if cancelled else EpisodeStatus.JUDGE_ERROR, outcome)
+                leave_without(episode, EpisodeStatus.CANCELLED if cancelled else EpisodeStatus.JUDGE_ERROR, outcome)
             else:
                 _reward(episode, outcome[index], judged)
 
@@ -90,7 +90,7 @@ class LateJudge:
         """Nobody needs the rewards of these: end those that wait as `cancelled`."""
         for episode in episodes:
             if self._waiting.pop(episode.episode_id, None) is not None:
-                _leave_without(episode, EpisodeStatus.CANCELLED, Failure("EpisodeCancelled", "not needed, not judged"))
+                leave_without(episode, EpisodeStatus.CANCELLED, Failure("EpisodeCancelled", "not needed, not judged"))
 
     async def _judge_now(self) -> GroupJudge:
         if self._judge is None:
@@ -166,6 +166,7 @@ def _reward(episode: Episode, judgement: Judgement, judged: JudgedEpisode) -> No
         episode.metadata = {**episode.metadata, "judge": judgement.notes}
 
 
-def _leave_without(episode: Episode, status: EpisodeStatus, failure: Failure) -> None:
+def leave_without(episode: Episode, status: EpisodeStatus, failure: Failure) -> None:
+    """End an episode without a reward after all: none of its tokens is trained."""
     episode.status, episode.failure, episode.reward, episode.is_success = status, failure, None, None
     untrain(episode.tree, episode.ledger, "failed_episode")

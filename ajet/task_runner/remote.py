@@ -20,7 +20,7 @@ from ajet.http.keys import PREFIX
 from ajet.http.server import tls_context
 from ajet.schema.episode import EnvironmentRecord, Failure
 from ajet.schema.errors import RewardError
-from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.schema.task import WorkflowTask
 from ajet.store.access_keys import accept
 from ajet.store.errors import ConflictError, StoreError, UnknownIdError
 from ajet.store.open_store import memory_store
@@ -31,8 +31,8 @@ from ajet.store.server import StoreServer
 from ajet.store.states import ACTIVE
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
-from ajet.task_runner.outside_loop import run_with_pauses
-from ajet.task_runner.results import EarlyEnding, WorkflowResult, judge_result
+from ajet.task_runner.judging_here import judge_here
+from ajet.task_runner.results import WorkflowResult
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -179,7 +179,8 @@ class _RemoteAttempt:
         self._ended = True
         assert ended.attempt is not None
         result = self._result_of(ended.rollout.status, ended.attempt)
-        await self._judged(result)
+        retries = self._runner.config.ajet.rollout.episode_retries
+        await judge_here(result, self._runner.judge, self._task, self._ended_early, retries)
         return result
 
     def _result_of(self, status: RolloutStatus, attempt: Attempt) -> WorkflowResult:
@@ -197,24 +198,6 @@ class _RemoteAttempt:
             return WorkflowResult(
                 failure=Failure("WorkflowFault", f"{who} reported no usable result: {error}"), failed_in="workflow"
             )
-
-    async def _judged(self, result: WorkflowResult) -> None:
-        """The judge is user code: it gets a thread and an event loop of its own."""
-        judge, retries = self._runner.judge, self._runner.config.ajet.rollout.episode_retries
-        if judge is None or result.failed_in == "isolation":
-            return
-        early = None if result.finished else self._ended_early(result.cut_reply)
-        output = WorkflowOutput(is_success=result.is_success, metadata=result.metadata, log_metrics=result.log_metrics)
-
-        async def ask_ending(cut: bool) -> EarlyEnding | None:
-            return early
-
-        def ask() -> None:
-            with asyncio.Runner() as loop:
-                work = judge_result(result, judge, self._task, output, retries, ask_ending)
-                run_with_pauses(loop.get_loop(), work)
-
-        await asyncio.to_thread(ask)
 
     async def access(self, targets: list[str] | None) -> EpisodeKey:
         """The session's key. Asked again, because the answer was lost, it is the same."""

@@ -16,6 +16,7 @@ import msgspec
 
 from ajet.http.client import HttpClient, HttpFailure
 from ajet.schema.span import Span
+from ajet.tracing.clocks import SENT_AT
 from ajet.tracing.otlp import to_json
 
 log = logging.getLogger("ajet.tracing")
@@ -107,9 +108,9 @@ class SpanSender:
     def _send(self, batch: list[Span]) -> None:
         why = ""
         if not self._gone:
-            body = msgspec.json.encode(to_json(batch, self._resource))
             for _ in range(TRIES):
-                if not (why := self._attempt(body)):
+                now = {SENT_AT: time.time()}
+                if not (why := self._attempt(msgspec.json.encode(to_json(batch, {**self._resource, **now})))):
                     self._failures = 0
                     return
         self.lost += len(batch)

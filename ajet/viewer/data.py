@@ -27,6 +27,7 @@ from ajet.viewer.tables import episodes_csv, metrics_csv, tasks_csv
 from ajet.viewer.task_view import answer_names, gold_answer, task_view
 
 _GROUP_LIMIT = 64
+_INTEGER = re.compile(r"-?[0-9]{1,15}")
 _LARGEST_FILE = 1_000_000
 
 
@@ -64,7 +65,7 @@ class Data:
     def metrics(self, request: Request) -> Response:
         after = request.query_params.get("after", "")
         experiment = self._named(request)
-        columns = experiment.metrics(int(after) if after.lstrip("-").isdigit() else None)
+        columns = experiment.metrics(int(after) if _INTEGER.fullmatch(after) else None)
         return _json({**columns, "running": experiment.running})
 
     def episodes(self, request: Request) -> Response:

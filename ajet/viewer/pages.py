@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from functools import cache
 from pathlib import Path
@@ -124,6 +125,7 @@ class Pages:
             form = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
             if self._access.admits(form.get("secret", "")):
                 return sign_in(self._access, form.get("next", "/"))
+            await asyncio.sleep(self._access.pause_s)
             wrong = True
         wanted = request.query_params.get("next", "/")
         needs_password = self._access.password is not None

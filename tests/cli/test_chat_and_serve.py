@@ -82,6 +82,14 @@ def test_serve_wants_its_key(served: str) -> None:
         post(f"{served}/chat/completions", {"messages": []}, key="wrong")
 
 
+def test_serve_lets_other_machines_in_only_with_a_key() -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
+        done = ajet("serve", "tiny:qwen2", "--host", host)
+        assert done.returncode == 2 and "--api-key" in done.stderr and "Traceback" not in done.stderr
+    done = ajet("serve", "tiny:qwen2", "--tls-cert", "/no/such.pem")
+    assert done.returncode == 2 and "--tls-cert and --tls-key: no file /no/such.pem" in done.stderr
+
+
 def test_serve_at_a_port_that_is_taken_is_a_users_error(served: str) -> None:
     port = served.split(":")[2].split("/")[0]
     for wrong in (port, "99999"):

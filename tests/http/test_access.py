@@ -39,15 +39,24 @@ def test_with_a_password_the_token_is_worth_nothing() -> None:
     assert access.admits("long enough") and not access.admits(access.token)
 
 
-def test_wrong_secrets_are_limited_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guessing_is_slow_and_the_right_secret_always_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("ajet.http.access.time.monotonic", lambda: now[0])
     access = Access(password="long enough")
     for _ in range(20):
         assert not access.admits("guess")
-    assert not access.admits("long enough")
-    now[0] += 61
+    assert access.pause_s == 0
+    assert not access.admits("guess \ud800 é")
+    assert access.pause_s > 0
     assert access.admits("long enough")
+    now[0] += 61
+    assert access.pause_s == 0
+
+
+def test_cookies_of_any_bytes_are_no_error() -> None:
+    access = Access()
+    headers = {"cookie": f"{access.cookie}=é".encode()}
+    assert client(access).get("/api/data", headers=headers).status_code == 401
 
 
 @pytest.mark.parametrize("base", ["http://127.0.0.1:8642", "http://localhost", "http://[::1]:80", "http://LOCALHOST"])

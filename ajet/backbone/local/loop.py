@@ -36,6 +36,7 @@ from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 from ajet.task_reader.curriculum import Curriculum
 from ajet.task_reader.stream import TaskStream
+from ajet.task_rollout.outside import NO_TASK
 from ajet.trainer.checkpoint import Checkpoint, CheckpointFolder, load
 
 if TYPE_CHECKING:
@@ -59,11 +60,12 @@ class LocalRun:
         self.config = config
         self.experiment = experiment
         self.common = config.ajet.trainer_common
+        self.outside = config.ajet.task_runner.wrapper_type == "outside"
         reader = build_reader(config)
         self.imitates = self.common.algorithm.policy_loss == "sft"
         self.from_file = imitates_a_file(config)
-        self.validation_tasks = read_validation_tasks(reader)
-        tasks = [] if self.from_file else read_training_tasks(reader)
+        self.validation_tasks = [] if self.outside else read_validation_tasks(reader)
+        tasks = [Task(task_id=NO_TASK)] if self.outside else [] if self.from_file else read_training_tasks(reader)
         self.task_of = {task.task_id: task for task in [*tasks, *self.validation_tasks]}
         self.tasks = tasks
         self.progress = Progress.create(options.progress_mode())
@@ -224,7 +226,10 @@ class LocalRun:
         for _ in range(RESAMPLE_ROUNDS if resample else 1):
             tasks: list[Task] = self.stream.next_batch()
             self.progress.phase("rollout", len(tasks) * self.config.ajet.rollout.num_repeat)
-            fresh = self.runtime.run(self.runtime.pool.run_groups(tasks, step=step, earlier=ran))
+            if self.runtime.outside is not None:
+                fresh = self.runtime.run(self.runtime.outside.next_groups(len(tasks), step))
+            else:
+                fresh = self.runtime.run(self.runtime.pool.run_groups(tasks, step=step, earlier=ran))
             groups += fresh
             ran += tasks
             self._note_solved(fresh)
@@ -345,7 +350,8 @@ class LocalRun:
         validation: bool = False,
         logprobs: list[FloatArray] | None = None,
     ) -> None:
-        task = self.task_of.get(episode.task_id)
+        outside = self.runtime.outside
+        task = outside.task_of(episode.task_id) if outside is not None else self.task_of.get(episode.task_id)
         self.recorder.record(episode, step, credit, validation=validation, task=task, trainer_logprobs=logprobs)
 
     # ------------------------------------------------------------------------------------------------ checkpoints

@@ -1,0 +1,224 @@
+"""`OutsideEpisodes`: episodes that programs elsewhere begin and end, as groups: `num_repeat` of one task id make one.
+
+Lives on the service loop. Training takes complete groups in the order in which they were completed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import uuid
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Failure
+from ajet.schema.errors import ConfigError, EngineOverloadedError, InvalidRequestError, SessionClosedError, UserError
+from ajet.schema.task import Task, WorkflowTask
+from ajet.task_runner.late_judge import leave_without
+from ajet.task_runner.outside import OutsideRunner
+from ajet.task_runner.results import WorkflowResult
+from ajet.task_runner.runner import TaskRunner
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+    from ajet.task_rollout.pool import RolloutPool
+
+log = logging.getLogger(__name__)
+
+KEY_VARIABLE = "AJET_SERVICE_KEY"
+"""It holds the key with which programs begin episodes."""
+SHORTEST_KEY = 16
+NO_TASK = "outside"
+"""The task id of episodes that name none."""
+
+
+def service_key() -> str:
+    """The key with which programs begin episodes. Raises ConfigError."""
+    key = os.environ.get(KEY_VARIABLE, "")
+    if len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(
+            f"ajet.task_runner.wrapper_type: outside needs a key in the environment's {KEY_VARIABLE}, of at least "
+            f"{SHORTEST_KEY} characters\n    export {KEY_VARIABLE}=sk-ajet-$(openssl rand -hex 24)"
+        )
+    return key
+
+
+class OutsideEpisodes:
+    """What the gateway asks, and what training takes."""
+
+    def __init__(
+        self,
+        config: Config,
+        runner: TaskRunner,
+        attempts: OutsideRunner,
+        pool: RolloutPool,
+        *,
+        on_episode: Callable[[Episode], None] | None = None,
+        on_start: Callable[[WorkflowTask], None] | None = None,
+    ) -> None:
+        self.service_key = service_key()
+        self._runner = runner
+        self._attempts = attempts
+        self._pool = pool
+        self._size = config.ajet.rollout.num_repeat
+        self._most = config.ajet.rollout.max_env_worker
+        self._max_staleness = config.ajet.task_runner.outside.max_staleness
+        self._deadline_s = config.ajet.rollout.episode_timeout
+        self._on_episode = on_episode
+        self._on_start = on_start
+        self._running: set[asyncio.Task[None]] = set()
+        self._stop = asyncio.Event()
+        self._gathered: defaultdict[str, list[Episode]] = defaultdict(list)
+        """By task id: episodes of a group that is not complete."""
+        self._groups: deque[EpisodeGroup] = deque()
+        self._completed = asyncio.Event()
+        self._counts: defaultdict[str, int] = defaultdict(int)
+        self._tasks: dict[str, Task] = {}
+        self._step = 1
+        self._error: UserError | None = None
+
+    def say_how(self, base_url: str) -> None:
+        """Tell the user how programs begin episodes."""
+        log.warning("waiting for episodes from outside: POST %s/episodes with the key in %s", base_url, KEY_VARIABLE)
+
+    # ------------------------------------------------------------ the gateway's side
+
+    async def begin(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Begin an episode. Raises a ModelCallError."""
+        if self._stop.is_set():
+            raise SessionClosedError("the run is ending: it begins no more episodes")
+        if len(self._running) >= self._most:
+            raise EngineOverloadedError(
+                f"{self._most} episodes are open (ajet.rollout.max_env_worker): try again later"
+            )
+        try:
+            given = Task.model_validate(task)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise InvalidRequestError(f"task.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        if unknown := task.keys() - Task.model_fields.keys():
+            raise InvalidRequestError(f"task has no field {min(unknown)!r:.80}; fields: {', '.join(Task.model_fields)}")
+        given.task_id = given.task_id[:200] or NO_TASK
+        self._tasks[given.task_id] = given
+        episode_id = uuid.uuid4().hex
+        occurrence, repeat = divmod(self._counts[given.task_id], self._size)
+        self._counts[given.task_id] += 1
+        work = WorkflowTask(
+            task=given,
+            task_id=given.task_id,
+            env_type=given.env_type,
+            episode_uuid=episode_id,
+            task_thread_index=repeat,
+            task_tag=str(given.metadata.get("tag") or ""),
+        )
+        opened = self._attempts.key_of(episode_id)
+        running = asyncio.create_task(self._run(work, occurrence))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        both: set[asyncio.Future[Any]] = {opened, running}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not opened.done() or opened.cancelled():
+            raise SessionClosedError("the run is ending: it begins no more episodes")
+        key = opened.result()
+        return {
+            "episode_id": episode_id,
+            "base_url": key.base_url,
+            "api_key": key.api_key,
+            "control_key": key.control_key,
+            "model": key.model,
+            "deadline": self._deadline_s,
+        }
+
+    def end(self, episode_id: str, outcome: dict[str, Any]) -> None:
+        """End an episode. Raises a ModelCallError."""
+        result = WorkflowResult(
+            finished=not outcome["failure"],
+            reward=outcome["reward"],
+            is_success=outcome["is_success"],
+            metadata=outcome["metadata"],
+        )
+        if outcome["failure"]:
+            result.failed_in, result.failure = "workflow", Failure("OutsideFailure", outcome["failure"][:2000])
+        attempt = self._attempts.find(episode_id)
+        if attempt is None or not attempt.end(result):
+            raise SessionClosedError(f"episode {episode_id} is over")
+
+    # ------------------------------------------------------------ training's side
+
+    async def next_groups(self, count: int, step: int) -> list[EpisodeGroup]:
+        """The next `count` complete groups, and those between them that went stale.
+
+        Raises a UserError if no episode can ever be run."""
+        self._step = step
+        chosen: list[EpisodeGroup] = []
+        while (lacking := count - sum(group.complete for group in chosen)) > 0:
+            if self._groups:
+                chosen += [self._fresh(self._groups.popleft(), step) for _ in range(min(lacking, len(self._groups)))]
+                continue
+            self._completed.clear()
+            await self._completed.wait()
+            if self._error is not None:
+                raise self._error
+        return chosen
+
+    def task_of(self, task_id: str) -> Task | None:
+        """What was last given under this id."""
+        return self._tasks.get(task_id)
+
+    async def aclose(self) -> None:
+        """End all episodes as cancelled."""
+        self._stop.set()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    # ------------------------------------------------------------ between them
+
+    async def _run(self, work: WorkflowTask, occurrence: int) -> None:
+        if self._on_start is not None:
+            self._on_start(work)
+        try:
+            episode = await self._runner.run(work, step=self._step, occurrence=occurrence, stop=self._stop)
+        except UserError as error:  # it ends the run
+            self._error = error
+            self._completed.set()
+            return
+        if self._on_episode is not None:
+            self._on_episode(episode)
+        members = self._gathered[work.task_id]
+        members.append(episode)
+        if sum(member.usable for member in members) >= self._size:
+            del self._gathered[work.task_id]
+            await self._complete(work.task_id, members)
+
+    async def _complete(self, task_id: str, members: list[Episode]) -> None:
+        group_id = f"outside-{uuid.uuid4().hex[:12]}-{task_id}"
+        usable = [member for member in members if member.usable]
+        others = [member for member in members if not member.usable]
+        for member in members:
+            member.group_id = group_id
+        await self._pool.settle_group(group_id, usable, others)
+        judged = [member for member in usable if member.usable]
+        failed = [*others, *(member for member in usable if not member.usable)]
+        self._groups.append(EpisodeGroup(group_id, task_id, judged, failed, complete=len(judged) >= min(2, self._size)))
+        self._completed.set()
+
+    def _fresh(self, group: EpisodeGroup, step: int) -> EpisodeGroup:
+        """The group without episodes that were sampled too many updates ago; incomplete, if too few are left."""
+        stale = [episode for episode in group.episodes if _age(episode, step) > self._max_staleness]
+        for episode in stale:
+            why = f"sampled {_age(episode, step)} updates ago (ajet.task_runner.outside.max_staleness)"
+            leave_without(episode, EpisodeStatus.CANCELLED, Failure("EpisodeStale", why))
+        kept = [episode for episode in group.episodes if episode.usable]
+        complete = group.complete and len(kept) >= min(2, self._size)
+        if not complete:
+            log.warning("a group of task %s is not trained: too few of its episodes are recent enough", group.task_id)
+        return EpisodeGroup(group.group_id, group.task_id, kept, [*group.failed, *stale], complete)
+
+
+def _age(episode: Episode, step: int) -> int:
+    """Updates since its first token was sampled."""
+    versions = [version for call in episode.tree.calls for _, version in call.versions]
+    return step - 1 - min(versions, default=step - 1)

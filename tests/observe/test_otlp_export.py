@@ -1,0 +1,122 @@
+"""`observe.otlp_endpoint`: episodes at a collector, over real HTTP; a collector that is dead or says no."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_run import Vocabulary, batches
+
+from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
+from ajet.observe.export import ExportFormat, export_episodes
+from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.schema.episode import Episode
+from ajet.schema.errors import ConfigError
+from ajet.schema.span import Span
+from ajet.schema.task import Task
+from ajet.task_reader.traces import exchanges
+from ajet.tracing.episode_trace import CALL, EPISODE
+from ajet.tracing.otlp import read_json
+
+
+@contextmanager
+def collector(status: int = 200) -> Iterator[tuple[str, list[Span], list[str]]]:
+    """A stand-in for a collector: keeps what it gets."""
+    spans: list[Span] = []
+    keys: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            keys.append(f"{self.path} {self.headers.get('x-key')}")
+            spans.extend(read_json(json.loads(body), 10**6))
+            self.send_response(status)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", spans, keys
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def some_episodes() -> list[Episode]:
+    return [episode for _, group in batches(0, 1, 1, 4, Vocabulary()) for episode in group]
+
+
+def record(folder: Path, endpoint: str, episodes: list[Episode], keep: Any = "all") -> None:
+    settings = RecorderSettings(keep=keep, otlp_endpoint=endpoint, run="my-run", project="p")
+    recorder = EpisodeRecorder(folder / "episodes.sqlite", settings)
+    for episode in episodes:
+        recorder.record(episode, 3, task=Task(main_query="what?"))
+    recorder.close()
+
+
+@pytest.mark.parametrize("keep", ["all", "failures"])
+def test_every_episode_is_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=a%20b,=,broken")
+    episodes = some_episodes()
+    emitted = {"rollout_id": "r", "attempt_id": "a", "trace_id": "ab", "parent_id": "gone", "name": "tool"}
+    episodes[0].spans = [Span(**emitted, span_id="abcd", start_time=1.0, end_time=2.0)]
+    with collector() as (endpoint, spans, keys):
+        record(tmp_path, f"{endpoint}/v1/traces", episodes, keep)
+    assert set(keys) == {"/v1/traces a b"}
+    wholes = {span.trace_id: span for span in spans if span.name == EPISODE}
+    assert [span.attributes["ajet.episode_id"] for span in wholes.values()] == [one.episode_id for one in episodes]
+    assert all(span.attributes["ajet.step"] == 3 and span.resource["ajet.run"] == "my-run" for span in wholes.values())
+    for episode, whole in zip(episodes, wholes.values(), strict=True):
+        calls = [span for span in spans if span.trace_id == whole.trace_id and span.name == CALL]
+        assert len(calls) == len(episode.tree.calls)
+        assert whole.attributes.get("ajet.reward") == episode.reward
+    (tool,) = [span for span in spans if span.name == "tool"]
+    assert wholes[tool.trace_id].span_id == tool.parent_id, "what has no parent belongs to the episode"
+    assert [span.attributes["ajet.episodes"] for span in spans if span.name == "ajet.run"] == [len(episodes)]
+
+
+@pytest.mark.parametrize("status", [None, 500])
+def test_a_collector_that_is_gone_costs_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int | None
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        if status is None:
+            with socket.socket() as taken:
+                taken.bind(("127.0.0.1", 0))
+                endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
+            record(tmp_path, endpoint, some_episodes())
+        else:
+            with collector(status) as (endpoint, _, _):
+                record(tmp_path, endpoint, some_episodes())
+    assert caplog.text.count("spans can't be sent to") == 1
+    assert EpisodeStore(tmp_path / "episodes.sqlite").page()[1] == 4, "the run's own record is complete"
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:4318", "ftp://x", "http://", "http://h:99999999", "http://h\r\nx"])
+def test_what_is_no_address_is_refused(tmp_path: Path, endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=r"ajet.observe.otlp_endpoint"):
+        record(tmp_path, endpoint, [])
+
+
+def test_exported_traces_are_tasks_again(tmp_path: Path) -> None:
+    with collector() as (endpoint, _, _):
+        record(tmp_path, endpoint, some_episodes())
+    store = EpisodeStore(tmp_path / "episodes.sqlite")
+    target = tmp_path / "traces.jsonl"
+    assert export_episodes(store, EpisodeFilter(), ExportFormat.OTLP, target) == 4
+    assert [span.name for span in read_json(json.loads(target.read_text().splitlines()[0]), 1)] == [EPISODE]
+    found = list(exchanges(target))
+    assert found and all(one.query and one.reply for one in found)

@@ -1,0 +1,219 @@
+"""Episodes that programs elsewhere begin and end: over real HTTP, with right and wrong keys, and too late."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "task_runner"))
+from runner_fakes import LineEngine, SmallProvider
+
+from ajet.config import make_config
+from ajet.config.contradictions import contradictions
+from ajet.gateway.gateway import Gateway
+from ajet.schema.episode import Episode, EpisodeStatus
+from ajet.schema.errors import ConfigError
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.task_judge.base_judge import BaseJudge
+from ajet.task_rollout.outside import KEY_VARIABLE, OutsideEpisodes, service_key
+from ajet.task_rollout.pool import RolloutPool
+from ajet.task_runner.outside import OutsideRunner
+from ajet.task_runner.runner import TaskRunner
+
+KEY = "sk-ajet-the-service"
+
+
+class Service:
+    """A program elsewhere."""
+
+    def __init__(self, base_url: str, outside: OutsideEpisodes, ended: list[Episode]) -> None:
+        self.base_url, self.outside, self.ended = base_url, outside, ended
+        self.http = httpx.AsyncClient(trust_env=False, timeout=30)
+
+    async def post(self, path: str, key: str, body: Any = None) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"}
+        return await self.http.post(f"{self.base_url}/{path}", json=body or {}, headers=headers)
+
+    async def begin(self, **task: Any) -> dict[str, Any]:
+        reply = await self.post("episodes", KEY, {"task": task} if task else {})
+        assert reply.status_code == 200, reply.text
+        return dict(reply.json())
+
+    async def call(self, episode: dict[str, Any]) -> str:
+        async with openai.AsyncOpenAI(base_url=episode["base_url"], api_key=episode["api_key"]) as client:
+            messages: Any = [{"role": "user", "content": "hi"}]
+            reply = await client.chat.completions.create(model=episode["model"], messages=messages)
+            return str(reply.choices[0].message.content)
+
+    async def end(self, episode: dict[str, Any], key: str = "", **outcome: Any) -> httpx.Response:
+        return await self.post(f"episodes/{episode['episode_id']}/end", key or episode["control_key"], outcome)
+
+
+Scene = Callable[[Service], Awaitable[None]]
+
+
+def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, judge: type[BaseJudge] | None = None, **keys: Any) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    overrides = {key.replace("__", "."): value for key, value in keys.items()}
+    config = make_config({"task_runner.wrapper_type": "outside", "rollout.num_repeat": 2, **overrides})
+
+    async def run() -> None:
+        sessions = SmallProvider(config, LineEngine("hello"))
+        gateway = sessions.gateway = Gateway()
+        await gateway.start()
+        attempts = OutsideRunner(sessions, judge(config) if judge else None)
+        runner = TaskRunner(sessions, attempts)
+        ended: list[Episode] = []
+        outside = OutsideEpisodes(config, runner, attempts, RolloutPool(runner, config), on_episode=ended.append)
+        gateway.outside = outside
+        service = Service(gateway.base_url, outside, ended)
+        try:
+            async with asyncio.timeout(60):
+                await scene(service)
+        finally:
+            await service.http.aclose()
+            await outside.aclose()
+            await gateway.aclose()
+
+    asyncio.run(run())
+
+
+def test_groups_form_by_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service) -> None:
+        cats = [await service.begin(task_id="cats", main_query="cats?") for _ in range(2)]
+        other = [await service.begin() for _ in range(2)]
+        for reward, episode in enumerate([*cats, *other]):
+            assert await service.call(episode) == "hello"
+            reply = await service.end(episode, reward=reward, metadata={"user": "u"})
+            assert (reply.status_code, reply.json()["ended"]) == (200, True)
+        groups = await service.outside.next_groups(2, step=1)
+        assert [(group.task_id, [one.reward for one in group.episodes]) for group in groups] == [
+            ("cats", [0.0, 1.0]),
+            ("outside", [2.0, 3.0]),
+        ]
+        assert all(group.complete for group in groups)
+        assert groups[0].episodes[0].metadata == {"user": "u"}
+        task = service.outside.task_of("cats")
+        assert task is not None and task.main_query == "cats?"
+        assert [one.status for one in service.ended] == [EpisodeStatus.COMPLETED] * 4
+
+    play(scene, monkeypatch)
+
+
+def test_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service) -> None:
+        first, second = await service.begin(), await service.begin()
+        for key in ("sk-ajet-wrong", first["api_key"], first["control_key"]):
+            assert (await service.post("episodes", key)).status_code == 401
+        for key in (first["api_key"], second["control_key"], KEY):
+            assert (await service.end(first, key, reward=1)).status_code in (401, 403)
+        assert (await service.post("rewards", first["api_key"], {"reward": 9})).status_code == 403
+        assert (await service.post("rewards", first["control_key"], {"reward": 0.5})).status_code == 200
+        assert (await service.end(first)).status_code == 200
+        assert (await service.end(first, reward=1)).status_code in (401, 409), "over"
+        with pytest.raises(openai.APIStatusError):
+            await service.call(first)
+        assert (await service.end(second, failure="the user left")).status_code == 200
+        while len(service.ended) < 2:
+            await asyncio.sleep(0.01)
+        given, failed = service.ended
+        assert (given.reward, given.status) == (0.5, EpisodeStatus.COMPLETED)
+        assert failed.failure is not None and failed.failure.message == "the user left"
+
+    play(scene, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"reward": "1"}, {"reward": float("1e308") * 1.0, "extra": 1}, {"metadata": []}, {"is_success": "yes"},
+        {"failure": 5}, {"reward": True},
+    ],
+)  # fmt: skip
+def test_an_unreadable_end_ends_nothing(monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]) -> None:
+    async def scene(service: Service) -> None:
+        episode = await service.begin()
+        assert (await service.end(episode, **body)).status_code == 400
+        assert (await service.post("episodes", KEY, {"task": {"task_id": 5}})).status_code == 400
+        assert (await service.post("episodes", KEY, {"task": {"what": 5}})).status_code == 400
+        assert (await service.post("episodes", KEY, {"task": "x"})).status_code == 400
+        assert (await service.end(episode, reward=1)).status_code == 200
+
+    play(scene, monkeypatch)
+
+
+class Judge(BaseJudge):
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
+        return workflow_output.metadata["stars"] / 5, True
+
+
+def test_without_a_reward_the_judge_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service) -> None:
+        for stars in (1, 4):
+            await service.end(await service.begin(), metadata={"stars": stars})
+        (group,) = await service.outside.next_groups(1, step=1)
+        assert [one.reward for one in group.episodes] == [0.2, 0.8]
+
+    play(scene, monkeypatch, Judge)
+
+
+def test_what_never_ends_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service) -> None:
+        episode = await service.begin()
+        assert episode["deadline"] == 0.2
+        while not service.ended:
+            await asyncio.sleep(0.01)
+        assert service.ended[0].status is EpisodeStatus.TIMEOUT
+        assert (await service.end(episode, reward=1)).status_code == 409
+
+    play(scene, monkeypatch, rollout__episode_timeout=0.2)
+
+
+def test_as_many_as_the_pool_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service) -> None:
+        episodes = [await service.begin() for _ in range(3)]
+        reply = await service.post("episodes", KEY)
+        assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
+        await service.end(episodes[0], reward=1)
+        while not service.ended:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+        await service.begin()
+
+    play(scene, monkeypatch, rollout__max_env_worker=3)
+
+
+def test_a_stale_group_is_recorded_and_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service) -> None:
+        monkeypatch.setattr("ajet.task_rollout.outside._age", lambda episode, step: step if episode.reward == 0 else 0)
+        for task, reward in (("old", 0), ("old", 0), ("new", 1), ("new", 2)):
+            await service.end(await service.begin(task_id=task), reward=reward)
+        old, new = await service.outside.next_groups(1, step=9)
+        assert (old.complete, len(old.episodes), len(old.failed)) == (False, 0, 2)
+        assert {one.failure.kind for one in old.failed if one.failure} == {"EpisodeStale"}
+        assert new.complete and [one.reward for one in new.episodes] == [1.0, 2.0]
+
+    play(scene, monkeypatch)
+
+
+@pytest.mark.parametrize("key", [None, "", "short", "with a space in it", "ключ-ключ-ключ-ключ"])
+def test_without_a_key_nothing_begins(monkeypatch: pytest.MonkeyPatch, key: str | None) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    if key is not None:
+        monkeypatch.setenv(KEY_VARIABLE, key)
+    with pytest.raises(ConfigError, match=KEY_VARIABLE):
+        service_key()
+
+
+def test_other_backbones_refuse_by_name() -> None:
+    for backbone in ("debug", "verl", "trinity"):
+        keys = {"task_runner.wrapper_type": "outside", "trainer_common.total_training_steps": 1}
+        ajet = make_config(keys).ajet.model_copy(update={"backbone": backbone})
+        assert any(backbone in found.what for found in contradictions(ajet, backbone))  # type: ignore[arg-type]
