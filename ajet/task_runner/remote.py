@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import re
+import sys
 import uuid
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -86,8 +87,9 @@ class RemoteRunner:
         self.resources_id = (await self.store.publish_resources({"config": config})).resources_id
         settings = self._settings
         await self._server.start(settings.host, settings.port, "task_runner.remote.host or task_runner.remote.port")
-        shown = f"{KEY_VARIABLE}={key} " if given is None else ""
-        log.warning("runners connect with: %sajet runner --connect %s --workflow FILE.py->CLASS", shown, self.url)
+        log.warning("runners connect with: ajet runner --connect %s --workflow FILE.py->CLASS", self.url)
+        if given is None:  # past the log, which masks keys: nobody else knows this one
+            print(f"{KEY_VARIABLE}={key}", file=sys.stderr, flush=True)
 
     @property
     def url(self) -> str:

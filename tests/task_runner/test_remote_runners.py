@@ -190,6 +190,24 @@ def test_the_users_module_is_imported_once(tmp_path: Path, monkeypatch: pytest.M
     play(tmp_path, scene, monkeypatch)
 
 
+def test_a_key_that_the_run_has_made_up_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+
+    async def run() -> None:
+        config = make_config({"task_runner.wrapper_type": "remote", "task_runner.remote.port": 0})
+        attempts = RemoteRunner(config, SmallProvider(config, LineEngine("hello")), None)
+        await attempts.start()
+        said = capsys.readouterr().err
+        key = said.partition(f"{KEY_VARIABLE}=")[2].split()[0]
+        async with StoreClient(attempts.url, key) as store:
+            assert (await store.info()).roles == ["runner"]
+        await attempts.aclose()
+
+    asyncio.run(run())
+
+
 def test_what_dies_or_is_killed_costs_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(runner: TaskRunner, started: Started) -> None:
         first = started.runner(1)
