@@ -21,18 +21,34 @@ from typing import Any
 from ajet.agents import Agent, StepType, StopReason, as_model_function, register_agent
 from ajet.agents import ReActAgent as _ReActAgent
 from ajet.agents import ToolAgent as _ToolAgent
+from ajet.agents.call_grammar import CallSyntaxError, read_value
 from ajet.agents.model_function import Message
 from ajet.agents.registry import agent_class, agent_names
+from ajet.agents.reply import ParsedReply, ToolCall
+from ajet.agents.reply_format import ReplyFormat, TextFormat
+from ajet.agents.run import AgentRun
+from ajet.compat.agentic_rollout_client import LLMAPIClient, create_llm_client
 from ajet.schema.trajectory import Trajectory as _Trajectory
 from ajet.schema.trajectory import TrajectoryStep
 from ajet.schema.trajectory_file import write_trajectory
-from ajet.tools import FunctionTool, Tool, ToolContext, ToolResult, Toolset, get_global_tool_registry, register_tool
+from ajet.tools import (
+    FunctionTool,
+    Tool,
+    ToolContext,
+    ToolResult,
+    Toolset,
+    get_global_tool_registry,
+    make_tools,
+    register_tool,
+)
 from ajet.tools.toolset import tool_schema
 
 __all__ = [
     "AgenticRollout",
     "AgenticRolloutConfig",
     "BaseAgent",
+    "GeneralAgent",
+    "LLMAPIClient",
     "ReactAgent",
     "SimpleAgenticTool",
     "StepType",
@@ -41,6 +57,7 @@ __all__ = [
     "Trajectory",
     "TrajectoryStep",
     "create_agentic_rollout",
+    "create_llm_client",
     "create_openai_tool_schema",
     "create_tool",
     "create_tools",
@@ -126,6 +143,116 @@ class ReactAgent(_Former, _ReActAgent):
 
 class ToolAgent(_Former, _ToolAgent):
     """`ToolAgent`."""
+
+
+GENERAL = """\
+Work in steps. In each, write what you think, then one action as JSON, in exactly this form:
+
+Thought: what you know, and what to do next
+Action: {"name": "the tool", "parameters": {…}}
+
+The tools, each with the JSON schema of its parameters:
+"""
+
+
+class _JsonActions(TextFormat):
+    """`Thought: …`, `Action: {"name": …, "parameters": {…}}`. What `TextFormat` reads is read, too."""
+
+    def introduction(self, tools: Sequence[dict[str, Any]]) -> str:
+        functions = [tool["function"] for tool in tools]
+        lines = [f"- {each['name']}: {each['description']}\n  {json.dumps(each['parameters'])}" for each in functions]
+        return GENERAL + "\n".join(lines)
+
+    def parse(self, message: Message, tools: Sequence[dict[str, Any]]) -> ParsedReply:
+        thought, action, wanted = str(message.get("content") or "").partition("Action:")
+        bare = wanted.strip().removeprefix("```json").removeprefix("```").strip()
+        if action and bare.startswith("{"):
+            try:
+                value, _ = read_value(bare)
+            except CallSyntaxError as error:
+                return ParsedReply(thought, problem=f"The action could not be read: {error}. Write one JSON object.")
+            name = value.get("name", value.get("tool_name")) if isinstance(value, dict) else None
+            if not isinstance(name, str):
+                return ParsedReply(thought, problem='The action says no "name": the name of a tool.')
+            given = value.get("parameters", value.get("tool_args", {}))
+            said = thought.strip().removeprefix("Thought:").strip()
+            return ParsedReply(said, (ToolCall(name, given if isinstance(given, dict) else json.dumps(given)),))
+        return super().parse(message, tools)
+
+
+class GeneralAgent(_Former):
+    """One JSON action in each round, until a tool of `termination_tool_names` was called. How many rounds are left is
+    part of what the model is told, and so of the record."""
+
+    def __init__(
+        self,
+        system_prompt: str | None = None,
+        tool_names: Sequence[str] = (),
+        max_rounds: int = 10,
+        termination_tool_names: Sequence[str] = ("finish",),
+        debug: bool = False,
+        action_parser: Any = None,
+        steps_remaining_template: str = "\n\nSteps Remaining: {steps}",
+        show_steps_remaining: bool = True,
+        profiler: Any = None,
+        **config: Any,
+    ) -> None:
+        """`max_steps`, if it is given, stands for `max_rounds`. `tool_names`, `debug` and `profiler` have no effect."""
+        rounds = config.pop("max_steps", None) or max_rounds
+        self._ends = frozenset(termination_tool_names)
+        super().__init__(max_steps=rounds, system_prompt=system_prompt, **config)
+        if "finish" in self._ends and not any(getattr(tool, "name", "") == "finish" for tool in self.tools):
+            self.tools += make_tools(["finish"])
+        self.action_parser = action_parser
+        self._countdown = steps_remaining_template if show_steps_remaining else ""
+
+    def _reply_format(self, function: Any) -> ReplyFormat:
+        return _JsonActions()
+
+    async def begin(self, run: AgentRun, messages: Sequence[Message]) -> None:
+        await super().begin(run, messages)
+        self._say_what_is_left(run)
+
+    async def step(self, run: AgentRun) -> None:
+        await super().step(run)
+        self._say_what_is_left(run)
+
+    def _say_what_is_left(self, run: AgentRun) -> None:
+        if self._countdown and run.trajectory.stop_reason is None and run.messages:
+            left = self._countdown.format(steps=self.limits.max_steps - run.model_steps)
+            last = run.messages[-1]
+            run.messages[-1] = {**last, "content": f"{last.get('content') or ''}{left}"}
+
+    def parse(self, message: Message, run: AgentRun) -> ParsedReply:
+        """By `action_parser`, if there is one: it returns `tool_name`, `tool_args` and `thought_content`, a step, or a
+        list of either."""
+        if self.action_parser is None:
+            return super().parse(message, run)
+        found = self.action_parser(str(message.get("content") or ""))
+        thoughts, calls = [], []
+        for each in found if isinstance(found, list) else [found]:
+            facts = each if isinstance(each, Mapping) else _step_fields(each)
+            if facts.get("thought_content"):
+                thoughts.append(str(facts["thought_content"]))
+            if facts.get("step_type") is StepType.FINAL_ANSWER:
+                return ParsedReply("\n".join(thoughts), answer=str(facts.get("content") or ""))
+            if facts.get("tool_name"):
+                calls.append(
+                    ToolCall(str(facts["tool_name"]), dict(facts.get("tool_args") or {}), f"call_{len(calls)}")
+                )
+        problem = "" if calls else "The reply holds no action."
+        return ParsedReply("\n".join(thoughts), tuple(calls), problem=problem)
+
+    async def execute_tool_call(self, tool_call: ToolCall, run: AgentRun) -> TrajectoryStep:
+        step = await super().execute_tool_call(tool_call, run)
+        if tool_call.name in self._ends and step.success:
+            step.metadata["ends_episode"] = True
+        return step
+
+
+def _step_fields(step: Any) -> dict[str, Any]:
+    """A step's fields that an action has."""
+    return {name: getattr(step, name, None) for name in ("step_type", "content", "tool_name", "tool_args")}
 
 
 class BaseAgent(_Former):
@@ -220,7 +347,7 @@ def create_agentic_rollout(config: Mapping[str, Any], **more: Any) -> AgenticRol
     return AgenticRollout(config, **more)
 
 
-_OWN: dict[str, type[Agent]] = {"react": ReactAgent, "tool": ToolAgent}
+_OWN: dict[str, type[Agent]] = {"react": ReactAgent, "tool": ToolAgent, "general": GeneralAgent}
 
 
 def get_agent_class(name: str) -> Any:
@@ -232,7 +359,7 @@ def get_agent_class(name: str) -> Any:
 
 
 def list_agents() -> list[str]:
-    return agent_names()
+    return [*agent_names(), "general"]
 
 
 class SimpleAgenticTool:

@@ -16,6 +16,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
+import httpx
+
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.tools.text import describe_error
@@ -80,7 +82,7 @@ class McpServer:
         try:
             from mcp import ClientSession, StdioServerParameters
             from mcp.client.stdio import stdio_client
-            from mcp.client.streamable_http import streamablehttp_client
+            from mcp.client.streamable_http import streamable_http_client
         except ImportError:
             raise MissingDependencyError(f"MCP servers need the package mcp: {install_command('mcp')}") from None
         async with AsyncExitStack() as stack:
@@ -91,7 +93,10 @@ class McpServer:
                     started = StdioServerParameters(command=program, args=rest, env=self._env)
                     streams: Any = await stack.enter_async_context(stdio_client(started, errlog=said))
                 else:
-                    streams = await stack.enter_async_context(streamablehttp_client(self._url, self._headers))
+                    patience = httpx.Timeout(CONNECT_S, read=max(CONNECT_S, self._timeout))
+                    client = httpx.AsyncClient(headers=self._headers, timeout=patience, follow_redirects=True)
+                    await stack.enter_async_context(client)
+                    streams = await stack.enter_async_context(streamable_http_client(self._url, http_client=client))
                 limit = timedelta(seconds=self._timeout)
                 session = await stack.enter_async_context(ClientSession(streams[0], streams[1], limit))
                 await session.initialize()

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+from http_server import Server
+
+from ajet.agents import StopReason
 from ajet.compat.agentic_rollout import (
     AgenticRollout,
     AgenticRolloutConfig,
     BaseAgent,
+    GeneralAgent,
     ReactAgent,
     SimpleAgenticTool,
     StepType,
@@ -21,6 +27,7 @@ from ajet.compat.agentic_rollout import (
     Trajectory,
     TrajectoryStep,
     create_agentic_rollout,
+    create_llm_client,
     create_openai_tool_schema,
     create_tool,
     create_tools,
@@ -180,3 +187,68 @@ def test_trajectories_are_written(tmp_path: Path) -> None:
     assert roles == ["meta", "user", "assistant"]
     with pytest.raises(ValueError, match="choose json"):
         dump_trajectory(trajectory, tmp_path / "t.xml", "xml")
+
+
+def test_a_general_agent() -> None:
+    seen: list[list[dict[str, Any]]] = []
+    replies = iter(
+        [
+            'Thought: I multiply.\nAction: {"name": "calculator", "parameters": {"expression": "6*7"}}',
+            'Action: {"parameters": {}}',
+            'Action:\n```json\n{"tool_name": "finish", "tool_args": {"answer": "42"}}\n```',
+        ]
+    )
+
+    async def model(messages: list[dict[str, Any]], **_: Any) -> str:
+        seen.append(messages)
+        return next(replies)
+
+    rollout = AgenticRollout(AgenticRolloutConfig(agent_type="general", max_steps=5), model)
+    rollout.agent.set_tools({"calculator": create_tool("Calculator")})
+    made = asyncio.run(rollout.agent.run_trajectory("What is 6*7?", model, "1"))
+    assert (made.get_final_response(), made.stop_reason) == ("42", StopReason.TOOL)
+    assert [step.tool_name for step in made.get_tool_calls()] == ["calculator", "finish"]
+    assert seen[0][-1]["content"] == "What is 6*7?\n\nSteps Remaining: 5"
+    assert seen[1][-1]["content"].endswith("42\n\nSteps Remaining: 4")
+    assert 'says no "name"' in seen[2][-1]["content"]
+    assert seen[2][: len(seen[1])] == seen[1]  # what the model saw is what is recorded
+
+
+def test_a_general_agent_with_a_parser_and_an_end_of_its_own() -> None:
+    def parse(text: str) -> Any:
+        name, _, value = text.partition(" ")
+        return {"thought_content": "hm", "tool_name": name, "tool_args": {"text": value}}
+
+    def say(text: str) -> str:
+        """Say it."""
+        return text.upper()
+
+    agent = GeneralAgent(
+        system_prompt="Shout.",
+        action_parser=parse,
+        termination_tool_names=["say"],
+        show_steps_remaining=False,
+        max_rounds=3,
+    )
+    agent.set_tools({"say": say})
+    made = asyncio.run(agent.run_trajectory("?", lambda messages: "say hello"))
+    assert made.stop_reason is StopReason.TOOL and made.steps[-2].content.endswith("HELLO")
+    endless = GeneralAgent(max_rounds=2, action_parser=lambda text: [])
+    assert asyncio.run(endless.run_trajectory("?", lambda messages: "x")).stop_reason is StopReason.MAX_STEPS
+
+
+def test_a_client_of_a_server() -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "four"}, "finish_reason": "stop"}
+    reply = {"id": "r", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    server = Server(lambda path, body, key: (200, {"content-type": "application/json"}, reply))
+
+    async def main() -> str:
+        client = create_llm_client("key", server.url, "m")
+        try:
+            return await client.generate([{"role": "user", "content": "2+2?"}], max_tokens=8)
+        finally:
+            await client.close()
+
+    assert asyncio.run(main()) == "four"
+    ((_, body, key),) = server.seen
+    assert (body["max_tokens"], body["temperature"], key) == (8, 0.7, "key")
