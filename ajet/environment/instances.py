@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ajet.environment.instance_server import PACKET
 from ajet.environment.source import EnvironmentSettings
+from ajet.forking import PACKET
 from ajet.schema.errors import UserError
 
 BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from ajet.environment.instance_server import main; main(int(sys.argv[2]))"  # noqa: E501

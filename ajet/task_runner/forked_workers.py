@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
-from ajet.task_runner.fork_server import kill_all
+from ajet.forking import kill_all
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 

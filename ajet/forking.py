@@ -1,0 +1,149 @@
+"""`ForkingServer`: a small process that forks others on command, and kills and reaps them with all they started.
+
+It imports the user's code once, before any fork, and has one thread, so forking is safe. The set-up arrives as JSON on
+standard input. The control socket receives commands, one packet each (`start` with descriptors, `kill`, and what a
+subclass adds), and sends events (`ready`, `refused`, `exited`). When its other end closes, all of them end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
+
+from ajet.schema.errors import AjetError
+
+PACKET = 65536
+
+
+class ForkingServer:
+    """Define `child`, and say what is imported."""
+
+    descriptors: ClassVar[int]
+    """How many descriptors come with `start`."""
+    threads_warning: ClassVar[str]
+    """What is said if importing the user's code started threads; `{names}` are theirs."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self._children: dict[int, int] = {}
+        """Number → process id."""
+
+    def child(self, *descriptors: int) -> int:
+        """What a forked process does. Returns its exit code."""
+        raise NotImplementedError
+
+    def command(self, do: str, process: int) -> None:
+        """Carry out a command other than `start` and `kill` on a process."""
+        raise NotImplementedError(do)
+
+    def facts(self) -> dict[str, Any]:
+        """What the event `ready` says."""
+        return {}
+
+    def serve(self) -> None:
+        """Carry out commands until the control socket closes."""
+        if threading.active_count() > 1:
+            names = ", ".join(thread.name for thread in threading.enumerate()[1:])
+            print(self.threads_warning.format(names=names), file=sys.stderr)
+        wake, woken = socket.socketpair()
+        woken.setblocking(False)
+        signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        selector = selectors.DefaultSelector()
+        selector.register(self.control, selectors.EVENT_READ)
+        selector.register(wake, selectors.EVENT_READ)
+        self._tell(event="ready", **self.facts())
+        try:
+            while True:
+                ready = {key.fileobj for key, _ in selector.select()}
+                if wake in ready:
+                    wake.recv(PACKET)
+                    self._reap()
+                if self.control in ready and not self._command():
+                    return
+        finally:
+            for process in self._children.values():
+                kill_all(process)
+
+    def _command(self) -> bool:
+        """Carry out one command. False if the control socket is closed."""
+        packet, descriptors, _, _ = socket.recv_fds(self.control, PACKET, self.descriptors)
+        if not packet:
+            return False
+        command = json.loads(packet)
+        number = command["number"]
+        if command["do"] == "start":
+            self._start(number, descriptors)
+        elif number in self._children:
+            if command["do"] == "kill":
+                kill_all(self._children[number])
+            else:
+                self.command(command["do"], self._children[number])
+        return True
+
+    def _start(self, number: int, descriptors: list[int]) -> None:
+        try:
+            process = os.fork()
+        except OSError as error:  # out of memory or processes: reported to the other end
+            self._tell(event="exited", number=number, error=str(error))
+        else:
+            if process == 0:
+                self._become_child(descriptors)
+            self._children[number] = process
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _become_child(self, descriptors: list[int]) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            code = self.child(*descriptors)
+        except BaseException:  # noqa: BLE001 - a child must never return to the server's loop
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+
+    def _reap(self) -> None:
+        """Kill what ended children have started. Only then reap them: until then, their process ids aren't reused."""
+        numbers = {process: number for number, process in self._children.items()}
+        while numbers:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                return
+            kill_all(ended.si_pid)
+            _, status = os.waitpid(ended.si_pid, 0)
+            number = numbers.pop(ended.si_pid)
+            del self._children[number]
+            self._tell(event="exited", number=number, code=os.waitstatus_to_exitcode(status))
+
+    def _tell(self, **event: Any) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # noticed when the next command is read
+            self.control.send(json.dumps(event).encode())
+
+
+def serve(control_fd: int, make: Callable[[socket.socket, dict[str, Any]], ForkingServer]) -> None:
+    """Be a server, until the control socket closes. One that can't be made (`AjetError`) is told as refused."""
+    control = socket.socket(fileno=control_fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    setup = json.load(sys.stdin)
+    try:
+        server = make(control, setup)
+    except AjetError as error:
+        control.send(json.dumps({"event": "refused", "error": str(error)}).encode()[:PACKET])
+        return
+    server.serve()
+
+
+def kill_all(process: int) -> None:
+    """Kill a process that hasn't been reaped yet, and everything it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it may not lead a process group yet
+        os.killpg(process, signal.SIGKILL)
+    os.kill(process, signal.SIGKILL)
