@@ -229,7 +229,8 @@ class GeneralAgent(_Former):
         if self.action_parser is None:
             return super().parse(message, run)
         found = self.action_parser(str(message.get("content") or ""))
-        thoughts, calls = [], []
+        thoughts: list[str] = []
+        calls: list[ToolCall] = []
         for each in found if isinstance(found, list) else [found]:
             facts = each if isinstance(each, Mapping) else _step_fields(each)
             if facts.get("thought_content"):

@@ -23,10 +23,9 @@ class LLMAPIClient:
         max_retries: int = 3,
         proxy_url: str | None = None,
     ) -> None:
-        import httpx
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        through = httpx.AsyncClient(proxy=proxy_url, timeout=CLIENT_S) if proxy_url else None
+        through = DefaultAsyncHttpxClient(proxy=proxy_url, timeout=CLIENT_S) if proxy_url else None
         self.model = model
         self._client = AsyncOpenAI(
             api_key=api_key, base_url=base_url, max_retries=max_retries, timeout=CLIENT_S, http_client=through
