@@ -113,7 +113,7 @@ class SearchAdapter:
 
     def evaluate(self, batch: list[str], candidate: Texts, capture_traces: bool = False) -> Any:
         """Score a candidate. Traces are always there: they cost nothing."""
-        from gepa import EvaluationBatch
+        from gepa.core.adapter import EvaluationBatch
 
         if self._repeating:
             scores = [float(score) for score in self._next("scores")]
@@ -242,7 +242,8 @@ class SearchAdapter:
             raise self.ending
         running = self._running = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return running.result()
+            result: T = running.result()
+            return result
         except BaseException as error:
             self.ending = self.ending or error  # the package swallows what a proposal raises
             raise
@@ -263,7 +264,7 @@ def _key(texts: Texts) -> tuple[tuple[str, str], ...]:
 
 def _package() -> Any:
     try:
-        from gepa import optimize
+        from gepa.api import optimize
     except ImportError:
         raise MissingDependencyError(
             f"prompt_tuning.algorithm: gepa needs the gepa package\n    {install_command('gepa')}"

@@ -96,7 +96,7 @@ class FunctionProposer:
 
     def __init__(self, function: Callable[[Request], Any]) -> None:
         self._function = function
-        called = function if inspect.isroutine(function) else function.__call__
+        called: Any = function if inspect.isroutine(function) else type(function).__call__
         self._blocking = not inspect.iscoroutinefunction(called)
 
     async def __call__(self, request: Request) -> Reply:

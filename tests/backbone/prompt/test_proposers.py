@@ -1,0 +1,58 @@
+"""Who answers a search: a helper model on a real socket, and functions of the user's."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from scripted_helper import helper
+
+from ajet.backbone.prompt.proposers import FunctionProposer, HelperProposer
+from ajet.helper import Budget, HelperModel
+from ajet.prompt_tuning import BudgetExhausted, Candidate, Kind, ProposerError, Request
+from ajet.prompt_tuning.proposal import Ask
+from ajet.prompt_tuning.questions import messages_for
+from ajet.schema.resources import PromptSet, PromptTemplate
+
+START = Candidate("c0", PromptSet({"solver": PromptTemplate("Solve: {question}")}))
+REQUEST = Request(Kind.REWRITE, messages_for(Ask(Kind.REWRITE, START, ("solver",))), START, ("solver",))
+
+
+def test_a_helper_model_reads_the_templates_and_its_tokens_are_counted() -> None:
+    asked: list[str] = []
+
+    def answer(text: str) -> str:
+        asked.append(text)
+        return '<template name="solver">Better: {question}</template>'
+
+    with helper(answer) as server:
+        proposer = HelperProposer(HelperModel("m", server.url, "k"), 0.7)
+        first, second = (asyncio.run(proposer(REQUEST)) for _ in range(2))
+    assert "Better: {question}" in first.text and "Solve: {question}" in asked[0]
+    assert (first.prompt_tokens, first.sampled_tokens) == (second.prompt_tokens, second.sampled_tokens) == (30, 10)
+
+
+def test_a_helper_that_fails_is_named_and_its_own_budget_ends_the_search() -> None:
+    with helper(lambda text: (400, {}, {"error": {"message": "no such model"}})) as server:
+        with pytest.raises(ProposerError, match=r"helper model 'm' at .*no such model"):
+            asyncio.run(HelperProposer(HelperModel("m", server.url, "k"), 1.0)(REQUEST))
+        limited = HelperModel("m", server.url, "k", budget=Budget(max_calls=0))
+        with pytest.raises(BudgetExhausted, match=r"ajet.helper.max_calls"):
+            asyncio.run(HelperProposer(limited, 1.0)(REQUEST))
+
+
+async def later(request: Request) -> str:
+    return "later"
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(lambda request: "now", "now"), (later, "later"), (lambda request: 3, "returned int, not text"),
+     (lambda request: 1 / 0, "raised ZeroDivisionError")],
+)  # fmt: skip
+def test_functions_answer_or_are_named(function: Any, said: str) -> None:
+    try:
+        assert asyncio.run(FunctionProposer(function)(REQUEST)).text == said
+    except ProposerError as error:
+        assert said in str(error)
