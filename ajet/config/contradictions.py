@@ -172,7 +172,7 @@ def _agent(ajet: AjetConfig) -> Iterator[Contradiction]:
             f"{', '.join(needing)} of the agent works in a sandbox, and there is none",
             "set rollout.sandbox, for example to bubblewrap",
         )
-    if rollout.agent.max_steps > rollout.multi_turn.max_steps:
+    if rollout.agent.type != "cli" and rollout.agent.max_steps > rollout.multi_turn.max_steps:
         yield Contradiction(
             ("rollout.agent.max_steps", "rollout.multi_turn.max_steps"),
             f"the agent may make {rollout.agent.max_steps} model calls, and rollout.multi_turn.max_steps allows "

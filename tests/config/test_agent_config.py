@@ -29,6 +29,12 @@ def test_an_agent_takes_the_place_of_a_workflow(folder: Path) -> None:
     assert agent.tools == ["calculator", {"calculator": {"name": "c"}}] and agent.max_steps == 3  # type: ignore[attr-defined]
 
 
+def test_a_program_makes_as_many_calls_as_multi_turn_allows(folder: Path) -> None:
+    assert load(
+        folder, "    sandbox: bubblewrap\n    multi_turn: {max_steps: 3}\n    agent: {type: cli, program: codex}\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("rollout", "says"),
     [

@@ -170,7 +170,7 @@ def outputs_of_episode(
     episode: Episode, settings: TrackerSettings, *, scored: bool, step: int = 0
 ) -> list[AgentLoopOutput]:
     """An episode as verl's rows, one for each branch with sampled tokens; if there is none, one that trains nothing."""
-    samples = episode_samples(episode, settings)[0] if episode.usable else []
+    samples: list[Sample | None] = [*(episode_samples(episode, settings)[0] if episode.usable else ())]
     reward = (episode.reward if episode.usable else None) or 0.0
     facts: dict[str, Any] = {"turn_scores": [], "tool_rewards": [], "ajet_status": str(episode.status)}
     if scored:
