@@ -1,19 +1,16 @@
-"""How much better does an agent get by its prompt, and what does finding it cost? And is the best ever lost?
+"""How much better does an agent get by its prompt, and what does finding it cost?
 
 The agent of `tutorial/example_prompt_tuning`, whose tiny model does what it is told, and a proposer that follows rules:
 this measures the search, not a language model's writing. All algorithms have the same episodes to spend. `random`
 rewrites the first prompt again and again, `best_of` the best one so far; neither reads an episode.
 
-    python benchmarks/prompt_tuning.py [--seeds 3] [--kills 50] [--keep FOLDER]
+    python benchmarks/prompt_tuning.py [--seeds 3] [--keep FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -35,8 +32,6 @@ ALGORITHMS = {
     "random": (f"prompt_tuning.algorithm={ROOT / 'benchmarks' / '_random_prompts.py'}->RandomSearch",),
 }
 EPISODES = 900
-START_S = 20.0
-"""Longest wait for a run to begin writing before it is killed anyway."""
 
 Record = dict[str, Any]
 
@@ -81,64 +76,6 @@ def search(name: str, folder: Path, *overrides: str) -> Record:
     return figures
 
 
-def killed(folder: Path, kills: int) -> Record:
-    """Kill one search again and again at a random moment: what a complete round found must still be there."""
-    draw, name = random.Random(0), "killed"
-    lost = torn = done = 0
-    best_before = -1.0
-    while done < kills:
-        running = subprocess.Popen(
-            command(name, folder), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-        size = _size(made(folder, name))
-        deadline = time.monotonic() + START_S
-        while _size(made(folder, name)) == size and running.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(draw.random() * 3)
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGKILL)
-            done += 1
-        running.wait()
-        best = _best(made(folder, name))
-        torn += best is None and best_before >= 0
-        lost += best is not None and best < best_before
-        best_before = max(best_before, -1.0 if best is None else best)
-        if running.returncode == 0:  # it was complete: begin another
-            name, best_before = f"killed-{done}", -1.0
-    return {"kills": done, "best lost": lost, "best unreadable": torn}
-
-
-def _size(folder: Path) -> int:
-    file = folder / "prompts" / "history.jsonl"
-    return file.stat().st_size if file.exists() else 0
-
-
-def _best(folder: Path) -> float | None:
-    file = folder / "prompts" / "best.yaml"
-    if not file.exists():
-        return None
-    return float(yaml.safe_load(file.read_text(encoding="utf-8"))["score"])
-
-
-def overhead(folder: Path) -> Record:
-    """The share of a search's time in which no episode of it runs, but for loading and the end."""
-    from ajet.observe.episode_store import EpisodeStore
-
-    store = EpisodeStore(folder / "episodes.sqlite")
-    try:
-        episodes = [record.episode for record in store.all()]
-    finally:
-        store.close()
-    spans = sorted((one.began, one.began + one.timings["total"]) for one in episodes if one.began)
-    reach, idle = spans[0][0], 0.0
-    for begin, end in spans:
-        idle += max(0.0, begin - reach)
-        reach = max(reach, end)
-    whole = reach - spans[0][0]
-    return {"seconds": round(whole, 2), "without an episode": round(idle / whole, 4)}
-
-
 def chart(curves: dict[str, list[list[list[float]]]]) -> None:
     import matplotlib
 
@@ -171,7 +108,6 @@ def _at(curve: list[list[float]], episodes: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--keep", type=Path, help="where the runs stay")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -180,10 +116,7 @@ def main() -> None:
             name: [search(f"{name}-{seed}", folder, f"rollout.seed={seed}", *overrides) for seed in range(given.seeds)]
             for name, overrides in ALGORITHMS.items()
         }
-        figures: dict[str, Any] = {"episodes": EPISODES, "runs": runs, "overhead": overhead(made(folder, "apo-0"))}
-        if given.kills:
-            figures["kills"] = killed(folder, given.kills)
-            print(figures["kills"], flush=True)
+        figures: dict[str, Any] = {"episodes": EPISODES, "runs": runs}
     chart({name: [run["curve"] for run in found] for name, found in runs.items()})
     write_result("prompt_tuning", figures)
 

@@ -59,7 +59,8 @@ class Request:
     trials: tuple[Trial, ...] = ()
     feedback: str = ""
     draw: int = 0
-    """A number that differs between equal questions of a run, and is the same when the run is repeated."""
+    """A number that differs between equal questions of a run and between seeds, and is the same when the run is
+    repeated."""
 
 
 class Reply(NamedTuple):

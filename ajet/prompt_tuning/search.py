@@ -24,6 +24,8 @@ from ajet.schema.resources import PromptSet
 
 MANY_DRAWS = 1_000_000
 """Draws of one round that can be told apart from the next round's."""
+MANY_ROUNDS, MANY_SEEDS = 10_000, 10_000
+"""Rounds of one search, and searches with other seeds, whose questions to the proposer are told apart."""
 BARREN_ROUNDS = 3
 """A search ends after this many rounds in a row in which every proposal was refused."""
 
@@ -348,7 +350,8 @@ class Search:
 
     async def _ask(self, ask: Ask, messages: list[dict[str, Any]], attempt: int = 0) -> str:
         self.budget.check()
-        draw = ((self.round * MANY_DRAWS) + ask.draw) * (self._retries + 1) + attempt
+        place = (self.seed % MANY_SEEDS * MANY_ROUNDS + self.round) * MANY_DRAWS + ask.draw
+        draw = place * (self._retries + 1) + attempt
         reply = await self._proposer(Request(ask.kind, messages, ask.parent, ask.names, ask.trials, ask.feedback, draw))
         self.budget.add_question(reply.prompt_tokens, reply.sampled_tokens)
         return reply.text
