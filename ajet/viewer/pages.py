@@ -102,6 +102,9 @@ class Pages:
     def about(self, request: Request) -> Response:
         experiment = self._named(request)
         reading = Reading()
+        events: list[dict[str, Any]] = reading.part(experiment.events, [])
+        log: list[dict[str, Any]] = reading.part(experiment.log_tail, [])
+        environment: dict[str, str] = reading.part(experiment.environment, {})
         asked = experiment.path / "config.yaml"
         resolved = experiment.path / "config.resolved.yaml"
         rubrics = experiment.path / "cache" / "rubrics.yaml"
@@ -110,10 +113,10 @@ class Pages:
             title=f"About · {experiment.name}",
             experiment=experiment,
             tab="about",
-            events=list(reversed(reading.part(experiment.events, []))),
-            log=list(reversed(reading.part(experiment.log_tail, [])))[:200],
+            events=list(reversed(events)),
+            log=list(reversed(log))[:200],
             rubrics=rubrics.read_text(encoding="utf-8", errors="replace") if rubrics.exists() else "",
-            environment=reading.part(experiment.environment, {}),
+            environment=environment,
             problems=reading.problems,
             asked=asked.read_text(encoding="utf-8", errors="replace") if asked.exists() else "",
             resolved=resolved.read_text(encoding="utf-8", errors="replace") if resolved.exists() else "",
