@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Literal, TypeVar
 
 from ajet.prompt_tuning.algorithm import Sizes
@@ -101,13 +102,16 @@ class SearchAdapter:
         """Answers of the iteration that goes on."""
         self._read: list[Trial] = []
         self._running: Future[Any] | None = None
+        self._stopping = Lock()
+        """Held where `stop` must not come between the look at `ending` and the start of what it would cancel."""
         self._by_texts = {_key(candidate.texts): candidate for candidate in search.candidates.values()}
 
     def stop(self) -> None:
         """From the search's loop: whatever the package waits for ends."""
-        self.ending = self.ending or CancelledError()
-        if self._running is not None:
-            self._running.cancel()
+        with self._stopping:
+            self.ending = self.ending or CancelledError()
+            if self._running is not None:
+                self._running.cancel()
 
     # ------------------------------------------------------------ gepa's adapter
 
@@ -237,10 +241,11 @@ class SearchAdapter:
         return self._answers.popleft()[kind]
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        if self.ending is not None:
-            work.close()
-            raise self.ending
-        running = self._running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._stopping:
+            if self.ending is not None:
+                work.close()
+                raise self.ending
+            running = self._running = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             result: T = running.result()
             return result
