@@ -10,7 +10,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +71,8 @@ class Recording:
         try:
             yield self
         finally:
-            _place.reset(token)
+            with suppress(ValueError):  # a coroutine that is thrown away is closed in another context
+                _place.reset(token)
 
 
 @dataclass(frozen=True, slots=True)

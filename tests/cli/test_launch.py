@@ -76,7 +76,7 @@ def is_alive(pid: int) -> bool:
 def test_the_first_line_says_which_backbone_and_why(folder: Path) -> None:
     default = ajet("--conf", "one.yaml")
     first, second = default.stdout.splitlines()[:2]
-    assert first == "backbone: local (the default; --backbone takes local, debug, verl, trinity)"
+    assert first == "backbone: local (the default; --backbone takes local, debug, verl, trinity, prompt)"
     assert second == "RAN local one none"
     assert ajet("--conf", "one.yaml", "--backbone=debug").stdout.startswith("backbone: debug (from --backbone)")
     from_yaml = ajet("--conf", "one.yaml", "ajet.backbone=debug", "--with-ray")

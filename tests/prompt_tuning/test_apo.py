@@ -15,7 +15,7 @@ from ajet.prompt_tuning.proposal import Kind, Reply
 from ajet.prompt_tuning.search import Earlier
 
 sys.path.insert(0, str(Path(__file__).parent))
-from worlds import Editor, World, make_search, prompts
+from search_worlds import Editor, World, make_search, prompts
 
 SMALL = APO(beam_width=2, branch_factor=3, critique_batch=4, score_batch=6, rounds=3)
 

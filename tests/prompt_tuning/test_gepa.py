@@ -27,7 +27,7 @@ from ajet.prompt_tuning.proposal import Reply
 from ajet.prompt_tuning.search import Earlier
 
 sys.path.insert(0, str(Path(__file__).parent))
-from worlds import Divided, Editor, Notes, World, make_search, prompts
+from search_worlds import Divided, Editor, Notes, World, make_search, prompts
 
 gepa = pytest.importorskip("gepa")
 TWO = prompts(planner="Plan: {question}")

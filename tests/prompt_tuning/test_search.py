@@ -30,7 +30,7 @@ from ajet.prompt_tuning.trial import common_means
 from ajet.schema.resources import PromptSet, PromptTemplate
 
 sys.path.insert(0, str(Path(__file__).parent))
-from worlds import Editor, World, make_search, prompts
+from search_worlds import Editor, World, make_search, prompts
 
 
 def says(*texts: str) -> Any:

@@ -166,7 +166,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     (tmp_path / "podman.dead").touch()
     with pytest.raises(SandboxError, match="`podman info` failed: dead"):
         check_sandbox(SandboxSettings(kind="podman", image="x"))
-    with pytest.raises(SandboxError, match="kubernetes is not part of this version"):
+    with pytest.raises(SandboxError, match="kubernetes needs an image"):
         check_sandbox(SandboxSettings(kind="kubernetes"))
 
 
