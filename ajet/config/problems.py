@@ -26,6 +26,15 @@ class Problem(NamedTuple):
     fix: str
 
 
+class Contradiction(NamedTuple):
+    """Which keys contradict each other, what is wrong, and what to do."""
+
+    keys: tuple[str, ...]
+    """Below `ajet`, the most likely culprit first."""
+    what: str
+    fix: str
+
+
 COMMAND_LINE = "command line"
 
 

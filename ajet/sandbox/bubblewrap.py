@@ -30,7 +30,7 @@ from ajet.sandbox.bubblewrap_arguments import (
 from ajet.sandbox.cgroups import Cgroup
 from ajet.sandbox.control import Answer, Control
 from ajet.sandbox.forwarder import Forwarder
-from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings
+from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings, arguments_of
 from ajet.sandbox.seccomp import seccomp_filter
 from ajet.sandbox.streams import Output, feed
 
@@ -140,13 +140,12 @@ class BubblewrapSandbox:
         stdin: bytes = b"",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        arguments = ["/bin/bash", "-c", command] if isinstance(command, str) else list(command)
-        _check(arguments)
+        arguments = arguments_of(command, "/bin/bash")
         folder = os.path.join(WORKSPACE, cwd or "")
         variables = {**self._environment(), **(env or {})}
         fields = [folder, str(len(arguments)), *arguments, *(f"{name}={value}" for name, value in variables.items())]
         limit = self._settings.output_bytes
-        seconds = min(timeout or self._settings.exec_seconds, self._settings.exec_seconds)
+        seconds = self._settings.seconds_for(timeout)
         started = time.perf_counter()
         call = _Call(self._live(), limit, on_output)
         timed_out = False
@@ -335,11 +334,6 @@ def _path(path: str) -> str:
     if not path or "\0" in path:
         raise FileNotFoundError(2, "no such file", path)
     return os.path.join(WORKSPACE, path)
-
-
-def _check(arguments: Sequence[str]) -> None:
-    if not arguments or any("\0" in argument for argument in arguments):
-        raise ValueError("a command needs at least a program's name, and no NUL characters")
 
 
 def _raise_for(code: int, call: _Call, path: str) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 
 from ajet.sandbox.cgroups import started
 from ajet.sandbox.forwarder import Forwarder, listen_inside
-from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings
+from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings, arguments_of
 from ajet.sandbox.seccomp import container_profile
 from ajet.sandbox.shell import FILE_S, content_of, read_line, write_line, written
 from ajet.sandbox.streams import Output, feed
@@ -126,13 +126,11 @@ class ContainerSandbox:
         stdin: bytes = b"",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        arguments = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        if not arguments or any("\0" in argument for argument in arguments):
-            raise ValueError("a command needs at least a program's name, and no NUL characters")
+        arguments = arguments_of(command)
         folder = posixpath.join(WORKSPACE, cwd or "")
         enter = 'cd -- "$1" 2>/dev/null || { echo "cannot work in $1: No such file or directory" >&2; exit 1; }; '
         line = ["/bin/sh", "-c", f'{enter}shift; exec "$@"', "sh", folder, *arguments]
-        seconds = min(timeout or self._settings.exec_seconds, self._settings.exec_seconds)
+        seconds = self._settings.seconds_for(timeout)
         return await self._run(line, stdin, seconds, self._settings.output_bytes, env or {}, on_output)
 
     async def read(self, path: str) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any
 from ajet.sandbox.host import run_on_host
 from ajet.sandbox.kubernetes_api import Cluster
 from ajet.sandbox.kubernetes_pod import WORKSPACE, PodOptions, new_name, pod
-from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings
+from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings, arguments_of
 from ajet.sandbox.shell import FILE_S, content_of, read_line, write_line, written
 from ajet.sandbox.streams import Kept
 
@@ -114,10 +114,8 @@ class KubernetesSandbox:
         stdin: bytes = b"",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        arguments = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        if not arguments or any("\0" in argument for argument in arguments):
-            raise ValueError("a command needs at least a program's name, and no NUL characters")
-        seconds = min(timeout or self._settings.exec_seconds, self._settings.exec_seconds)
+        arguments = arguments_of(command)
+        seconds = self._settings.seconds_for(timeout)
         line = [*(["env", *(f"{name}={value}" for name, value in env.items())] if env else []), *arguments]
         return await self._run(line, stdin, seconds, self._settings.output_bytes, cwd or "", on_output)
 

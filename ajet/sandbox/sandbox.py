@@ -70,6 +70,18 @@ class SandboxSettings:
             if not os.path.isabs(folder) or os.path.normpath(folder) in ("/", "/proc", "/sys", "/dev", "/workspace"):
                 raise SandboxError(f"sandbox read_only: {folder!r} can't be shown: name an absolute path of a folder")
 
+    def seconds_for(self, asked: float | None) -> float:
+        """How long a command may run that asks for this long."""
+        return min(asked or self.exec_seconds, self.exec_seconds)
+
+
+def arguments_of(command: Command, shell: str = "/bin/sh") -> list[str]:
+    """The argument vector of a command. Raises ValueError for what can't be one."""
+    arguments = [shell, "-c", command] if isinstance(command, str) else list(command)
+    if not arguments or any("\0" in argument for argument in arguments):
+        raise ValueError("a command needs at least a program's name, and no NUL characters")
+    return arguments
+
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:

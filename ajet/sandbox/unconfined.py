@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings
+from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings, arguments_of
 from ajet.sandbox.streams import Output, feed
 
 
@@ -53,9 +53,7 @@ class UnconfinedSandbox:
         stdin: bytes = b"",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        arguments = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        if not arguments or any("\0" in argument for argument in arguments):
-            raise ValueError("a command needs at least a program's name, and no NUL characters")
+        arguments = arguments_of(command)
         folder = self._place(cwd or "")
         variables = {
             "PATH": os.environ.get("PATH", os.defpath),
@@ -88,7 +86,7 @@ class UnconfinedSandbox:
                 for descriptor in (theirs_in, theirs_out, theirs_err):
                     os.close(descriptor)
             self._running = {group for group in self._running if _alive(group)} | {process.pid}
-            seconds = min(timeout or self._settings.exec_seconds, self._settings.exec_seconds)
+            seconds = self._settings.seconds_for(timeout)
             try:
                 code = await asyncio.wait_for(process.wait(), seconds)
             except TimeoutError:

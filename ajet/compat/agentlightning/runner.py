@@ -134,7 +134,7 @@ class LitAgentRunner:
         for hook in self._hooks:
             try:
                 await getattr(hook, name)(runner=self, **given)
-            except Exception:
+            except Exception:  # a hook is the user's: what it watches goes on
                 log.exception("%s of %s failed", name, type(hook).__name__)
 
 
