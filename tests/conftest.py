@@ -3,7 +3,37 @@
 from __future__ import annotations
 
 import signal
+import warnings
+from collections.abc import Generator
+from typing import Any
+
+import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell that runs the tests in its background has them ignore Ctrl-C, and so would the programs they start
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """pytest-xdist ends the whole run over a report that isn't UTF-8: the name of a file in the message of an error
+    can do that."""
+    return _encodable((yield))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
+    """Warnings are sent as reports are."""
+    text = str(warning_message.message)
+    if _encodable(text) != text:
+        warning_message.message = warning_message.category(_encodable(text))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_encodable, value))
+    return value

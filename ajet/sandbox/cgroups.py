@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 PREFIX = "ajet-sandbox-"
 CONTROLLERS = ("memory", "pids", "cpu")
+_NAME = re.compile(PREFIX + r"(?P<process>\d{1,9})-(?P<since>\d+)-\d+")
+"""What `Cgroup.create` names a group. One of another form has another maker, and is left alone."""
 PERIOD_US = 100_000
 REMOVE_S = 2.0
 """How long the kernel may take to give a group free after its last process has ended."""
@@ -79,8 +82,8 @@ def sweep() -> int:
     swept = 0
     for parent in dict.fromkeys(_parents().values()):
         for folder in parent.glob(f"{PREFIX}*"):
-            process, since, _ = folder.name.removeprefix(PREFIX).split("-")
-            if started(int(process)) != int(since):
+            owner = _NAME.fullmatch(folder.name)
+            if owner is not None and started(int(owner["process"])) != int(owner["since"]):
                 swept += _remove(folder, time.monotonic() + 0.1)
     return swept
 
