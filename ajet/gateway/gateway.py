@@ -166,6 +166,7 @@ class Gateway:
 
     def _check(self, request: HttpRequest) -> Answer | None:
         if request.path == "/healthz":
+            request.stranger = True
             return None
         outside = self.outside is not None and is_outside(request.path)
         if not outside and (missing := not_found(request.method, request.path)) is not None:

@@ -52,6 +52,8 @@ class SpanCollector:
         await self._server.aclose()
 
     def admit(self, request: HttpRequest) -> Answer | None:
+        if request.path in (HEALTH_PATH, TOKEN_PATH):
+            request.stranger = True
         if request.path == HEALTH_PATH:
             return None
         if request.path not in (PATH, TOKEN_PATH, LOGS_PATH):

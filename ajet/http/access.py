@@ -16,6 +16,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ajet.http.connection import HttpRequest
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _COOKIE_SECONDS = 30 * 24 * 3600
 _FAILURES_PER_MINUTE = 20
@@ -59,6 +61,12 @@ class Access:
             return True
         self.failures.append(time.monotonic())
         return False
+
+    def knows(self, request: HttpRequest) -> bool:
+        """Whether a request has the cookie, before any framework has read it."""
+        cookies = request.headers.get(b"cookie", b"")
+        wanted = f"{self.cookie}={self.cookie_value}".encode()
+        return any(hmac.compare_digest(one.strip(), wanted) for one in cookies.split(b";"))
 
     @property
     def pause_s(self) -> float:

@@ -26,13 +26,16 @@ _FRAMING = ("content-length", "transfer-encoding", "connection")
 class AsgiHandler:
     """An `HttpHandler` that asks an application."""
 
-    def __init__(self, app: AsgiApp) -> None:
+    def __init__(self, app: AsgiApp, knows: Callable[[HttpRequest], bool] | None = None) -> None:
+        """`knows`: whether a request comes from somebody who has signed in, by its headers; None: all have."""
         self._app = app
+        self._knows = knows
         self._tasks: set[asyncio.Task[None]] = set()
 
     def admit(self, request: HttpRequest) -> Answer | None:
         if not request.path.startswith("/"):
             return self.refuse(request, 400, "invalid_request", "the request's target must begin with /")
+        request.stranger = self._knows is not None and not self._knows(request)
         return None
 
     async def handle(self, request: HttpRequest) -> Answer:

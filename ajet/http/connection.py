@@ -20,10 +20,13 @@ from typing import Any, Protocol, cast
 import httptools
 
 from ajet.http.answer import Answer
+from ajet.http.connections import Connections
 
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 32_768
+MAX_STRANGER_BODY = 65_536
+"""Of a request that needs no key: a sign-in, say."""
 MAX_PIPELINED = 8
 """How many requests of one connection may wait their turn before reading pauses."""
 KEEP_ALIVE_S = 75.0
@@ -46,7 +49,9 @@ class HttpLimits:
     max_body_bytes: int = 16 * 1024 * 1024
     """Of one body, also after decompression."""
     max_buffered_bytes: int = 64 * 1024 * 1024
-    """Of all the bodies being received at a time."""
+    """Of all the bodies being received, or waiting behind another request, at a time."""
+    max_connections: int | None = None
+    """None: as many as the limit on open files allows (see `Connections`)."""
 
 
 @dataclass(slots=True)
@@ -63,6 +68,9 @@ class HttpRequest:
     """The client's host and port."""
     caller: Any = None
     """Whatever `admit` wants to pass on to `handle`."""
+    stranger: bool = False
+    """Set by `admit` if it let the request pass without a key: such a request has next to no body, and its connection
+    makes way for others."""
     keep_alive: bool = True
     http10: bool = False
 
@@ -80,29 +88,6 @@ class HttpHandler(Protocol):
         """An error in the form that suits the request's path. Its body must be bytes."""
 
 
-class Connections:
-    """What all the connections of a server share."""
-
-    def __init__(self, handler: HttpHandler, limits: HttpLimits) -> None:
-        self.handler = handler
-        self.limits = limits
-        self.loop = asyncio.get_running_loop()
-        self.open: set[HttpConnection] = set()
-        self.buffered = 0
-        """Bytes of bodies that are still being received."""
-
-    def sweep(self) -> None:
-        """End the connections that are past their deadline."""
-        now = self.loop.time()
-        for connection in [connection for connection in self.open if connection.deadline < now]:
-            connection.expire()
-
-    def abort(self) -> None:
-        """End them all."""
-        for connection in list(self.open):
-            connection.abort()
-
-
 class HttpConnection(asyncio.Protocol):
     def __init__(self, shared: Connections) -> None:
         self._shared = shared
@@ -118,8 +103,11 @@ class HttpConnection(asyncio.Protocol):
         self._in_head = False
         self._in_body = False
         self._head_bytes = 0
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._framing_bytes = 0
+        """Received since the last piece of a chunked body: a chunk's header, or trailers."""
+        self._framed = False
+        self._body = bytearray()
+        self._max_body = 0
         self._request = HttpRequest()
         self._url = b""
         self._client: tuple[str, int] | None = None
@@ -130,14 +118,14 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         if peer := transport.get_extra_info("peername"):
             self._client = (peer[0], peer[1])
-        self._shared.open.add(self)
+        self._shared.add(self)
         self._parser = httptools.HttpRequestParser(self)
         self.deadline = self._shared.loop.time() + self._shared.limits.header_deadline_s
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._shared.open.discard(self)
+        self._shared.remove(self)
         self._forget_body()
-        self._waiting.clear()
+        self._forget_waiting()
         if self._task is not None:
             self._task.cancel()
         if self._writable is not None:
@@ -155,6 +143,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if not self._in_body:
             self._head_bytes += len(data)
+        self._framed = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -167,8 +156,10 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse(400, "invalid_request", f"not HTTP/1.1: {error}")
             return
-        if not self._in_body and self._head_bytes > MAX_HEAD_BYTES and not self._refused and self._in_head:
-            self._refuse(431, "headers_too_large", f"the headers are larger than {MAX_HEAD_BYTES} bytes")
+        if self._in_body:
+            self._framing_bytes = 0 if self._framed else self._framing_bytes + len(data)
+        if (self._framing_bytes if self._in_body else self._head_bytes) > MAX_HEAD_BYTES and not self._refused:
+            self._refuse(431, "headers_too_large", f"the headers or trailers are larger than {MAX_HEAD_BYTES} bytes")
 
     def expire(self) -> None:
         """The deadline has passed."""
@@ -182,8 +173,13 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._transport.close()
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is being received or answered."""
+        return self._task is None and not self._in_head and not self._in_body
+
     def abort(self) -> None:
-        """The server is closing."""
+        """The server is closing, or needs the place."""
         self._transport.abort()
 
     def _read_again(self, rest: bytes) -> None:
@@ -211,7 +207,11 @@ class HttpConnection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._request.headers.setdefault(name.lower(), value)
+        if self._in_head:  # otherwise it is a trailer, which nobody reads
+            self._request.headers.setdefault(name.lower(), value)
+
+    def on_chunk_header(self) -> None:
+        self._framed = True
 
     def on_headers_complete(self) -> None:
         request = self._request
@@ -233,7 +233,11 @@ class HttpConnection(asyncio.Protocol):
         if (refusal := self._shared.handler.admit(request)) is not None:
             self._refuse_with(refusal)
             return
+        if not request.stranger and not self._shared.know(self):
+            self._refuse(429, "overloaded", "the server has too many connections in use: try again later")
+            return
         limit = self._shared.limits.max_body_bytes
+        self._max_body = limit = min(limit, MAX_STRANGER_BODY) if request.stranger else limit
         length = request.headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > limit:
             self._refuse(413, "request_too_large", f"the body is larger than {limit} bytes")
@@ -249,27 +253,27 @@ class HttpConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if self._refused:
             return
-        self._body.append(body)
-        self._body_bytes += len(body)
+        self._framed = True
+        self._body += body
         self._shared.buffered += len(body)
-        limits = self._shared.limits
-        if self._body_bytes > limits.max_body_bytes:
-            self._refuse(413, "request_too_large", f"the body is larger than {limits.max_body_bytes} bytes")
-        elif self._shared.buffered > limits.max_buffered_bytes and self._body_bytes > 65_536:
+        if len(self._body) > self._max_body:
+            self._refuse(413, "request_too_large", f"the body is larger than {self._max_body} bytes")
+        elif self._shared.buffered > self._shared.limits.max_buffered_bytes and len(self._body) > 65_536:
             self._refuse(429, "overloaded", "the server is receiving too many large requests: try again later")
 
     def on_message_complete(self) -> None:
         self._in_body = False
-        self._head_bytes = 0
+        self._head_bytes = self._framing_bytes = 0
         if self._refused or self._parser.should_upgrade():
             return
         request = self._request
-        request.body = b"".join(self._body)
+        request.body = bytes(self._body)
         self._forget_body()
         encoding = request.headers.get(b"content-encoding")
         if encoding in (b"gzip", b"deflate") and not self._decompress(request):
             return
         self._waiting.append(request)
+        self._shared.buffered += len(request.body)
         if self._task is None:
             self._next()
         elif len(self._waiting) >= MAX_PIPELINED:
@@ -279,7 +283,7 @@ class HttpConnection(asyncio.Protocol):
         return len(self._url) + sum(len(name) + len(value) for name, value in self._request.headers.items())
 
     def _decompress(self, request: HttpRequest) -> bool:
-        limit = self._shared.limits.max_body_bytes
+        limit = self._max_body
         inflate = zlib.decompressobj(47)  # gzip or zlib, told by its header
         try:
             request.body = inflate.decompress(request.body, limit + 1)
@@ -296,14 +300,20 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def _forget_body(self) -> None:
-        self._shared.buffered -= self._body_bytes
-        self._body, self._body_bytes = [], 0
+        self._shared.buffered -= len(self._body)
+        self._body = bytearray()
+
+    def _forget_waiting(self) -> None:
+        self._shared.buffered -= sum(len(request.body) for request in self._waiting)
+        self._waiting.clear()
 
     # ------------------------------------------------------------ answering
 
     def _next(self) -> None:
         self.deadline = inf
-        self._task = self._shared.loop.create_task(self._serve(self._waiting.popleft()))
+        request = self._waiting.popleft()
+        self._shared.buffered -= len(request.body)
+        self._task = self._shared.loop.create_task(self._serve(request))
 
     async def _serve(self, request: HttpRequest) -> None:
         try:
@@ -394,7 +404,7 @@ class HttpConnection(asyncio.Protocol):
         off, too: a client that breaks the rules loses the connection."""
         self._refused = True
         self._forget_body()
-        self._waiting.clear()
+        self._forget_waiting()
         if self._task is not None:
             self._task.cancel()
             self._transport.close()

@@ -6,15 +6,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from pathlib import Path
 from typing import NamedTuple
 
-from ajet.http.connection import Connections, HttpConnection, HttpHandler, HttpLimits
+from ajet.http.connection import HttpConnection, HttpHandler, HttpLimits
+from ajet.http.connections import Connections
 from ajet.schema.errors import UserError
 
+log = logging.getLogger(__name__)
+
 BACKLOG = 2048
+ACCEPTED_AT_ONCE = 16
+ACCEPT_AGAIN_S = 0.25
 SWEEP_S = 0.25
 """How often deadlines are checked: small compared with any deadline worth setting."""
 
@@ -65,8 +71,8 @@ class HttpServer:
         self._limits = limits or HttpLimits()
         self._tls = tls
         self._connections: Connections | None = None
-        self._server: asyncio.Server | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        self._listener: socket.socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._address: Address | None = None
 
     async def start(self, host: str, port: int, settings: str) -> None:
@@ -76,16 +82,39 @@ class HttpServer:
     async def start_on(self, listener: socket.socket) -> None:
         """Serve a socket that `listen` made."""
         shared = self._connections = Connections(self._handler, self._limits)
-        self._server = await shared.loop.create_server(
-            lambda: HttpConnection(shared),
-            sock=listener,
-            backlog=BACKLOG,
-            ssl=self._tls,
-            ssl_handshake_timeout=self._limits.header_deadline_s if self._tls else None,
-        )
+        listener.setblocking(False)
+        self._listener = listener
         host, port = listener.getsockname()[:2]
         self._address = Address(host, port, "https" if self._tls else "http")
-        self._sweeper = asyncio.create_task(_sweep(shared))
+        self._tasks = [asyncio.create_task(_sweep(shared)), asyncio.create_task(self._accept(listener, shared))]
+
+    async def _accept(self, listener: socket.socket, shared: Connections) -> None:
+        """Take in clients, a few at a time, so that those who are here are served meanwhile and there is always room."""
+        accepted = 0
+        while True:
+            await shared.room()
+            try:
+                client, _ = await shared.loop.sock_accept(listener)
+            except OSError as error:  # the process has no room for one more: nothing of ours can be done about it
+                log.warning("a connection could not be accepted: %s", error)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            shared.arrive(asyncio.create_task(self._connect(client, shared)))
+            accepted += 1
+            if accepted % ACCEPTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _connect(self, client: socket.socket, shared: Connections) -> None:
+        try:
+            await shared.loop.connect_accepted_socket(
+                lambda: HttpConnection(shared),
+                client,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._limits.header_deadline_s if self._tls else None,
+            )
+        except OSError as error:  # also of TLS
+            log.debug("a connection ended before it began: %s", error)
+            client.close()
 
     @property
     def address(self) -> Address:
@@ -96,14 +125,15 @@ class HttpServer:
     @property
     def connections(self) -> int:
         """How many are open now."""
-        return len(self._connections.open) if self._connections is not None else 0
+        return len(self._connections) if self._connections is not None else 0
 
     async def aclose(self) -> None:
         """Stop listening and cut all connections; the work being done for them is cancelled."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        if self._server is not None:
-            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
         if self._connections is not None:
             self._connections.abort()
         await asyncio.sleep(0)  # let the connections see their end

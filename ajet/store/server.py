@@ -124,6 +124,7 @@ class StoreServer:
     def admit(self, request: HttpRequest) -> Answer | None:
         try:
             request.caller = self._admit(request)
+            request.stranger = request.caller.caller is None
         except StoreError as error:
             return _refusal(error)
         except InvalidKeyError as error:

@@ -75,7 +75,7 @@ class Viewer:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        server = HttpServer(AsgiHandler(create_app(self.library, self.access)), _LIMITS)
+        server = HttpServer(AsgiHandler(create_app(self.library, self.access), self.access.knows), _LIMITS)
         await server.start_on(self.socket)
         try:
             await asyncio.Event().wait()  # until the task is cancelled: by Ctrl-C

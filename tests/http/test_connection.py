@@ -8,7 +8,7 @@ import json
 import resource
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from hypothesis import given, settings
@@ -167,6 +167,117 @@ def test_large_bodies_share_one_allowance() -> None:
             assert (await read_reply(held)).status == 200
             held_writer.close()
             assert (await send(port, whole)).status == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("endless", [b"x-trailer: " + b"y" * 999 + b"\r\n", b"y" * 999, b"x: y\r\n" * 99])
+def test_trailers_without_end_are_refused(endless: bytes) -> None:
+    async def run() -> None:
+        async with serving() as (echo, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = f"POST / HTTP/1.1\r\nauthorization: Bearer {KEY}\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+            writer.write(head + b"5\r\nhello\r\n0\r\n" + (b"" if endless.startswith(b"x") else b"x: "))
+            answer = asyncio.ensure_future(reader.read())
+            sent = 0
+            while not answer.done() and sent < 3_000_000:
+                writer.write(endless)
+                sent += len(endless)
+                await asyncio.wait([answer], timeout=0)
+            assert b" 431 " in await asyncio.wait_for(answer, 5)
+            assert echo.handled == 0
+            writer.close()
+            trailers = head + b"5\r\nhello\r\n0\r\nauthorization: Bearer wrong\r\nx: y\r\n\r\n"
+            assert (await send(port, trailers)).body == b"hello", "a few do no harm"
+
+    asyncio.run(run())
+
+
+def test_who_has_no_key_gets_little_memory() -> None:
+    class Open(Echo):
+        def admit(self, request: HttpRequest) -> Answer | None:
+            request.stranger = request.path == "/healthz"
+            return None
+
+    async def run() -> None:
+        server = HttpServer(Open())
+        await server.start("127.0.0.1", 0, "--port")
+        port = server.address.port
+        assert (await send(port, request_bytes("POST", "/healthz", "", b"x" * 65_537))).status == 413
+        assert (await send(port, request_bytes("POST", "/healthz", "", b"x" * 65_536))).status == 200
+        bomb = gzip.compress(b" " * 1_000_000)
+        assert (await send(port, request_bytes("POST", "/healthz", "", bomb, content_encoding="gzip"))).status == 413
+        assert (await send(port, request_bytes("POST", "/", "", b"x" * 1_000_000))).status == 200
+        await server.aclose()
+
+    asyncio.run(run())
+
+
+def test_requests_that_wait_behind_another_count_as_received() -> None:
+    async def run() -> None:
+        limits = HttpLimits(max_body_bytes=1_000_000, max_buffered_bytes=1_500_000)
+        async with serving(limits) as (echo, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request_bytes("POST", "/wait", KEY))
+            await until(lambda: echo.waiting)
+            writer.write(request_bytes("POST", "/", KEY, b"x" * 900_000) * 2)
+            with suppress(ConnectionError):  # cut off
+                await asyncio.wait_for(reader.read(), 5)
+            await until(lambda: echo.cancelled)
+            writer.close()
+            assert (await send(port, request_bytes("POST", "/", KEY, b"x" * 900_000))).status == 200
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- many connections
+
+
+async def leaves(reader: asyncio.StreamReader) -> bool:
+    """Whether the server has closed this connection."""
+    try:
+        return not await asyncio.wait_for(reader.read(1), 0.2)
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_idle_strangers_push_out_only_each_other() -> None:
+    async def run() -> None:
+        async with serving(HttpLimits(max_connections=40)) as (_, port):
+            known = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
+            for reader, writer in known:
+                writer.write(request_bytes("POST", "/", KEY, BODY))
+                assert (await read_reply(reader)).status == 200
+            strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+            assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200, "there is room to begin"
+            gone = [await leaves(reader) for reader, _ in strangers]
+            assert sum(gone) >= 90, "who came first makes room"
+            held = 0
+            for reader, writer in known:
+                writer.write(request_bytes("POST", "/", KEY, BODY))
+                with suppress(asyncio.IncompleteReadError, ConnectionError):
+                    held += (await read_reply(reader)).status == 200
+            assert held >= 29, "the known ones stay, but for the idle one whose place the newcomer took"
+            for _, writer in (*known, *strangers):
+                writer.close()
+
+    asyncio.run(run())
+
+
+def test_known_clients_at_work_keep_their_places() -> None:
+    async def run() -> None:
+        async with serving(HttpLimits(max_connections=8)) as (echo, port):
+            busy = [asyncio.ensure_future(send(port, request_bytes("POST", "/wait", KEY))) for _ in range(6)]
+            await until(lambda: echo.waiting == 6)
+            reply = await send(port, request_bytes("POST", "/", KEY, BODY))
+            assert (reply.status, reply.json()["code"]) == (429, "overloaded")
+            for task in busy:
+                assert not task.done()
+                task.cancel()
+            await until(lambda: echo.cancelled == 6)
+            assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
 
     asyncio.run(run())
 

@@ -1,0 +1,114 @@
+"""`Connections`: all the connections of one server, and how many there may be.
+
+A connection is a stranger's until a request on it is admitted with a valid key. When all places are taken, a newcomer
+gets the place of the stranger who came first, and some places are never anybody else's: so whoever opens connections
+without a key only pushes out others like it, and an honest newcomer, who asks at once, always finds room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from math import inf
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ajet.http.connection import HttpConnection, HttpHandler, HttpLimits
+
+MOST_CONNECTIONS = 16_384
+FEWEST_CONNECTIONS = 16
+STRANGERS = 4
+"""One of so many places is kept for strangers."""
+GRACE_S = 0.25
+"""How long a stranger has to ask before its place may go to another."""
+
+
+class Connections:
+    """What all the connections of a server share."""
+
+    def __init__(self, handler: HttpHandler, limits: HttpLimits) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.loop = asyncio.get_running_loop()
+        self.buffered = 0
+        """Bytes of bodies that are still being received."""
+        self._most = limits.max_connections or most_connections()
+        self._arriving: dict[asyncio.Task[None], float] = {}
+        """Accepted, but not yet connections (a TLS handshake can take long), and when. Longest waiting first."""
+        self._strangers: dict[HttpConnection, float] = {}
+        """Since when they are open. Longest open first."""
+        self._known: dict[HttpConnection, None] = {}
+        """Longest without a request first."""
+
+    def __len__(self) -> int:
+        return len(self._arriving) + len(self._strangers) + len(self._known)
+
+    # ------------------------------------------------------------ coming and going
+
+    async def room(self) -> None:
+        """Wait until there is a place for a newcomer, at the cost of another stranger if need be."""
+        while len(self) >= self._most:
+            since = next(iter(self._strangers.values()), inf)
+            arrived = next(iter(self._arriving.values()), inf)
+            if (young := min(since, arrived) + GRACE_S - self.loop.time()) > 0:
+                await asyncio.sleep(min(young, GRACE_S))
+            elif since <= arrived:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.abort()
+            else:
+                slowest = next(iter(self._arriving))
+                del self._arriving[slowest]
+                slowest.cancel()
+
+    def arrive(self, arrival: asyncio.Task[None]) -> None:
+        """Somebody connects."""
+        self._arriving[arrival] = self.loop.time()
+        arrival.add_done_callback(lambda task: self._arriving.pop(task, None))
+
+    def add(self, connection: HttpConnection) -> None:
+        self._strangers[connection] = self.loop.time()
+
+    def remove(self, connection: HttpConnection) -> None:
+        self._strangers.pop(connection, None)
+        self._known.pop(connection, None)
+
+    def know(self, connection: HttpConnection) -> bool:
+        """A request on this connection had a valid key. False if there is no room for one more such connection."""
+        if self._known.pop(connection, self) is self:
+            if connection not in self._strangers:
+                return False  # already cut off
+            if len(self._known) >= self._most - max(1, self._most // STRANGERS) and not self._end_an_idle_one():
+                return False
+            del self._strangers[connection]
+        self._known[connection] = None
+        return True
+
+    def _end_an_idle_one(self) -> bool:
+        idle = next((connection for connection in self._known if connection.idle), None)
+        if idle is None:
+            return False
+        del self._known[idle]
+        idle.abort()
+        return True
+
+    # ------------------------------------------------------------ ends
+
+    def sweep(self) -> None:
+        """End the connections that are past their deadline."""
+        now = self.loop.time()
+        for connection in [one for one in (*self._strangers, *self._known) if one.deadline < now]:
+            connection.expire()
+
+    def abort(self) -> None:
+        """End them all."""
+        for arrival in list(self._arriving):
+            arrival.cancel()
+        for connection in (*self._strangers, *self._known):
+            connection.abort()
+
+
+def most_connections() -> int:
+    """Half of the files this process may have open: the rest is for what it does itself."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_CONNECTIONS if soft < 0 else max(FEWEST_CONNECTIONS, min(MOST_CONNECTIONS, soft // 2))
