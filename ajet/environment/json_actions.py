@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import jsonschema
-
 from ajet.environment.spaces import MAX_REPLY, SpaceError, marked_action
+from ajet.json_schemas import SchemaRefused, breach
 
 OURS_TO_FILL = ("metadata",)
 """Fields that a server adds to every action, and an agent has nothing to say about."""
@@ -47,10 +46,12 @@ def read_action(schema: Mapping[str, Any], reply: str) -> dict[str, Any]:
         value = {name: text if _kind(field) == "text" else _parsed(text)}
     if value is None:
         raise SpaceError(f"{text[:60]!r} is not a JSON object")
-    validator = jsonschema.validators.validator_for(schema)(dict(schema))
-    error = next(iter(sorted(validator.iter_errors(value), key=lambda error: list(error.path))), None)
-    if error is not None:
-        raise SpaceError(error.message[:200])
+    try:
+        found = breach(schema, value)
+    except SchemaRefused as error:
+        raise SpaceError(f"the environment's schema of actions can't be applied: {error}") from None
+    if found is not None:
+        raise SpaceError(found.message[:200])
     return value
 
 

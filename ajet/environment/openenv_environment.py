@@ -15,6 +15,7 @@ from typing import Any
 from ajet.environment.environment import Action, Environment, StepResult, checked_reward, checked_step
 from ajet.environment.gymnasium_environment import task_seed
 from ajet.environment.json_actions import describe_action, read_action
+from ajet.json_schemas import on_loop
 from ajet.environment.source import EnvironmentSettings
 from ajet.environment.spaces import SpaceError
 from ajet.environment.texts import NOTHING_OBSERVED, action_text
@@ -84,7 +85,7 @@ class OpenEnvEnvironment(Environment):
 
     async def step(self, action: Action) -> StepResult:
         try:
-            value = read_action(self._schema, action_text(action))
+            value = await on_loop(read_action, self._schema, action_text(action))
         except SpaceError as error:
             told = f"That is no action here: {error}. Nothing happened. Answer with {describe_action(self._schema)}."
             return StepResult(told, info={"invalid_action": True})

@@ -89,7 +89,7 @@ class HttpServer:
         self._tasks = [asyncio.create_task(_sweep(shared)), asyncio.create_task(self._accept(listener, shared))]
 
     async def _accept(self, listener: socket.socket, shared: Connections) -> None:
-        """Take in clients, a few at a time, so that those who are here are served meanwhile and there is always room."""
+        """Take in clients, a few at a time, so that those who are here are served meanwhile."""
         accepted = 0
         while True:
             await shared.room()

@@ -19,6 +19,7 @@ from ajet.schema.errors import (
     AjetError,
     EngineError,
     GenerationTimeoutError,
+    InvalidRequestError,
     ModelCallError,
     SessionClosedError,
 )
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from ajet.context_tracker import ContextTracker, PreparedCall, Renderer
 
 T = TypeVar("T")
+
+MAX_SLOW_SCHEMAS = 3
+"""An episode whose schemas took too long so often has no more of them applied."""
 
 
 @runtime_checkable
@@ -78,6 +82,9 @@ class EpisodeSession:
         """Calls that are neither committed nor aborted."""
         self._calls_of: dict[str, int] = {}
         self._on_close: list[Callable[[], None]] = []
+        self._one_schema = asyncio.Lock()
+        """Schemas are applied one at a time, so that an episode can't keep others from having theirs applied."""
+        self._slow_schemas = 0
 
     # ------------------------------------------------------------ asking
 
@@ -190,7 +197,7 @@ class EpisodeSession:
         chat_model = await self._chat_model()
         if chat_model is not None:
             return await self._guarded(chat_model.reply(request))
-        wanted = ResponseFormat(request.response_format) if request.response_format else None
+        wanted = await self._format(request)
         tools = [] if self.settings.force_disable_toolcalls else request.tools
         prepared = self._begin(request, tools, wanted, choice)
         self._begun.add(prepared.call_id)
@@ -201,7 +208,10 @@ class EpisodeSession:
             completion = await self._generate(prepared, request.top_logprobs, reader)
             self.check_open()
             reply = reader.finish(completion)
-            reply.malformed += _unmet(request, tools, wanted, reply.message)
+            reply.malformed += _unmet(request, tools, reply.message)
+            if wanted is not None and (violation := await self._violation(wanted, reply.message)):
+                self.check_open()
+                reply.malformed += (violation,)
         except BaseException as error:
             self._abort(prepared.call_id, _why(error))
             raise
@@ -209,6 +219,26 @@ class EpisodeSession:
         self.settings.log_tool_format(self.episode_id, request.agent, reply.malformed)
         self.tracker.commit(prepared.call_id, completion, reply.message, text=reply.text, malformed=reply.malformed)
         return reply
+
+    async def _format(self, request: ChatRequest) -> ResponseFormat | None:
+        if not request.response_format:
+            return None
+        wanted = ResponseFormat(request.response_format)
+        async with self._one_schema:
+            if self._slow_schemas >= MAX_SLOW_SCHEMAS:
+                raise InvalidRequestError("response_format: this episode's schemas took too long too often")
+            try:
+                await wanted.check()
+            finally:
+                self._slow_schemas += wanted.too_slow
+        self.check_open()
+        return wanted
+
+    async def _violation(self, wanted: ResponseFormat, message: Message) -> str:
+        async with self._one_schema:
+            violation = await wanted.violation(message)
+            self._slow_schemas += wanted.too_slow
+        return violation
 
     def _begin(
         self, request: ChatRequest, tools: list[Tool], wanted: ResponseFormat | None, choice: int
@@ -297,7 +327,7 @@ def _check(completion: Completion, prepared: PreparedCall, top_logprobs: int) ->
         raise EngineError("the engine returned an empty reply")
 
 
-def _unmet(request: ChatRequest, tools: list[Tool], wanted: ResponseFormat | None, message: Message) -> tuple[str, ...]:
+def _unmet(request: ChatRequest, tools: list[Tool], message: Message) -> tuple[str, ...]:
     """What the request asked for and the reply lacks. It can't be forced without changing the policy's distribution."""
     unmet = []
     calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
@@ -312,8 +342,6 @@ def _unmet(request: ChatRequest, tools: list[Tool], wanted: ResponseFormat | Non
         unmet.append(f"tool_choice: {', '.join(others)} is not among the allowed tools")
     if not request.parallel_tool_calls and len(calls) > 1:
         unmet.append(f"parallel_tool_calls: {len(calls)} tools were called at once")
-    if wanted is not None and (violation := wanted.violation(message)):
-        unmet.append(violation)
     return tuple(unmet)
 
 

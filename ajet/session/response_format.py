@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ajet.json_schemas import SchemaRefused, SchemaTooSlow, breach, check_schema, on_loop
 from ajet.schema.chat import Message
 from ajet.schema.errors import InvalidRequestError
 
@@ -21,8 +22,10 @@ class ResponseFormat:
     """A checked `response_format`."""
 
     def __init__(self, given: dict[str, Any]) -> None:
-        """Raises InvalidRequestError."""
+        """Raises InvalidRequestError. `check` has still to look at the schema."""
         self.kind = given.get("type")
+        self.too_slow = False
+        """The schema took too long to apply."""
         self._schema: dict[str, Any] | None = None
         if self.kind not in ("text", "json_object", "json_schema"):
             raise InvalidRequestError("response_format.type must be text, json_object or json_schema")
@@ -31,7 +34,6 @@ class ResponseFormat:
             schema = named.get("schema") if isinstance(named, dict) else None
             if not isinstance(schema, dict):
                 raise InvalidRequestError("response_format.json_schema needs a schema (object)")
-            _check_schema(schema)
             self._schema = schema
 
     def instruct(self, messages: Sequence[Message]) -> list[Message]:
@@ -47,7 +49,19 @@ class ResponseFormat:
             return [{**first, "content": f"{first['content']}\n\n{wanted}"}, *rest]
         return [{"role": "system", "content": wanted}, *messages]
 
-    def violation(self, message: Message) -> str:
+    async def check(self) -> None:
+        """Raises InvalidRequestError if the schema isn't one."""
+        if self._schema is None:
+            return
+        try:
+            await on_loop(check_schema, self._schema)
+        except SchemaRefused as error:
+            self.too_slow = isinstance(error, SchemaTooSlow)
+            raise InvalidRequestError(
+                f"response_format.json_schema.schema is not a JSON schema: {error!s:.200}"
+            ) from None
+
+    async def violation(self, message: Message) -> str:
         """How a reply violates the format, or an empty string. Tool calls are exempt."""
         if self.kind == "text" or message.get("tool_calls"):
             return ""
@@ -57,29 +71,9 @@ class ResponseFormat:
             return f"response_format: not JSON: {error}"
         if self._schema is None:
             return "" if isinstance(value, dict) else "response_format: not a JSON object"
-        from jsonschema.exceptions import best_match
-        from referencing.exceptions import Unresolvable
-
         try:
-            breach = best_match(_validator(self._schema).iter_errors(value))
-        except (Unresolvable, RecursionError) as problem:
-            return f"response_format: the schema can't be applied: {problem}"
-        return f"response_format: {breach.json_path}: {breach.message[:200]}" if breach is not None else ""
-
-
-def _check_schema(schema: dict[str, Any]) -> None:
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import SchemaError
-
-    try:
-        Draft202012Validator.check_schema(schema)
-    except (SchemaError, RecursionError) as error:
-        reason = error.message if isinstance(error, SchemaError) else "nested too deeply"
-        raise InvalidRequestError(f"response_format.json_schema.schema is not a JSON schema: {reason:.200}") from None
-
-
-def _validator(schema: dict[str, Any]) -> Any:
-    from jsonschema import Draft202012Validator
-    from referencing import Registry
-
-    return Draft202012Validator(schema, registry=Registry())  # an empty registry fetches nothing
+            found = await on_loop(breach, self._schema, value)
+        except SchemaRefused as problem:
+            self.too_slow = isinstance(problem, SchemaTooSlow)
+            return f"response_format: the schema can't be applied: {problem!s:.200}"
+        return f"response_format: {found.path}: {found.message[:200]}" if found is not None else ""

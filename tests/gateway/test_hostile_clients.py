@@ -375,3 +375,23 @@ def test_no_body_makes_the_gateway_fail(requests: list[tuple[str, Any]]) -> None
             assert not here.session.tracker.in_flight
 
     asyncio.run(run())
+
+
+# ---------------------------------------------------------------- schemas
+
+
+def test_schemas_that_take_for_ever_hold_up_nobody_and_then_are_refused() -> None:
+    async def run() -> None:
+        schema = {"type": "string", "pattern": "^(a+)+$"}
+        wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        async with place(LineEngine(json.dumps("a" * 40 + "!"))) as here:
+            for _ in range(3):
+                slow = asyncio.ensure_future(post(here, CHAT, {**BODY, "response_format": wanted}))
+                honest = await post(here, CHAT, BODY)
+                assert honest.status == 200 and not slow.done()
+                choice = (await slow).json()["choices"][0]
+                assert "takes" in choice["malformed"][0]
+            reply = await post(here, CHAT, {**BODY, "response_format": wanted})
+            assert reply.status == 400 and "too often" in reply.json()["error"]["message"]
+
+    asyncio.run(run())

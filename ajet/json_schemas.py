@@ -1,0 +1,174 @@
+"""JSON schemas from outside, applied in processes of their own, within limits.
+
+A schema can take for ever: a pattern such as `^(a+)+$`, references that branch again and again. No Python thread can be
+stopped in the middle of that, so it never happens here. `check_schema` and `breach` wait for the answer, on any thread but
+a service loop; `on_loop` has a service loop wait for them. What takes too long is a `SchemaTooSlow`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+PROGRAM = Path(__file__).with_name("json_schema_process.py")
+PROCESSES = 2
+MAX_SCHEMA_BYTES = 131_072
+"""More than ten times the largest that model providers take."""
+ANSWER_S = 15.0
+"""How long a process may take to answer. It stops by itself after one second of CPU time; this is for when it can't."""
+KNOWN = 1024
+"""Schemas that were found to be in order are remembered, up to so many."""
+
+
+class SchemaRefused(ValueError):
+    """Not a JSON schema, or too large."""
+
+
+class SchemaTooSlow(SchemaRefused):
+    """A schema that takes longer than the limit."""
+
+
+class Breach(NamedTuple):
+    """How a value violates a schema."""
+
+    path: str
+    """`$.a[0]`"""
+    message: str
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Raises SchemaRefused unless this is a JSON schema (draft 2020-12)."""
+    text = _text(schema)
+    key = blake2b(text, digest_size=16).digest()
+    if key in _sound:
+        return
+    answer = _ask({"schema": text.decode()})
+    if answer.get("not_a_schema"):
+        raise SchemaRefused(answer["not_a_schema"])
+    if len(_sound) >= KNOWN:
+        _sound.clear()
+    _sound.add(key)
+
+
+def breach(schema: Mapping[str, Any], value: Any) -> Breach | None:
+    """How a JSON value violates a schema, or None. References to other documents aren't followed: SchemaRefused."""
+    answer = _ask({"schema": _text(schema).decode(), "value": value})
+    if answer.get("not_a_schema"):
+        raise SchemaRefused(answer["not_a_schema"])
+    found = answer.get("breach")
+    return Breach(*found) if found else None
+
+
+async def on_loop(function: Callable[..., T], *arguments: Any) -> T:
+    """Call `check_schema` or `breach` from a service loop, which goes on meanwhile."""
+    return await asyncio.get_running_loop().run_in_executor(_threads(), function, *arguments)
+
+
+# ------------------------------------------------------------ the processes
+
+
+class _Process:
+    """One child. For one thread at a time."""
+
+    def __init__(self) -> None:
+        # -P: our folder's modules mustn't hide the standard library's. A session of its own: Ctrl-C is not for it.
+        self._child = subprocess.Popen(
+            [sys.executable, "-P", str(PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def ask(self, question: bytes) -> bytes:
+        """One line for one line. Raises TimeoutError, or ConnectionError if it ended."""
+        assert self._child.stdin is not None and self._child.stdout is not None
+        try:
+            self._child.stdin.write(question + b"\n")
+            self._child.stdin.flush()
+        except OSError as error:
+            raise ConnectionError(str(error)) from error
+        until = time.monotonic() + ANSWER_S
+        answer = b""
+        while not answer.endswith(b"\n"):
+            if not select.select([self._child.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise TimeoutError
+            piece = os.read(self._child.stdout.fileno(), 65_536)
+            if not piece:
+                raise ConnectionError("it ended")
+            answer += piece
+        return answer
+
+    def end(self) -> None:
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what it didn't read any more
+                    pipe.close()
+
+
+_sound: set[bytes] = set()
+_free: list[_Process] = []
+_slots = threading.BoundedSemaphore(PROCESSES)
+_executor: ThreadPoolExecutor | None = None
+
+
+def _threads() -> ThreadPoolExecutor:
+    global _executor
+    if _executor is None:
+        _executor = ThreadPoolExecutor(PROCESSES, "json-schemas")
+    return _executor
+
+
+def _forget() -> None:
+    """In a forked process: the parent's children and threads aren't ours."""
+    global _executor, _slots
+    _free.clear()
+    _executor = None
+    _slots = threading.BoundedSemaphore(PROCESSES)
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _ask(question: dict[str, Any]) -> dict[str, Any]:
+    line = json.dumps(question).encode()
+    with _slots:
+        process = _free.pop() if _free else _Process()
+        try:
+            answer = process.ask(line)
+        except (TimeoutError, ConnectionError):
+            process.end()
+            raise SchemaTooSlow("applying it takes too long, or too much memory") from None
+        except BaseException:
+            process.end()
+            raise
+        _free.append(process)
+    read: dict[str, Any] = json.loads(answer)
+    if read.get("too_slow"):
+        raise SchemaTooSlow(read["too_slow"])
+    return read
+
+
+def _text(schema: Mapping[str, Any]) -> bytes:
+    try:
+        text = json.dumps(schema, sort_keys=True).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SchemaRefused(f"not JSON: {error or 'nested too deeply'}") from None
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise SchemaRefused(f"it has {len(text)} bytes; at most {MAX_SCHEMA_BYTES} are accepted")
+    return text
