@@ -1,9 +1,10 @@
-"""The process in which `json_schemas` applies schemas: a question on each line of standard input, an answer on each line
-of standard output, both JSON. It never prints anything else, and ends when its input does."""
+"""The process in which `json_schemas` applies schemas: a question on each line of standard input, an answer on
+each line of standard output, both JSON. It never prints anything else, and ends when its input does."""
 
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import sys
@@ -20,6 +21,8 @@ MEMORY_BYTES = 1 << 30
 KEPT = 64
 """Schemas that are ready to be applied again."""
 SHOWN = 500
+HOSTILE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, re.error)
+"""What a library runs into with a schema that its author didn't expect: the schema's fault."""
 
 
 class TooSlow(Exception):
@@ -69,7 +72,7 @@ def main() -> None:
             said = {"too_slow": f"applying it takes more than {CPU_S:g} s"}
         except MemoryError:
             said = {"too_slow": "applying it takes too much memory"}
-        except Exception as error:  # whatever a library does with a hostile schema is the schema's fault
+        except HOSTILE as error:
             said = {"not_a_schema": f"{type(error).__name__}: {error}"[:SHOWN]}
         sys.stdout.buffer.write(json.dumps(said).encode() + b"\n")
         sys.stdout.buffer.flush()

@@ -1,8 +1,8 @@
 """JSON schemas from outside, applied in processes of their own, within limits.
 
 A schema can take for ever: a pattern such as `^(a+)+$`, references that branch again and again. No Python thread can be
-stopped in the middle of that, so it never happens here. `check_schema` and `breach` wait for the answer, on any thread but
-a service loop; `on_loop` has a service loop wait for them. What takes too long is a `SchemaTooSlow`.
+stopped in the middle of that, so it never happens here. `check_schema` and `breach` wait for the answer, on any thread
+but a service loop; `on_loop` has a service loop wait for them. What takes too long is a `SchemaTooSlow`.
 """
 
 from __future__ import annotations

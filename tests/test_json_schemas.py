@@ -1,4 +1,4 @@
-"""Schemas that never finish, grow without end or aren't schemas: refused within the limits, and nothing else suffers."""
+"""Schemas that never finish, grow without end or aren't schemas: refused within the limits; nothing else suffers."""
 
 from __future__ import annotations
 

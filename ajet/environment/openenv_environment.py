@@ -15,11 +15,11 @@ from typing import Any
 from ajet.environment.environment import Action, Environment, StepResult, checked_reward, checked_step
 from ajet.environment.gymnasium_environment import task_seed
 from ajet.environment.json_actions import describe_action, read_action
-from ajet.json_schemas import on_loop
 from ajet.environment.source import EnvironmentSettings
 from ajet.environment.spaces import SpaceError
 from ajet.environment.texts import NOTHING_OBSERVED, action_text
 from ajet.http.client import HttpClient, HttpFailure
+from ajet.json_schemas import on_loop
 from ajet.schema.errors import (
     EnvironmentFault,
     EnvironmentUnavailableError,
