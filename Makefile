@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env demo test coverage check format bars docs clean test-agentscope1 test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-openenv test-verifiers test-openjudge
+.PHONY: help env demo test coverage check format bars docs pictures clean test-agentscope1 test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-openenv test-verifiers test-openjudge
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -49,6 +49,15 @@ bars: env  ## run the heavy measurements; figures go to benchmarks/results/
 docs: env  ## build the documentation site into site/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	$(BIN)/mkdocs build --strict
+
+PICTURES := $(CURDIR)/build/pictures
+
+pictures: env  ## take the viewer's pictures of the docs anew (needs Chromium)
+	rm -rf $(PICTURES) && mkdir -p $(PICTURES)
+	AJET_SCREENSHOTS=$(PICTURES) $(BIN)/python -m pytest -q tests/viewer/test_browser.py
+	$(BIN)/ajet --conf tutorial/example_prompt_tuning/prompt_tuning.yaml --backbone=prompt prompt_tuning.rounds=5 experiment_name=rooms --exp-dir $(PICTURES)/runs --quiet
+	$(BIN)/python benchmarks/_viewer_picture.py $(PICTURES)/runs /x/rooms-prompt/candidates $(PICTURES)/candidates.png 1280x1250
+	for picture in docs/assets/viewer/*.png; do cp $(PICTURES)/$$(basename $$picture) $$picture || exit 1; done
 
 test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in their own environment
 	.venv-agentscope1/bin/python -m pytest tests/tuner/test_agentscope1.py tests/tutorial/test_math_agents.py \

@@ -71,7 +71,7 @@ class APO:
         )
         critiques = await search.critique(asks)
         edits = [
-            replace(ask, kind=Kind.EDIT, trials=(), feedback=critique)
+            replace(ask, kind=Kind.EDIT, trials=(), source=ask.trials, feedback=critique)
             for ask, critique in zip(asks, critiques, strict=True)
             if critique is not None
         ]

@@ -42,6 +42,8 @@ class Ask:
     """What to read."""
     feedback: str = ""
     """With `edit`: the critique that is to be answered."""
+    source: tuple[Trial, ...] = ()
+    """With `edit`: what the critique was written from."""
     draw: int = 0
     """Tells equal questions apart."""
 

@@ -185,7 +185,9 @@ class Search:
             best=self.best.id,
             score=self.score_of(self.best),
             refused=self.refused,
+            rounds=self.rounds,
             spent=self.budget.spent.to_record(),
+            left=self.budget.left,
             partial=state is None,
             state=state,
             random=self.random.getstate(),
@@ -304,14 +306,19 @@ class Search:
             if any(prompts.version == candidate.version for candidate in self.candidates.values()):
                 self._refuse(draft.ask, draft.texts, "it is the same as another proposal of this round")
                 continue
-            admitted.append(self.add(prompts, (draft.ask.parent.id,), str(draft.ask.kind), draft.ask.feedback))
+            ask = draft.ask
+            read = ask.source or ask.trials
+            admitted.append(self.add(prompts, (ask.parent.id,), str(ask.kind), ask.feedback, read))
         return admitted
 
-    def add(self, prompts: PromptSet, parents: tuple[str, ...], made_by: str, feedback: str = "") -> Candidate:
-        """A new candidate."""
+    def add(
+        self, prompts: PromptSet, parents: tuple[str, ...], made_by: str, feedback: str = "", read: Sequence[Trial] = ()
+    ) -> Candidate:
+        """A new candidate. `read`: the trials that it was written from."""
         candidate = Candidate(f"c{len(self.candidates)}", prompts, parents, made_by, feedback, self.round)
         self.candidates[candidate.id] = candidate
-        self._journal.note("candidate", **candidate.to_record())
+        seen = [{**trial.to_record(), "feedback": trial.feedback} for trial in read]
+        self._journal.note("candidate", **candidate.to_record(), read=seen)
         return candidate
 
     async def _critique(self, ask: Ask) -> str | None:

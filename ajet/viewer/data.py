@@ -47,6 +47,7 @@ class Data:
             Route("/api/x/{name}/episodes.csv", self.episodes_file),
             Route("/api/x/{name}/facets", self.facets),
             Route("/api/x/{name}/rewards", self.rewards),
+            Route("/api/x/{name}/candidates", self.candidates),
             Route("/api/x/{name}/tasks", self.tasks),
             Route("/api/x/{name}/tasks.csv", self.tasks_file),
             Route("/api/x/{name}/task/{task:path}", self.task),
@@ -100,6 +101,11 @@ class Data:
         """How the rewards of each step are spread."""
         store = self._named(request).store()
         return _json(asdict(reward_histogram(store)) if store is not None else {"bins": [], "steps": [], "counts": []})
+
+    def candidates(self, request: Request) -> Response:
+        """What a search for prompt templates has found so far. `?known=`: the stamp of what the page already has."""
+        experiment = self._named(request)
+        return _json(experiment.prompts.view(experiment.running, request.query_params.get("known", "")))
 
     def tasks(self, request: Request) -> Response:
         rows, total = self._tasks(request, task_query(request.query_params))

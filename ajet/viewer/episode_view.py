@@ -72,6 +72,8 @@ def _about(episode: Episode) -> dict[str, Any]:
         "metadata": episode.metadata,
         "log_metrics": episode.log_metrics,
         "timings": episode.timings,
+        "prompt_version": episode.prompt_version,
+        "prompts_used": episode.prompts_used,
         "ledger": episode.ledger,
         "tokens": episode.tree.tokens,
         "sampled": episode.tree.sampled_tokens,

@@ -18,6 +18,7 @@ from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import is_running, read_events
 from ajet.observe.notes import Note, Notes
 from ajet.schema.errors import UserError
+from ajet.viewer.candidates import PromptHistory
 
 _T = TypeVar("_T")
 _MARKS = ("config.resolved.yaml", "metrics.jsonl", "episodes.sqlite")
@@ -95,6 +96,7 @@ class Experiment:
         self.path = path
         self.name = path.resolve().name
         self.notes = Notes(path)
+        self.prompts = PromptHistory(path)
         self._metrics = MetricsReader(path / "metrics.jsonl")
         self._store: EpisodeStore | None = None
         self._store_inode = 0

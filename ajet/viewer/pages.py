@@ -47,6 +47,7 @@ class Pages:
             Route("/x/{name}/episodes", self.episodes),
             Route("/x/{name}/tasks", self.tasks),
             Route("/x/{name}/task/{task:path}", self.task),
+            Route("/x/{name}/candidates", self.candidates),
             Route("/x/{name}/differences", self.differences),
             Route("/x/{name}/group/{group:path}", self.group),
             Route("/x/{name}/episode/{episode:path}", self.episode),
@@ -84,6 +85,11 @@ class Pages:
         return self._page(
             "task.html", title=f"Task {task} · {experiment.name}", experiment=experiment, task=task, tab="tasks"
         )
+
+    def candidates(self, request: Request) -> Response:
+        experiment = self._named(request)
+        title = f"Candidates · {experiment.name}"
+        return self._page("candidates.html", title=title, experiment=experiment, tab="candidates")
 
     def differences(self, request: Request) -> Response:
         experiment = self._named(request)

@@ -119,7 +119,7 @@ def test_the_budget_ends_the_search_and_keeps_what_was_found() -> None:
     [
         (Limits(tokens=500), "budget.tokens: "),
         (Limits(money=0.001), "budget.money: 0.00"),
-        (Limits(seconds=3), "budget.seconds: 3 of 3"),
+        (Limits(seconds=3), r"budget.seconds: \d of 3 is spent"),
     ],
 )
 def test_every_limit_counts_episodes_and_proposer(limits: Limits, why: str) -> None:

@@ -23,6 +23,7 @@ SETTLED = """() => {
     && done("charts-page", () => document.querySelector(".chart canvas"))
     && done("tasks", () => document.getElementById("count").textContent)
     && done("task", (task) => task.dataset.ready)
+    && done("candidates-page", (page) => page.dataset.ready)
     && done("differences-page", (page) => page.dataset.ready)
     && done("episodes", () => document.getElementById("count").textContent)
     && done("columns", (columns) => columns.dataset.ready)

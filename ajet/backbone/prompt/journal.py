@@ -7,14 +7,16 @@ of its complete rounds.
 | event | what |
 |---|---|
 | `started` | `format`, `algorithm`, `settings`, `version`, `tasks` (ids by purpose), `queries` (by task id) |
-| `candidate` | `id`, `version`, `templates`, `parents`, `made_by`, `feedback`, `round` |
+| `candidate` | `id`, `version`, `templates`, `parents`, `made_by`, `feedback`, `round`; `read`: trials |
 | `scores` | `round`, `purpose`, `candidate`, `mean`, `trials` |
 | `refused` | `round`, `kind`, `parents`, `texts`, `reason` |
-| `round` | `round`, `best`, `score`, `refused`, `spent`, `state`, `random`; `partial`: the budget ended it |
+| `round` | `round`, `rounds`, `best`, `score`, `refused`, `spent`, `left`, `state`, `random`; `partial`: no budget |
 | `confirmed` | `start` and `best`: ids; the fields of a comparison; `within_noise` |
-| `ended` | `reason`, `round`, `rounds`, `limits` |
+| `ended` | `reason`, `round`, `rounds`, `limits`, `spent` |
 
-A trial has `task`, `reward`, `success`, `episodes` (ids) and, if there are, `failure` and `fault`.
+A trial has `task`, `reward`, `success`, `episodes` (ids) and, if there are, `failure` and `fault`. Those of `read`,
+from which a candidate was written, have `feedback` too. Histories of older versions lack `read`, `rounds`, `left` and
+the `spent` of the end: no resume depends on them. The viewer shows all of it (`ajet/viewer/candidates.py`).
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ FOLDER = "prompts"
 HISTORY = "history.jsonl"
 BEST = "best.yaml"
 _MASKED = ("reason", "feedback", "failure")
+_MASKED_WITHIN = ("trials", "read")
 
 
 class HistoryError(UserError):
@@ -117,7 +120,7 @@ class PromptJournal:
     def _masked(self, key: str, value: Any) -> Any:
         if key in _MASKED and isinstance(value, str):
             return self._masker.text(value)
-        return [self._masker.value(one) for one in value] if key == "trials" else value
+        return [self._masker.value(one) for one in value] if key in _MASKED_WITHIN else value
 
     def _write_best(self, candidate: Candidate, score: Score, confirmed: Mapping[str, Any] | None = None) -> None:
         record: dict[str, Any] = {

@@ -79,7 +79,10 @@ class PromptRun:
         finally:
             self.recorder.close()
         limits = self.tuning.budget.model_dump(mode="json")
-        self.journal.commit("ended", reason=self.why, round=search.round, rounds=search.rounds, limits=limits)
+        spent = search.budget.spent.to_record()
+        self.journal.commit(
+            "ended", reason=self.why, round=search.round, rounds=search.rounds, limits=limits, spent=spent
+        )
         return EXIT_NO_PROPOSAL if len(search.candidates) == 1 and search.refused_in_all else 0
 
     # ------------------------------------------------------------ starting

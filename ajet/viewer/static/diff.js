@@ -47,6 +47,27 @@ export function wordDifferences(left, right) {
   return [pieces(a, new Set(pairs.map(([index]) => index))), pieces(b, new Set(pairs.map(([, index]) => index)))];
 }
 
+/** One text that became another, as `[[piece, "same" | "gone" | "fresh"] …]`. */
+export function unified(before, after) {
+  const [gone, fresh] = wordDifferences(before, after);
+  const found = [];
+  let i = 0, j = 0;
+  while (i < gone.length || j < fresh.length) {
+    if (i < gone.length && !gone[i][1]) found.push([gone[i++][0], "gone"]);
+    else if (j < fresh.length && !fresh[j][1]) found.push([fresh[j++][0], "fresh"]);
+    else {
+      // the same words on both sides, but cut in other places
+      const [left, right] = [gone[i][0], fresh[j][0]], length = Math.min(left.length, right.length);
+      found.push([left.slice(0, length), "same"]);
+      gone[i] = [left.slice(length), true];
+      fresh[j] = [right.slice(length), true];
+      if (!gone[i][0]) i += 1;
+      if (!fresh[j][0]) j += 1;
+    }
+  }
+  return found;
+}
+
 function pieces(words, kept) {
   const found = [];
   words.forEach((word, index) => {

@@ -95,7 +95,7 @@ function showDetails() {
     ...(judged ? [card("What the judge said", json(judged))] : []),
     ...(view.has_tokens ? [card(`Ledger: ${number(episode.ledger.captured)} tokens sampled`, bar, shares)] : []),
     card("Times", pairs(Object.fromEntries(Object.entries(episode.timings).map(([key, value]) => [key, seconds(value)])))),
-    card("Episode", pairs({ task: episode.task_id, group: episode.group_id || "–", tag: episode.tag || "–", attempts: episode.attempts, recorded: clock(view.recorded), ...Object.fromEntries(Object.entries(episode.agent_rewards).map(([agent, reward]) => [`reward of ${agent}`, reward])) })),
+    card("Episode", pairs({ task: episode.task_id, group: episode.group_id || "–", tag: episode.tag || "–", attempts: episode.attempts, recorded: clock(view.recorded), ...(episode.prompt_version ? { "templates, version": episode.prompt_version, "templates asked for": episode.prompts_used?.join(", ") || (episode.prompts_used ? "none" : "not known") } : {}), ...Object.fromEntries(Object.entries(episode.agent_rewards).map(([agent, reward]) => [`reward of ${agent}`, reward])) }), ...candidateLink(episode.prompt_version)),
   ];
   if (call) cards.push(card(`Call ${call.index}: ${call.agent}`, pairs({ target: call.target, turn: call.turn, "prompt tokens": number(call.prompt_tokens), ...(view.has_tokens ? { "sampled tokens": number(call.tokens), versions: call.versions.map(([, version]) => version).join(", ") || "–" } : {}), "finish reason": call.finish_reason, began: seconds(call.started_s), took: seconds(call.seconds) })));
   if (call && view.has_tokens) cards.push(card("Sampling of this call", pairs(plain(Object.fromEntries(Object.entries(call.sampling).filter(([, value]) => value !== null && !(Array.isArray(value) && !value.length)))))));
@@ -106,6 +106,11 @@ function showDetails() {
   if (Object.keys(episode.log_metrics).length) cards.push(card("Logged by the workflow", json(episode.log_metrics)));
   if (call && call.tools >= 0) cards.push(card("Tools of this call", json(view.toolsets[call.tools])));
   $("view-details").replaceChildren(el("div", { class: "grid" }, cards));
+}
+/** Where the templates of an episode of a search came from. */
+function candidateLink(version) {
+  const page = document.querySelector(".tabs a[href$='/candidates']");
+  return version && page ? [el("p", {}, el("a", { href: `${page.getAttribute("href")}?version=${encodeURIComponent(version)}` }, "The candidate with these templates"))] : [];
 }
 /** Why a call has no advantage. */
 function noCredit() {
