@@ -8,6 +8,7 @@ subclass adds), and sends events (`ready`, `refused`, `exited`). When its other 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import selectors
@@ -60,6 +61,8 @@ class ForkingServer:
         selector = selectors.DefaultSelector()
         selector.register(self.control, selectors.EVENT_READ)
         selector.register(wake, selectors.EVENT_READ)
+        gc.collect()
+        gc.freeze()  # a collection in a child would touch, and so copy, all the memory it shares with this process
         self._tell(event="ready", **self.facts())
         try:
             while True:

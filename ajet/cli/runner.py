@@ -75,11 +75,11 @@ class _Runner:
 
     def __init__(self, arguments: Namespace, key: str) -> None:
         from ajet.task_runner.forked_workers import ForkedWorkers
-        from ajet.task_runner.remote_worker import preload
+        from ajet.tuner.rehearsal import rehearse
         from ajet.user_code import import_class
         from ajet.workflow import Workflow
 
-        preload()
+        rehearse()
         before = threading.active_count()
         workflow_class = import_class(arguments.workflow, Workflow, key=WORKFLOW_FLAG)
         if threading.active_count() > before:

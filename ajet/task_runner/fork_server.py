@@ -6,7 +6,6 @@ that runs here is its import.
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import socket
@@ -20,10 +19,8 @@ from ajet.task_runner.environments import find_environment
 from ajet.task_runner.sandboxes import find_sandbox
 from ajet.task_runner.worker import run_worker
 from ajet.task_runner.workflow_class import load_workflow
+from ajet.tuner.rehearsal import rehearse
 from ajet.user_code import import_class
-
-PRELOADED = ("openai", "openai.types.chat", "openai.resources.chat")
-"""What the tuner's clients import: it takes a second, so it is done once, here."""
 
 
 def main(control_fd: int) -> None:
@@ -47,8 +44,7 @@ class ForkServer(ForkingServer):
             import_class(judge, BaseJudge, key=JUDGE_KEY, base_dirs=self._base_dirs)
         self._environments = find_environment(self._config, self._base_dirs)
         self._sandboxes = find_sandbox(self._config, self._base_dirs)
-        for name in PRELOADED:
-            importlib.import_module(name)
+        rehearse()
 
     def command(self, do: str, process: int) -> None:
         os.kill(process, signal.SIGUSR1)  # `dump`: faulthandler prints its stack

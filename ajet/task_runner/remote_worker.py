@@ -7,7 +7,6 @@ deadline has passed, say) is ended by ending the process: the runner starts anot
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import threading
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from ajet.store.errors import ConflictError, StoreError, StoreUnavailableError, 
 from ajet.store.records import AttemptedRollout
 from ajet.store.requests import AttemptRef
 from ajet.store.states import ACTIVE
-from ajet.task_runner.fork_server import PRELOADED
 from ajet.task_runner.outside_loop import run_with_pauses
 from ajet.task_runner.results import WorkflowResult, describe, run_workflow
 from ajet.tuner import AjetTuner
@@ -49,12 +47,6 @@ class WorkerSettings:
     patience_seconds: float
     parent: int
     """Process id of the runner: its workers end after it."""
-
-
-def preload() -> None:
-    """Import what the tuner's clients import. It takes a second, so a runner does it once, before it forks."""
-    for name in PRELOADED:
-        importlib.import_module(name)
 
 
 async def work(settings: WorkerSettings, workflow_class: type[Workflow], stop: asyncio.Event) -> None:

@@ -45,17 +45,19 @@ class Connection:
 
     def async_client(self, client_class: Any) -> Any:
         """An SDK's own asynchronous HTTP client, for any event loop."""
-        over_bridge, _, over_http = _transports(_http_library(client_class))
+        library = _http_library(client_class)
+        over_bridge, _, over_http = _transports(library)
         if self.bridge is not None:
             return client_class(transport=over_bridge(self.bridge), timeout=None)
-        proxied = self.proxied
-        return client_class(transport=over_http(lambda: client_class(trust_env=proxied, timeout=None)), timeout=None)
+        options = {"trust_env": self.proxied, "verify": _tls_context(library, self.proxied), "timeout": None}
+        return client_class(transport=over_http(lambda: client_class(**options)), timeout=None)
 
     def blocking_client(self, client_class: Any) -> Any:
         """An SDK's own blocking HTTP client."""
+        library = _http_library(client_class)
         if self.bridge is None:
-            return client_class(trust_env=self.proxied, timeout=None)
-        _, transport, _ = _transports(_http_library(client_class))
+            return client_class(trust_env=self.proxied, verify=_tls_context(library, self.proxied), timeout=None)
+        _, transport, _ = _transports(library)
         return client_class(transport=transport(self.bridge), timeout=None)
 
 
@@ -79,6 +81,12 @@ def _http_library(client_class: type) -> ModuleType:
         if name in ("httpx", "httpx2"):
             return sys.modules[name]
     raise TypeError(f"{client_class} is not an httpx client")
+
+
+@lru_cache
+def _tls_context(httpx: Any, trust_env: bool) -> Any:
+    """What the library's clients make for themselves. That takes longer than a short reply, so it is done once."""
+    return httpx.create_ssl_context(trust_env=trust_env)
 
 
 @lru_cache
