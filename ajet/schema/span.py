@@ -8,23 +8,25 @@ from msgspec import Meta, Struct, field
 
 Id = Annotated[str, Meta(pattern=r"^[!-~]{1,200}(?![\s\S])")]
 """1 to 200 printable ASCII characters without spaces."""
+KnownId = Annotated[str, Meta(min_length=1, max_length=200)]
+"""The id of something that exists already. It is looked up: checking its form would cost more than that."""
 JsonObject = dict[str, Any]
 
 
-class SpanStatus(Struct, frozen=True, kw_only=True):
+class SpanStatus(Struct, frozen=True, kw_only=True, gc=False):
     """How what a span tells of went."""
 
     status_code: Literal["UNSET", "OK", "ERROR"] = "UNSET"
     description: str | None = None
 
 
-class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """What happened in an attempt. Ordered by `sequence_id`, never by clock.
 
     In an episode's record, `attempt_id` is the episode's id, and `rollout_id` the id of its first attempt."""
 
-    rollout_id: Id
-    attempt_id: Id
+    rollout_id: KnownId
+    attempt_id: KnownId
     span_id: Id
     name: str
     trace_id: str = ""
@@ -33,8 +35,8 @@ class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """0: the store (or the episode) gives it the rollout's next number."""
     status: SpanStatus = SpanStatus()
     attributes: JsonObject = field(default_factory=dict)
-    events: list[JsonObject] = field(default_factory=list)
-    links: list[JsonObject] = field(default_factory=list)
+    events: tuple[JsonObject, ...] = ()
+    links: tuple[JsonObject, ...] = ()
     start_time: float | None = None
     """Seconds since 1970, by the clock of whoever made the span."""
     end_time: float | None = None

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Literal, cast
 
 from msgspec import UNSET
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from ajet.schema.task import finite_reward
 from ajet.store import requests as ask
@@ -65,7 +65,7 @@ def _new_rollouts(context: Context, wanted: Sequence[NewRollout]) -> list[Rollou
         _known_resources(context, resources_id)
     return [
         Rollout(
-            rollout_id=f"ro-{uuid.uuid4().hex[:20]}",
+            rollout_id=f"ro-{os.urandom(10).hex()}",
             input=new.input,
             start_time=context.now,
             mode=new.mode,
@@ -118,7 +118,7 @@ def _begin(context: Context, taken: Sequence[Stored], worker_id: str | None) -> 
     """Start these rollouts' next attempts. The caller saves the rollouts."""
     for one in taken:
         one.attempts += 1
-        attempt_id = f"at-{uuid.uuid4().hex[:16]}"
+        attempt_id = f"at-{os.urandom(8).hex()}"
         one.rollout, one.attempt = states.begin(one.rollout, one.attempts, attempt_id, worker_id, context.now)
         one.owner = context.owner
     context.tables.add_attempts([(one, one.attempt) for one in taken if one.attempt is not None])
@@ -207,7 +207,7 @@ def _query_rollouts(context: Context, request: ask.QueryRollouts) -> Page[Attemp
 
 
 def _heartbeat(context: Context, request: ask.Heartbeat) -> list[Attempt]:
-    known = _refer(context, request.attempts)
+    known = _refer(context, {(one.rollout_id, one.attempt_id) for one in request.attempts})
     for reference in request.attempts:
         one, attempt = known[reference.rollout_id, reference.attempt_id]
         if attempt is one.attempt:
@@ -219,8 +219,7 @@ def _heartbeat(context: Context, request: ask.Heartbeat) -> list[Attempt]:
 
 
 def _update_attempts(context: Context, request: ask.UpdateAttempts) -> list[Attempt]:
-    references = [AttemptRef(rollout_id=one.rollout_id, attempt_id=one.attempt_id) for one in request.updates]
-    known = _refer(context, references)
+    known = _refer(context, {(one.rollout_id, one.attempt_id) for one in request.updates})
     answers, changed, bodies, freed = [], dict[int, Stored](), list[tuple[Stored, Attempt]](), set[str]()
     for update in request.updates:
         one, attempt = known[update.rollout_id, update.attempt_id]
@@ -292,21 +291,38 @@ def expire_overdue(context: Context) -> tuple[int, float | None]:
 
 
 def _add_spans(context: Context, request: ask.AddSpans) -> int:
-    known = _refer(context, request.spans)
-    rows = []
+    together: dict[tuple[str, str], list[Span]] = {}
     for span in request.spans:
         _check_rewards(span)
-        one, attempt = known[span.rollout_id, span.attempt_id]
-        number = span.sequence_id or one.spans + 1
-        one.spans = max(one.spans, number)
-        rows.append((one, attempt.sequence_id, span if span.sequence_id else replace(span, sequence_id=number)))
-    added = context.tables.add_spans(rows)
-    touched = {one.number: one for one, _ in known.values()}
-    for one, attempt in known.values():
-        if one.attempt is not None and attempt.attempt_id == one.attempt.attempt_id:
+        together.setdefault((span.rollout_id, span.attempt_id), []).append(span)
+    known = _refer(context, together)
+    batches = []
+    for reference, spans in together.items():
+        one, attempt = known[reference]
+        if new := _new_spans(context, one, attempt, spans):
+            batches.append((one, attempt.sequence_id, new))
+        if attempt is one.attempt:
             _heard(context, one, span=True)
-    _save_heard(context, touched.values())
-    return added
+    context.tables.add_spans(batches)
+    _save_heard(context, {one.number: one for one, _ in known.values()}.values())
+    return sum(len(new) for _, _, new in batches)
+
+
+def _new_spans(context: Context, one: Stored, attempt: Attempt, spans: Iterable[Span]) -> list[Span]:
+    """Those that the store doesn't know, numbered: the request's spans are this store's own copies."""
+    seen = context.tables.span_ids(one.number, attempt.sequence_id) if one.spans else set()
+    last, new = one.spans, []
+    for span in spans:
+        if span.span_id in seen:
+            continue
+        seen.add(span.span_id)
+        if not span.sequence_id:
+            force_setattr(span, "sequence_id", last + 1)
+        if span.sequence_id > last:
+            last = span.sequence_id
+        new.append(span)
+    one.spans = last
+    return new
 
 
 def _check_rewards(span: Span) -> None:
@@ -349,7 +365,7 @@ def _query_spans(context: Context, request: ask.QuerySpans) -> Page[Span]:
 def _publish_resources(context: Context, request: ask.PublishResources) -> Resources:
     if (answer := answered(context, request)) is not None:
         return context.tables.query_resources(answer[0], answer[1], 1, 0)[0][0]
-    resources_id = request.resources_id or f"rs-{uuid.uuid4().hex[:12]}"
+    resources_id = request.resources_id or f"rs-{os.urandom(6).hex()}"
     before, _ = context.tables.query_resources(resources_id, None, 1, 0)
     resources = Resources(
         resources_id=resources_id,
@@ -405,9 +421,8 @@ def delete_old(context: Context, keep_seconds: float | None, keep_bytes: int | N
 # ---------------------------------------------------------------- shared
 
 
-def _refer(context: Context, references: Iterable[AttemptRef | Span]) -> dict[tuple[str, str], tuple[Stored, Attempt]]:
+def _refer(context: Context, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[Stored, Attempt]]:
     """The attempts that are meant, each with its rollout. The latest one is the rollout's own object."""
-    wanted = {(one.rollout_id, one.attempt_id) for one in references}
     rollouts = _all_stored(context, {rollout_id for rollout_id, _ in wanted}, change=True, inputs=False)
     found = {}
     for rollout_id, attempt_id in wanted:
@@ -464,7 +479,7 @@ def _all_stored(
 def _refuse_unknown(wanted: Iterable[str], known: Iterable[str]) -> None:
     missing = sorted(set(wanted).difference(known))
     if missing:
-        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        shown = ", ".join(map(ascii, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise UnknownIdError(f"no rollout {shown} in this store: never enqueued, or deleted to make room")
 
 

@@ -1,5 +1,7 @@
 """What a store keeps: rollouts, their attempts and spans, versioned resources, workers. Frozen data.
 
+Those that come by the thousand are unknown to the garbage collector (`gc=False`): JSON holds no cycles.
+
 Times are seconds since 1970 by the store's clock. `input`, `metadata`, `result` and attributes are any JSON value.
 """
 
@@ -10,7 +12,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from msgspec import Meta, Struct, field
 
-from ajet.schema.span import Id, JsonObject, Span, SpanStatus
+from ajet.schema.span import Id, JsonObject, KnownId, Span, SpanStatus
 
 __all__ = [
     "Attempt",
@@ -19,6 +21,7 @@ __all__ = [
     "Id",
     "Json",
     "JsonObject",
+    "KnownId",
     "Mode",
     "Page",
     "ProtocolInfo",
@@ -92,10 +95,10 @@ class RolloutConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The ends of an attempt after which there is another."""
 
 
-class Rollout(Struct, frozen=True, kw_only=True):
+class Rollout(Struct, frozen=True, kw_only=True, gc=False):
     """One task to be executed, seen from outside."""
 
-    rollout_id: Id
+    rollout_id: KnownId
     input: Json
     start_time: float
     end_time: float | None = None
@@ -106,11 +109,11 @@ class Rollout(Struct, frozen=True, kw_only=True):
     metadata: JsonObject = field(default_factory=dict)
 
 
-class Attempt(Struct, frozen=True, kw_only=True):
+class Attempt(Struct, frozen=True, kw_only=True, gc=False):
     """One try at a rollout."""
 
-    rollout_id: Id
-    attempt_id: Id
+    rollout_id: KnownId
+    attempt_id: KnownId
     sequence_id: int
     """From 1. Only the attempt with the highest one can change its rollout."""
     start_time: float
@@ -123,7 +126,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """What the runner reported at the end."""
 
 
-class AttemptedRollout(Struct, frozen=True, kw_only=True):
+class AttemptedRollout(Struct, frozen=True, kw_only=True, gc=False):
     """A rollout and its latest attempt."""
 
     rollout: Rollout

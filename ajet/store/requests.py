@@ -17,6 +17,7 @@ from ajet.store.records import (
     Id,
     Json,
     JsonObject,
+    KnownId,
     Mode,
     Page,
     Resources,
@@ -37,7 +38,7 @@ MAX_BATCH = 10_000
 MAX_WAIT_S = 60.0
 """Of one request. Clients that wait longer ask again."""
 
-Ids = Annotated[list[Id], Meta(max_length=MAX_BATCH)]
+Ids = Annotated[list[KnownId], Meta(max_length=MAX_BATCH)]
 Limit = Annotated[int, Meta(ge=1, le=MAX_BATCH)]
 Offset = Annotated[int, Meta(ge=0, le=2**53)]
 WaitSeconds = Annotated[float, Meta(ge=0, le=MAX_WAIT_S)]
@@ -58,7 +59,7 @@ class Request(Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown_fiel
     """T: what it is answered with."""
 
 
-class NewRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A rollout to be."""
 
     input: Json
@@ -69,16 +70,16 @@ class NewRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metadata: JsonObject = field(default_factory=dict)
 
 
-class AttemptRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    rollout_id: Id
-    attempt_id: Id
+class AttemptRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    rollout_id: KnownId
+    attempt_id: KnownId
 
 
-class AttemptUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AttemptUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """What is left out stays. Only `status` can change the rollout."""
 
-    rollout_id: Id
-    attempt_id: Id
+    rollout_id: KnownId
+    attempt_id: KnownId
     status: Literal["succeeded", "failed"] | UnsetType = UNSET
     result: Json | UnsetType = UNSET
     metadata: JsonObject | UnsetType = UNSET
@@ -104,7 +105,7 @@ class StartRollout(Request[AttemptedRollout], frozen=True, kw_only=True):
 
 
 class StartAttempt(Request[AttemptedRollout], frozen=True, kw_only=True):
-    rollout_id: Id
+    rollout_id: KnownId
     worker_id: Id | None = None
     request_id: Id | None = None
 
@@ -124,7 +125,7 @@ class AddSpans(Request[int], frozen=True, kw_only=True):
 
 
 class NextSequenceIds(Request[list[int]], frozen=True, kw_only=True):
-    rollout_id: Id
+    rollout_id: KnownId
     count: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 1
 
 
@@ -135,7 +136,7 @@ class Cancel(Request[list[Rollout]], frozen=True, kw_only=True):
 class UpdateRollout(Request[Rollout], frozen=True, kw_only=True):
     """What is left out stays."""
 
-    rollout_id: Id
+    rollout_id: KnownId
     input: Json | UnsetType = UNSET
     mode: Mode | UnsetType | None = UNSET
     resources_id: Id | UnsetType | None = UNSET
@@ -168,11 +169,11 @@ class QueryRollouts(Request[Page[AttemptedRollout]], frozen=True, kw_only=True):
 
 
 class QueryAttempts(Request[list[Attempt]], frozen=True, kw_only=True):
-    rollout_id: Id
+    rollout_id: KnownId
 
 
 class QuerySpans(Request[Page[Span]], frozen=True, kw_only=True):
-    rollout_id: Id
+    rollout_id: KnownId
     attempt_id: Id | None = None
     """An attempt's id, or `latest`. null: all attempts."""
     name: str | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -14,18 +13,17 @@ from ajet.store.records import Attempt, AttemptStatus, Json, JsonObject, Rollout
 Row = Sequence[Any]
 
 
-class RolloutBody(msgspec.Struct, frozen=True):
+class RolloutBody(msgspec.Struct, frozen=True, gc=False):
     input: Json
     metadata: JsonObject
 
 
-class AttemptBody(msgspec.Struct, frozen=True):
+class AttemptBody(msgspec.Struct, frozen=True, gc=False):
     metadata: JsonObject
     result: Json
 
 
-@dataclass(slots=True)
-class Stored:
+class Stored(msgspec.Struct, gc=False):
     """A rollout in its table, with its latest attempt."""
 
     number: int
@@ -67,7 +65,7 @@ ROLLOUT_COLUMNS = 13
 
 
 def stored_from(row: Row) -> Stored:
-    body = _NO_INPUT if row[12] is None else _decode_rollout(bytes(row[12]))
+    body = _NO_INPUT if row[12] is None else _decode_rollout(row[12])
     rollout = Rollout(
         rollout_id=row[1],
         status=_ROLLOUT_STATUS[row[2]],
@@ -75,7 +73,7 @@ def stored_from(row: Row) -> Stored:
         resources_id=row[5],
         start_time=row[6],
         end_time=row[7],
-        config=_config(bytes(row[11])),
+        config=_config(row[11]),
         input=body.input,
         metadata=body.metadata,
     )
@@ -98,8 +96,7 @@ def _config(data: bytes) -> RolloutConfig:
 
 
 def attempt_from(row: Row, rollout_id: str) -> Attempt:
-    stored = bytes(row[8])
-    body = AttemptBody({}, None) if stored == _EMPTY_ATTEMPT else _decode_attempt(stored)
+    body = AttemptBody({}, None) if row[8] == _EMPTY_ATTEMPT else _decode_attempt(row[8])
     return Attempt(
         rollout_id=rollout_id,
         sequence_id=row[0],

@@ -34,7 +34,17 @@ VERSION_1 = (
     "created {real} NOT NULL, expires {real}) {clustered}",
 )
 
-VERSIONS: Mapping[int, Sequence[str]] = {1: VERSION_1}
+VERSION_2 = (
+    "CREATE TABLE span_batch (number {serial}, rollout {integer} NOT NULL, attempt {integer} NOT NULL, "
+    "ids TEXT NOT NULL, body {blob} NOT NULL)",
+    "CREATE INDEX span_batch_attempt ON span_batch (rollout, attempt)",
+    "INSERT INTO span_batch (rollout, attempt, ids, body) SELECT rollout, attempt, span_id, body FROM span "
+    "ORDER BY rollout, attempt, sequence",
+    "DROP TABLE span",
+)
+"""A row for all spans of an attempt that came together, instead of a row for each."""
+
+VERSIONS: Mapping[int, Sequence[str]] = {1: VERSION_1, 2: VERSION_2}
 """What makes each version out of the one before; the first out of nothing."""
 
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from ajet.store.errors import StoreError, StoreUnavailableError
 from ajet.store.rows import Row
@@ -32,6 +32,9 @@ TYPES = {
     "blob": "BLOB",
     "clustered": "WITHOUT ROWID",
 }
+CHECKPOINT_PAGES = 8000
+"""Pages in the write-ahead log before they are copied into the file. Busy pages are then copied once for many commits;
+the log stays below some 40 MB."""
 MAX_GROUP = 256
 """Transactions that share a commit. More would make the first one wait."""
 
@@ -56,6 +59,13 @@ class SqliteConnection:
 
     def __init__(self, path: str | Path) -> None:
         self.raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
+        self._synchronous = ""
+
+    def synchronise(self, how: Literal["FULL", "NORMAL"]) -> None:
+        """FULL: what is committed from now on is on disk. NORMAL: it survives a kill."""
+        if how != self._synchronous:
+            self.raw.execute(f"PRAGMA synchronous = {how}")
+            self._synchronous = how
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         return self.raw.execute(sql, values).fetchall()
@@ -66,7 +76,8 @@ class SqliteConnection:
     def set_up(self, where: str) -> None:
         """Bring the tables to the newest version."""
         self.raw.execute("PRAGMA journal_mode = WAL")
-        self.raw.execute("PRAGMA synchronous = FULL")
+        self.raw.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        self.synchronise("FULL")
         self.raw.execute("BEGIN IMMEDIATE")
         try:
             found = self.raw.execute("PRAGMA user_version").fetchone()[0]
@@ -160,7 +171,7 @@ class SqliteDatabase:
         outcomes: list[_Outcome] = []
         events = Events()
         try:
-            raw.execute(f"PRAGMA synchronous = {'FULL' if any(job.durable for job in group) else 'NORMAL'}")
+            self._connection.synchronise("FULL" if any(job.durable for job in group) else "NORMAL")
             raw.execute("BEGIN IMMEDIATE")
             for job in group:
                 tables = Tables(self._connection)

@@ -67,7 +67,8 @@ class Events:
 
 
 encode = msgspec.json.encode
-_decode_span = msgspec.json.Decoder(Span).decode
+_encode_spans = msgspec.json.Encoder().encode_lines
+_decode_spans = msgspec.json.Decoder(Span).decode_lines
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_worker = msgspec.json.Decoder(Worker).decode
 
@@ -290,25 +291,27 @@ class Tables:
 
     # ------------------------------------------------------------ spans
 
-    def add_spans(self, spans: Iterable[tuple[Stored, int, Span]]) -> int:
-        """Add those that aren't known yet; with the attempt's sequence id. Returns how many were new."""
+    def add_spans(self, batches: Iterable[tuple[Stored, int, Sequence[Span]]]) -> None:
+        """Add spans that aren't known yet: an attempt's sequence id, and what came of it together. They share a row."""
         rows = []
-        for one, attempt, span in spans:
-            body = encode(span)
+        for one, attempt, spans in batches:
+            body = _encode_spans(spans)
             one.size += len(body)
-            rows.append((one.number, attempt, span.span_id, span.sequence_id, body))
-        return self._db.many(
-            "INSERT INTO span (rollout, attempt, span_id, sequence, body) VALUES (?, ?, ?, ?, ?) "
-            "ON CONFLICT DO NOTHING",
-            rows,
-        )
+            rows.append((one.number, attempt, " ".join([span.span_id for span in spans]), body))
+        self._db.many("INSERT INTO span_batch (rollout, attempt, ids, body) VALUES (?, ?, ?, ?)", rows)
 
-    def spans(self, number: int, attempt: int | None) -> Iterator[Span]:
+    def span_ids(self, number: int, attempt: int) -> set[str]:
+        """Of all spans of an attempt. Reads every batch of it: senders put many spans into one."""
+        rows = self._db.rows("SELECT ids FROM span_batch WHERE rollout = ? AND attempt = ?", (number, attempt))
+        return {span_id for (ids,) in rows for span_id in ids.split(" ")}
+
+    def spans(self, number: int, attempt: int | None) -> list[Span]:
         """In the order of their sequence ids."""
         condition, values = ("", ()) if attempt is None else (" AND attempt = ?", (attempt,))
-        sql = f"SELECT body FROM span WHERE rollout = ?{condition} ORDER BY sequence, attempt, span_id"
-        for (body,) in self._db.rows(sql, (number, *values)):
-            yield _decode_span(bytes(body))
+        sql = f"SELECT attempt, body FROM span_batch WHERE rollout = ?{condition}"
+        found = [(row[0], span) for row in self._db.rows(sql, (number, *values)) for span in _decode_spans(row[1])]
+        found.sort(key=lambda each: (each[1].sequence_id, each[0], each[1].span_id))
+        return [span for _, span in found]
 
     # ------------------------------------------------------------ resources
 
@@ -404,7 +407,7 @@ class Tables:
         return [(row[0], row[1]) for row in self._db.rows(sql, (before, limit))]
 
     def delete(self, numbers: Sequence[int]) -> None:
-        for table, column in (("span", "rollout"), ("attempt", "rollout"), ("rollout", "number")):
+        for table, column in (("span_batch", "rollout"), ("attempt", "rollout"), ("rollout", "number")):
             self._db.many(f"DELETE FROM {table} WHERE {column} = ?", [(number,) for number in numbers])
 
     def stored_bytes(self) -> int:

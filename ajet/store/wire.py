@@ -6,17 +6,23 @@ JSON knows no NaN and no infinity. A number that would become null on its way is
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, TypeVar
 
 import msgspec
 
 from ajet.store.errors import StoreError
-from ajet.store.requests import Request
+from ajet.store.requests import OPERATIONS, Request
 
 T = TypeVar("T")
 _REFUSED = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, NotImplementedError)
 
-_NOT_FINITE = (b"\xcb\x7f", b"\xcb\xff")
+_encode = msgspec.msgpack.Encoder(enc_hook=lambda value: _plain(value)).encode
+_encode_json = msgspec.json.Encoder(enc_hook=lambda value: _plain(value)).encode
+_DECODERS: dict[type[Request[Any]], Any] = {
+    operation.request: msgspec.msgpack.Decoder(operation.request).decode for operation in OPERATIONS
+}
+_NOT_FINITE = re.compile(b"\xcb[\x7f\xff]")
 """How NaN, infinities and the very largest numbers begin in msgpack. Other bytes may look so, too."""
 
 
@@ -24,8 +30,8 @@ def checked_copy(request: Request[T]) -> Request[T]:
     """What a store would get over HTTP."""
     kind = type(request)
     try:
-        data = msgspec.msgpack.encode(request, enc_hook=_plain)
-        copy: Request[T] = msgspec.msgpack.decode(data, type=kind)
+        data = _encode(request)
+        copy: Request[T] = _DECODERS[kind](data)
     except _REFUSED as error:
         raise StoreError(f"{kind.__name__}: {error}") from None
     _check_finite(data, kind.__name__)
@@ -36,14 +42,14 @@ def as_json(request: Request[Any]) -> bytes:
     """A request for HTTP. The server checks the rest."""
     kind = type(request)
     try:
-        _check_finite(msgspec.msgpack.encode(request, enc_hook=_plain), kind.__name__)
-        return msgspec.json.encode(request, enc_hook=_plain)
+        _check_finite(_encode(request), kind.__name__)
+        return _encode_json(request)
     except _REFUSED as error:
         raise StoreError(f"{kind.__name__}: {error}") from None
 
 
 def _check_finite(data: bytes, where: str) -> None:
-    if any(mark in data for mark in _NOT_FINITE):
+    if _NOT_FINITE.search(data):
         _refuse_not_finite(msgspec.msgpack.decode(data), where)
 
 

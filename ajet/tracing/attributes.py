@@ -74,8 +74,8 @@ def bounded(span: Span) -> Span:
         span,
         name=span.name[:500],
         attributes=_few(span.attributes),
-        events=[_few(event) for event in span.events[:MAX_EVENTS]],
-        links=[_few(link) for link in span.links[:MAX_EVENTS]],
+        events=tuple(_few(event) for event in span.events[:MAX_EVENTS]),
+        links=tuple(_few(link) for link in span.links[:MAX_EVENTS]),
         resource=_few(span.resource),
     )
 

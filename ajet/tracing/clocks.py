@@ -42,7 +42,7 @@ def _shifted(span: Span, offset: float) -> Span:
         span,
         start_time=None if span.start_time is None else span.start_time + offset,
         end_time=None if span.end_time is None else span.end_time + offset,
-        events=list(_events(span.events, offset)),
+        events=tuple(_events(span.events, offset)),
         resource={**resource, OFFSET: offset},
     )
 

@@ -10,13 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from ajet.store import schema_versions
 from ajet.store.errors import StoreError, StoreUnavailableError
 from ajet.store.open_store import sqlite_store
+from ajet.store.records import Span
 from ajet.store.requests import NewRollout
-from ajet.store.schema_versions import VERSION_1, migrate
+from ajet.store.schema_versions import VERSION_1, VERSIONS, migrate
+from ajet.store.sqlite import TYPES
 
 WRITER = """
 import asyncio, sys
@@ -103,24 +106,37 @@ def test_a_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         asyncio.run(sqlite_store(path).open())
 
 
-def test_an_older_store_is_migrated_with_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_store_is_migrated_with_what_is_in_it(tmp_path: Path) -> None:
+    """Version 1 had a row for each span."""
     path = tmp_path / "store.sqlite"
-
-    async def fill() -> str:
-        async with sqlite_store(path) as store:
-            return (await store.enqueue([NewRollout(input="kept")]))[0].rollout_id
-
-    rollout_id = asyncio.run(fill())
-    monkeypatch.setitem(schema_versions.VERSIONS, 2, ["ALTER TABLE rollout ADD COLUMN note TEXT"])  # type: ignore[arg-type]
+    with sqlite3.connect(path) as connection:
+        for statement in VERSION_1:
+            connection.execute(statement.format(**TYPES))
+        connection.execute("PRAGMA user_version = 1")
+        connection.execute(
+            "INSERT INTO rollout VALUES (1, 'ro-1', 'running', NULL, NULL, NULL, 1.0, NULL, 1, 2, 0, ?, ?)",
+            (b"{}", b'{"input": "kept", "metadata": {}}'),
+        )
+        connection.execute(
+            "INSERT INTO attempt VALUES (1, 1, 'at-1', 'running', 'w', NULL, 1.0, NULL, 1.0, NULL, ?)",
+            (b'{"metadata": {}, "result": null}',),
+        )
+        for number in (2, 1):
+            span = Span(rollout_id="ro-1", attempt_id="at-1", span_id=f"s{number}", name="call", sequence_id=number)
+            values = (span.span_id, number, msgspec.json.encode(span))
+            connection.execute("INSERT INTO span VALUES (1, 1, ?, ?, ?)", values)
 
     async def read() -> None:
         async with sqlite_store(path) as store:
-            assert (await store.get_rollout(rollout_id)).rollout.input == "kept"
+            assert (await store.get_rollout("ro-1")).rollout.input == "kept"
+            again = Span(rollout_id="ro-1", attempt_id="at-1", span_id="s2", name="call")
+            assert await store.add_spans([again, replace(again, span_id="s3")]) == 1
+            found = (await store.query_spans("ro-1", "at-1")).items
+            assert [(span.span_id, span.sequence_id) for span in found] == [("s1", 1), ("s2", 2), ("s3", 3)]
 
     asyncio.run(read())
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
-        assert connection.execute("SELECT note FROM rollout").fetchall() == [(None,)]
+        assert connection.execute("PRAGMA user_version").fetchone() == (max(VERSIONS),)
 
 
 def test_migrations_run_one_after_the_other() -> None:
