@@ -29,6 +29,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "agents": {"schema", "user_code", "sandbox", "tools"},
     "compat": {
         "schema",
+        "config",
+        "context_tracker",
+        "session",
+        "tuner",
+        "backbone",
         "agents",
         "tools",
         "tracing",

@@ -298,6 +298,7 @@ class AgenticRolloutConfig:
     temperature: float = 0.7
     tools_config: Mapping[str, Any] | None = None
     concurrent_requests: int = 4
+    include_trajectory_in_output: bool = True
     save_trajectories: bool = False
     trajectory_save_path: str | None = None
 
@@ -314,6 +315,7 @@ class AgenticRollout:
     ) -> None:
         self.config = config if isinstance(config, AgenticRolloutConfig) else AgenticRolloutConfig(**config)
         self.llm_generate_func = llm_generate_func
+        self.tokenizer = tokenizer
         made_of = get_agent_class(self.config.agent_type)
         if made_of is None:
             raise ValueError(f"unknown agent {self.config.agent_type!r}; there are: {', '.join(list_agents())}")
@@ -329,18 +331,29 @@ class AgenticRollout:
     async def run_batch(self, prompts: Sequence[Any]) -> list[Trajectory]:
         """A trajectory for each prompt, in their order. One that fails says so and does not stop the others."""
         free = asyncio.Semaphore(self.config.concurrent_requests)
-        model = as_model_function(self.llm_generate_func)
 
         async def one(prompt: Any) -> Trajectory:
             async with free:
-                request_id = f"agentic_rollout_{uuid.uuid4().hex[:8]}"
-                save_to = self.config.trajectory_save_path if self.config.save_trajectories else None
-                return await self.agent.run_trajectory(  # type: ignore[no-any-return]
-                    prompt, model, request_id, raise_errors=False, save_to=save_to
-                )
+                return await self.run_one(prompt, f"agentic_rollout_{uuid.uuid4().hex[:8]}")
 
         self.trajectories = list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
         return self.trajectories
+
+    async def run_one(self, prompt: Any, request_id: str, model: Any = None) -> Trajectory:
+        """One prompt's trajectory, by `model` or the rollout's own. A failure is part of it, not raised."""
+        model = as_model_function(self.llm_generate_func if model is None else model)
+        save_to = self.config.trajectory_save_path if self.config.save_trajectories else None
+        return await self.agent.run_trajectory(  # type: ignore[no-any-return]
+            prompt, model, request_id, raise_errors=False, save_to=save_to
+        )
+
+    async def generate_sequences(self, prompts: Any) -> Any:
+        """A `DataProto` for verl's `DataProto` of prompts. With verl's client of its rollout servers as
+        `llm_generate_func`, and a `tokenizer`, its tensors are exactly what was sampled; with a function of text, there
+        are no tensors."""
+        from ajet.compat.agentic_rollout_batch import generate_sequences
+
+        return await generate_sequences(self, prompts)
 
 
 def create_agentic_rollout(config: Mapping[str, Any], **more: Any) -> AgenticRollout:

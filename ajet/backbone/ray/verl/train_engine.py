@@ -3,7 +3,8 @@
 verl's own loss weighs the KL and entropy terms of all tokens alike, and sees weight and advantage of a token as one
 number. Here a row has both, and `ajet.trainer.loss` makes the loss of a micro-batch from them: a sum over tokens, so it
 is the same whatever rows, micro-batches and ranks they came in. verl's registry of engines is by device and vendor;
-ours are registered for them, so verl builds ours.
+ours are registered for them, so verl builds ours. In a run that isn't ours (a script around verl's own trainer, where
+ajet happens to be installed) it leaves everything to verl's.
 """
 
 from __future__ import annotations
@@ -33,17 +34,20 @@ METRICS = {"policy/sum": "pg_loss", "kl/sum": "kl_loss", "clip_fraction/sum": "c
 
 
 class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
-    """Finds the run's settings where verl keeps further arguments of the optimiser.
+    """Finds the run's settings where verl keeps further arguments of the optimiser; without them, it is verl's engine.
 
     The optimiser's class and such arguments are what verl is told; weights that are no matrices don't decay.
     """
 
     optimizer: torch.optim.Optimizer
+    _ours = False
 
     def initialize(self) -> None:
-        """Read the settings, unless this is the reference model's engine."""
-        if not self.engine_config.forward_only:
-            run = RunPayload.decode(self.optimizer_config.override_optimizer_config[KEY])
+        """Read the settings, unless this is the reference model's engine, or the run isn't ours."""
+        given = None if self.engine_config.forward_only else self.optimizer_config.override_optimizer_config
+        if given and KEY in given:
+            self._ours = True
+            run = RunPayload.decode(given[KEY])
             config = run.load_config()
             self._loss = RowLoss(replace(loss_settings(config), correction=correction_settings(config)))
             self._optim = optim_settings(config, run.total_steps)
@@ -51,6 +55,8 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
     def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> Any:
         """One update. Rows without any weight change nothing, the optimiser's state included."""
+        if not self._ours:
+            return super().train_batch(data, loss_function)
         weights = data[WEIGHTS].values().abs().sum().to(self._device())
         torch.distributed.all_reduce(weights, group=self.get_data_parallel_group())
         self._weighs = bool(weights > 0)
@@ -58,7 +64,7 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
     def optimizer_step(self) -> float:
         """Nothing, if nothing has a weight."""
-        if self._weighs:
+        if not self._ours or self._weighs:
             return float(super().optimizer_step())
         self.optimizer.zero_grad()
         return 0.0
@@ -66,7 +72,9 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     def _device(self) -> Any:
         return next(self.module.parameters()).device
 
-    def _build_optimizer(self, module: Any) -> torch.optim.Optimizer:
+    def _build_optimizer(self, module: Any) -> Any:
+        if not self._ours:
+            return super()._build_optimizer(module)
         settings = self._optim
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         groups = [
@@ -78,10 +86,11 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         more = {key: value for key, value in given.override_optimizer_config.items() if key != KEY}
         if "adam" in given.optimizer.lower():
             more = {"betas": settings.betas, "eps": settings.eps, **more}
-        made: torch.optim.Optimizer = kind(groups, lr=settings.lr, **more)
-        return made
+        return kind(groups, lr=settings.lr, **more)
 
-    def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+    def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        if not self._ours:
+            return super()._build_lr_scheduler(optimizer)
         settings = self._optim
         return torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: settings.lr_at(step) / settings.lr if settings.lr else 1.0

@@ -1,0 +1,118 @@
+"""`AgenticRollout.generate_sequences` of `ajet.compat` on verl's `DataProto`. Only verl's rollout server is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray_runs import installed
+
+from ajet.compat.agentic_rollout import AgenticRollout, AgenticRolloutConfig
+from ajet.engine.model_source import ModelSource
+from ajet.schema.errors import UserError
+
+os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
+needs_verl = pytest.mark.skipif(not installed("verl"), reason="needs verl: run `make test-verl`")
+
+TOOLS = {"calculator": {}}
+REPLIES = ('Thought: I calculate.\nAction: calculator(expression="6*7")', "Action: Final Answer: It is 42.")
+
+
+class Client:
+    """Answers by ids, as verl's client does. A prompt with `broken` gets an error."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.said: dict[str, list[tuple[list[int], list[int]]]] = {}
+        self.asked: list[dict[str, Any]] = []
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        if "broken" in self.tokenizer.decode(prompt_ids):
+            raise RuntimeError("the server is gone")
+        said = self.said.setdefault(request_id, [])
+        ids = [*self.tokenizer.encode(REPLIES[len(said)], add_special_tokens=False), self.tokenizer.eos_token_id]
+        said.append((list(prompt_ids), ids))
+        self.asked.append(sampling_params)
+        logprobs = [-0.5 * len(said)] * len(ids)
+        return SimpleNamespace(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields={})
+
+
+def prompts(*texts: str, **meta: Any) -> Any:
+    import numpy as np
+    from verl.protocol import DataProto
+
+    raw, index = np.empty(len(texts), dtype=object), np.arange(len(texts))
+    raw[:] = [[{"role": "user", "content": text}] for text in texts]
+    return DataProto(batch=None, non_tensor_batch={"raw_prompt": raw, "index": index}, meta_info=meta)
+
+
+@needs_verl
+def test_tokens_masks_and_logprobs_are_those_of_sampling() -> None:
+    tokenizer = ModelSource.resolve("tiny:qwen2-0.3m").tokenizer()
+    client = Client(tokenizer)
+    config = AgenticRolloutConfig(max_steps=4, tools_config=TOOLS, temperature=0.3)
+    made = asyncio.run(
+        AgenticRollout(config, client, tokenizer).generate_sequences(
+            prompts("What is 6*7?", "broken", "And 6*7?", global_steps=3)
+        )
+    )
+    assert made.non_tensor_batch["responses"].tolist() == ["It is 42.", "", "It is 42."]
+    assert made.non_tensor_batch["index"].tolist() == [0, 1, 2] and made.meta_info == {"global_steps": 3}
+    trajectories = made.non_tensor_batch["trajectories"].tolist()
+    assert [each["request_id"] for each in trajectories] == [f"agentic_rollout_{number}" for number in range(3)]
+    assert "the server is gone" in str(trajectories[1])
+    tensors = made.batch
+    width, length = tensors["prompts"].shape[1], tensors["responses"].shape[1]
+    for row in (0, 2):
+        (first_prompt, first), (second_prompt, second) = client.said[f"agentic_rollout_{row}"]
+        expected = [*second_prompt[len(first_prompt) :], *second]
+        assert second_prompt[: len(first_prompt) + len(first)] == first_prompt + first
+        between = len(expected) - len(first) - len(second)
+        padding = [0] * (length - len(expected))
+        assert tensors["prompts"][row].tolist() == [0] * (width - len(first_prompt)) + first_prompt
+        assert tensors["responses"][row].tolist() == expected + padding
+        mask = [1] * len(first) + [0] * between + [1] * len(second)
+        assert tensors["response_mask"][row].tolist() == mask + padding
+        logprobs = [-0.5] * len(first) + [0.0] * between + [-1.0] * len(second)
+        assert tensors["rollout_log_probs"][row].tolist() == logprobs + padding
+        attended = tensors["attention_mask"][row].bool()
+        assert tensors["input_ids"][row][attended].tolist() == first_prompt + expected
+        assert tensors["position_ids"][row][attended].tolist() == list(range(len(first_prompt) + len(expected)))
+    assert tensors["response_mask"][1].sum() == 0 and tensors["rm_scores"][1].sum() == 0
+    assert {asked["temperature"] for asked in client.asked} == {0.3}
+
+
+@needs_verl
+def test_a_function_of_text_gives_no_tensors() -> None:
+    replies = iter(REPLIES)
+
+    async def model(messages: list[dict[str, str]], max_tokens: int = 0, temperature: float = 0.0) -> str:
+        return next(replies)
+
+    config = AgenticRolloutConfig(max_steps=4, tools_config=TOOLS, include_trajectory_in_output=False)
+    made = asyncio.run(AgenticRollout(config, model).generate_sequences(prompts("What is 6*7?")))
+    assert made.batch is None and made.non_tensor_batch["responses"].tolist() == ["It is 42."]
+    assert made.non_tensor_batch["final_rewards"].tolist() == [0.0] and "trajectories" not in made.non_tensor_batch
+
+
+@needs_verl
+def test_what_is_missing_is_said() -> None:
+    from verl.protocol import DataProto
+
+    rollout = AgenticRollout(AgenticRolloutConfig(), Client(None))
+    with pytest.raises(UserError, match="needs the model's tokenizer"):
+        asyncio.run(rollout.generate_sequences(prompts("?")))
+    import numpy as np
+
+    empty = DataProto(batch=None, non_tensor_batch={"index": np.arange(2)})
+    with pytest.raises(UserError, match=r"needs `raw_prompt`.*it has index"):
+        asyncio.run(rollout.generate_sequences(empty))
+
+
+@pytest.mark.skipif(installed("verl"), reason="verl is here")
+def test_without_verl_it_says_so_before_anything_runs() -> None:
+    with pytest.raises(UserError, match="generate_sequences needs verl"):
+        asyncio.run(AgenticRollout(AgenticRolloutConfig()).generate_sequences(None))
