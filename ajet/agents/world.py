@@ -75,7 +75,8 @@ def world_tools(world: OneAtATime, *, only_tools: bool) -> list[Tool]:
     tools: list[Tool] = []
     for schema in world.world.tools:
         function = schema.get("function", schema)
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        well_formed = isinstance(function, Mapping) and isinstance(function.get("name"), str)
+        if not well_formed or not isinstance(function.get("parameters") or {}, Mapping):
             raise ToolSetupError(f"the environment's `tools` should have the form of OpenAI's, not {schema!r:.200}")
         tools.append(_WorldTool(world, function))
     return tools or ([_Act(world)] if only_tools else [])

@@ -49,7 +49,9 @@ def _lines(channel: socket.socket) -> Iterator[bytes]:
 
 def _created(lease: LeasedEnvironment, request: dict[str, Any]) -> dict[str, Any]:
     lease.open()
-    info = {"instance_id": lease.episode_uuid, "task_id": request["task"]["task_id"]}
+    info: dict[str, Any] = {"instance_id": lease.episode_uuid, "task_id": request["task"]["task_id"]}
+    if lease.tools:
+        info["tools"] = list(lease.tools)
     return {"state": observation_messages(lease.observation or NOTHING_OBSERVED), "info": info}
 
 

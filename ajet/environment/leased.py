@@ -127,8 +127,19 @@ class LeasedEnvironment:
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """The tools that a class of an environment offers."""
+        """The tools that an environment offers, as far as it has said so itself."""
         return getattr(self._environment, "tools", None) or ()
+
+    async def atools(self) -> Sequence[Mapping[str, Any]]:
+        """The tools that it offers. A service that hasn't said so is asked."""
+        ask = getattr(self._environment, "ask_for_tools", None)
+        if self.tools or ask is None:
+            return self.tools
+        return await asyncio.to_thread(self._asked, ask)
+
+    def _asked(self, ask: Callable[[], Sequence[Mapping[str, Any]]]) -> Sequence[Mapping[str, Any]]:
+        with self._busy:
+            return ask()
 
     def info(self) -> Any:
         """What a service tells about its tools; None for other environments."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet.environment.environment import Action, Environment, Observation, StepResult
 from ajet.environment.service_client import ServiceClient
 from ajet.environment.source import EnvironmentSettings
 from ajet.environment.texts import NOTHING_OBSERVED, action_message
+from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError
 from ajet.schema.task import Task
 
 log = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class ServiceEnvironment(Environment):
             params.setdefault("metadata", task.metadata)
         env_type = task.env_type or self._env_type
         instance = self._client.create(env_type, task.task_id, self._instance_id, params)
+        self.tools = described_tools(instance.info.get("tools"))
         return instance.state or NOTHING_OBSERVED
 
     def step(self, action: Action) -> StepResult:
@@ -80,6 +83,17 @@ class ServiceEnvironment(Environment):
     def get_info(self) -> Any:
         return self._client.info(self._instance_id)
 
+    def ask_for_tools(self) -> Sequence[Mapping[str, Any]]:
+        """By `/get_info`, whose answer may be anything: only schemas count. A service without it offers none."""
+        try:
+            told = self._client.info(self._instance_id)
+        except EnvironmentUnavailableError:
+            raise
+        except EnvironmentFault as error:
+            log.info("%s names no tools: %s", self._client.url, error)
+            return ()
+        return described_tools(told)
+
     def close(self) -> None:
         """Over a connection of its own: this may be another thread than the one that waits for a step."""
         if not self._created:
@@ -90,3 +104,12 @@ class ServiceEnvironment(Environment):
                 log.info("instance %s was not released (it will expire): %s", self._instance_id, why)
         finally:
             other.close()
+
+
+def described_tools(told: Any) -> Sequence[Mapping[str, Any]]:
+    """The tools in what a service told: a list of schemas in OpenAI's form, or an object with such a list as `tools`.
+    Documentation in words is no tool."""
+    listed = told.get("tools") if isinstance(told, Mapping) else told
+    if not isinstance(listed, list):
+        return ()
+    return tuple(each for each in listed if isinstance(each, Mapping) and ("function" in each or "name" in each))

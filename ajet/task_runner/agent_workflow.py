@@ -70,7 +70,7 @@ class AgentWorkflow(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
         environment = workflow_task.gym_env
-        world = None if environment is None else EnvironmentWorld(environment, workflow_task.task)
+        world = None if environment is None else await EnvironmentWorld.of(environment, workflow_task.task)
         trajectory = await self.agent.run_trajectory(
             workflow_task.task,
             tuner.as_model_function(agent_name=self.agent.name),

@@ -15,16 +15,18 @@ from ajet.schema.task import Task
 class EnvironmentWorld:
     """See `ajet.agents.world.World`."""
 
-    def __init__(self, environment: LeasedEnvironment, task: Task) -> None:
+    def __init__(self, environment: LeasedEnvironment, task: Task, tools: Sequence[Mapping[str, Any]]) -> None:
         self._environment = environment
+        self.tools = tools
         seen = observation_messages(environment.observation)
         # a task without messages of its own has been given the observation already
         said = list(task.init_messages) == seen
         self.beginning = "" if said else "\n\n".join(filter(None, (str(each.get("content") or "") for each in seen)))
 
-    @property
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        return self._environment.tools
+    @classmethod
+    async def of(cls, environment: LeasedEnvironment, task: Task) -> EnvironmentWorld:
+        """With the tools that the environment offers, or its service describes."""
+        return cls(environment, task, await environment.atools())
 
     async def act(self, action: str | Mapping[str, Any]) -> WorldStep:
         given = {"role": "assistant", "content": action} if isinstance(action, str) else dict(action)

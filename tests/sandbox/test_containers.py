@@ -13,9 +13,15 @@ from typing import Any
 
 import pytest
 
+from ajet.config import make_config
+from ajet.engine.model_source import ModelSource
+from ajet.engine.scripted import ScriptedEngine
+from ajet.runtime.runtime import Runtime
 from ajet.sandbox import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
 from ajet.sandbox.container import sweep
 from ajet.sandbox.seccomp import container_profile
+from ajet.schema.task import Task
+from ajet.task_runner.sandboxes import find_sandbox
 
 IMAGE = "ajet-test:busybox"
 
@@ -116,6 +122,34 @@ def test_only_the_gateway_is_reached(kind: str) -> None:
         return result.stdout
 
     assert asyncio.run(main()) == b"hello"
+
+
+ASKS = (
+    'wget -qO- --header "Authorization: Bearer $OPENAI_API_KEY" --header "Content-Type: application/json" --post-data '
+    '"{\\"model\\": \\"$AJET_MODEL\\", \\"messages\\": [{\\"role\\": \\"user\\", \\"content\\": \\"$(cat)\\"}]}" '
+    '"$OPENAI_BASE_URL/chat/completions" > reply; echo N = 2 > n.py; grep -o "the answer" reply'
+)
+
+
+@pytest.mark.slow
+def test_a_program_is_the_agent_of_an_episode(kind: str) -> None:
+    """`rollout.agent: {type: cli}` in a container: its program reaches the gateway, and its calls are recorded."""
+    if shutil.which("nsenter") is None:
+        pytest.skip("needs nsenter")
+    settings = settings_of(kind)
+    sandbox = {"kind": kind, "image": settings.image, "options": settings.options, "memory_mb": 64, "disk_mb": 8}
+    config = make_config({"rollout.agent": {"type": "cli", "command": ASKS}, "rollout.sandbox": sandbox})
+    engine = ScriptedEngine(["the answer"], lambda: ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
+    check = {"files": {"n.py": "N = 1\n"}, "test_command": 'grep "N = 2" n.py'}
+    assert find_sandbox(config) is not None
+    with Runtime(config, make_engine=lambda _: engine) as runtime:
+        task = Task(task_id="t", main_query="Make N two.", metadata=check)
+        episode = runtime.run(runtime.pool.run_episode(task))
+    assert episode.failure is None, episode.failure
+    assert (episode.reward, episode.metadata["final_answer"]) == (1.0, "the answer")
+    (call,) = episode.tree.calls
+    assert call.drop is None and episode.tree.trained_tokens == episode.tree.sampled_tokens > 0
+    assert "Make N two." in str(call.new_messages)
 
 
 OWNER = """

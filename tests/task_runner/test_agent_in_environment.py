@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ajet.agents.world import OneAtATime, world_tools
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import Reply, ScriptedEngine
+from ajet.environment.server import EnvironmentServer
+from ajet.environment.service_environment import described_tools
+from ajet.environment.source import EnvironmentSettings
 from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.task import Task
+from ajet.tools.tool import ToolSetupError
 
 LAKE = {
     "class": "gymnasium:FrozenLake-v1",
@@ -115,3 +122,41 @@ def test_an_environment_that_raises_is_no_tool_that_failed(tmp_path: Path) -> No
     episode = run([asks(("buy", {"item": "bomb"}))], {"type": "react"}, f"{tmp_path}/shop.py->Shop")
     assert episode.status == EpisodeStatus.WORKFLOW_ERROR and len(episode.tree.calls) == 1
     assert episode.failure is not None and "ValueError: the shop is gone" in episode.failure.message
+
+
+@pytest.mark.parametrize("told", ["create", "get_info", "words"])
+def test_tools_that_a_service_describes(tmp_path: Path, told: str) -> None:
+    """Our server names them when it creates the instance; another may do so by `/get_info`, or in words only."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    if told != "create":
+        hidden = SHOP.replace("    tools = [", "    listed = [")
+        answer = "{'tools': self.listed}" if told == "get_info" else "'You may look, and buy things.'"
+        (tmp_path / "shop.py").write_text(f"{hidden}\n    def get_info(self):\n        return {answer}\n")
+
+    async def play() -> Episode:
+        server = EnvironmentServer(EnvironmentSettings(source=f"{tmp_path}/shop.py->Shop"))
+        await server.start()
+        try:
+            url = f"http://127.0.0.1:{server.address.port}"
+            replies: list[Reply] = [asks(("look", {})), asks(("buy", {"item": "tea"}))]
+            return await asyncio.to_thread(run, replies, {"type": "react", "max_steps": 2}, {"url": url})
+        finally:
+            await server.aclose()
+
+    episode = asyncio.run(play())
+    assert episode.failure is None, episode.failure
+    offered = [tool["function"]["name"] for tools in episode.tree.toolsets for tool in tools]
+    assert episode.environment is not None
+    if told == "words":
+        assert offered == [] and episode.reward == -0.5  # two calls to nobody
+    else:
+        assert offered == ["look", "buy"] and episode.reward == 1.0
+        assert [event.what for event in episode.environment.events] == ["reset", "step", "step", "evaluate", "close"]
+
+
+def test_a_service_that_lies_about_its_tools_is_named() -> None:
+    described = described_tools({"tools": [{"name": "look", "parameters": "none"}, 3, {"title": "x"}]})
+    assert [each["name"] for each in described] == ["look"]
+    with pytest.raises(ToolSetupError, match="OpenAI's"):
+        world_tools(OneAtATime(SimpleNamespace(tools=described)), only_tools=False)  # type: ignore[arg-type]
+    assert described_tools("look: looks") == described_tools({"tools": "look"}) == described_tools(None) == ()

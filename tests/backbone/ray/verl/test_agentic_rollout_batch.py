@@ -1,4 +1,4 @@
-"""`AgenticRollout.generate_sequences` of `ajet.compat` on verl's `DataProto`. Only verl's rollout server is scripted."""
+"""`AgenticRollout.generate_sequences` on a `DataProto` of verl. Only the rollout server of verl is scripted."""
 
 from __future__ import annotations
 
