@@ -114,3 +114,14 @@ def test_a_search_finds_what_the_agent_must_be_told(
     best = read_best(tmp_path / "rooms-prompt")
     assert best["confirmed"]["after"] - best["confirmed"]["before"] >= 0.1
     assert "{request}" in best["templates"]["booker"]["text"]
+
+
+@pytest.mark.slow
+def test_the_program_with_agent_lightnings_names_finds_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with imports("example_prompt_tuning"):
+        import room_selector
+
+        best = read_best(room_selector.main(str(tmp_path), episodes=150))
+    assert best["confirmed"]["after"] - best["confirmed"]["before"] >= 0.1
+    assert "{request}" in best["templates"]["booker"]["text"]
