@@ -20,22 +20,13 @@ from ajet.gateway.traces import traces
 from ajet.http.answer import Answer, json_answer
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import InvalidRequestError, ModelCallError, RewardError
+from ajet.schema.response_id import bare_call_id
 from ajet.schema.task import finite_reward
 
 RETRY_AFTER_S = 1
 """How long clients should wait when the engine or the episode is overloaded."""
 
 Endpoint = Callable[[dict[str, Any], Caller], Awaitable[Answer]]
-
-
-_ID_PREFIXES = ("chatcmpl-", "msg_", "cmpl-", "resp_")
-
-
-def bare_call_id(response_id: str | None) -> str | None:
-    """The call that a response's id stands for, in any protocol."""
-    if not response_id:
-        return None
-    return next((response_id.removeprefix(one) for one in _ID_PREFIXES if response_id.startswith(one)), response_id)
 
 
 async def rewards(body: dict[str, Any], caller: Caller) -> Answer:

@@ -7,6 +7,7 @@ once, whole, or aborted; never both, never neither.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
@@ -21,6 +22,7 @@ from ajet.schema.errors import (
     GenerationTimeoutError,
     InvalidRequestError,
     ModelCallError,
+    RewardError,
     SessionClosedError,
 )
 from ajet.schema.generation import Completion, GenerateRequest
@@ -32,12 +34,13 @@ from ajet.session.settings import SessionSettings
 from ajet.session.span_log import SpanLog
 from ajet.session.stored_responses import StoredResponses
 from ajet.tracing import names
-from ajet.tracing.rewards import reward_of
+from ajet.tracing.rewards import call_of, reward_of
 
 if TYPE_CHECKING:
     from ajet.context_tracker import ContextTracker, PreparedCall, Renderer
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 MAX_SLOW_SCHEMAS = 3
 """An episode whose schemas took too long so often has no more of them applied."""
@@ -144,18 +147,23 @@ class EpisodeSession:
         self.tracker.reward(value, call=call, agent=agent, replace=replace)
 
     def add_spans(self, spans: Sequence[Span], *, rewards_count: bool) -> int:
-        """Keep spans with the episode; returns how many. A reward among them is the episode's, as by `reward`, if its
-        sender may give rewards. Once the episode is over, they are dropped."""
+        """Keep spans with the episode; returns how many. A reward among them is the episode's, or that of the call it
+        names, as by `reward`, if its sender may give rewards. Once the episode is over, they are dropped."""
         if self.closed:
             return 0
         kept = 0
         for span in spans:
-            reward = reward_of(span)
-            if reward is not None and rewards_count:
-                self.tracker.reward(reward.value)
-            elif reward is not None:
+            if (reward := reward_of(span)) is not None:
                 why = "it was sent without the control key"
-                span = replace(span, attributes={**span.attributes, names.NOT_COUNTED: why})
+                try:
+                    if rewards_count:
+                        self.tracker.reward(reward.value, call=call_of(span))
+                        why = ""
+                except RewardError as error:
+                    why = str(error)
+                    log.warning("episode %s: an emitted reward doesn't count: %s", self.episode_id, error)
+                if why:
+                    span = replace(span, attributes={**span.attributes, names.NOT_COUNTED: why})
             kept += self.spans.add(span)
         return kept
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from ajet.schema.response_id import bare_call_id
 from ajet.schema.span import Span
 from ajet.schema.task import Task
 from ajet.tracing.clocks import clock_of
-from ajet.tracing.rewards import get_reward_value
+from ajet.tracing.rewards import call_of, get_reward_value
 
 
 @dataclass(slots=True)
@@ -108,18 +109,28 @@ def to_tasks(spans: Sequence[Span]) -> list[Task]:
 
 
 def matched_rewards(calls: Sequence[LlmCall], spans: Sequence[Span]) -> list[float | None]:
-    """The reward of each call: in the order of time, each reward goes to the latest call that had ended before it and
-    has none yet. Clocks of other machines are set right first, by the responses that both tell of."""
+    """The reward of each call. A reward that names a response is its call's. In the order of time, each of the others
+    goes to the latest call that had ended before it and has none yet. Clocks of other machines are set right first, by
+    the responses that both tell of."""
+    rewards: list[float | None] = [None] * len(calls)
+    place = {bare_call_id(call.response_id): index for index, call in enumerate(calls) if call.response_id}
+    for span in spans:
+        named = call_of(span)
+        if (
+            named is not None
+            and (index := place.get(named)) is not None
+            and (value := get_reward_value(span)) is not None
+        ):
+            rewards[index] = value
     offsets = _clock_offsets(calls, spans)
     given = sorted(
         (
             (_time(span.start_time, span, offsets), span.sequence_id, value)
             for span in spans
-            if (value := get_reward_value(span)) is not None
+            if call_of(span) is None and (value := get_reward_value(span)) is not None
         ),
     )
     ends = [_time(call.span.end_time, call.span, offsets) for call in calls]
-    rewards: list[float | None] = [None] * len(calls)
     for when, _, value in given:
         free = [index for index, end in enumerate(ends) if end <= when and rewards[index] is None]
         if free:

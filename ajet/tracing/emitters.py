@@ -22,13 +22,15 @@ _MOST_STACK = 8_000
 def emit_reward(
     reward: Any,
     *,
+    call: str | None = None,
     primary_key: str | None = None,
     attributes: Mapping[str, Any] | None = None,
     propagate: bool = True,
 ) -> Span:
     """A reward: a number, or numbers by name, of which `primary_key` names the one that is trained.
 
-    The last one emitted is the episode's reward if the workflow returns none. Raises TypeError or ValueError.
+    With `call`, the `id` of a response, it is that model call's, and is added to the outcome. Without, the last one
+    emitted is the episode's reward if the workflow returns none. Raises TypeError or ValueError.
     """
     if isinstance(reward, Mapping):
         dimensions = _dimensions(reward, primary_key)
@@ -40,6 +42,10 @@ def emit_reward(
     for index, (name, value) in enumerate(dimensions.items()):
         values[names.REWARD_NAME.format(index)] = name
         values[names.REWARD_VALUE.format(index)] = value
+    if call is not None:
+        if not isinstance(call, str):
+            raise TypeError(f"emit_reward: call is the id of a response, not {type(call).__name__}")
+        values |= {names.LINK_KEY.format(0): names.RESPONSE_ID, names.LINK_VALUE.format(0): call}
     return emit("emit_reward", names.REWARD, {**flat(attributes or {}), **values}, propagate=propagate)
 
 

@@ -21,6 +21,11 @@ OPERATION_NAME = PREFIX + "operation.name"
 OPERATION_INPUT = PREFIX + "operation.input"
 OPERATION_OUTPUT = PREFIX + "operation.output"
 
+LINK_KEY = PREFIX + "link.{}.key_match"
+LINK_VALUE = PREFIX + "link.{}.value_match"
+"""A span is about another one: the one whose attribute of that name has that value."""
+RESPONSE_ID = "gen_ai.response.id"
+
 ROLLOUT_ID = PREFIX + "rollout_id"
 ATTEMPT_ID = PREFIX + "attempt_id"
 

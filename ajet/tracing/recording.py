@@ -17,7 +17,7 @@ from typing import Any
 
 from ajet.schema.span import Span, SpanStatus
 from ajet.tracing.attributes import bounded, plain
-from ajet.tracing.rewards import Reward, reward_of
+from ajet.tracing.rewards import Reward, call_of, reward_of
 from ajet.tracing.threads import inherited, mark_threads
 
 Sink = Callable[[Span], None]
@@ -51,11 +51,11 @@ class Recording:
         self.rollout_id = rollout_id or attempt_id
         self.trace_id = trace_id_of(attempt_id)
         self.reward: Reward | None = None
-        """The latest that was emitted."""
+        """The latest that was emitted for the episode."""
 
     def add(self, span: Span) -> None:
         """Take a span that is finished."""
-        if (reward := reward_of(span)) is not None:
+        if (reward := reward_of(span)) is not None and call_of(span) is None:
             self.reward = reward
         self._sink(span)
 

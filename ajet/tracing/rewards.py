@@ -8,6 +8,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ajet.schema.response_id import bare_call_id
 from ajet.schema.span import Span
 from ajet.tracing import names
 
@@ -33,6 +34,18 @@ def reward_of(span: Span) -> Reward | None:
     return Reward(next(iter(dimensions.values())), dimensions)
 
 
+def call_of(span: Span) -> str | None:
+    """The call that a reward is for, by its response's id. None: it isn't for a single call."""
+    for index in range(len(span.attributes)):
+        key = span.attributes.get(names.LINK_KEY.format(index))
+        if key is None:
+            break
+        value = span.attributes.get(names.LINK_VALUE.format(index))
+        if key == names.RESPONSE_ID and isinstance(value, str):
+            return bare_call_id(value)
+    return None
+
+
 def get_reward_value(span: Span) -> float | None:
     """The primary dimension of a span's reward."""
     reward = reward_of(span)
@@ -56,8 +69,9 @@ def find_reward_spans(spans: Sequence[Span]) -> list[Span]:
 
 
 def find_final_reward(spans: Sequence[Span]) -> float | None:
-    """The last reward: the one that counts for the episode."""
-    return next((value for span in reversed(spans) if (value := get_reward_value(span)) is not None), None)
+    """The last reward that is not a single call's: the one that counts for the episode."""
+    rewards = (get_reward_value(span) for span in reversed(spans) if call_of(span) is None)
+    return next((value for value in rewards if value is not None), None)
 
 
 def get_message_value(span: Span) -> str | None:

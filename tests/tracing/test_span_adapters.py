@@ -39,6 +39,13 @@ def reward(value: float, at: float, **more: Any) -> Span:
     )
 
 
+def test_a_reward_that_names_a_response_is_its_calls_whatever_the_clocks_say() -> None:
+    spans = [call(0, 1, 2), call(1, 3, 4), reward(0.2, 0.0), reward(0.7, 9.0)]
+    link = {"agentlightning.link.0.key_match": "gen_ai.response.id", "agentlightning.link.0.value_match": "chatcmpl-c0"}
+    spans[2].attributes.update(link)
+    assert matched_rewards(llm_calls(spans), spans) == [0.2, 0.7]
+
+
 @pytest.mark.parametrize(
     ("rewards", "expected"),
     [

@@ -21,6 +21,9 @@ from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count,
 from ajet.config.sections import HelperConfig
 from ajet.schema.errors import EngineOverloadedError, RewardError
 from ajet.session import EpisodeSession, SessionSettings
+from ajet.tracing import emit_reward, find_final_reward
+from ajet.tracing.recording import Recording
+from ajet.tracing.rewards import reward_of
 from ajet.tuner import AjetTuner, HelperModel
 from ajet.tuner.clients import TunedOpenAI
 
@@ -65,6 +68,31 @@ def test_openai_client_whole_and_streamed() -> None:
     episode = session.tracker.finish(1.0)
     assert [call.reward for call in episode.tree.calls] == [0.5, None, None]
     assert [call.replaces_outcome for call in episode.tree.calls] == [True, False, False]
+
+
+def test_an_emitted_reward_of_a_call_is_trained_as_that_calls(caplog: pytest.LogCaptureFixture) -> None:
+    async def workflow(tuner: AjetTuner) -> None:
+        client = tuner.as_raw_openai_sdk_client()
+        sink = tuner.span_sink()
+        recording = Recording(sink.add, "e1")
+        with recording.active():
+            first = await client.chat.completions.create(messages=USER)
+            second = await client.chat.completions.create(messages=USER)
+            emit_reward(0.25, call=first.id)
+            emit_reward({"right": 0.5, "brief": 1.0}, primary_key="right", call=second.id)
+            emit_reward(0.75)
+            emit_reward(9.0, call="none")
+            with pytest.raises(TypeError, match="id of a response"):
+                emit_reward(1.0, call=first)
+        assert recording.reward is not None and recording.reward.value == 0.75, "the one that is no call's"
+        sink.flush()
+
+    session = in_workflow(LineEngine(CALL), workflow)
+    episode = session.tracker.finish(None)
+    assert (episode.reward, [call.reward for call in episode.tree.calls]) == (0.75, [0.25, 0.5])
+    assert "doesn't count: tuner.reward(call='none')" in caplog.text
+    assert [reward_of(span) is None for span in session.spans.spans] == [False, False, False, True]
+    assert find_final_reward(session.spans.spans) == 0.75
 
 
 def test_errors_are_openais_own() -> None:
