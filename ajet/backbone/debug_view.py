@@ -14,6 +14,7 @@ from ajet.observe.episode_metrics import is_success
 from ajet.schema.call_tree import ROOT, Call
 from ajet.schema.chat import Message
 from ajet.schema.episode import Episode
+from ajet.schema.printable import printable
 from ajet.schema.traceback_text import condensed
 
 TEXT_CHARS = 600
@@ -246,8 +247,3 @@ def shortened(text: str, limit: int = TEXT_CHARS) -> str:
     if len(text) > limit:
         text = f"{text[:limit]}… ({len(text) - limit} more characters)"
     return text.replace("\n", "\n       ")
-
-
-def printable(text: str) -> str:
-    """The text with control characters and marks of reading direction escaped."""
-    return "".join(char if char in "\n\t" or char.isprintable() else f"\\x{ord(char):02x}" for char in text)

@@ -158,6 +158,9 @@ def _run(module: str, arguments: list[str]) -> int:
 
 def fail(message: str, code: int = EXIT_USER_ERROR) -> int:
     """Print an error to stderr. Returns `code`."""
+    from ajet.schema.printable import printable
+
+    message = printable(message)
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     print(f"\033[1;31merror:\033[0m {message}" if colour else f"error: {message}", file=sys.stderr)
     return code

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ajet.schema.errors import UserError
+from ajet.schema.printable import printable
 
 if TYPE_CHECKING:
     from ajet.workflow import Workflow
@@ -65,7 +66,7 @@ async def _work(arguments: Namespace, key: str, number: int, runner: int, workfl
         settings = WorkerSettings(arguments.connect, key, name, arguments.ca, patience, parent=runner)
         await work(settings, workflow_class, stop)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return AWAY if isinstance(error, StoreUnavailableError) else REFUSED
     return 0
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.observe.secrets import Masker
+from ajet.schema.printable import printable
 
 ROOT_LOGGER = "ajet"
 TRACEBACK = "traceback"
@@ -142,4 +143,4 @@ class _HumanFormatter(logging.Formatter):
             text += f" ({repeated:,} such warnings so far)"
         if record.exc_info and record.levelno >= logging.ERROR:
             text += "\n" + self.formatException(record.exc_info)
-        return self._masker.text(text)
+        return printable(self._masker.text(text))

@@ -45,7 +45,7 @@ def test_turns_tool_calls_reward_and_status(capsys: pytest.CaptureFixture[str]) 
         '→ add({"a": 1})',
         "tool: 2",
         "solver · turn 2",
-        r"[bold]go[/bold] \x1b[31m\x202e",
+        r"[bold]go[/bold] \x1b[31m\u202e",
         "completed · reward 1 · 2 turns, 1 tool call",
         "1 episode, 0 without a reward. Recorded in folder",
     ):

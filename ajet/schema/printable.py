@@ -1,0 +1,22 @@
+"""`printable`: text from elsewhere, as it may be shown on a terminal."""
+
+from __future__ import annotations
+
+import re
+
+_ODD = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""Control characters but tabs and line breaks, and characters that reorder or hide text. The viewer shows the same ones
+by name."""
+
+
+def printable(text: str) -> str:
+    """The text with such characters escaped: it can't move the cursor, nor look like other text."""
+    return _ODD.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,31 @@
+"""What comes from elsewhere can't play tricks on a terminal: not in errors, not in the log."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from ajet.cli.main import fail
+from ajet.observe.logs import _HumanFormatter
+from ajet.schema.printable import printable
+
+HOSTILE = "gone\x1b[2J\rok \u202etxt.exe\x9b1m"
+SHOWN = r"gone\x1b[2J\x0dok \u202etxt.exe\x9b1m"
+
+
+def test_only_what_plays_tricks_is_escaped() -> None:
+    plain = "Grüße\n\t\u65e5\u672c\u8a9e \u0645\u0631\u062d\u0628\u0627 \U0001f468\u200d\U0001f469\u200d\U0001f467"
+    assert printable(plain) == plain, "a family of emoji is joined by U+200D"
+    assert printable(HOSTILE) == SHOWN
+    assert printable("\ud83d \U000e0041") == r"\ud83d \U000e0041"
+
+
+def test_errors_and_log_lines_are_printable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert fail(HOSTILE) == 2
+    assert capsys.readouterr().err == f"error: {SHOWN}\n"
+    record = logging.LogRecord("x", logging.WARNING, __file__, 1, "runner w: %s", (HOSTILE,), None)
+    assert _HumanFormatter().format(record) == f"warning: runner w: {SHOWN}"
