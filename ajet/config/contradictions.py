@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from ajet.config.engine_contradictions import ENGINE_CHECKS
 from ajet.config.episode_contradictions import EPISODE_CHECKS
 from ajet.config.judges import LlmJudgeConfig, OpenJudgeConfig, RubricsConfig
 from ajet.config.keys import nearest
@@ -13,7 +14,7 @@ from ajet.config.root import AjetConfig, BackboneName
 from ajet.schema.generation import GREEDY_BELOW
 
 TRAINABLE_ENGINES: Mapping[BackboneName, tuple[EngineName, ...]] = {
-    "local": ("torch",),
+    "local": ("torch", "vllm", "sglang"),
     "verl": ("torch", "vllm", "sglang"),
     "trinity": ("torch", "vllm", "sglang"),
 }
@@ -206,16 +207,6 @@ def _scores(ajet: AjetConfig) -> Iterator[Contradiction]:
             )
 
 
-def _rollout_engine(ajet: AjetConfig) -> Iterator[Contradiction]:
-    rollout = ajet.rollout
-    if rollout.deterministic and rollout.engine != "torch":
-        yield Contradiction(
-            ("rollout.deterministic", "rollout.engine"),
-            f"only the embedded engine repeats bit for bit, and rollout.engine is {rollout.engine}",
-            "set rollout.engine: torch, or leave deterministic out",
-        )
-
-
 def _keys(ajet: AjetConfig) -> Iterator[Contradiction]:
     ttl, timeout = ajet.gateway.key_ttl, ajet.rollout.episode_timeout
     if ttl is not None and ttl < timeout:
@@ -353,6 +344,7 @@ def _has_price(ajet: AjetConfig) -> bool:
 
 CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     *EPISODE_CHECKS,
+    *ENGINE_CHECKS,
     _lengths,
     _groups,
     _batches,
@@ -363,7 +355,6 @@ CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _early_stop,
     _curriculum,
     _scores,
-    _rollout_engine,
     _keys,
     _helper,
     _baselines,

@@ -61,9 +61,11 @@ class VllmConfig(Section):
     max_restarts: Count = 3
     """How often to restart a server that died before the run fails."""
     sleep: bool = False
-    """Free the GPU's memory during updates, if one GPU serves both vLLM and the trainer."""
+    """Free the GPU's memory during updates, if one GPU serves both vLLM and the trainer. The optimiser's state then
+    rests in host memory while vLLM is awake."""
     devices: list[Count] = []
-    """GPUs for the engines (`tensor_model_parallel_size` for each). []: all that are visible."""
+    """GPUs for the engines (`tensor_model_parallel_size` for each), counted among the visible ones. []: all that are
+    visible; on `local`, those that the trainer leaves free if they are enough."""
     extra_args: list[str] = []
     """Further command-line arguments for vLLM's server."""
 
@@ -245,6 +247,12 @@ class RolloutConfig(Section):
     """GPUs per inference engine."""
     n_vllm_engine: Positive = 1
     """Inference engines side by side; an episode stays on one of them."""
+    max_staleness: Count = 0
+    """Most updates that a trained token may be behind. 0: rollout and update alternate. Above 0, with an engine that
+    has weights of its own, episodes of the next steps are drawn while a step is trained."""
+    weights_folder: str | None = None
+    """Where new weights are written for an engine that has weights of its own. SGLang's servers must be able to read
+    it. null: this machine's memory (`/dev/shm`), or its folder for temporary files if they don't fit."""
     seed: Annotated[int, Field(ge=0), NotBool] = 0
     """Seed of everything that is drawn at random while episodes run."""
     deterministic: bool = False

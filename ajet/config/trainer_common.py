@@ -255,6 +255,8 @@ class TrainerCommonConfig(Section):
     """Accepted for old files, without effect. Batches are split by tokens."""
     log_prob_micro_batch_size_per_gpu: Count | None = None
     """Accepted for old files, without effect. Batches are split by tokens."""
+    gpu: Count | None = None
+    """The GPU that trains, counted among the visible ones. null: the first that `rollout.vllm.devices` doesn't name."""
     nnodes: Positive = 1
     """Machines."""
     n_gpus_per_node: Count = 8

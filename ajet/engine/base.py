@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 from ajet.engine.model_source import ModelSource
@@ -35,25 +36,32 @@ class Engine(Protocol):
         ...
 
     async def load_weights(self, source: Any, version: int) -> None:
-        """Serve these weights from now on, as this policy version. Prefixes cached earlier are never used again."""
+        """Serve these weights from now on, as this policy version. Prefixes cached earlier are never used again.
+
+        An engine with weights of its own that dies meanwhile, or later, comes back with them. One that sleeps wakes
+        first."""
 
     async def pause(self) -> None:
-        """Start no new requests, and wait until none is in flight."""
+        """Start no new requests, and wait until none is in flight. An engine that can sleep then does."""
 
     async def resume(self) -> None: ...
 
     async def aclose(self) -> None: ...
 
 
-def build_engine(config: Any) -> Engine:
-    """The engine that `rollout.engine` names, for the model in `model.path`. Returns at once; weights load later."""
+def build_engine(config: Any, *, device: str | None = None, gpus: Sequence[int] = (), adapter_rank: int = 0) -> Engine:
+    """The engine that `rollout.engine` names, for the model in `model.path`. Returns at once; weights load later.
+
+    `device`: where the embedded engine computes; `gpus`: where vLLM's servers do, instead of `rollout.vllm.devices`;
+    `adapter_rank`: of the LoRA adapters that vLLM will be given.
+    """
     name = config.ajet.rollout.engine
     if name == "torch":
         from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 
-        return TorchEngine(config.ajet.model.path, TorchEngineSettings.from_config(config))
+        return TorchEngine(config.ajet.model.path, replace(TorchEngineSettings.from_config(config), device=device))
     if name == "vllm":
-        return _vllm(config)
+        return _vllm(config, tuple(gpus), adapter_rank)
     if name == "sglang":
         from ajet.engine.remote.client import RemoteSettings
         from ajet.engine.sglang import SglangEngine
@@ -69,10 +77,11 @@ def build_engine(config: Any) -> Engine:
     raise ConfigError(f"rollout.engine {name!r} does not exist: one of {', '.join(ENGINES)}")
 
 
-def _vllm(config: Any) -> Engine:
+def _vllm(config: Any, gpus: tuple[int, ...], adapter_rank: int) -> Engine:
     from ajet.engine.vllm.arguments import VllmSettings
 
     settings = VllmSettings.from_config(config)
+    settings = replace(settings, devices=gpus or settings.devices, lora_rank=adapter_rank)
     if config.ajet.rollout.vllm.mode == "in_process":
         from ajet.engine.vllm.in_process import VllmInProcessEngine
 

@@ -120,15 +120,16 @@ def try_counts(groups: Sequence[Sequence[object]]) -> list[int]:
 
 
 def staleness(episodes: Sequence[Episode], version: int) -> dict[str, float]:
-    """How many versions newer than the sampling policy the trained one is, averaged over trained tokens."""
-    tokens = lag = 0
+    """How many versions newer than the sampling policy the trained one is: mean and maximum over trained tokens."""
+    tokens = lag = most = 0
     for call in (call for episode in episodes for call in episode.tree.calls if call.mask.any()):
         ends = [*(first for first, _ in call.versions[1:]), len(call.mask)]
         for (first, drawn), end in zip(call.versions, ends, strict=True):
             trained = int(call.mask[first:end].sum())
             tokens += trained
             lag += trained * (version - drawn)
-    return {"train/staleness": lag / tokens} if tokens else {}
+            most = max(most, version - drawn) if trained else most
+    return {"train/staleness": lag / tokens, "train/staleness/max": float(most)} if tokens else {}
 
 
 def _sizes(counted: Sequence[Episode]) -> dict[str, float]:

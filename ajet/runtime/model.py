@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.engine.base import Engine, build_engine
 from ajet.engine.model_source import ModelSource
-from ajet.schema.errors import ConfigError, UserError
+from ajet.schema.errors import ConfigError, EngineError, UserError
 from ajet.schema.install import require_training
 from ajet.session import EpisodeSession, SeedKey, SessionSettings
 from ajet.session.reply_parser import ReplyParser
@@ -110,11 +110,15 @@ class ModelLoader:
         except UserError as error:
             self.engine_error = error
         except Exception as error:  # noqa: BLE001 - whatever an engine's library raises
-            ajet = self._config.ajet
-            self.engine_error = ConfigError(
-                f"ajet.rollout.engine: {ajet.rollout.engine} could not load {ajet.model.path!r}: "
-                f"{type(error).__name__}: {error}"
-            )
+            self.engine_error = self.refusal(error)
+
+    def refusal(self, error: Exception) -> UserError:
+        """Why the run can't begin, if this is what the engine raised while it loaded."""
+        ajet = self._config.ajet
+        name = "" if isinstance(error, EngineError) else f"{type(error).__name__}: "
+        return ConfigError(
+            f"ajet.rollout.engine: {ajet.rollout.engine} could not load {ajet.model.path!r}: {name}{error}"
+        )
 
     def _load(self) -> None:
         try:

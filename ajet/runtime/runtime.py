@@ -19,6 +19,7 @@ from ajet.gateway.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.helper import HelperModel
 from ajet.runtime.model import MakeEngine, Model, ModelLoader
 from ajet.runtime.service_loop import ServiceLoop, wait_for
+from ajet.schema.errors import EngineError
 from ajet.session import EpisodeSession, SessionSettings
 from ajet.task_judge.base_judge import BaseJudge, load_judge
 from ajet.task_judge.group_judge import GroupJudge
@@ -127,9 +128,12 @@ class Runtime:
         return wait_for(self._loader.loaded)
 
     def engine_ready(self) -> Engine:
-        """Wait for the engine and return it. Raises the error that stopped it from loading."""
+        """Wait for the engine and return it. Raises what stopped it from loading, as a `UserError`."""
         engine = self.model().engine
-        self.run(engine.ready())
+        try:
+            self.run(engine.ready())
+        except EngineError as error:
+            raise self._loader.refusal(error) from error
         return engine
 
     # ------------------------------------------------------------ sessions, on the service loop

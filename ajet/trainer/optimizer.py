@@ -107,6 +107,24 @@ class MasterAdamW:
             parameter.grad = None
             self._masters[name].grad = None
 
+    def rest(self) -> None:
+        """Move the state to host memory until `wake`."""
+        self._move(torch.device("cpu"))
+
+    def wake(self) -> None:
+        """Bring the state back to where the parameters are."""
+        self._move(next(iter(self.parameters.values())).device)
+
+    def _move(self, device: torch.device) -> None:
+        """The moments and the master copies; step counters stay where they are."""
+        for name, master in self._masters.items():
+            state = self._adam.state.get(master, {})
+            for key, value in state.items():
+                if key != "step" and isinstance(value, Tensor):
+                    state[key] = value.to(device)
+            if master is not self.parameters[name]:
+                master.data = master.data.to(device)
+
     def tensors(self) -> dict[str, Tensor]:
         """The state as named tensors: `<parameter>|exp_avg`, …, and master copies as `<parameter>|master`."""
         found: dict[str, Tensor] = {}

@@ -352,7 +352,7 @@ def contradictions() -> Iterator[Mutation]:
         ("max_model_len", "17000", "rollout.max_model_len", "raise rollout.max_model_len to 18000"),
         ("num_repeat", "1", "rollout.num_repeat", "nothing would be learnt"),
         ("temperature", "0", "rollout.temperature", "set a temperature above 0"),
-        ("engine", "vllm", "rollout.engine", "set rollout.engine: torch, or use --backbone=verl or trinity"),
+        ("engine", "torch\n    max_staleness: 1", "rollout.max_staleness", "set rollout.engine: vllm"),
         ("mini_batch_num", "33", "trainer_common.mini_batch_num", "lower mini_batch_num to 32"),
         ("engine", "remote", "rollout.engine", "use --backbone=debug"),
         ("num_repeat", "4\n    min_group_size: 5", "rollout.min_group_size", "lower min_group_size"),

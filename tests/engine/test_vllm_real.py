@@ -90,9 +90,8 @@ def changed_model() -> Any:
     """The model with other weights."""
     model = ModelSource.resolve("tiny:qwen2").model()
     with torch.no_grad():
-        for name, value in model.named_parameters():
-            if name.endswith("proj.weight"):
-                value.add_(0.05 * torch.randn(value.shape, generator=torch.Generator().manual_seed(0)))
+        for value in model.parameters():  # all of them: vLLM must forget none
+            value.add_(0.05 * torch.randn(value.shape, generator=torch.Generator().manual_seed(0)))
     return model
 
 

@@ -31,8 +31,11 @@ def test_staleness_weighs_by_trained_tokens() -> None:
     first.mask[:] = True
     half = len(first.mask) // 4
     first.versions = [(0, 3), (half, 5)]
-    assert staleness([one], version=5) == {"train/staleness": pytest.approx(2 * half / len(first.mask))}
+    mean = 2 * half / len(first.mask)
+    assert staleness([one], version=5) == {"train/staleness": pytest.approx(mean), "train/staleness/max": 2.0}
     first.mask[:half] = False
-    assert staleness([one], version=5) == {"train/staleness": 0.0}, "what is masked does not count"
+    assert staleness([one], version=5) == {"train/staleness": 0.0, "train/staleness/max": 0.0}, (
+        "what is masked does not count"
+    )
     first.mask[:] = False
     assert staleness([one], version=5) == {}

@@ -1,12 +1,17 @@
-"""The embedded engine's model, made trainable: LoRA, the frozen reference, the trainer, its checkpoints.
+"""The model that the local backbone trains: LoRA, the frozen reference, trainer, checkpoints, the way to the engine.
 
-The trainer changes the parameters that the engine serves, in place, while the engine is paused.
+The order of an update, where trainer and engine take turns: `pause` (with `rollout.vllm.sleep`, the engine frees the
+GPU's memory), the optimiser's state returns to the GPU, the update, the state rests in host memory again,
+`load_weights` (a sleeping engine wakes first), `resume`. Where they overlap: the update, then `pause`, `load_weights`,
+`resume`. Either way no reply is in flight while weights change, so each has a single version.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +20,7 @@ import numpy as np
 import torch
 
 from ajet.backbone.local.teacher import teacher_of
+from ajet.backbone.local.weights import weight_sync
 from ajet.backbone.training_settings import train_settings
 from ajet.credit import Credit, EpisodeSummary
 from ajet.engine.model_source import ModelSource
@@ -33,30 +39,33 @@ log = logging.getLogger("ajet.backbone.local")
 
 
 class Learner:
-    """Updates the model that the engine serves."""
+    """Updates the model, and has the engine serve the result."""
 
-    def __init__(self, config: Config, runtime: Runtime, total_steps: int) -> None:
+    def __init__(self, config: Config, runtime: Runtime, total_steps: int, device: str | None = None) -> None:
         self._config = config
         self._runtime = runtime
         self._engine = runtime.engine_ready()
-        model = getattr(self._engine, "model", None)
-        if model is None:
-            raise ConfigError(
-                f"ajet.rollout.engine: {config.ajet.rollout.engine} doesn't share its weights with this process; the "
-                "local backbone trains with `engine: torch`. For other engines use --backbone=verl or trinity"
-            )
-        embedded: Any = self._engine
-        self._cpu_threads: int = embedded.cpu_threads
+        self._device = device
+        self._overlaps = config.ajet.rollout.max_staleness > 0
+        self._sync = weight_sync(config, self._engine, device)
+        model = self._sync.model
         self.tokenizer = runtime.model().tokenizer
         if config.ajet.model.lora.enabled:
             model = with_adapters(model, config)
-        _mention_gpus()
+        if self._sync.shared:
+            _mention_gpus()
         settings = train_settings(config, total_steps)
         on_gpu = next(model.parameters()).device.type == "cuda"
         self.trainer = Trainer(
             model, replace(settings, gradient_checkpointing=on_gpu), reference=self._reference(settings.loss.kl_coef)
         )
         self._teacher = teacher_of(config, runtime, self.tokenizer, self.trainer.budget)
+        self._rests = on_gpu and config.ajet.rollout.engine == "vllm" and config.ajet.rollout.vllm.sleep
+        """Whether the optimiser's state leaves the GPU while the engine is awake there."""
+        if self._rests:
+            self.trainer.optimizer.rest()
+        if config.ajet.rollout.engine == "sglang":
+            self._serve(0)  # servers that were started before may have been given other weights since
 
     def _reference(self, kl_coef: float) -> Any:
         """The starting weights, frozen. With LoRA, the base weights serve as reference."""
@@ -64,21 +73,53 @@ class Learner:
         if self._config.ajet.model.lora.enabled or not (kl_coef or in_reward):
             return None
         model = self._config.ajet.model
-        reference: Any = ModelSource.resolve(model.path).model(model.dtype, model.attn)
+        reference: Any = ModelSource.resolve(model.path).model(model.dtype, model.attn, self._device)
         return reference.requires_grad_(False)
 
     def update(self, episodes: Sequence[Episode], credit: Credit, version: int) -> dict[str, float]:
         """Train on these episodes; the engine then serves the result as this version."""
         batch = [(episode.tree, given) for episode, given in zip(episodes, credit.episodes, strict=True)]
+        with self._engine_away(not self._overlaps):
+            torch.set_num_threads(self._sync.cpu_threads)
+            with self._trainer_at_work():
+                taught = None if self._teacher is None else self._teacher.logprobs(batch)
+                metrics = self.trainer.update(batch, taught)
+            with self._engine_away(self._overlaps):
+                metrics["time/sync"] = self._serve(version)
+        return metrics
+
+    def _serve(self, version: int) -> float:
+        """Have the engine serve the present weights as this version. Returns how long that took."""
+        began = time.perf_counter()
+        source = self._sync.source(self.trainer.model, version)
+        self._runtime.run(self._engine.load_weights(source, version))
+        self._sync.served()
+        return time.perf_counter() - began
+
+    @contextmanager
+    def _engine_away(self, needed: bool = True) -> Iterator[None]:
+        """While this lasts, the engine generates nothing, and leaves the GPU to the trainer if it can."""
+        if not needed:
+            yield
+            return
         self._runtime.run(self._engine.pause())
-        torch.set_num_threads(self._cpu_threads)
         try:
-            taught = None if self._teacher is None else self._teacher.logprobs(batch)
-            metrics = self.trainer.update(batch, taught)
-            self._runtime.run(self._engine.load_weights(None, version))
+            yield
         finally:
             self._runtime.run(self._engine.resume())
-        return metrics
+
+    @contextmanager
+    def _trainer_at_work(self) -> Iterator[None]:
+        """While this lasts, what the trainer needs is on its device; afterwards the memory is the engine's."""
+        if not self._rests:
+            yield
+            return
+        self.trainer.optimizer.wake()
+        try:
+            yield
+        finally:
+            self.trainer.optimizer.rest()
+            torch.cuda.empty_cache()
 
     def logprobs_before(self, episodes: Sequence[Episode]) -> dict[str, list[FloatArray]]:
         """By episode and call: each sampled token's logprob under the weights before the last update. NaN for tokens
@@ -99,12 +140,9 @@ class Learner:
         """`use_kl_in_reward`: subtract the divergence from the starting model from the reward of each call, where it
         arises. Returns its mean over episodes."""
         batch: list[tuple[CallTree, Any]] = [(e.tree, c) for e, c in zip(episodes, credit.episodes, strict=True)]
-        self._runtime.run(self._engine.pause())
-        try:
+        with self._engine_away():
             policy = self.trainer.logprobs(batch)
             reference = self.trainer.reference_logprobs(batch)
-        finally:
-            self._runtime.run(self._engine.resume())
         drift = {key: float((values - reference[key]).sum()) for key, values in policy.items()}
         coefficient = self._config.ajet.trainer_common.kl_loss_coef
         for (episode, call), total in drift.items():
@@ -117,10 +155,14 @@ class Learner:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint."""
-        self._runtime.run(self._engine.pause())
-        read_trainer(self.trainer, checkpoint)
-        self._runtime.run(self._engine.load_weights(None, checkpoint.step))
-        self._runtime.run(self._engine.resume())
+        with self._engine_away():
+            with self._trainer_at_work():
+                read_trainer(self.trainer, checkpoint)
+            self._serve(checkpoint.step)
+
+    def close(self) -> None:
+        """Remove what was written for the engine. To be called when the engine has ended."""
+        self._sync.close()
 
 
 def with_adapters(model: Any, config: Config) -> Any:
@@ -169,6 +211,7 @@ def linear_modules(model: Any) -> list[str]:
 def _mention_gpus() -> None:
     if torch.cuda.device_count() > 1:
         log.warning(
-            "this machine has %d GPUs, of which the local backbone uses one. --backbone=verl uses all",
+            "this machine has %d GPUs, of which this run uses one: the embedded engine shares the trainer's. "
+            "rollout.engine: vllm samples on the others, and --backbone=verl uses all",
             torch.cuda.device_count(),
         )

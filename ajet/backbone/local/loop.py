@@ -1,7 +1,8 @@
 """The loop: groups of episodes → credit → update → the engine serves the new weights → metrics, validation, checkpoint.
 
-Rollout and update strictly alternate. A step is complete when its metrics are written. Checkpoints hold complete steps
-only, so a resumed run neither repeats nor skips any.
+Rollout and update alternate, unless `rollout.max_staleness` lets the rollout run ahead (`rollouts.py` says in which
+order things then happen). A step is complete when its metrics are written. Checkpoints hold complete steps only, so a
+resumed run neither repeats nor skips any.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from ajet.backbone.early_stop import EarlyStop
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
+from ajet.backbone.local.placement import place, visible_gpus
 from ajet.backbone.local.replay import Replay
+from ajet.backbone.local.rollouts import Rollouts
 from ajet.backbone.plan import imitates_a_file, training_steps, validates_after, validation_repeats
 from ajet.backbone.report import EXIT_NOTHING_TRAINED, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, taught_alone
 from ajet.backbone.validation import validation_metrics
 from ajet.context_tracker import describe_reasons, top_reasons
-from ajet.credit import Credit, ZeroVariance, compute_credit, imitation_credit, summarise, teaches
-from ajet.observe.episode_metrics import FAULTS, episode_metrics, is_success, played, staleness
+from ajet.credit import Credit, compute_credit, imitation_credit, summarise, teaches
+from ajet.engine.base import Engine, build_engine
+from ajet.observe.episode_metrics import episode_metrics, staleness
 from ajet.observe.metric_names import step_names
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
@@ -45,8 +49,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ajet.backbone.local")
 
-RESAMPLE_ROUNDS = 3
-"""`zero_variance_groups: resample`: how many batches of tasks are tried before a step goes on with what it has."""
 MANY_ABANDONED = 0.5
 """Share of a step's sampled tokens above which the log mentions that they are masked."""
 BARREN_STEPS = 5
@@ -79,13 +81,15 @@ class LocalRun:
             keep=self.common.keep_checkpoints,
             keep_best=self.common.keep_best,
         )
-        self.runtime = Runtime(config, on_episode=self.progress.episode)
+        self.placement = place(config, visible_gpus())
+        self.runtime = Runtime(config, make_engine=self._make_engine, on_episode=self.progress.episode)
         self.credit_settings = credit_settings(config)
         self.threshold = config.ajet.task_judge.success_threshold
         self.stream: TaskStream
         self.taught: list[EpisodeGroup] = []
         """Of the present step's new groups, those that teach something."""
         self.learner: Learner
+        self.rollouts: Rollouts
         self.total = 0
         self.step = 0
         self.saved = 0
@@ -114,14 +118,27 @@ class LocalRun:
                 except (KeyboardInterrupt, BrokenPipeError):
                     self._save()  # the last complete step, without an update that was cut short
                     raise
+                finally:
+                    self.rollouts.stop()
                 trained = self.learner.trainer.updates - before
         finally:
             self.recorder.close()
+            if hasattr(self, "learner"):
+                self.learner.close()
         if not trained:
             log.error("%s", why_nothing_trained(self.experiment.path, resumed, self.progress.state.tally))
             return EXIT_NOTHING_TRAINED
         self._tell_failures()
         return 0
+
+    def _make_engine(self, config: Config) -> Engine:
+        lora = config.ajet.model.lora
+        return build_engine(
+            config,
+            device=self.placement.trainer,
+            gpus=self.placement.engine,
+            adapter_rank=lora.rank if lora.enabled else 0,
+        )
 
     def _tell_failures(self) -> None:
         tally = self.progress.state.tally
@@ -141,9 +158,10 @@ class LocalRun:
         self._refuse_if_complete(done)
         self.progress.start(self.experiment.name, "local", self.total, done, self.viewer)
         self.progress.phase("load", detail=f"{self.config.ajet.model.path}, engine {self.config.ajet.rollout.engine}")
-        self.learner = Learner(self.config, self.runtime, self.total)
+        self.learner = Learner(self.config, self.runtime, self.total, self.placement.trainer)
         self.recorder.use_tokenizer(self.learner.tokenizer)
         self.reader_state = self.stream.state_dict()
+        self.rollouts = Rollouts(self.config, self.runtime, self.stream, self.progress, self._teaches, self.total)
         if checkpoint is not None:
             self.progress.phase("load", detail=f"checkpoint {checkpoint.path}")
             self._resume(checkpoint)
@@ -165,7 +183,6 @@ class LocalRun:
         for step in range(self.step + 1, self.total + 1):
             metrics = self._demonstrate(step) if self.from_file else self._step(step)
             self.step = step
-            self.reader_state = self.stream.state_dict()
             self.replay.add(step, self.taught)
             if self.validation_tasks and validates_after(self.config, step, self.total):
                 metrics |= self._validate()
@@ -182,7 +199,8 @@ class LocalRun:
 
     def _step(self, step: int) -> dict[str, float]:
         began = time.perf_counter()
-        groups = self._rollout(step)
+        drawn = self.rollouts.take(step)
+        groups = drawn.groups
         rolled_out = time.perf_counter()
         usable = [group for group in groups if group.complete]
         replayed = self.replay.draw(step)
@@ -192,6 +210,8 @@ class LocalRun:
         credit, extra = self._credit(trained)
         self.progress.phase("train")
         extra |= self.learner.update(episodes, credit, step)
+        self.rollouts.trained(step)
+        self.reader_state = drawn.reader_state
         updated = time.perf_counter()
         self._record(groups, credit, step, self.learner.logprobs_before(episodes))
         everyone = [episode for group in groups for episode in (*group.episodes, *group.failed)]
@@ -201,14 +221,10 @@ class LocalRun:
         metrics = episode_metrics(everyone, success_threshold=self.threshold)
         metrics |= extra | credit.metrics | _ledger(everyone)
         metrics |= step_names(metrics)
-        metrics |= staleness(episodes, version=step - 1)
-        if isinstance(self.stream, Curriculum):
-            metrics |= self.stream.metrics()
+        metrics |= staleness(episodes, version=step - 1) | drawn.metrics
         metrics |= {
-            "train/epoch": self.stream.epoch,
             "train/incomplete_groups": float(len(groups) - len(usable)),
             "train/replayed_groups": float(len(replayed)),
-            "time/rollout": rolled_out - began,
             "time/train": updated - rolled_out,
             "time/step": time.perf_counter() - began,
         }
@@ -216,39 +232,8 @@ class LocalRun:
         metrics["perf/tokens_per_second"] = sampled / max(metrics["time/rollout"], 1e-9)
         return metrics
 
-    def _rollout(self, step: int) -> list[EpisodeGroup]:
-        """A batch of groups. With `resample`, further tasks replace groups whose rewards are all equal."""
-        wanted = self.config.ajet.data.train_batch_size
-        resample = self.credit_settings.zero_variance is ZeroVariance.RESAMPLE
-        groups: list[EpisodeGroup] = []
-        ran: list[Task] = []
-        teaching = 0
-        for _ in range(RESAMPLE_ROUNDS if resample else 1):
-            tasks: list[Task] = self.stream.next_batch()
-            self.progress.phase("rollout", len(tasks) * self.config.ajet.rollout.num_repeat)
-            if self.runtime.outside is not None:
-                fresh = self.runtime.run(self.runtime.outside.next_groups(len(tasks), step))
-            else:
-                fresh = self.runtime.run(self.runtime.pool.run_groups(tasks, step=step, earlier=ran))
-            groups += fresh
-            ran += tasks
-            self._note_solved(fresh)
-            teaching += sum(self._teaches(group) for group in fresh if group.complete)
-            if teaching >= wanted:
-                break
-        return groups
-
     def _teaches(self, group: EpisodeGroup) -> bool:
         return teaches([summarise(episode) for episode in group.episodes], self.credit_settings)
-
-    def _note_solved(self, groups: Sequence[EpisodeGroup]) -> None:
-        """Tell a curriculum how often the tasks were solved. Faults are no tries; other failures are failed ones."""
-        if not isinstance(self.stream, Curriculum):
-            return
-        for group in groups:
-            ended = played([*group.episodes, *group.failed])
-            tries = [is_success(episode, self.threshold) for episode in ended if episode.status not in FAULTS]
-            self.stream.note(group.task_id, sum(tries), len(tries))
 
     def _credit(self, groups: list[EpisodeGroup]) -> tuple[Credit, dict[str, float]]:
         summaries = [[summarise(episode) for episode in group.episodes] for group in groups]
@@ -283,6 +268,7 @@ class LocalRun:
         metrics = self.learner.update(episodes, credit, step)
         metrics["train/loss"] = metrics.get("loss/policy", 0.0)
         metrics["train/epoch"] = self.stream.epoch
+        self.reader_state = self.stream.state_dict()
         metrics["time/step"] = time.perf_counter() - began
         return metrics
 

@@ -33,6 +33,9 @@ TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """HTTP statuses after which the same request may well succeed."""
 REFUSED_KEY = frozenset({401, 403})
 MAX_PAUSE_S = 30.0
+IDLE_S = 2.0
+"""How long an idle connection is used again. Servers close theirs after 5 s (uvicorn, and so vLLM's), and a request
+sent at that moment would be lost."""
 CONTEXT_WORDS = ("context_length_exceeded", "maximum context length", "max_model_len", "longer than the maximum")
 
 
@@ -131,7 +134,9 @@ class RemoteClient:
         connections = settings.max_parallel
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(settings.timeout_s, connect=10.0),
-            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+            limits=httpx.Limits(
+                max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=IDLE_S
+            ),
         )
         self._slots = asyncio.Semaphore(settings.max_parallel)
         self._jitter = random.Random()

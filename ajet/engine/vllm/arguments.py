@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,11 @@ from ajet.schema.errors import ConfigError
 
 MODEL_NAME = "ajet"
 """The model's name on a server of ours."""
+WORKER_FOLDER = Path(__file__).parent / "in_worker"
+"""Goes on the Python path of vLLM's processes. It holds nothing but the module with `WORKER`."""
+WORKER = "ajet_worker.AjetWorker"
+RELOAD = "ajet_reload_weights"
+"""Its method that loads new weights from a folder."""
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 """`python -m` this starts a server."""
 
@@ -38,7 +44,10 @@ class VllmSettings:
     sleep: bool = False
     """Leave the GPU's memory to the trainer between `pause` and `resume`."""
     devices: tuple[int, ...] = ()
-    """GPUs; each replica takes the next `tensor_parallel` of them. Empty: all that the environment shows."""
+    """GPUs, counted among those that the environment shows; each replica takes the next `tensor_parallel` of them.
+    Empty: all."""
+    lora_rank: int = 0
+    """The largest rank of a LoRA adapter that may be loaded. 0: none."""
     extra_args: tuple[str, ...] = ()
     log_folder: Path | None = None
     """Where servers write their output. None: a temporary folder, which errors name."""
@@ -65,6 +74,21 @@ class VllmSettings:
             devices=tuple(rollout.vllm.devices),
             extra_args=tuple(rollout.vllm.extra_args),
         )
+
+
+def worker_arguments() -> list[str]:
+    """Mix our methods into vLLM's workers."""
+    return ["--worker-extension-cls", WORKER]
+
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as `--max-lora-rank`."""
+
+
+def _lora_arguments(rank: int) -> list[str]:
+    if not rank:
+        return []
+    return ["--enable-lora", "--max-lora-rank", str(next((each for each in LORA_RANKS if each >= rank), rank))]
 
 
 def server_arguments(settings: VllmSettings, port: int, host: str = "127.0.0.1") -> list[str]:
@@ -95,6 +119,7 @@ def engine_arguments(settings: VllmSettings) -> list[str]:
         "--gpu-memory-utilization",
         str(settings.gpu_memory_utilization),
         *(["--enable-sleep-mode"] if settings.sleep else []),
+        *_lora_arguments(settings.lora_rank),
         *settings.extra_args,
     ]
 
@@ -109,9 +134,22 @@ def server_environment(settings: VllmSettings, replica: int = 0) -> dict[str, st
             f"GPUs each need {settings.replicas * count}"
         )
     return {
-        **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {}),
+        **({"CUDA_VISIBLE_DEVICES": ",".join(map(_as_shown, devices))} if devices else {}),
+        "PYTHONPATH": os.pathsep.join([str(WORKER_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "VLLM_SERVER_DEV_MODE": "1",  # pause, resume and collective_rpc exist only in this mode
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def _as_shown(device: int) -> str:
+    """What the environment calls the GPU with this number among those that it shows."""
+    shown = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if not shown:
+        return str(device)
+    if device >= len(shown):
+        raise ConfigError(
+            f"rollout.vllm.devices: there is no GPU {device}: CUDA_VISIBLE_DEVICES shows {len(shown)}, numbered from 0"
+        )
+    return shown[device]

@@ -10,12 +10,13 @@ import argparse
 import asyncio
 import itertools
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
 from ajet.engine.base import OnTokens
 from ajet.engine.sampling_rules import check_request
-from ajet.engine.vllm.arguments import VllmSettings, engine_arguments
+from ajet.engine.vllm.arguments import RELOAD, WORKER_FOLDER, VllmSettings, engine_arguments, worker_arguments
 from ajet.engine.vllm.weights import WeightFolders
 from ajet.schema.errors import (
     ConfigError,
@@ -46,6 +47,12 @@ class VllmInProcessEngine:
         self._starting: asyncio.Task[None] | None = None
         self._names = itertools.count()
         self._version = 0
+        """Of the weights that sample now."""
+        self._newest_version = 0
+        """Of `folders.newest`."""
+        self._adapter: Any = None
+        """vLLM's request for the LoRA adapter that is served."""
+        self._asleep = False
         self._running = asyncio.Event()
         self._running.set()
         self._in_flight = 0
@@ -75,6 +82,7 @@ class VllmInProcessEngine:
             log.warning("vLLM died: restarting it (%s)", self._llm.dead_error)
             await asyncio.to_thread(self._llm.shutdown)
         self._starts += 1
+        self._adapter = None
         try:
             self._llm = await asyncio.to_thread(self._build)
         except ImportError as error:
@@ -82,7 +90,7 @@ class VllmInProcessEngine:
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineError(f"vLLM could not start: {error}") from error
         if self._folders.newest is not None:
-            await self._reload(self._folders.newest, self._version)
+            await self._reload(self._folders.newest, self._newest_version)
 
     def _build(self) -> Any:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -93,7 +101,9 @@ class VllmInProcessEngine:
         if self._settings.sleep and not current_platform.is_sleep_mode_available():
             raise FeatureUnavailableError("rollout.vllm.sleep: vLLM can't release this device's memory")
         parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False))
-        arguments = ["--disable-log-stats", *engine_arguments(self._settings)]
+        if str(WORKER_FOLDER) not in sys.path:
+            sys.path.append(str(WORKER_FOLDER))  # the core's process gets a copy of it
+        arguments = ["--disable-log-stats", *worker_arguments(), *engine_arguments(self._settings)]
         try:
             known, unknown = parser.parse_known_args(arguments)
         except (argparse.ArgumentError, SystemExit) as error:
@@ -123,14 +133,17 @@ class VllmInProcessEngine:
 
         room = check_request(request, max_model_len=self._settings.max_model_len)
         drawn = Completion([], [], "abort", None, [(0, self._version)])
+        adapter = self._adapter  # it stays the same until the reply ends
         tops: list[list[tuple[int, float]]] = []
         prompt = {"prompt_token_ids": request.prompt_ids}
         try:
             parameters = _sampling_params(request, room)
-            async for output in self._llm.generate(prompt, parameters, f"ajet-{next(self._names)}"):
+            name = f"ajet-{next(self._names)}"
+            async for output in self._llm.generate(prompt, parameters, name, lora_request=adapter):
                 choice = output.outputs[0]
                 ids = list(choice.token_ids)
-                self._note_version(drawn)
+                if adapter is None:
+                    self._note_version(drawn)
                 rows = choice.logprobs or []
                 logprobs = [float(row[token].logprob) for token, row in zip(ids, rows, strict=True)]
                 drawn.token_ids += ids
@@ -158,32 +171,70 @@ class VllmInProcessEngine:
             drawn.versions = [*begun, (len(drawn.token_ids), self._version)]
 
     async def load_weights(self, source: Any, version: int) -> None:
-        """Weights from a Hugging Face folder, or a state dict under Hugging Face's names."""
+        """Weights from a Hugging Face folder or state dict, or a LoRA adapter's folder (which needs `--enable-lora`).
+
+        If the core dies meanwhile, it comes back with them.
+        """
         await self.ready()
+        await self._wake()
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         folder = self._folders.folder_of(source, version)
-        await self._reload(folder, version)
-        self._folders.serve(folder)
+        previous, self._newest_version = self._newest_version, version
+        replaced = self._folders.announce(folder)
+        try:
+            try:
+                await self._reload(folder, version)
+            except EngineDeadError:
+                await self.ready()
+        except BaseException:
+            self._newest_version = previous
+            self._folders.announce(replaced)
+            raise
+        self._folders.remove(replaced)
 
     async def _reload(self, folder: Path, version: int) -> None:
         """Replies in flight pause, then continue; prefixes computed under the old weights are dropped."""
+        if (folder / "adapter_config.json").is_file():
+            await self._swap_adapter(folder, version)
+            return
         await self._llm.pause_generation(mode="keep")
         try:
-            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder.resolve())})
+            await self._llm.collective_rpc(RELOAD, kwargs={"weights_path": str(folder.resolve())})
             await self._llm.reset_prefix_cache()
             self._version = version  # before resuming: no new token may carry the old version
         finally:
             await self._llm.resume_generation()
 
+    async def _swap_adapter(self, folder: Path, version: int) -> None:
+        """A new name for each version: vLLM keys its prefix cache by it."""
+        from vllm.lora.request import LoRARequest
+
+        previous = self._adapter
+        adapter = LoRARequest(f"ajet-{version}", version + 1, str(folder.resolve()))  # ids begin at 1
+        await self._llm.add_lora(adapter)
+        self._adapter, self._version = adapter, version
+        if previous is not None and previous.lora_int_id != adapter.lora_int_id:
+            await self._llm.remove_lora(previous.lora_int_id)
+
     async def pause(self) -> None:
+        """With `sleep`, the GPU's memory is free from here until `load_weights` or `resume`."""
         self._running.clear()
         await self._idle.wait()
-        if self._settings.sleep and self._llm is not None:
+        if self._settings.sleep and not self._asleep:
+            await self.ready()
             await self._llm.sleep(level=1)
+            self._asleep = True
 
     async def resume(self) -> None:
-        if self._settings.sleep and self._llm is not None and not self._running.is_set():
-            await self._llm.wake_up()
+        await self._wake()
         self._running.set()
+
+    async def _wake(self) -> None:
+        if self._asleep:
+            self._asleep = False  # a core that died meanwhile has started awake
+            if not self._died():
+                await self._llm.wake_up()
 
     async def aclose(self) -> None:
         self._closed = True

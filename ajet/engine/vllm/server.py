@@ -1,7 +1,8 @@
 """`VllmServerEngine`: vLLM on one or several servers that we start, watch and stop. An episode stays on one server.
 
 A server that dies or fails its health checks is restarted, a limited number of times, and serves the newest weights
-when it comes back. Requests that were in flight fail with a typed error, and the pool retries them.
+when it comes back. Requests that were in flight fail with a typed error, and the pool retries them; requests that come
+meanwhile wait for the server.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,7 +21,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,21 @@ from ajet.engine.remote.completions import CompletionReader, completion_body
 from ajet.engine.sampling_rules import check_request
 from ajet.engine.vllm.arguments import (
     MODEL_NAME,
+    RELOAD,
     SERVER_MODULE,
     VllmSettings,
     server_arguments,
     server_environment,
+    worker_arguments,
 )
 from ajet.engine.vllm.weights import WeightFolders
-from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError, MissingDependencyError
+from ajet.schema.errors import (
+    AjetError,
+    EngineError,
+    FeatureUnavailableError,
+    GenerationTimeoutError,
+    MissingDependencyError,
+)
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 from ajet.schema.install import install_command
 
@@ -43,6 +53,11 @@ STOP_SECONDS = 15.0
 """How long a server may take to end before it is killed."""
 TAIL_CHARACTERS = 3000
 """How much of a server's log an error message quotes."""
+
+ERROR_LINE = re.compile(r"\b\w*(Error|Exception)\b: .|\berror: ")
+SAYS_NOTHING = ("See root cause above", "Engine core initialization failed")
+"""vLLM's last error points to an earlier one."""
+CANT_SLEEP = "Sleep mode is not supported"
 
 DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
 """Runs a command that the kernel ends when the thread that started it is gone, even if that was killed: an orphaned
@@ -53,7 +68,7 @@ CommandLine = Callable[[VllmSettings, int], list[str]]
 
 def vllm_command(settings: VllmSettings, port: int) -> list[str]:
     """The command that starts a server."""
-    return [settings.python, "-m", SERVER_MODULE, *server_arguments(settings, port)]
+    return [settings.python, "-m", SERVER_MODULE, *worker_arguments(), *server_arguments(settings, port)]
 
 
 class VllmServer:
@@ -115,20 +130,25 @@ class VllmServer:
                         f"vLLM is not installed for this Python: {install_command('vllm')}, or set "
                         "rollout.vllm.python to a Python that has it"
                     )
-                raise EngineError(f"the vLLM server ended while starting (log: {self.log_file}):\n{tail}")
+                if self._settings.sleep and CANT_SLEEP in tail:
+                    raise FeatureUnavailableError(
+                        "rollout.vllm.sleep: vLLM can't release this device's memory: leave the key out"
+                    )
+                raise EngineError(f"the vLLM server ended while starting: {reason_in(tail)} (log: {self.log_file})")
             if await self.healthy():
                 return
             await asyncio.sleep(0.25)
         raise EngineError(
-            f"the vLLM server was not up after {self._settings.start_timeout_s:.0f} s (log: {self.log_file}):\n"
-            f"{self.log_tail()}"
+            f"the vLLM server was not up after {self._settings.start_timeout_s:.0f} s (rollout.vllm.start_timeout); it "
+            f"said last: {reason_in(self.log_tail())} (log: {self.log_file})"
         )
 
     async def healthy(self) -> bool:
         """Whether it answers a health check."""
         import httpx
 
-        async with httpx.AsyncClient(timeout=self._settings.heartbeat_s) as http:
+        # plain HTTP on this machine; loading certificates for it would take longer than the check
+        async with httpx.AsyncClient(timeout=self._settings.heartbeat_s, verify=False) as http:
             try:
                 answer = await http.get(f"{self.base_url}/health")
             except httpx.HTTPError:
@@ -153,6 +173,13 @@ class VllmServer:
         return text[-TAIL_CHARACTERS:]
 
 
+def reason_in(log: str) -> str:
+    """The line of a server's log that says best why it ended: the last that names an error, else the last."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    named = [line for line in lines if ERROR_LINE.search(line) and not any(words in line for words in SAYS_NOTHING)]
+    return (named or lines or ["it said nothing"])[-1][:500]
+
+
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
     """To the whole process group, which may outlive its first process."""
     with contextlib.suppress(ProcessLookupError):
@@ -174,15 +201,22 @@ class Replica:
 
     server: VllmServer
     client: RemoteClient | None = None
-    serving: bool = False
-    """False until it has the newest weights."""
+    """None while it is being restarted."""
+    up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while it answers and has the newest weights, and when the engine is given up: then nobody should wait."""
     version: int = 0
+    folder: Path | None = None
+    """The weights it serves. None: those it was started with."""
     adapter: str = ""
     missed: int = 0
 
     @property
     def model(self) -> str:
         return self.adapter or MODEL_NAME
+
+    async def answers(self) -> bool:
+        """Whether its process runs and answers a health check."""
+        return self.server.alive and await self.server.healthy()
 
 
 async def _control(replica: Replica, path: str, body: Mapping[str, Any] | None = None) -> None:
@@ -199,8 +233,11 @@ class VllmServerEngine:
         self._replicas = [Replica(VllmServer(settings, index, command)) for index in range(settings.replicas)]
         self._starting: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._look = asyncio.Event()
+        """Set by whoever sees that a server died: the watch then looks at once."""
         self._running = asyncio.Event()
         self._running.set()
+        self._asleep = False
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._version = 0
         self._folders = WeightFolders()
@@ -235,7 +272,7 @@ class VllmServerEngine:
         replica.missed = 0
         if self._folders.newest is not None:
             await self._load(replica, self._folders.newest, self._version)
-        replica.serving = True
+        replica.up.set()
 
     # ------------------------------------------------------------ generation
 
@@ -263,9 +300,11 @@ class VllmServerEngine:
 
     async def _generate(self, request: GenerateRequest, room: int, on_tokens: OnTokens | None) -> Completion:
         replica = self._replica_of(request.session_id)
-        if replica.client is None or not replica.serving:
+        await replica.up.wait()
+        self._check_alive()
+        client, model = replica.client, replica.model
+        if client is None:
             raise EngineError("the vLLM server is being restarted")
-        model = replica.model
         reader = CompletionReader(request, replica.version)
 
         def on_event(event: dict[str, Any]) -> None:
@@ -275,9 +314,19 @@ class VllmServerEngine:
             if ids and on_tokens is not None:
                 on_tokens(TokenChunk(list(ids), logprobs))
 
-        # always streamed: vLLM learns of a cancelled request when the connection closes
-        await replica.client.stream("/completions", completion_body(request, model, room), on_event)
+        try:
+            # always streamed: vLLM learns of a cancelled request when the connection closes
+            await client.stream("/completions", completion_body(request, model, room), on_event)
+        except EngineError:
+            if replica.client is client and not await replica.answers():
+                self._mark_down(replica)  # before the pool retries: the next request waits for the server
+            raise
         return reader.completion()
+
+    def _mark_down(self, replica: Replica) -> None:
+        replica.up.clear()
+        if not replica.server.alive:
+            self._look.set()
 
     def _replica_of(self, session: str) -> Replica:
         return self._replicas[stable_hash(session) % len(self._replicas)]
@@ -285,12 +334,37 @@ class VllmServerEngine:
     # ------------------------------------------------------------ weights
 
     async def load_weights(self, source: Any, version: int) -> None:
-        """Weights from a Hugging Face folder or state dict, or a LoRA adapter (servers need `--enable-lora`)."""
+        """Weights from a Hugging Face folder or state dict, or a LoRA adapter (servers need `--enable-lora`).
+
+        A server that dies meanwhile comes back with them.
+        """
         await self.ready()
+        await self._wake()
         folder = self._folders.folder_of(source, version)
-        await asyncio.gather(*(self._load(replica, folder, version) for replica in self._replicas))
-        self._version = version
-        self._folders.serve(folder)
+        previous, self._version = self._version, version
+        replaced = self._folders.announce(folder)
+        try:
+            await asyncio.gather(*(self._bring(replica, folder, version) for replica in self._replicas))
+        except EngineError:
+            self._version = previous
+            self._folders.announce(replaced)
+            raise
+        self._folders.remove(replaced)
+
+    async def _bring(self, replica: Replica, folder: Path, version: int) -> None:
+        """Return when this server serves these weights, be it by starting again."""
+        while True:
+            await replica.up.wait()
+            self._check_alive()
+            if replica.folder == folder and replica.version == version:
+                return
+            client = replica.client
+            try:
+                await self._load(replica, folder, version)
+            except EngineError:
+                if replica.client is client and await replica.answers():
+                    raise  # it refuses them
+                self._mark_down(replica)
 
     async def _load(self, replica: Replica, folder: Path, version: int) -> None:
         """Replies in flight pause, then continue; prefixes computed under the old weights are dropped."""
@@ -300,15 +374,15 @@ class VllmServerEngine:
             # a new name for each version: vLLM keys its prefix cache by the adapter's name
             adapter = f"{MODEL_NAME}-{version}"
             await _control(replica, "/v1/load_lora_adapter", {"lora_name": adapter, "lora_path": path})
-            replica.adapter, replica.version = adapter, version
+            replica.adapter, replica.version, replica.folder = adapter, version, folder
         else:
             await _control(replica, "/pause?mode=keep")
             try:
-                reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+                reload = {"method": RELOAD, "kwargs": {"weights_path": path}}
                 await _control(replica, "/collective_rpc", reload)
                 await _control(replica, "/reset_prefix_cache")
                 # before `resume`: no new token may carry the old version
-                replica.adapter, replica.version = "", version
+                replica.adapter, replica.version, replica.folder = "", version, folder
             finally:
                 await _control(replica, "/resume")
         if previous and previous != replica.adapter:
@@ -318,33 +392,50 @@ class VllmServerEngine:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.heartbeat_s)
-            for replica in self._replicas:
-                try:
-                    await self._check(replica)
-                except AjetError as error:
-                    self._dead = error if isinstance(error, EngineError) else EngineError(str(error))
-                    log.error("giving up on the vLLM engine: %s", error)
-                    return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), self._settings.heartbeat_s)
+            self._look.clear()
+            try:
+                await asyncio.gather(*(self._check(replica) for replica in self._replicas))
+            except AjetError as error:
+                self._dead = error if isinstance(error, EngineError) else EngineError(str(error))
+                log.error("giving up on the vLLM engine: %s", error)
+                for replica in self._replicas:
+                    replica.up.set()  # nobody should wait any longer
+                return
 
     async def _check(self, replica: Replica) -> None:
-        """Restart the server if it died or hangs; raise if it did so too often."""
+        """Restart the server if it died or hangs; raise if it did so too often. None is restarted while its memory
+        belongs to the trainer."""
         server = replica.server
         if server.alive:
-            replica.missed = 0 if await server.healthy() else replica.missed + 1
+            healthy = await server.healthy()
+            replica.missed = 0 if healthy else replica.missed + 1
+            if healthy and replica.client is not None:
+                replica.up.set()
             if replica.missed < self._settings.heartbeats_to_hang:
                 return
+        if self._asleep:
+            return
         why = "hangs" if server.alive else "died"
+        self._check_starts(server, why)
+        log.warning("a vLLM server %s: restarting it (log: %s)", why, server.log_file)
+        client, replica.client, replica.adapter, replica.folder = replica.client, None, "", None
+        replica.up.clear()
+        await server.stop()
+        if client is not None:
+            await client.aclose()
+        try:
+            await self._start(replica)
+        except EngineError as error:
+            self._check_starts(server, f"did not start ({error})")
+            log.warning("%s: trying again", error)
+
+    def _check_starts(self, server: VllmServer, why: str) -> None:
         if server.starts > self._settings.max_restarts:
             raise EngineError(
                 f"the vLLM server {why} after {server.starts} starts (log: {server.log_file}):\n{server.log_tail()}"
             )
-        log.warning("a vLLM server %s: restarting it (log: %s)", why, server.log_file)
-        client, replica.client, replica.serving, replica.adapter = replica.client, None, False, ""
-        await server.stop()
-        if client is not None:
-            await client.aclose()
-        await self._start(replica)
 
     def _check_alive(self) -> None:
         if self._dead is not None:
@@ -353,16 +444,36 @@ class VllmServerEngine:
     # ------------------------------------------------------------ pausing and closing
 
     async def pause(self) -> None:
+        """With `sleep`, the GPU's memory is free from here until `load_weights` or `resume`."""
         self._running.clear()
         if self._in_flight:
             await asyncio.wait(set(self._in_flight))
-        if self._settings.sleep:
-            await asyncio.gather(*(_control(replica, "/sleep?level=1") for replica in self._replicas))
+        if self._settings.sleep and not self._asleep:
+            await self.ready()
+            self._asleep = True
+            await self._tell_all("/sleep?level=1")
 
     async def resume(self) -> None:
-        if self._settings.sleep and not self._running.is_set():
-            await asyncio.gather(*(_control(replica, "/wake_up") for replica in self._replicas))
+        await self._wake()
         self._running.set()
+
+    async def _wake(self) -> None:
+        if self._asleep:
+            await self._tell_all("/wake_up")
+            self._asleep = False
+
+    async def _tell_all(self, path: str) -> None:
+        """To every server that runs; one that died is restarted awake, with the newest weights."""
+
+        async def tell(replica: Replica) -> None:
+            try:
+                await _control(replica, path)
+            except EngineError:
+                if await replica.answers():
+                    raise
+                self._mark_down(replica)
+
+        await asyncio.gather(*(tell(replica) for replica in self._replicas))
 
     async def aclose(self) -> None:
         self._dead = self._dead or EngineError("it is closed")

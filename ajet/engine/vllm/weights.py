@@ -40,11 +40,16 @@ class WeightFolders:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return folder
 
-    def serve(self, folder: Path) -> None:
-        """Make this the newest folder. The previous one is deleted if it was written here."""
+    def announce(self, folder: Path | None) -> Path | None:
+        """From now on, whatever starts again should serve this folder. Returns the one before, which stays as long as
+        something may be reading it."""
         previous, self.newest = self.newest, folder
-        if previous is not None and previous != folder and self._scratch in previous.parents:
-            shutil.rmtree(previous, ignore_errors=True)
+        return previous
+
+    def remove(self, folder: Path | None) -> None:
+        """Nothing reads this folder any more. It is deleted if it was written here."""
+        if folder is not None and folder != self.newest and self._scratch in folder.parents:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """Delete the folders that were written here."""

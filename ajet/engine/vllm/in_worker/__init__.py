@@ -1,0 +1,1 @@
+"""Python for vLLM's own processes."""
