@@ -1,5 +1,5 @@
 """What verl as the host is given by `test_verl_host_run.py`: an agent of two turns, its judge, and a loop that writes
-down what verl's server said and what verl gets."""
+down what verl gets."""
 
 from __future__ import annotations
 
@@ -38,21 +38,19 @@ class Vowels(BaseJudge):
 
 
 class Recorded(AjetAgentLoop):
-    """Writes a line for each episode."""
+    """Writes a line for each row."""
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
-        made = await super().run(sampling_params, **row)
-        (output,) = made
-        kept = {
-            "step": int(row["global_steps"]),
-            "prompt": output.prompt_ids,
-            "response": output.response_ids,
-            "mask": output.response_mask,
-            "logprobs": output.response_logprobs,
-            "reward": output.reward_score,
-            "versions": [output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]],
-            "status": output.extra_fields["ajet_status"],
-        }
+        outputs = await super().run(sampling_params, **row)
         with open(os.environ[FILE], "a", encoding="utf-8") as file:
-            file.write(json.dumps(kept) + "\n")
-        return made
+            for output in outputs:
+                kept = {
+                    "step": int(row["global_steps"]),
+                    "response": output.response_ids,
+                    "mask": output.response_mask,
+                    "logprobs": output.response_logprobs,
+                    "reward": output.reward_score,
+                    "version": output.extra_fields["max_global_steps"],
+                }
+                file.write(json.dumps(kept) + "\n")
+        return outputs

@@ -45,8 +45,15 @@ def overrides(folder: Path, scratch: str) -> list[str]:
         "reward": "ajet",
         "ajet": {
             "rollout": {
-                "agent": {"type": "host_parts->CalculatesFirst", "tools": ["calculator"], "max_steps": 2},
-                "max_response_length_in_one_turn": 12,
+                "agent": {
+                    "type": "host_parts->CalculatesFirst",
+                    "tools": ["calculator"],
+                    "max_steps": 2,
+                    # a random model doesn't end its replies itself
+                    "options": {"sampling": {"stop": list("aeiostnrl ")}},
+                },
+                "max_response_length_in_one_turn": 24,
+                "compute_madness_checklist": [],
             },
             "task_judge": {"judge_protocol": "host_parts->Vowels"},
         },
@@ -105,39 +112,53 @@ def overrides(folder: Path, scratch: str) -> list[str]:
     ]
 
 
-def test_verls_own_trainer_trains_our_agent(tmp_path: Path) -> None:
-    lines, log = tmp_path / "episodes.jsonl", tmp_path / "metrics.jsonl"
-    variables = {**environment(), "HOST_RUN_FILE": str(lines), "VERL_FILE_LOGGER_PATH": str(log)}
+def main_ppo(folder: Path) -> None:
+    """Run verl's trainer to its end."""
+    variables = {
+        **environment(),
+        "HOST_RUN_FILE": str(folder / "episodes.jsonl"),
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_worker_niceness": "0",
+        "RAY_worker_register_timeout_seconds": "300",
+    }
     variables["PYTHONPATH"] += f":{HERE}"
-    variables |= {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "HYDRA_FULL_ERROR": "1"}
-    with tempfile.TemporaryDirectory(prefix="aj", ignore_cleanup_errors=True) as scratch:
+    output = folder / "output.log"
+    with tempfile.TemporaryDirectory(prefix="aj", ignore_cleanup_errors=True) as scratch, output.open("wb") as file:
+        line = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(folder, scratch)]
         done = subprocess.run(
-            [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(tmp_path, scratch)],
-            cwd=tmp_path,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
+            line, cwd=folder, env=variables, stdout=file, stderr=subprocess.STDOUT, timeout=DEADLINE_S, check=False
         )
         wait_until(lambda: left_behind() == {}, 60)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
-    episodes = [json.loads(line) for line in lines.read_text().splitlines()]
-    steps: list[dict[str, Any]] = [json.loads(line)["data"] for line in log.read_text().splitlines()]
-    assert len(episodes) >= PROMPTS * REPEATS * STEPS and {each["status"] for each in episodes} == {"ok"}
-    for each in episodes:
-        spoken, between = sum(each["mask"]), each["mask"].count(0)
-        assert 2 <= spoken <= 24 and between > 0 and each["mask"][0] == each["mask"][-1] == 1
-        assert len(each["response"]) == len(each["mask"]) == len(each["logprobs"])
-        assert all(value == 0.0 for value, mine in zip(each["logprobs"], each["mask"], strict=True) if not mine)
-    for number, step in enumerate(steps, 1):
-        trained = [each for each in episodes if each["step"] == number]
-        assert len(trained) == PROMPTS * REPEATS
-        lengths = [len(each["response"]) for each in trained]
-        assert step["response_length/mean"] == pytest.approx(sum(lengths) / len(lengths))
-        rewards = [each["reward"] for each in trained]
-        assert step["critic/score/mean"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-5)
-        # the trainer finds the same probabilities for the same tokens under the same mask, with weights just synced
-        assert step["training/rollout_probs_diff_valid"] == 1
-        assert step["training/rollout_probs_diff_max"] < 1e-4
-        assert step["actor/grad_norm"] > 0
+    assert done.returncode == 0, output.read_text(errors="replace")[-6000:]
+
+
+def test_verls_own_trainer_trains_our_agent(tmp_path: Path) -> None:
+    main_ppo(tmp_path)
+    check(tmp_path)
+
+
+def check(folder: Path) -> None:
+    """What verl trained on is what its servers said, under the masks of our agent."""
+    rows = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    steps: list[dict[str, Any]] = [
+        json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
     assert len(steps) == STEPS
+    for row in rows:
+        assert len(row["response"]) == len(row["mask"]) == len(row["logprobs"])
+        assert all(value == 0.0 for value, mine in zip(row["logprobs"], row["mask"], strict=True) if not mine)
+    with_tool = [row for row in rows if 0 in row["mask"]]
+    assert len(with_tool) > len(rows) / 2  # the tool's result stands between two replies, and isn't trained
+    for number, step in enumerate(steps, 1):
+        trained = [row for row in rows if row["step"] == number]
+        assert len(trained) >= PROMPTS * REPEATS
+        assert {row["version"] for row in trained} == {number - 1}  # sampled with the weights of the step before
+        lengths = [len(row["response"]) for row in trained]
+        assert step["response_length/mean"] == pytest.approx(sum(lengths) / len(lengths))
+        # the trainer finds the same probabilities for the same tokens under the same masks
+        assert step["training/rollout_probs_diff_valid"] == 1
+        assert step["training/rollout_probs_diff_max"] < 1e-6
+        assert step["actor/grad_norm"] > 0

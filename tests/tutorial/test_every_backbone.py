@@ -1,0 +1,53 @@
+"""The YAML of every tutorial is one that each backbone takes; where one does not, its README says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from tutorial_runs import ROOT, TINY, TUTORIAL
+
+from ajet.cli.main import main
+
+LOCAL_ALONE = {
+    "example_countdown/cold_start.yaml": "only `local` trains on recorded conversations",
+    "example_learning_to_ask/cold_start.yaml": "only `local` trains on recorded conversations",
+    "example_werewolves/cold_start.yaml": "only `local` trains on recorded conversations",
+    "example_chat_service/chat_service.yaml": "starts its episodes itself",
+}
+"""What the others say to those that only `local` can run."""
+IN_README = {
+    "cold_start.yaml": "`cold_start.yaml` runs on `local` alone",
+    "chat_service.yaml": "on `local` alone",
+}
+NEEDS = {
+    "example_coding_agent/codex.yaml": "the program 'codex' isn't in the sandbox",
+    "example_feedback_tracing/feedback_tracing.yaml": "studio.sqlite3",
+    "example_appworld/appworld.yaml": "Connection refused",
+    "example_appworld/small_world.yaml": "Connection refused",
+}
+"""What must be installed, made or started first, where it is not there: validating starts no services."""
+CONFS = sorted(
+    str(file.relative_to(TUTORIAL))
+    for file in TUTORIAL.glob("example_*/*.yaml")
+    if "ajet" in (yaml.safe_load(file.read_text()) or {})
+)
+
+
+@pytest.mark.parametrize("backbone", ["verl", "trinity"])
+@pytest.mark.parametrize("conf", CONFS)
+def test_it_is_valid(
+    conf: str, backbone: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    code = main(["validate", f"tutorial/{conf}", f"--backbone={backbone}", TINY])
+    said = capsys.readouterr().err
+    if conf in LOCAL_ALONE:
+        assert code and LOCAL_ALONE[conf] in said
+        assert IN_README[Path(conf).name] in (TUTORIAL / conf).with_name("README.md").read_text()
+    elif conf in NEEDS and code:
+        assert NEEDS[conf] in said
+        pytest.skip(f"needs {NEEDS[conf]}")
+    else:
+        assert code == 0, said
