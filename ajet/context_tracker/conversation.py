@@ -24,6 +24,7 @@ from ajet.context_tracker.messages import (
 from ajet.context_tracker.template_probe import Skeleton
 from ajet.schema.call_tree import Call
 from ajet.schema.chat import Message
+from ajet.schema.errors import ModelCallError
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +132,8 @@ class Walk(NamedTuple):
     turn: Turn
     known: int
     """How many of the messages were in earlier requests or replies."""
+    fresh: Turn | None = None
+    """The first turn that this request added."""
 
 
 class Conversations:
@@ -151,12 +154,19 @@ class Conversations:
             sent, turn = [], self.root
         start = known = len(sent)
         new = []
+        fresh: Turn | None = None
         for index in range(start, len(messages)):
             raw = messages[index]
             child = turn.last
             if child is None or child.raw is None or child.raw != raw:
-                child = self._child(turn, messages, index)
+                try:
+                    child = self._child(turn, messages, index)
+                except ModelCallError:
+                    self.forget(agent, fresh)
+                    raise
                 turn.last = child
+                if fresh is None and not child.seen and not child.replies:
+                    fresh = child
             if child.seen or child.replies:
                 known = index + 1
             child.seen = serial
@@ -164,7 +174,21 @@ class Conversations:
             new.append(child.raw)
         sent += new
         self._latest[agent] = (sent, turn)
-        return Walk(turn, known)
+        return Walk(turn, known, fresh)
+
+    def sent(self, agent: str, messages: Sequence[Any]) -> int:
+        """With how many of the messages that the agent sent last a request begins: all or none."""
+        sent, _ = self._latest.get(agent, ([], self.root))
+        return len(sent) if len(sent) <= len(messages) and sent == messages[: len(sent)] else 0
+
+    def forget(self, agent: str, fresh: Turn | None) -> None:
+        """A request is refused: drop the turns that it added, from `fresh` on."""
+        self._latest.pop(agent, None)
+        if fresh is not None and fresh.parent is not None:
+            parent = fresh.parent
+            parent.children = {key: child for key, child in parent.children.items() if child is not fresh}
+            if parent.last is fresh:
+                parent.last = None
 
     def add_reply(self, prompt: Turn, reply: Message, record: CallRecord) -> Turn:
         """Put a recorded reply in its place."""

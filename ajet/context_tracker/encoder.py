@@ -15,6 +15,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ajet.schema.errors import InvalidRequestError
+
 MARK = "\ufdd0"
 """A noncharacter, which Unicode reserves for use inside a program. In a user's text it becomes U+FFFD."""
 ESCAPED_MARK = "\\ufdd0"
@@ -179,7 +181,12 @@ def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
         # Another user of the tokenizer may have left padding or truncation on; the slow way resets them.
         if backend.padding is not None or backend.truncation is not None or backend.encode_special_tokens:
             return slow(text)
-        ids: list[int] = encode([text], add_special_tokens=False)[0].ids
+        try:
+            ids: list[int] = encode([text], add_special_tokens=False)[0].ids
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of the tokenizer's own language: not even an Exception
+                raise
+            raise InvalidRequestError("the tokenizer can't encode this text") from error
         return ids
 
     return fast

@@ -21,6 +21,7 @@ from ajet.schema.errors import InvalidRequestError, UnsupportedContentError
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+MAX_ARGUMENT_DEPTH = 64
 INLINE_REASONING = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 
 MessageKey = tuple[Hashable, ...]
@@ -69,7 +70,7 @@ def plain_message(raw: Any, where: str) -> Message:
     role = raw.get("role")
     if role == "function":
         role = "tool"
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise InvalidRequestError(f"{where}.role is {role!r}: use one of {', '.join(sorted(ROLES))}")
     message: Message = {"role": role, "content": content_text(raw.get("content"), where)}
     if role == "assistant":
@@ -77,6 +78,8 @@ def plain_message(raw: Any, where: str) -> Message:
         if reasoning:
             message["reasoning_content"] = reasoning
         calls = raw.get("tool_calls")
+        if calls is not None and not isinstance(calls, list | tuple):
+            raise InvalidRequestError(f"{where}.tool_calls must be a list, not {_kind(calls)}")
         if calls:
             message["tool_calls"] = [_plain_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
     elif role == "tool":
@@ -97,9 +100,11 @@ def _plain_call(call: Any, where: str) -> dict[str, Any]:
         raise InvalidRequestError(f"{where} must be {{id, type: 'function', function: {{name, arguments}}}}")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        # Not JSON: some agents send back what the model wrote; templates get it as text.
-        with contextlib.suppress(ValueError):
-            arguments = json.loads(arguments) if arguments.strip() else {}
+        # Not JSON: some agents send back what the model wrote; templates get it as text. So does what is nested so
+        # deeply that templates and encoders could not follow.
+        with contextlib.suppress(ValueError, RecursionError):
+            parsed = json.loads(arguments) if arguments.strip() else {}
+            arguments = parsed if _shallow(parsed) else arguments
     elif arguments is None:
         arguments = {}
     return {
@@ -107,6 +112,20 @@ def _plain_call(call: Any, where: str) -> dict[str, Any]:
         "type": "function",
         "function": {"name": function["name"], "arguments": arguments},
     }
+
+
+def _shallow(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_ARGUMENT_DEPTH):
+        level = [
+            child
+            for node in level
+            if isinstance(node, dict | list)
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+        if not level:
+            return True
+    return False
 
 
 def message_key(message: Message, call_order: Mapping[str, int]) -> MessageKey:

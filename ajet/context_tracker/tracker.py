@@ -33,6 +33,7 @@ from ajet.schema.errors import (
     AbnormalOutputError,
     ContextOverflowError,
     InvalidRequestError,
+    ModelCallError,
     SessionClosedError,
     TooManyStepsError,
 )
@@ -125,11 +126,20 @@ class ContextTracker:
         self._check_open(agent, choice)
         if not messages:
             raise InvalidRequestError("messages is empty: send at least one message")
-        walk = self._conversations.walk(agent, messages)
         kwargs = _template_arguments(template_kwargs)
         kwargs_key = json.dumps(kwargs, sort_keys=True, default=str) if kwargs else ""
-        request = Request(agent, walk.turn, tools, self._toolset(tools), kwargs, kwargs_key)
-        prompt = self._prompting.prompt(request)
+        walk = self._conversations.walk(agent, messages)
+        toolsets = len(self._toolsets)
+        try:
+            request = Request(agent, walk.turn, tools, self._toolset(tools), kwargs, kwargs_key)
+            prompt = self._prompting.prompt(request)
+            self.check_room(len(prompt.ids))
+        except ModelCallError:  # nothing of a refused request is kept
+            self._conversations.forget(agent, walk.fresh)
+            for key in list(self._toolset_index)[toolsets + 1 :]:
+                del self._toolset_index[key]
+            del self._toolsets[toolsets:]
+            raise
         fork = None
         if self.settings.detect_forks and prompt.added:
             fork = prompt.fork
@@ -177,7 +187,7 @@ class ContextTracker:
         choice: int,
     ) -> PreparedCall:
         """Grow the tree by a prompt, and record its call."""
-        self._check_room(len(prompt.ids))
+        self.check_room(len(prompt.ids))
         node, shared = self._growth.add_context(prompt.origin, prompt.added)
         if fork is not None:
             fork.tokens = len(prompt.added) - shared
@@ -360,6 +370,12 @@ class ContextTracker:
             self._toolsets.append(msgspec.json.decode(key))
         return index
 
+    def new_bytes(self, agent: str, messages: Sequence[Message], tools: Sequence[Tool]) -> int:
+        """How much a request adds to what the agent sent before: the size of its new messages, and of unknown tools."""
+        new = msgspec.json.encode(messages[self._conversations.sent(agent, messages) :], enc_hook=str)
+        key = tools_key(tools)
+        return len(new) + (0 if key in self._toolset_index else len(key))
+
     def _check_open(self, agent: str, choice: int) -> None:
         if self._finished:
             raise SessionClosedError("the episode is over: it takes no further model calls")
@@ -372,7 +388,8 @@ class ContextTracker:
                 "(ajet.rollout.multi_turn.max_steps): end the episode here, or raise the limit"
             )
 
-    def _check_room(self, tokens: int) -> None:
+    def check_room(self, tokens: int) -> None:
+        """Raises ContextOverflowError if a prompt of this length leaves no room for a reply."""
         limit = self.settings.max_model_len
         if tokens >= limit:
             self._outcomes.add(Outcome.OVERFLOW)

@@ -218,7 +218,7 @@ def anthropic_error_body(error: ModelCallError) -> dict[str, Any]:
 async def count_tokens(body: dict[str, Any], caller: Caller) -> Answer:
     """`POST /v1/messages/count_tokens`: the length of the prompt. Nothing is sampled or recorded."""
     request, _ = read_request({"max_tokens": 1, **body}, caller)
-    return json_answer({"input_tokens": caller.session.count_tokens(request)})
+    return json_answer({"input_tokens": await caller.session.count_tokens(request)})
 
 
 async def messages(body: dict[str, Any], caller: Caller) -> Answer:

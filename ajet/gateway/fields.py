@@ -12,6 +12,9 @@ from ajet.schema.errors import InvalidRequestError
 MAX_DEPTH = 64
 """Nesting of a request. No chat is deeper, and templates and encoders recurse."""
 
+MAX_NODES = 16_384
+"""Objects and arrays of a request: messages, their parts and tool calls, and what tools' schemas consist of."""
+
 
 class BadField(InvalidRequestError):
     """One field of a request is wrong; `param` names it."""
@@ -32,12 +35,12 @@ def json_body(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadField("body", f"the body must be a JSON object, not {kind(value)}")
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
-        _check_depth(value)
+        _check_structure(value)
     return value
 
 
-def _check_depth(value: Any) -> None:
-    level = [value]
+def _check_structure(value: Any) -> None:
+    level, count = [value], 1
     for _ in range(MAX_DEPTH):
         level = [
             child
@@ -47,6 +50,9 @@ def _check_depth(value: Any) -> None:
         ]
         if not level:
             return
+        count += len(level)
+        if count > MAX_NODES:
+            raise BadField("body", f"the body holds more than {MAX_NODES} objects and arrays")
     raise BadField("body", f"the body is nested deeper than {MAX_DEPTH} levels")
 
 

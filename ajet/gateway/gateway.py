@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_scope
 from ajet.gateway.cors import AllowedOrigins
-from ajet.gateway.endpoints import answer, error_answer, normal_path, not_found
+from ajet.gateway.endpoints import PROMPT_PATHS, answer, error_answer, normal_path, not_found
 from ajet.gateway.model_name import AGENT_HEADER, read_agent_header
 from ajet.gateway.outside import PATH as EPISODES_PATH
 from ajet.gateway.outside import OutsideEpisodes, answer_outside, check_control_key, check_service_key, is_outside
@@ -182,6 +182,15 @@ class Gateway:
         except ModelCallError as error:
             return error_answer(error, request.path)
         request.caller = replace(caller, named=named) if named else caller
+        request.payer = caller.session
+        if request.path in PROMPT_PATHS and (most := caller.session.most_bytes) is not None:
+            request.max_body = most
+            length = request.headers.get(b"content-length", b"")
+            if length.isdigit():
+                try:
+                    caller.session.prompts.check_size(int(length[:12]))
+                except ModelCallError as error:
+                    return error_answer(error, request.path)
         return None
 
     def _registered(self, key: str) -> Caller:

@@ -45,7 +45,7 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
             n=choices,
             top_logprobs=logprobs or 0,
         )
-        for ids in _prompts(body.get("prompt"), caller.session)
+        for ids in await _prompts(body.get("prompt"), caller.session)
     ]
     token_ids = fields.flag(body, "return_token_ids")
     if fields.flag(body, "stream"):
@@ -81,9 +81,9 @@ async def _complete(request: ChatRequest, session: EpisodeSession) -> list[ChatR
         return error
 
 
-def _prompts(prompt: Any, session: EpisodeSession) -> list[list[int]]:
+async def _prompts(prompt: Any, session: EpisodeSession) -> list[list[int]]:
     if isinstance(prompt, str):
-        return [session.encode(prompt)]
+        return [await session.prompts.encode(prompt)]
     if not isinstance(prompt, list) or not prompt:
         raise BadField("prompt", "prompt must be a string, a list of token ids, or a list of those")
     if all(isinstance(token, int) for token in prompt):
@@ -91,7 +91,7 @@ def _prompts(prompt: Any, session: EpisodeSession) -> list[list[int]]:
     if len(prompt) > MAX_PROMPTS:
         raise BadField("prompt", f"at most {MAX_PROMPTS} prompts")
     if all(isinstance(one, str) or (isinstance(one, list) and one) for one in prompt):
-        return [session.encode(one) if isinstance(one, str) else one for one in prompt]
+        return [await session.prompts.encode(one) if isinstance(one, str) else one for one in prompt]
     raise BadField("prompt", "prompt must be a string, a list of token ids, or a list of those")
 
 

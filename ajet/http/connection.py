@@ -11,7 +11,7 @@ import asyncio
 import logging
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import inf
@@ -71,6 +71,10 @@ class HttpRequest:
     stranger: bool = False
     """Set by `admit` if it let the request pass without a key: such a request has next to no body, and its connection
     makes way for others."""
+    payer: Hashable = None
+    """Set by `admit`: whose share of the memory for bodies it takes."""
+    max_body: int | None = None
+    """Set by `admit`: a limit below the server's."""
     keep_alive: bool = True
     http10: bool = False
 
@@ -237,7 +241,8 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(429, "overloaded", "the server has too many connections in use: try again later")
             return
         limit = self._shared.limits.max_body_bytes
-        self._max_body = limit = min(limit, MAX_STRANGER_BODY) if request.stranger else limit
+        most = MAX_STRANGER_BODY if request.stranger else request.max_body
+        self._max_body = limit = limit if most is None else min(limit, most)
         length = request.headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > limit:
             self._refuse(413, "request_too_large", f"the body is larger than {limit} bytes")
@@ -255,10 +260,10 @@ class HttpConnection(asyncio.Protocol):
             return
         self._framed = True
         self._body += body
-        self._shared.buffered += len(body)
+        room = self._shared.take(self._request.payer, len(body))
         if len(self._body) > self._max_body:
             self._refuse(413, "request_too_large", f"the body is larger than {self._max_body} bytes")
-        elif self._shared.buffered > self._shared.limits.max_buffered_bytes and len(self._body) > 65_536:
+        elif not room and len(self._body) > 65_536:
             self._refuse(429, "overloaded", "the server is receiving too many large requests: try again later")
 
     def on_message_complete(self) -> None:
@@ -273,7 +278,7 @@ class HttpConnection(asyncio.Protocol):
         if encoding in (b"gzip", b"deflate") and not self._decompress(request):
             return
         self._waiting.append(request)
-        self._shared.buffered += len(request.body)
+        self._shared.take(request.payer, len(request.body))
         if self._task is None:
             self._next()
         elif len(self._waiting) >= MAX_PIPELINED:
@@ -300,19 +305,20 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def _forget_body(self) -> None:
-        self._shared.buffered -= len(self._body)
+        self._shared.give_back(self._request.payer, len(self._body))
         self._body = bytearray()
 
     def _forget_waiting(self) -> None:
-        self._shared.buffered -= sum(len(request.body) for request in self._waiting)
-        self._waiting.clear()
+        while self._waiting:
+            request = self._waiting.popleft()
+            self._shared.give_back(request.payer, len(request.body))
 
     # ------------------------------------------------------------ answering
 
     def _next(self) -> None:
         self.deadline = inf
         request = self._waiting.popleft()
-        self._shared.buffered -= len(request.body)
+        self._shared.give_back(request.payer, len(request.body))
         self._task = self._shared.loop.create_task(self._serve(request))
 
     async def _serve(self, request: HttpRequest) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from collections import Counter
+from collections.abc import Hashable
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,8 @@ MOST_CONNECTIONS = 16_384
 FEWEST_CONNECTIONS = 16
 STRANGERS = 4
 """One of so many places is kept for strangers."""
+PAYERS = 4
+"""So many keys can upload what they like at the same time."""
 GRACE_S = 0.25
 """How long a stranger has to ask before its place may go to another."""
 
@@ -30,8 +34,9 @@ class Connections:
         self.handler = handler
         self.limits = limits
         self.loop = asyncio.get_running_loop()
-        self.buffered = 0
-        """Bytes of bodies that are still being received."""
+        self._buffered = 0
+        """Bytes of bodies that are being received, or wait behind other requests."""
+        self._buffered_by: Counter[Hashable] = Counter()
         self._most = limits.max_connections or most_connections()
         self._arriving: dict[asyncio.Task[None], float] = {}
         """Accepted, but not yet connections (a TLS handshake can take long), and when. Longest waiting first."""
@@ -42,6 +47,22 @@ class Connections:
 
     def __len__(self) -> int:
         return len(self._arriving) + len(self._strangers) + len(self._known)
+
+    # ------------------------------------------------------------ memory
+
+    def take(self, payer: Hashable, size: int) -> bool:
+        """Hold so much more for a payer. False if that is more than its share, or all there is."""
+        self._buffered += size
+        self._buffered_by[payer] += size
+        most = self.limits.max_buffered_bytes
+        share = most if payer is None else max(self.limits.max_body_bytes, most // PAYERS)
+        return self._buffered <= most and self._buffered_by[payer] <= share
+
+    def give_back(self, payer: Hashable, size: int) -> None:
+        self._buffered -= size
+        self._buffered_by[payer] -= size
+        if not self._buffered_by[payer]:
+            del self._buffered_by[payer]
 
     # ------------------------------------------------------------ coming and going
 

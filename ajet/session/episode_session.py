@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from msgspec.structs import replace
 
@@ -27,6 +27,7 @@ from ajet.schema.errors import (
 )
 from ajet.schema.generation import Completion, GenerateRequest
 from ajet.schema.span import Span
+from ajet.session.long_prompts import LongPrompts
 from ajet.session.reply import IncrementalText, OnDelta, ReplyReader
 from ajet.session.reply_parser import PLAIN, ReplyParser
 from ajet.session.response_format import ResponseFormat
@@ -51,6 +52,22 @@ class ChatModel(Protocol):
     """A model that takes chat requests but doesn't report tokens."""
 
     async def reply(self, request: ChatRequest) -> ChatReply: ...
+
+
+class _Once(Generic[T]):
+    """Something that several tasks wait for, begun by the first."""
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._begin = begin
+        self._task: asyncio.Task[T] | None = None
+
+    async def result(self) -> T:
+        self._task = self._task or asyncio.create_task(self._begin())
+        return await asyncio.shield(self._task)
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
 
 class EpisodeSession:
@@ -88,6 +105,7 @@ class EpisodeSession:
         self._one_schema = asyncio.Lock()
         """Schemas are applied one at a time, so that an episode can't keep others from having theirs applied."""
         self._slow_schemas = 0
+        self.prompts = LongPrompts(tracker, renderer)
 
     # ------------------------------------------------------------ asking
 
@@ -95,12 +113,14 @@ class EpisodeSession:
         """One reply for each of `request.n` choices. Raises only `ModelCallError`s; cancelling the caller cancels the
         generation."""
         self.check_open()
-        tasks = [asyncio.create_task(self._one(request, index, on_delta)) for index in range(request.n)]
+        ready = _Once(lambda: self._ready(request))
+        tasks = [asyncio.create_task(self._one(request, index, on_delta, ready)) for index in range(request.n)]
         self._in_flight.update(tasks)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             self._in_flight.difference_update(tasks)
+            ready.cancel()
             if unfinished := [task for task in tasks if not task.done()]:
                 for task in unfinished:
                     task.cancel()
@@ -112,16 +132,17 @@ class EpisodeSession:
             raise self._closed or EngineError("the generation was cancelled by the engine")
         return [task.result() for task in tasks]
 
-    def count_tokens(self, request: ChatRequest) -> int:
+    async def count_tokens(self, request: ChatRequest) -> int:
         """The length of the prompt that these messages and tools render to. Records nothing."""
         self.check_open()
         tools = [] if self.settings.force_disable_toolcalls else request.tools
-        return len(self._renderer.render(request.messages, tools, request.chat_template_kwargs or None))
+        return await self.prompts.length(request.messages, tools, request.chat_template_kwargs)
 
-    def encode(self, text: str) -> list[int]:
-        """A raw prompt's tokens; control tokens in it count as such."""
-        ids: list[int] = self._renderer.tokenizer.encode(text)
-        return ids
+    @property
+    def most_bytes(self) -> int | None:
+        """The largest request that makes sense. None: unknown, the engine counts its tokens itself."""
+        exact = self._engine.capabilities.exact_tokens or not isinstance(self._engine, ChatModel)
+        return self.prompts.most_bytes if exact else None
 
     @property
     def tokenizer(self) -> Any:
@@ -201,11 +222,23 @@ class EpisodeSession:
 
     # ------------------------------------------------------------ one call
 
-    async def _one(self, request: ChatRequest, choice: int, on_delta: OnDelta | None) -> ChatReply:
+    async def _ready(self, request: ChatRequest) -> ResponseFormat | None:
+        """Do what can take long before a call begins, once for all choices."""
+        wanted = await self._format(request)
+        if request.prompt_ids is None:
+            tools = [] if self.settings.force_disable_toolcalls else request.tools
+            messages = wanted.instruct(request.messages) if wanted else request.messages
+            await self.prompts.render_ahead(request.agent, messages, tools, request.chat_template_kwargs)
+        self.check_open()
+        return wanted
+
+    async def _one(
+        self, request: ChatRequest, choice: int, on_delta: OnDelta | None, ready: _Once[ResponseFormat | None]
+    ) -> ChatReply:
         chat_model = await self._chat_model()
         if chat_model is not None:
             return await self._guarded(chat_model.reply(request))
-        wanted = await self._format(request)
+        wanted = await ready.result()
         tools = [] if self.settings.force_disable_toolcalls else request.tools
         prepared = self._begin(request, tools, wanted, choice)
         self._begun.add(prepared.call_id)
@@ -239,7 +272,6 @@ class EpisodeSession:
                 await wanted.check()
             finally:
                 self._slow_schemas += wanted.too_slow
-        self.check_open()
         return wanted
 
     async def _violation(self, wanted: ResponseFormat, message: Message) -> str:

@@ -1,0 +1,107 @@
+"""`LongPrompts`: what one episode's long prompts may cost, and where the work is done.
+
+Rendering and encoding a long text takes many milliseconds, which everybody on the service loop would wait for. So it is
+done ahead on a thread: afterwards the loop finds the pieces in the encoder's cache, or the prompt is refused before
+anything of it is recorded. An episode has one such text rendered at a time, and its requests may hold so many bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from ajet.schema.chat import Message, Tool
+from ajet.schema.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from ajet.context_tracker import ContextTracker, Renderer
+
+T = TypeVar("T")
+
+LONG_TEXT = 8192
+"""Bytes that take about two milliseconds to render and encode: less is not worth a thread."""
+BYTES_PER_TOKEN = 32
+"""No request needs more of them for each token of the model's context, even of indented code escaped as JSON."""
+LEAST_REQUEST_BYTES = 65_536
+MAX_TEMPLATE_KWARGS_BYTES = 16_384
+MAX_EPISODE_BYTES = 512 * 1024 * 1024
+"""Of all that an episode's requests add to what was known. An agent that rewrites 400 KB at each of 1,000 calls passes."""
+_threads: ThreadPoolExecutor | None = None
+
+
+def _forget() -> None:
+    """In a forked process, the parent's threads aren't ours."""
+    global _threads
+    _threads = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+class LongPrompts:
+    """Lives on the service loop."""
+
+    def __init__(self, tracker: ContextTracker, renderer: Renderer) -> None:
+        self._tracker = tracker
+        self._renderer = renderer
+        self._one = asyncio.Lock()
+        self._held = 0
+
+    @property
+    def most_bytes(self) -> int:
+        """The largest request that can fit into the model's context."""
+        return LEAST_REQUEST_BYTES + BYTES_PER_TOKEN * self._tracker.settings.max_model_len
+
+    def check_size(self, size: int) -> None:
+        """Refuse a request by its size, before it is read. Raises ContextOverflowError."""
+        if size > self.most_bytes:
+            self._tracker.check_room(size // BYTES_PER_TOKEN)
+
+    async def render_ahead(
+        self, agent: str, messages: Sequence[Message], tools: Sequence[Tool], kwargs: dict[str, Any]
+    ) -> None:
+        """Prepare for `ContextTracker.begin`. Raises a ModelCallError if it would."""
+        if kwargs and _size(kwargs) > MAX_TEMPLATE_KWARGS_BYTES:
+            raise InvalidRequestError(f"chat_template_kwargs has more than {MAX_TEMPLATE_KWARGS_BYTES} bytes")
+        size = self._tracker.new_bytes(agent, messages, tools)
+        if self._held + size > MAX_EPISODE_BYTES:
+            raise InvalidRequestError(f"this episode's requests hold more than {MAX_EPISODE_BYTES >> 20} MB in all")
+        if size > LONG_TEXT:
+            rendered = await self.length(messages, tools, kwargs)
+            limit = self._tracker.settings.max_model_len
+            if rendered > limit + limit // 8:  # one that extends a recorded call may be a little shorter
+                self._tracker.check_room(rendered)
+        self._held += size
+
+    async def length(self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: dict[str, Any]) -> int:
+        """How many tokens these messages render to. Raises a ModelCallError."""
+        pieces = len(messages) + len(tools) + sum(_calls(message) for message in messages)
+        self._tracker.check_room(2 * pieces)  # each has at least this many tokens
+        return len(await self._on_thread(self._renderer.render, messages, tools, kwargs or None))
+
+    async def encode(self, text: str) -> list[int]:
+        """A raw prompt's tokens; control tokens in it count as such."""
+        encode: Callable[[str], list[int]] = self._renderer.tokenizer.encode
+        return encode(text) if len(text) <= LONG_TEXT else await self._on_thread(encode, text)
+
+    async def _on_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        global _threads
+        _threads = _threads or ThreadPoolExecutor(2, "long-prompts")
+        await self._one.acquire()
+        work = asyncio.get_running_loop().run_in_executor(_threads, function, *arguments)
+        work.add_done_callback(lambda _: self._one.release())  # not before: nobody can stop the thread
+        return await asyncio.shield(work)
+
+
+def _calls(message: Any) -> int:
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    return len(calls) if isinstance(calls, list) else 0
+
+
+def _size(value: Any) -> int:
+    return len(msgspec.json.encode(value))
