@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
+from ajet.http.connection import INTERNAL_ERROR
 from ajet.schema.chat import ChatReply, ChatRequest
 from ajet.schema.errors import ModelCallError
 from ajet.session import EpisodeSession, ReplyDelta
 
+log = logging.getLogger(__name__)
+
 Event = ReplyDelta | list[ChatReply] | ModelCallError
+
+
+class InternalError(ModelCallError):
+    """A defect of ours."""
+
+    http_status = 500
+    code = "internal_error"
+    error_type = "server_error"
 
 
 class ReplyStream:
@@ -25,6 +37,10 @@ class ReplyStream:
             self._events.put_nowait(await self._session.complete(self._request, self._events.put_nowait))
         except ModelCallError as error:
             self._events.put_nowait(error)
+        except Exception:  # our fault: the client gets an error like any other, and the server lives on
+            log.exception("internal error in a streamed call of agent %r", self._request.agent)
+        finally:
+            self._events.put_nowait(InternalError(INTERNAL_ERROR))  # nobody reads it if another end came before
 
     async def first(self) -> Event:
         """The first event. An error is raised, so that the client gets its HTTP status."""

@@ -30,7 +30,7 @@ BYTES_PER_TOKEN = 32
 LEAST_REQUEST_BYTES = 65_536
 MAX_TEMPLATE_KWARGS_BYTES = 16_384
 MAX_EPISODE_BYTES = 512 * 1024 * 1024
-"""Of all that an episode's requests add to what was known. An agent that rewrites 400 KB at each of 1,000 calls passes."""
+"""Of all that an episode's requests add to what was known: 400 KB, written anew at each of 1,000 calls, pass."""
 _threads: ThreadPoolExecutor | None = None
 
 

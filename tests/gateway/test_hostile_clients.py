@@ -7,19 +7,21 @@ import gzip
 import json
 import random
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
 from gateway_parts import place, post
 from raw_http import read_reply, request_bytes, send, until
-from session_parts import USER, LineEngine, aborted, replied
+from session_parts import USER, LineEngine, aborted, new_session, replied
 
+from ajet.context_tracker import TrackerSettings
 from ajet.gateway import Gateway, GatewaySettings
 from ajet.gateway.caller import agent_key
 from ajet.gateway.endpoints import POST
@@ -352,7 +354,7 @@ bodies = st.one_of(
 )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(st.sampled_from([*POST, CHAT]), bodies),
@@ -373,6 +375,180 @@ def test_no_body_makes_the_gateway_fail(requests: list[tuple[str, Any]]) -> None
                     reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
             writer.close()
             assert not here.session.tracker.in_flight
+
+    asyncio.run(run())
+
+
+STREAMS = {
+    CHAT: (b"data: [DONE]", b'data: {"error"'),
+    "/v1/completions": (b"data: [DONE]", b'data: {"error"'),
+    "/v1/messages": (b"event: message_stop", b"event: error"),
+    "/v1/responses": (b"event: response.completed", b"event: response.incomplete", b"event: response.failed"),
+}
+START: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": USER},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/messages": {"messages": USER, "max_tokens": 9},
+    "/v1/responses": {"input": "x"},
+}
+
+
+def streams_end(here: Any, requests: list[tuple[str, Any]]) -> Any:
+    """Send each as a stream: all are refused, or end with an event that says how they ended."""
+
+    async def one(path: str, body: Any) -> None:
+        reply = await post(here, path, {**START[path], **(body if isinstance(body, dict) else {}), "stream": True})
+        assert reply.status < 500, (path, body, reply)
+        if reply.status == 200:
+            assert any(end in reply.body for end in STREAMS[path]), (path, body, reply)
+
+    return asyncio.gather(*(one(path, body) for path, body in requests))
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.sampled_from(sorted(STREAMS)), bodies), min_size=20, max_size=20))
+def test_no_body_leaves_a_stream_without_an_end(requests: list[tuple[str, Any]]) -> None:
+    async def run() -> None:
+        async with place(LineEngine("fine")) as here:
+            await streams_end(here, requests)
+            assert not here.session.tracker.in_flight
+
+    asyncio.run(run())
+
+
+def spoken(**more: Any) -> dict[str, Any]:
+    return {"messages": [*USER, {"role": "assistant", "content": "x", **more}, *USER]}
+
+
+def called(arguments: str) -> dict[str, Any]:
+    return spoken(tool_calls=[{"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": [], "content": "x"}]},
+        {"messages": [{"role": {}, "content": "x"}]},
+        spoken(tool_calls=5),
+        spoken(tool_calls={"a": 1}),
+        called("[" * 5000),
+        called("[" * 900 + "]" * 900),
+        called('{"a":' * 900 + "1" + "}" * 900),
+        {"messages": [{"role": "user", "content": " " * 500_000}]},
+    ],
+    ids=["role-list", "role-object", "calls-number", "calls-object", "open", "nested", "objects", "blanks"],
+)
+def test_malformed_messages_end_their_stream(body: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with place(LineEngine("fine")) as here:
+            await streams_end(here, [(CHAT, body)])
+            assert (await post(here, CHAT, BODY)).status == 200
+
+    asyncio.run(run())
+
+
+def test_a_defect_of_ours_ends_the_stream_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with place(LineEngine("fine")) as here:
+
+            class Panic(BaseException):
+                """As a tokenizer written in Rust raises it: no Exception."""
+
+            for fault in (ZeroDivisionError(), Panic()):
+                monkeypatch.setattr(here.session.tracker, "commit", raising(fault))
+                reply = await post(here, CHAT, {**BODY, "stream": True})
+                assert b'"internal_error"' in reply.body and b"[DONE]" not in reply.body
+
+    def raising(fault: BaseException) -> Any:
+        def commit(*_: object, **__: object) -> None:
+            raise fault
+
+        return commit
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def test_what_cannot_fit_is_refused_before_it_is_read() -> None:
+    async def run() -> None:
+        async with place(tracking=TrackerSettings(max_model_len=1000, checks=())) as here:
+            for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
+                head = request_bytes("POST", path, here.key.api_key).replace(b"length: 0", b"length: 13000000")
+                reply = await send(here.port, head)
+                assert reply.status == 400 and "maximum context length" in str(reply.json()), path
+            chunked = (
+                f"POST {CHAT} HTTP/1.1\r\nauthorization: Bearer {here.key.api_key}\r\n"
+                "transfer-encoding: chunked\r\n\r\n"
+                f"30000\r\n{'x' * 0x30000}\r\n"
+            )
+            assert (await send(here.port, chunked.encode())).status == 413
+            assert here.session.tracker.calls == [] and here.session.tracker.context_overflow
+
+    asyncio.run(run())
+
+
+def test_refused_requests_leave_nothing_behind() -> None:
+    async def run() -> None:
+        async with place(tracking=TrackerSettings(max_model_len=1000, checks=())) as here:
+            tool = {"type": "function", "function": {"name": "f", "description": "word " * 5000, "parameters": {}}}
+            words = [{"role": "user", "content": "word " * 1500}]
+            bad = [*USER, {"role": "user", "content": 5}]
+            tracker = here.session.tracker
+            before = tracker.new_bytes("main", words, [tool])
+            for body in ({"messages": words, "tools": [tool]}, {"messages": words}, {"messages": bad, "tools": [tool]}):
+                assert (await post(here, CHAT, {"model": "m", **body})).status == 400
+            assert tracker.new_bytes("main", words, [tool]) == before
+            assert tracker.new_bytes("main", bad, []) > 60
+            many = [{"role": "user", "content": [{"type": "text", "text": ""}] * 5000}] * 4
+            assert (await post(here, CHAT, {"messages": many})).status == 400
+            kwargs = {"messages": USER, "chat_template_kwargs": {"x": "y" * 20_000}}
+            assert (await post(here, CHAT, kwargs)).status == 400
+            assert (await post(here, CHAT, BODY)).status == 200
+
+    asyncio.run(run())
+
+
+def test_others_are_served_while_a_long_prompt_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with place() as here:
+            renderer = here.session.tracker.renderer
+            rendering, go_on, render = threading.Event(), threading.Event(), renderer.render
+
+            def slow(*arguments: Any) -> list[int]:
+                rendering.set()
+                assert go_on.wait(30)
+                return render(*arguments)
+
+            monkeypatch.setattr(renderer, "render", slow)
+            words = {"messages": [{"role": "user", "content": "word " * 4000}]}
+            slow_call = asyncio.ensure_future(post(here, CHAT, words))
+            await until(rendering.is_set)
+            assert (await post(here, CHAT, BODY)).status == 200 and not slow_call.done()
+            go_on.set()
+            assert (await slow_call).status == 200
+            assert len(here.session.tracker.calls) == 2
+
+    asyncio.run(run())
+
+
+def test_one_key_does_not_take_all_the_memory_for_bodies() -> None:
+    async def run() -> None:
+        async with place(limits=HttpLimits(max_body_bytes=1_000_000, max_buffered_bytes=4_000_000)) as here:
+            second = new_session(LineEngine("hi"))
+            other = here.gateway.register(second).api_key
+            held = []
+            for _ in range(3):
+                _, writer = await asyncio.open_connection("127.0.0.1", here.port)
+                writer.write(request_bytes("POST", CHAT, here.key.api_key, b"x" * 900_000)[:-1])
+                await writer.drain()
+                held.append(writer)
+            words = {"messages": [{"role": "user", "content": "word " * 20_000}]}
+            assert (await post(here, CHAT, words)).status == 429
+            assert (await post(here, CHAT, words, other)).status == 200
+            for writer in held:
+                writer.close()
 
     asyncio.run(run())
 
