@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -11,7 +13,14 @@ from pydantic_core import ErrorDetails
 from ajet.config.keys import allowed, choices, fragment_at, known_keys, nearest, where_it_belongs
 from ajet.config.yaml_source import Node
 from ajet.schema.errors import ConfigError
+from ajet.schema.secret_names import is_secret
 
+REFERENCE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_][A-Za-z0-9_]*)")
+HIDDEN = "********"
+SHOWN = 60
+"""Characters of a wrong value."""
+SHORTEST_HIDDEN = 4
+"""Shorter values would be found in ordinary words."""
 MOST = 8
 """Most problems shown at a time: more don't help."""
 
@@ -84,7 +93,34 @@ def config_error(sources: Sources, problems: Iterable[Problem]) -> ConfigError:
         parts.append(f"{sources.place(problem.path)}: {key}{problem.what}{fix}")
     if len(listed) > MOST:
         parts.append(f"… and {len(listed) - MOST} more")
-    return ConfigError("\n".join(parts))
+    return ConfigError(_without_secrets("\n".join(parts), sources))
+
+
+def _without_secrets(text: str, sources: Sources) -> str:
+    """A message in which what came from the environment is shown as the reference to it, and secrets not at all."""
+    hidden: dict[str, str] = {}
+
+    def look(key: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                look(str(name), inner)
+        elif isinstance(value, list):
+            for inner in value:
+                look(key, inner)
+        elif isinstance(value, str):
+            names = REFERENCE.findall(value)
+            hidden.update((os.environ[name], f"${{oc.env:{name}}}") for name in names if name in os.environ)
+            if not names and is_secret(key, value):
+                hidden[value] = HIDDEN
+
+    look("", sources.root.plain())
+    for override in sources.overrides:
+        look(str(override.path[-1]), override.value)
+    for value, instead in sorted(hidden.items(), key=lambda item: -len(item[0])):
+        for form in (value, repr(value)[1:-1]):
+            if len(form) >= SHORTEST_HIDDEN:
+                text = text.replace(form, instead).replace(f"{form[: SHOWN - 4]}…", f"{instead}…")
+    return text
 
 
 def dotted(path: KeyPath) -> str:
@@ -144,4 +180,4 @@ def shown(value: Any) -> str:
     if isinstance(value, list) and len(value) > 6:
         return f"a list of {len(value)} values"
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "…"

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from ajet.observe.line_file import LineFile, whole_record
 from ajet.observe.logs import FileLog
 from ajet.observe.metrics import MetricsSink, make_sinks, rewind_metrics
 from ajet.observe.run_environment import run_environment
@@ -51,7 +52,7 @@ class EventLog:
     """
 
     def __init__(self, path: Path, masker: Masker | None = None) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._file = LineFile(path)
         self._lock = threading.Lock()
         self._masker = masker or Masker()
 
@@ -60,10 +61,10 @@ class EventLog:
         record = {"time": round(time.time(), 3), "event": kind, **self._masker.value(fields)}
         with self._lock:
             self._file.write(json.dumps(record, default=str) + "\n")
-            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with self._lock:
+            self._file.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,8 @@ class ExperimentFolder:
         self.metrics: MetricsSink = make_sinks(config, path, masker, with_trackers=with_trackers)
         self._log = FileLog(path / "run.log", masker)
         self._earlier: EarlierRun | None = None
+        self.resumed = False
+        """The folder holds an earlier start of this run."""
         self._withdrawn = False
 
     @classmethod
@@ -181,6 +184,7 @@ class ExperimentFolder:
         (path / "config.resolved.yaml").write_text(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True), "utf-8")
         folder = cls(path, config, masker, lock, with_trackers=backbone != "debug")
         folder._earlier = earlier
+        folder.resumed = resumed
         environment = json.dumps(masker.value(run_environment()), indent=2)
         (path / "environment.json").write_text(environment, encoding="utf-8")
         _tell(changes)
@@ -222,9 +226,13 @@ class ExperimentFolder:
                 copy.write_text(masked, encoding="utf-8")
 
     def rewind(self, step: int) -> None:
-        """The run resumes after `step`: drop the metrics of later steps. (The recorder deletes the episodes.)"""
+        """The run resumes after `step`: drop what later steps wrote. (The recorder deletes the episodes.)"""
         self.events.write("rewound", step=step)
         rewind_metrics(self.path / "metrics.jsonl", step)
+        for folder in (self.path / "trajectories").glob("step_*"):
+            number = folder.name.removeprefix("step_")
+            if number.isdecimal() and int(number) > step:
+                shutil.rmtree(folder)
 
     def close(self, status: str = "completed", **fields: Any) -> None:
         """Record the end of the run and release the folder. `status`: completed | failed | interrupted."""
@@ -255,7 +263,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.endswith("\n")]
+        return [event for line in file if (event := whole_record(line)) is not None]
 
 
 def is_running(path: Path) -> bool:

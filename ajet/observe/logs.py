@@ -51,6 +51,13 @@ def log_to_terminal(*, quiet: bool = False) -> None:
     _let_through()
 
 
+def _mask_terminal(masker: Masker) -> None:
+    """The terminal shows no secret either that a run's config holds."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _TerminalHandler) and isinstance(handler.formatter, _HumanFormatter):
+            handler.formatter.masker = masker
+
+
 def _let_through() -> None:
     """The handlers are on the root logger, so the user's own `basicConfig` doesn't duplicate each line; other libraries
     keep the root's level (warnings and errors)."""
@@ -61,15 +68,33 @@ class FileLog:
     """Writes records to a file as JSON lines, until closed."""
 
     def __init__(self, path: Path, masker: Masker | None = None) -> None:
-        self._handler = RotatingFileHandler(path, maxBytes=_FILE_BYTES, backupCount=_FILES - 1, encoding="utf-8")
+        self._handler = _FileHandler(path, maxBytes=_FILE_BYTES, backupCount=_FILES - 1, encoding="utf-8")
         self._handler.setLevel(min(logging.INFO, level_from_environment()))
         self._handler.setFormatter(_JsonFormatter(masker or Masker()))
+        if masker is not None:
+            _mask_terminal(masker)
         logging.getLogger().addHandler(self._handler)
         _let_through()
 
     def close(self) -> None:
         logging.getLogger().removeHandler(self._handler)
         self._handler.close()
+
+
+class _FileHandler(RotatingFileHandler):
+    """A disk that is full costs lines of the log, and is told once."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._told:
+            self._told = True
+            print(
+                f"warning: {self.baseFilename} can't be written ({error.strerror}): lines are missing", file=sys.stderr
+            )
 
 
 class _TerminalHandler(logging.StreamHandler[Any]):
@@ -133,7 +158,7 @@ class _JsonFormatter(logging.Formatter):
 class _HumanFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__()
-        self._masker = Masker()
+        self.masker = Masker()
 
     def format(self, record: logging.LogRecord) -> str:
         text = record.getMessage()
@@ -143,4 +168,4 @@ class _HumanFormatter(logging.Formatter):
             text += f" ({repeated:,} such warnings so far)"
         if record.exc_info and record.levelno >= logging.ERROR:
             text += "\n" + self.formatException(record.exc_info)
-        return printable(self._masker.text(text))
+        return printable(self.masker.text(text))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from ajet.observe.line_file import LineFile, whole_record
 from ajet.observe.secrets import Masker
 
 
@@ -44,30 +45,29 @@ class JsonlSink:
     """`metrics.jsonl`: one line per step, written as soon as the step ends."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = LineFile(path)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         record: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
         record.update((name, _plain(value)) for name, value in metrics.items())
-        with self._path.open("a", encoding="utf-8") as file:  # opened each time: a rewind replaces the file
-            file.write(json.dumps(record) + "\n")
+        self._file.write(json.dumps(record) + "\n")
 
     def close(self) -> None:
-        pass
+        self._file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The steps of a `metrics.jsonl`, in order. Of a step that was run again after a resume, the later values count.
 
-    A last line that is still being written is left out.
+    A last line that is still being written is left out, and so is one that a full disk or a kill has cut off.
     """
     steps: dict[int, dict[str, Any]] = {}
     if not path.exists():
         return []
     with path.open(encoding="utf-8") as file:
         for line in file:
-            if line.endswith("\n"):
-                record = json.loads(line)
+            record = whole_record(line)
+            if record is not None and isinstance(record.get("step"), int):
                 steps[record["step"]] = {**steps.pop(record["step"], {}), **record}
     return [steps[step] for step in sorted(steps)]
 

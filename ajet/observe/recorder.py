@@ -274,7 +274,9 @@ class EpisodeRecorder:
         logger.info("episodes.sqlite reached ajet.recorder.max_gb: the %d oldest episodes were deleted", removed)
 
     def _mask(self, episode: Episode) -> None:
-        """Errors may quote a secret from the environment. Messages and tokens are kept as they were."""
+        """Errors and what a workflow noted may hold a secret. Messages and tokens are kept as they were."""
+        episode.metadata = self._masker.value(episode.metadata)
+        episode.log_metrics = self._masker.value(episode.log_metrics)
         if episode.failure is not None:
             episode.failure.message = self._masker.text(episode.failure.message)
             episode.failure.traceback = self._masker.text(episode.failure.traceback)

@@ -1,7 +1,7 @@
 """The one place that decides what is secret and masks it before it reaches a file, a tracker or a terminal.
 
-Secrets are string values under keys such as `api_key`, `password` or `token`, the values of environment variables with
-such names wherever they appear, and text shaped like a well-known credential.
+Secrets are string values under keys such as `api_key`, `password` or `token` (`ajet.schema.secret_names`), the values
+of environment variables with such names wherever they appear, and text shaped like a well-known credential.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-MASK = "********"
+from ajet.schema.secret_names import is_secret, is_secret_variable
 
-_SECRET_KEY = re.compile(
-    r"(^|[^a-z])(api_?key|access_?key(_?id)?|private_?key|secret(_?key)?|pass(word|wd|phrase)|token|auth|authorization"
-    r"|credentials?|bearer|cookie)$"
-)
-_SECRET_ENVIRONMENT = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
+MASK = "********"
+TOO_DEEP = "(nested too deeply)"
+
 _SHAPES = re.compile(
     r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic and others
     r"|\bhf_[A-Za-z0-9]{20,}"
@@ -31,10 +29,8 @@ _SHORTEST = 8
 """Shorter values are not searched for in text: they would mask ordinary words."""
 
 
-def is_secret_key(key: str) -> bool:
-    """Whether values under this key are secret. Those of `max_tokens` or `stop_token_ids` are not."""
-    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).replace("-", "_").lower()
-    return _SECRET_KEY.search(snake) is not None
+MOST_LEVELS = 64
+"""Deeper nesting, or a value that holds itself, is replaced by a word."""
 
 
 class Masker:
@@ -53,15 +49,21 @@ class Masker:
                 text = text.replace(value, MASK)
         return _SHAPES.sub(MASK, text)
 
-    def value(self, value: Any, key: str = "") -> Any:
+    def value(self, value: Any, key: str = "", levels: int = MOST_LEVELS) -> Any:
         """`value` (any nesting of mappings and lists) with every secret in it masked."""
+        if isinstance(value, Mapping | list | tuple | set | frozenset) and not levels:
+            return TOO_DEEP
         if isinstance(value, Mapping):
-            return {name: self.value(item, str(name)) for name, item in value.items()}
+            return {_masked_name(self, name): self.value(item, str(name), levels - 1) for name, item in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
-            return [self.value(item, key) for item in value]
+            return [self.value(item, key, levels - 1) for item in value]
         if isinstance(value, str):
-            return MASK if value and is_secret_key(key) and not _is_reference(value) else self.text(value)
+            return MASK if value and is_secret(key, value) and not _is_reference(value) else self.text(value)
         return value
+
+
+def _masked_name(masker: Masker, name: Any) -> Any:
+    return masker.text(name) if isinstance(name, str) else name
 
 
 def _is_reference(value: str) -> bool:
@@ -71,7 +73,7 @@ def _is_reference(value: str) -> bool:
 
 def _environment_secrets() -> Iterator[str]:
     for name, value in os.environ.items():
-        if _SECRET_ENVIRONMENT.search(name.upper()):
+        if is_secret_variable(name):
             yield value
 
 
@@ -82,6 +84,6 @@ def _secret_values(value: Any, key: str = "") -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _secret_values(item, key)
-    elif isinstance(value, str) and is_secret_key(key) and not _is_reference(value):
+    elif isinstance(value, str) and is_secret(key, value) and not _is_reference(value):
         yield value
         yield from value.splitlines()

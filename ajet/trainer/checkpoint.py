@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from safetensors import SafetensorError
 
 from ajet.schema.errors import UserError
 
@@ -81,7 +82,7 @@ class CheckpointFolder:
                 shutil.rmtree(final)  # the same step from before a resume
             draft.rename(final)
             _sync(self.root)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             shutil.rmtree(draft, ignore_errors=True)
             log.warning("the checkpoint of step %d could not be written (%s); keeping the previous one", step, error)
             return None

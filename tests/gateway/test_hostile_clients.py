@@ -556,17 +556,19 @@ def test_one_key_does_not_take_all_the_memory_for_bodies() -> None:
 # ---------------------------------------------------------------- schemas
 
 
-def test_schemas_that_take_for_ever_hold_up_nobody_and_then_are_refused() -> None:
+def test_schemas_that_take_for_ever_hold_up_nobody_and_then_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet.session.episode_session.MAX_SLOW_SCHEMAS", 1)
+
     async def run() -> None:
         schema = {"type": "string", "pattern": "^(a+)+$"}
         wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         async with place(LineEngine(json.dumps("a" * 40 + "!"))) as here:
-            for _ in range(3):
-                slow = asyncio.ensure_future(post(here, CHAT, {**BODY, "response_format": wanted}))
-                honest = await post(here, CHAT, BODY)
-                assert honest.status == 200 and not slow.done()
-                choice = (await slow).json()["choices"][0]
-                assert "takes" in choice["malformed"][0]
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write(request_bytes("POST", CHAT, here.key.api_key, {**BODY, "response_format": wanted}))
+            slow = asyncio.ensure_future(read_reply(reader))
+            assert (await post(here, CHAT, BODY)).status == 200 and not slow.done()
+            assert "takes" in (await asyncio.wait_for(slow, 120)).json()["choices"][0]["malformed"][0]
+            writer.close()
             reply = await post(here, CHAT, {**BODY, "response_format": wanted})
             assert reply.status == 400 and "too often" in reply.json()["error"]["message"]
 

@@ -11,9 +11,10 @@ from waiting import wait_until
 
 from ajet.config import Config
 from ajet.observe.metrics import aggregate_log_metrics
-from ajet.observe.secrets import Masker, is_secret_key
+from ajet.observe.secrets import Masker
 from ajet.observe.trackers import BackgroundSink, make_tracker
 from ajet.schema.errors import ConfigError, MissingDependencyError
+from ajet.schema.secret_names import is_secret, is_secret_key
 
 
 def test_log_metrics_nested_and_in_lists_are_aggregated() -> None:
@@ -41,6 +42,16 @@ def test_secret_keys(key: str) -> None:
 )
 def test_ordinary_keys_are_not_masked(key: str) -> None:
     assert not is_secret_key(key)
+
+
+@pytest.mark.parametrize("key", ["OPENAI_KEY", "my_pwd", "sas", "SENTRY_DSN", "sessionId", "key"])
+def test_values_that_look_secret_are_masked_under_doubtful_keys(key: str) -> None:
+    assert is_secret(key, "x9f3k2m1q8")
+
+
+@pytest.mark.parametrize(("key", "value"), [("prompt_key", "question"), ("reward_fn_key", "data_source"), ("pin", "4")])
+def test_keys_that_name_a_column_are_kept(key: str, value: str) -> None:
+    assert not is_secret(key, value)
 
 
 def test_masker_keeps_references_and_masks_known_shapes() -> None:

@@ -51,6 +51,8 @@ log = logging.getLogger("ajet.backbone.local")
 
 MANY_ABANDONED = 0.5
 """Share of a step's sampled tokens above which the log mentions that they are masked."""
+BEFORE_THE_FIRST = -1
+"""The step before the first: step 0 is the validation before training."""
 BARREN_STEPS = 5
 """A run ends after this many steps in a row without a usable episode: something is wrong that training won't fix."""
 
@@ -165,6 +167,10 @@ class LocalRun:
         if checkpoint is not None:
             self.progress.phase("load", detail=f"checkpoint {checkpoint.path}")
             self._resume(checkpoint)
+        elif self.experiment.resumed and not self.common.val_only:
+            log.info("no checkpoint to resume from: the run begins again, and what it had recorded is dropped")
+            self.experiment.rewind(BEFORE_THE_FIRST)
+            self.recorder.rewind(BEFORE_THE_FIRST)
         if self.common.mini_batch_num == self.common.ppo_epochs == 1 and not self.imitates:
             log.info("one update per step: the old policy is the current one, so clipping has no effect")
 

@@ -1,0 +1,76 @@
+"""`LineFile`: a file that grows by whole lines, and outlives a full disk: what could not be written is written later.
+
+A line that a kill or a full disk cut off stays alone: the next one begins on a line of its own. `whole_record` reads
+one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 10_000
+"""Lines that wait for room on the disk; further ones are lost."""
+
+
+class LineFile:
+    """For one thread at a time. The file may be replaced meanwhile: it is opened for each line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._waiting: list[str] = []
+
+    def write(self, line: str) -> None:
+        """Append a line, which ends in a line break. It is in the file when this returns, unless the disk is full."""
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting.append(line)
+        self._flush()
+
+    def close(self) -> None:
+        if self._waiting:
+            self._flush()
+        if self._waiting:
+            log.error("%s lacks its last %d lines", self._path, len(self._waiting))
+
+    def _flush(self) -> None:
+        text = "".join(self._waiting).encode()
+        try:
+            handle = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                self._append(handle, text)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            log.warning("%s can't be written (%s): trying again later", self._path, error.strerror)
+        else:
+            self._waiting.clear()
+
+    @staticmethod
+    def _append(handle: int, text: bytes) -> None:
+        """All of it, or nothing."""
+        size = os.fstat(handle).st_size
+        if size and os.pread(handle, 1, size - 1) != b"\n":
+            text = b"\n" + text
+        try:
+            written = os.write(handle, text)
+            while written < len(text):
+                written += os.write(handle, text[written:])
+        except OSError:
+            os.ftruncate(handle, size)
+            raise
+
+
+def whole_record(line: str) -> dict[str, Any] | None:
+    """The JSON object on a line, or None if the line was cut off or is still being written."""
+    if not line.endswith("\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None

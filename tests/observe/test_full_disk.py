@@ -1,0 +1,111 @@
+"""A disk that is full for a while costs records at most, never the run: on a small file system of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ajet.config import Config
+from ajet.observe.experiment import ExperimentFolder, read_events
+from ajet.observe.metrics import read_metrics, rewind_metrics
+from ajet.trainer.checkpoint import CheckpointFolder
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """2 MB of disk."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def fill(disk: Path) -> Path:
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            return filler
+
+
+def test_metrics_events_and_log_go_on_when_there_is_room_again(
+    small_disk: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config.model_validate({"ajet": {"experiment_name": "run"}})
+    with ExperimentFolder.open(config, exp_dir=small_disk, backbone="local") as folder:
+        folder.metrics.log(1, {"reward/mean": 0.5})
+        filler = fill(small_disk)
+        long = "x" * 5000
+        for step in (2, 3):
+            folder.metrics.log(step, {"reward/mean": 0.5, long: 1.0})
+            folder.events.write("checkpoint", step=step, text=long)
+            logging.getLogger("ajet.test").info("step %d %s", step, long)
+        assert [record["step"] for record in read_metrics(folder.path / "metrics.jsonl")] == [1]
+        assert "metrics.jsonl can't be written (No space left on device)" in caplog.text
+        assert "Traceback" not in capsys.readouterr().err
+        filler.unlink()
+        folder.metrics.log(4, {"reward/mean": 1.0})
+        folder.events.write("checkpoint", step=4)
+        assert [record["step"] for record in read_metrics(folder.path / "metrics.jsonl")] == [1, 2, 3, 4]
+        steps = [event["step"] for event in read_events(folder.path / "events.jsonl") if event["event"] == "checkpoint"]
+        assert steps == [2, 3, 4]
+
+
+def test_the_checkpoint_before_stays_in_use(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    def write(size: int) -> object:
+        return lambda folder: save_file({"w": torch.zeros(size)}, folder / "model.safetensors")
+
+    checkpoints = CheckpointFolder(small_disk / "checkpoints")
+    assert checkpoints.save(1, {}, write(1000)) is not None  # type: ignore[arg-type]
+    assert checkpoints.save(2, {}, write(1_000_000)) is None  # type: ignore[arg-type]
+    newest = checkpoints.newest()
+    assert newest is not None and newest.step == 1 and "keeping the previous one" in caplog.text
+    assert checkpoints.save(3, {}, write(1000)) is not None  # type: ignore[arg-type]
+    assert sorted(path.name for path in (small_disk / "checkpoints").iterdir()) == ["step_1", "step_3"]
+
+
+@pytest.mark.parametrize("torn", ['{"step": 2, "reward/me', '{"step": 2, "reward/me\n', "\0\0\0\0", "[1]\n"])
+def test_a_torn_line_blocks_no_later_start(tmp_path: Path, torn: str) -> None:
+    config = Config.model_validate({"ajet": {"experiment_name": "run"}})
+    with ExperimentFolder.open(config, exp_dir=tmp_path, backbone="local") as folder:
+        folder.metrics.log(1, {"a": 1.0})
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with (folder.path / name).open("a") as file:
+            file.write(torn)
+    with ExperimentFolder.open(config, exp_dir=tmp_path, backbone="local") as folder:
+        folder.metrics.log(2, {"a": 2.0})
+        assert [record["step"] for record in read_metrics(folder.path / "metrics.jsonl")] == [1, 2]
+        rewind_metrics(folder.path / "metrics.jsonl", 1)
+        folder.metrics.log(2, {"a": 3.0})
+    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["a"] for line in lines] == [1.0, 3.0]
+    assert [event["event"] for event in read_events(folder.path / "events.jsonl")][-2:] == ["resumed", "ended"]
+
+
+def test_a_run_that_begins_again_drops_its_trajectories(tmp_path: Path) -> None:
+    config = Config.model_validate({"ajet": {"experiment_name": "run"}})
+    with ExperimentFolder.open(config, exp_dir=tmp_path, backbone="local") as folder:
+        assert not folder.resumed
+        for step in (0, 1, 2):
+            (folder.path / "trajectories" / f"step_{step}").mkdir(parents=True)
+            folder.metrics.log(step, {"a": 1.0})
+    with ExperimentFolder.open(config, exp_dir=tmp_path, backbone="local") as folder:
+        assert folder.resumed
+        folder.rewind(1)
+        assert sorted(os.listdir(folder.path / "trajectories")) == ["step_0", "step_1"]
+        folder.rewind(-1)
+        assert os.listdir(folder.path / "trajectories") == [] and read_metrics(folder.path / "metrics.jsonl") == []
