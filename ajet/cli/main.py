@@ -21,8 +21,6 @@ from ajet import __version__
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
-POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-")
-"""How the names of executors' threads begin."""
 EXIT_S = 3.0
 """How long the interpreter may take to exit once everything of ours is closed."""
 
@@ -107,14 +105,20 @@ def _guarded(arguments: list[str]) -> int:
 def _ensure_exit(code: int) -> int:
     """Make sure that the program ends. On exit Python waits for the threads of executors (`asyncio.to_thread`), and
     user code may have left a call blocked in one."""
-    if any(thread.name.startswith(POOL_THREADS) for thread in threading.enumerate()):
+    if _threads_that_hold_us():
         threading.Thread(target=_exit_anyway, args=(code,), daemon=True).start()
     return code
+
+
+def _threads_that_hold_us() -> list[str]:
+    """Names of threads that Python waits for on exit: of executors, and those that user code started."""
+    return [one.name for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
 
 
 def _exit_anyway(code: int) -> None:
     time.sleep(EXIT_S)
     try:
+        print(f"warning: ended without waiting for: {', '.join(_threads_that_hold_us())}", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:  # even if nobody reads them any more

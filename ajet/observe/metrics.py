@@ -109,7 +109,10 @@ def _collect(value: Any, name: str, values: dict[str, list[float]], listed: set[
         for item in value:
             _collect(item, name, values, listed)
     elif isinstance(value, int | float) or hasattr(value, "__float__"):
-        number = float(value)
+        try:
+            number = float(value)
+        except (OverflowError, TypeError, ValueError):  # too large, or not a number after all
+            return
         if math.isfinite(number):
             values.setdefault(name, []).append(number)
 

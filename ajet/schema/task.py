@@ -92,4 +92,8 @@ def finite_reward(value: Any, source: str) -> float:
             number = math.inf
         if math.isfinite(number):
             return number
-    raise RewardError(f"{source} must be a finite number, not {value!r:.80}")
+    try:
+        said = repr(value)[:80]
+    except Exception:  # noqa: BLE001 - of a user's class, or a number with too many digits
+        said = f"an object of type {type(value).__name__}"
+    raise RewardError(f"{source} must be a finite number, not {said}")

@@ -260,7 +260,7 @@ class _AttemptInProcess:
                     key = await self._sessions.access(await self._open_session(message["targets"]))
                     access = {"base_url": key.base_url, "api_key": key.api_key, "control_key": key.control_key}
                     self._writer.write(json.dumps(access).encode() + b"\n")
-        except (ConnectionError, ValueError, TypeError, KeyError, UserError) as error:
+        except (ConnectionError, ValueError, TypeError, LookupError, OverflowError, RecursionError, UserError) as error:
             # it died halfway, or user code wrote to the channel
             why = f"; its last message was unreadable: {error}" if not isinstance(error, ConnectionError) else ""
         else:

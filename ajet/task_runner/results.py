@@ -12,7 +12,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -36,6 +36,7 @@ from ajet.task_runner.emitted_spans import EmittedSpans
 from ajet.task_runner.environments import enter
 from ajet.task_runner.outside_loop import __file__ as OUTSIDE_LOOP_FILE
 from ajet.task_runner.outside_loop import outside_loop
+from ajet.task_runner.plain_data import plain, shown
 from ajet.task_runner.sandboxes import LeasedSandbox
 from ajet.workflow import Workflow
 
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 OpenTuner = Callable[[list[str] | None], Awaitable[Any]]
 """Given the workflow's `trainable_targets`, opens the attempt's session and returns the tuner."""
 
+MOST_MESSAGE_CHARACTERS = 20_000
+MOST_ERROR_CHARACTERS = 200_000
+"""Of a traceback."""
 LENGTH_ERRORS = frozenset({"LengthFinishReasonError"})
 """Exceptions by which a client library reports that a reply was cut off at its maximum length."""
 
@@ -169,8 +173,9 @@ async def _run(
     try:
         output = await _execute(result, workflow_class, workflow_task, open_tuner, environment, sandbox, spans)
         result.finished = True
-        result.is_success = output.is_success
-        result.metadata, result.log_metrics = output.metadata, output.log_metrics
+        result.is_success = _is_success(output.is_success)
+        result.metadata = _mapping(output.metadata, "metadata")
+        result.log_metrics = _mapping(output.log_metrics, "log_metrics")
         result.reward = finite_rewards(output.reward)
         spans.give_reward(result)
     except WorkflowInterrupted:
@@ -235,7 +240,7 @@ async def _execute(
         output = await called(workflow.execute, workflow_task, tuner)
     if not isinstance(output, WorkflowOutput):
         raise WorkflowFault(
-            f"{workflow_class.__name__}.execute returned {output!r:.200} of type {type(output).__name__}, "
+            f"{workflow_class.__name__}.execute returned {shown(output)} of type {type(output).__name__}, "
             "not a WorkflowOutput"
         )
     return output
@@ -303,8 +308,23 @@ async def _ask(
         except BaseException as error:
             if attempt == retries:
                 raise
-            log.log(level, "the judge raised %s: %s; asking it again", type(error).__name__, error)
+            log.log(level, "the judge raised %s: %s; asking it again", type(error).__name__, _said(error))
     raise AssertionError("unreachable")
+
+
+def _is_success(value: Any) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if getattr(value, "ndim", None) == 0 and isinstance(value.item(), bool):  # of numpy or torch
+        return bool(value)
+    raise WorkflowFault(f"the workflow's is_success must be true, false or None, not {shown(value, 80)}")
+
+
+def _mapping(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise WorkflowFault(f"the workflow's {name} must be a dictionary, not {shown(value, 80)}")
+    copy: dict[str, Any] = plain(value)
+    return copy
 
 
 def finite_rewards(reward: Any) -> float | list[float] | None:
@@ -346,10 +366,26 @@ def describe(error: BaseException) -> Failure:
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename in _OUR_FILES:
         frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    message = str(error) or repr(error)
+    message = _said(error)
+    try:
+        text = "".join(traceback.format_exception(type(error), error, frames))
+    except Exception:  # noqa: BLE001 - user code again: an error that can't be shown
+        text = "".join(traceback.format_tb(frames)) + f"{type(error).__name__}: {message}\n"
+    if len(text) > MOST_ERROR_CHARACTERS:
+        half = MOST_ERROR_CHARACTERS // 2
+        text = f"{text[:half]}\n… ({len(text)} characters)\n{text[-half:]}"
     address = _address(error)
     return Failure(type(error).__name__, f"{message} ({address})" if address not in message else message, text)
+
+
+def _said(error: BaseException) -> str:
+    """An exception's message, whatever its class does to hinder that."""
+    try:
+        message = str(error) or repr(error)
+    except Exception as worse:  # noqa: BLE001 - user code
+        return f"(its message can't be shown: {type(worse).__name__})"
+    long = len(message) > MOST_MESSAGE_CHARACTERS
+    return f"{message[:MOST_MESSAGE_CHARACTERS]}… ({len(message)} characters)" if long else message
 
 
 def _address(error: BaseException) -> str:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from ajet.context_tracker import FinishedCalls
 from ajet.schema.call_tree import CallTree
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
-from ajet.schema.errors import RewardError, SessionClosedError, UserError
+from ajet.schema.errors import LostThreadsError, RewardError, SessionClosedError, UserError
 from ajet.schema.task import WorkflowTask
 from ajet.task_runner.attempt import Attempt, AttemptRunner, RunningAttempt, SessionProvider
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.endings import AttemptFacts, Ending, Stop, ending_of, judged_early
 from ajet.task_runner.late_judge import LateJudge
-from ajet.task_runner.results import EarlyEnding, WorkflowResult
+from ajet.task_runner.results import EarlyEnding, WorkflowResult, describe
 
 if TYPE_CHECKING:
     from ajet.session import EpisodeSession
@@ -181,7 +181,7 @@ class _AttemptRun:
             if debugging():  # `breakpoint()` may have stopped meanwhile: the user has all the time in the world
                 await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
             if result.done():
-                return AttemptFacts(Stop.RETURNED, result.result())
+                return AttemptFacts(Stop.RETURNED, _returned(result))
             if self._stop is not None and self._stop.is_set():
                 return AttemptFacts(Stop.CANCELLED)
             assert self._timeout_s is not None
@@ -258,6 +258,21 @@ class _AttemptRun:
             failure = _never_called(self._runner.program, result)
             return FinishedCalls(CallTree(), Ledger()), Ending(EpisodeStatus.WORKFLOW_ERROR, failure=failure)
         return calls, ending
+
+
+def _returned(result: asyncio.Task[WorkflowResult]) -> WorkflowResult:
+    """An attempt's result. User code can break even what carries it (its event loop, say): that ends its episode alone.
+
+    Raises what ends the run.
+    """
+    if result.cancelled():
+        return WorkflowResult(failure=Failure("WorkflowFault", "the workflow was cut off"), failed_in="workflow")
+    error = result.exception()
+    if error is None:
+        return result.result()
+    if isinstance(error, UserError | LostThreadsError):
+        raise error
+    return WorkflowResult(failure=describe(error), failed_in="workflow")
 
 
 def _never_called(program: str, result: WorkflowResult) -> Failure:

@@ -25,13 +25,14 @@ from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.source import EnvironmentSource
 from ajet.sandbox import SandboxSettings
 from ajet.schema.episode import EnvironmentRecord
-from ajet.schema.errors import LostThreadsError
+from ajet.schema.errors import LostThreadsError, WorkflowFault
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
 from ajet.task_runner.environments import EnvironmentEndings
 from ajet.task_runner.leftover_connections import drop_complaints
 from ajet.task_runner.outside_loop import cancel_loops, end_tasks, run_with_pauses
+from ajet.task_runner.process_state import ProcessState
 from ajet.task_runner.results import EarlyEnding, WorkflowInterrupted, WorkflowResult, run_workflow
 from ajet.task_runner.sandboxes import LeasedSandbox
 from ajet.workflow import Workflow
@@ -141,6 +142,7 @@ class _AttemptInThread:
         return self._thread.stack()
 
     def release(self) -> None:
+        self._threads.process_state.restore(self._thread.name)
         if self._leased is not None and not self._thread.result.done():
             self._endings.end(self._leased.close)  # its own thread may hang
         if self._sandbox is not None and not self._thread.result.done():
@@ -212,7 +214,7 @@ class EpisodeThread(Generic[T]):
                     raise
                 except BaseException as error:  # noqa: BLE001 - sys.exit() in user code must not end the thread unnoticed
                     self._leave()
-                    self.result.set_exception(error)
+                    self.result.set_exception(_for_the_service_loop(error))
                 else:
                     self._leave()
                     self.result.set_result(value)
@@ -233,6 +235,11 @@ class EpisodeThread(Generic[T]):
     def _leave(self) -> None:
         with self._lock:
             self._task = None
+
+
+def _for_the_service_loop(error: BaseException) -> Exception:
+    """An event loop that meets `SystemExit` or `KeyboardInterrupt` ends: there they are a fault like any other."""
+    return error if isinstance(error, Exception) else WorkflowFault(f"{type(error).__name__}: {error}")
 
 
 _LOCKING = {function.__code__ for function in (threading.Condition.__enter__, threading.Condition.__exit__)}
@@ -265,6 +272,7 @@ class EpisodeThreads:
         self._collected_at: float | None = None
         self._released: set[EpisodeThread[Any]] = set()
         self._started = 0
+        self.process_state = ProcessState()
         drop_complaints()
 
     def start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> EpisodeThread[T]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ajet.config import Config, make_config
-from ajet.context_tracker import FinishedCalls
+from ajet.context_tracker import FinishedCalls, TrackerSettings
 from ajet.gateway.gateway import EpisodeKey, Gateway
 from ajet.schema.call_tree import CallTree
 from ajet.schema.episode import Ledger, Outcome
@@ -50,6 +50,13 @@ class SmallTracker:
     episode_reward: float | None = None
     began: float = 0.0
     _ids: Any = field(default_factory=itertools.count)
+
+    @property
+    def settings(self) -> TrackerSettings:
+        return TrackerSettings(max_model_len=self.max_model_len)
+
+    def new_bytes(self, agent: str, messages: Any, tools: Any) -> int:
+        return 0
 
     def begin(self, agent, target, messages, tools, sampling, **_more):  # type: ignore[no-untyped-def]
         text = "".join(str(message.get("content")) for message in messages)
