@@ -105,7 +105,7 @@ class Gate:
         access = self._access
         if access.hosts and _hostname(request) not in access.hosts:
             return PlainTextResponse("This page isn't served under that host name.\n", 421)
-        path = request.url.path
+        path = request.scope["path"]  # `request.url` is made from the Host header, which a client writes as it likes
         if path.startswith("/static/") or path == "/login":
             return None
         if access.password is None and "token" in request.query_params:
@@ -115,14 +115,16 @@ class Gate:
             return None
         if path.startswith("/api/"):
             return PlainTextResponse("Not signed in: open the link that the server printed when it started.\n", 401)
-        wanted = path + (f"?{request.url.query}" if request.url.query else "")
+        query = request.scope["query_string"].decode("latin-1")
+        wanted = path + (f"?{query}" if query else "")
         return RedirectResponse(f"/login?next={quote(wanted, safe='')}", 303)
 
     def _first_visit(self, request: Request) -> Response:
         if not self._access.admits(request.query_params["token"]):
             return RedirectResponse("/login?wrong=1", 303)
-        rest = [(key, value) for key, value in parse_qsl(request.url.query) if key != "token"]
-        return sign_in(self._access, request.url.path + (f"?{urlencode(rest)}" if rest else ""))
+        query = request.scope["query_string"].decode("latin-1")
+        rest = [(key, value) for key, value in parse_qsl(query) if key != "token"]
+        return sign_in(self._access, request.scope["path"] + (f"?{urlencode(rest)}" if rest else ""))
 
 
 def sign_in(access: Access, where: str) -> Response:

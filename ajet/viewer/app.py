@@ -28,7 +28,7 @@ def create_app(library: Library, access: Access) -> Starlette:
     pages = Pages(library, access)
 
     def refuse(request: Request, status: int, detail: str) -> Response:
-        if request.url.path.startswith("/api/"):
+        if request.scope["path"].startswith("/api/"):
             return Response(msgspec.json.encode({"error": detail}), status, media_type="application/json")
         return pages.error(status, detail)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from starlette.testclient import TestClient
 
 from ajet.http.access import Access
@@ -78,3 +79,15 @@ def test_bad_queries_say_what_is_wrong(experiments: Path) -> None:
         assert answer.status_code == 400 and query.split("=")[0] in answer.json()["error"]
     assert visitor.get("/api/x/math-agent/episode/none").status_code == 404
     assert visitor.get("/x/none").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "host", ["x/static/?", "x/login?", "127.0.0.1/static/#", "x/static/..", "[::1]/static/?", "@/static/"]
+)
+def test_the_host_header_opens_no_door(experiments: Path, host: str) -> None:
+    for hosts in ((), ("127.0.0.1",)):
+        visitor = client(experiments, Access(password="long enough", hosts=hosts), "http://127.0.0.1")
+        for path in ("/", "/api/experiments", "/x/math-agent/episodes"):
+            answer = visitor.get(path, headers={"host": host})
+            assert answer.status_code in (303, 400, 401, 421), (hosts, path)
+            assert "math-agent" not in answer.text
