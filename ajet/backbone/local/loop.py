@@ -83,7 +83,7 @@ class LocalRun:
             keep=self.common.keep_checkpoints,
             keep_best=self.common.keep_best,
         )
-        self.placement = place(config, visible_gpus())
+        self.placement = place(config, visible_gpus)
         self.runtime = Runtime(config, make_engine=self._make_engine, on_episode=self.progress.episode)
         self.credit_settings = credit_settings(config)
         self.threshold = config.ajet.task_judge.success_threshold

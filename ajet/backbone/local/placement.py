@@ -6,7 +6,7 @@ with more GPUs than the engines need, it gets those that the trainer leaves free
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,9 +30,12 @@ class Placement:
     """GPUs, counted among those that the environment shows. Empty: the engine finds its own."""
 
 
-def place(config: Config, gpus: int) -> Placement:
-    """Where this run's parts go on a machine that shows so many GPUs. Refuses GPUs that don't exist."""
+def place(config: Config, count_gpus: Callable[[], int]) -> Placement:
+    """Where this run's parts go. Refuses GPUs that don't exist. They are counted (with torch) only if that matters."""
     rollout, trainer = config.ajet.rollout, config.ajet.trainer_common.gpu
+    if rollout.engine != "vllm" and trainer is None:
+        return Placement(None, ())
+    gpus = count_gpus()
     devices = tuple(rollout.vllm.devices) if rollout.engine == "vllm" else ()
     _check(DEVICES, devices, gpus)
     _check(TRAINER, () if trainer is None else (trainer,), gpus)

@@ -37,7 +37,7 @@ VLLM = "rollout.engine=vllm"
     ],
 )
 def test_who_works_where(tmp_path: Path, overrides: list[str], gpus: int, expected: Placement) -> None:
-    assert place(config_of(tmp_path, *overrides), gpus) == expected
+    assert place(config_of(tmp_path, *overrides), lambda: gpus) == expected
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_who_works_where(tmp_path: Path, overrides: list[str], gpus: int, expect
 )
 def test_what_is_not_there_is_refused(tmp_path: Path, overrides: list[str], gpus: int, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        place(config_of(tmp_path, *overrides), gpus)
+        place(config_of(tmp_path, *overrides), lambda: gpus)
