@@ -238,7 +238,7 @@ def test_episodes_of_the_next_step_are_drawn_while_one_is_trained(
     assert {row.step for row in EpisodeStore(experiment / "episodes.sqlite").all()} == {1, 2}
     code, experiment = train(tmp_path, "Talker", *ahead)
     assert code == 0
-    assert assert_versions_are_exact(experiment, 4) >= {0, 1, 2}
+    assert assert_versions_are_exact(experiment, 4) >= {0, 2}
     steps = read_metrics(experiment / "metrics.jsonl")
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
     assert [step["train/staleness/max"] for step in steps] == [0, 1, 0, 1], "a resumed run begins with its own weights"
