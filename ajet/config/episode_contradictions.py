@@ -30,11 +30,17 @@ def _remote(ajet: AjetConfig) -> Iterator[Contradiction]:
     if ajet.task_runner.wrapper_type != "remote":
         return
     key = "task_runner.wrapper_type"
-    if ajet.backbone in ("verl", "trinity"):
+    if ajet.backbone in ("verl", "trinity") and ajet.task_runner.remote.port == 0:
         yield Contradiction(
-            (key, "backbone"),
-            f"{ajet.backbone} runs its episodes in several processes, and runners elsewhere connect to one",
-            "use --backbone=local, or wrapper_type: multi-processing",
+            ("task_runner.remote.port", "backbone"),
+            f"{ajet.backbone} serves runners from a process that writes to a log, so nobody would learn the port",
+            "name a port, for example 4747",
+        )
+    if ajet.backbone == "trinity" and ajet.rollout.n_vllm_engine > 1:
+        yield Contradiction(
+            ("rollout.n_vllm_engine", key),
+            "with Trinity, runners elsewhere reach one engine, so the others would have nothing to do",
+            "set it to 1, and raise rollout.tensor_model_parallel_size instead",
         )
     if ajet.rollout.agent is not None:
         yield Contradiction(

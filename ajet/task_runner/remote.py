@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import re
+import secrets
 import sys
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,15 @@ SECRET = re.compile(r"(^|_)(api_key|password|secret|token)$")
 ANY_HOST = ("0.0.0.0", "::")
 
 
+def runner_key() -> str:
+    """The key that runners send: the environment's. If there is none, one is made up, and printed."""
+    key = os.environ.get(KEY_VARIABLE)
+    if not key:
+        key = f"{PREFIX}{secrets.token_hex(32)}"
+        print(f"{KEY_VARIABLE}={key}", file=sys.stderr, flush=True)  # past the log, which masks keys
+    return key
+
+
 class RemoteRunner:
     """Serves a store to runners. `await start()` first."""
 
@@ -77,8 +87,7 @@ class RemoteRunner:
     async def start(self) -> None:
         """Serve the store, and say how runners connect. Raises AddressError."""
         await self.store.open()
-        given = os.environ.get(KEY_VARIABLE)
-        key = given or f"{PREFIX}{uuid.uuid4().hex}{uuid.uuid4().hex}"
+        key = runner_key()
         try:
             await self.store.tables(lambda tables: accept(tables, "runner", [Role.RUNNER], key))
         except StoreError as error:
@@ -88,8 +97,6 @@ class RemoteRunner:
         settings = self._settings
         await self._server.start(settings.host, settings.port, "task_runner.remote.host or task_runner.remote.port")
         log.warning("runners connect with: ajet runner --connect %s --workflow FILE.py->CLASS", self.url)
-        if given is None:  # past the log, which masks keys: nobody else knows this one
-            print(f"{KEY_VARIABLE}={key}", file=sys.stderr, flush=True)
 
     @property
     def url(self) -> str:

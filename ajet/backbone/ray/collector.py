@@ -27,6 +27,8 @@ from ajet.schema.task import Task
 
 COLLECTOR = "ajet_episode_collector"
 """The actor's name in Ray."""
+HEAD = {"node:__internal_head__": 0.001}
+"""Ray's own mark of the head node, where the experiment folder is."""
 
 
 class EpisodeCollector:

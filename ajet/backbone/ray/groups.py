@@ -52,6 +52,10 @@ class GroupRunner:
         """The episode's linear samples."""
         return episode_samples(episode, self._tracker_settings)[0]
 
+    async def open(self) -> None:
+        """Get ready for episodes: everything that is opened once. Raises a UserError."""
+        await self.runtime()
+
     async def runtime(self) -> Runtime:
         """Opened by the first caller."""
         if self._opening is None:

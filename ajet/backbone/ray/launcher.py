@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ from ajet.backbone.report import exit_code, show_report
 from ajet.observe.progress import Progress
 from ajet.runtime.processes import RAY_RUN, end_all
 from ajet.schema.errors import ConfigError
+from ajet.task_runner.remote import ANY_HOST, runner_key
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -114,6 +116,8 @@ def run(adapter: BackboneAdapter, config: Config, experiment: ExperimentFolder, 
         ray = stack.enter_context(ray_settings(options, place, scratch, machine, environment))
         given = DriverInput(prepared.settings, prepared.payload, ray, place.nodes if place else 0, str(scratch / ERROR))
         given.write(scratch / DRIVER_INPUT)
+        if config.ajet.task_runner.wrapper_type == "remote":
+            log.warning("%s", how_to_connect(config))
         _watch_driver(adapter, config, experiment, options, prepared, environment | adapter.environment(scratch))
     if (weights := adapter.newest_weights(config, prepared.checkpoints)) is not None:
         keep_weights(weights, experiment.hf)
@@ -157,6 +161,14 @@ def _watch_driver(
         said = error_file.read_text(encoding="utf-8") if error_file.exists() else ""
         reason = experiment.masker.text(said) or last_error(prepared.log)
         raise BackboneFailedError(f"{adapter.title} ended with exit code {code}: {reason}\n    its log: {prepared.log}")
+
+
+def how_to_connect(config: Config) -> str:
+    """What the process that serves runners would say, if anybody saw it: it is on this machine, or the head node."""
+    remote = config.ajet.task_runner.remote
+    scheme = "https" if remote.tls_cert else "http"
+    host = socket.gethostname() if remote.host in ANY_HOST else remote.host
+    return f"runners connect with: ajet runner --connect {scheme}://{host}:{remote.port} --workflow FILE.py->CLASS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +217,7 @@ def prepare(
         metrics_file=str(scratch / EPISODE_METRICS),
         total_steps=steps,
         resumed_step=resumed,
+        runner_key=runner_key() if config.ajet.task_runner.wrapper_type == "remote" else "",
     ).encode()
     facts = RunFacts(model_path, checkpoints, steps, payload=payload, scratch=scratch, validates=validates)
     return PreparedRun(

@@ -16,6 +16,7 @@ from typing import Any
 from ajet.config import Config
 from ajet.schema.task import Task
 from ajet.task_reader import TaskStream, build_reader, read_training_tasks, read_validation_tasks
+from ajet.task_runner.remote import KEY_VARIABLE
 
 KEY = "ajet_run"
 """Key under verl's `data`, which reaches the dataset, the workers and the driver alike."""
@@ -39,6 +40,13 @@ class RunPayload:
     total_steps: int = 0
     resumed_step: int | None = None
     """The step after which the run goes on; None: from the start."""
+    runner_key: str = ""
+    """With `wrapper_type: remote`, the key that runners send."""
+
+    @property
+    def remote_runners(self) -> bool:
+        """Whether runners elsewhere run the episodes: they connect to one process, on the head node."""
+        return bool(self.config["ajet"]["task_runner"]["wrapper_type"] == "remote")
 
     def encode(self) -> str:
         return base64.b64encode(zlib.compress(json.dumps(asdict(self)).encode())).decode()
@@ -65,6 +73,8 @@ class RunPayload:
     def enter(self) -> None:
         """Make relative paths mean what they mean to the user."""
         os.chdir(self.base_dir)
+        if self.runner_key:
+            os.environ[KEY_VARIABLE] = self.runner_key
 
 
 def training_stream(config: Config) -> TaskStream:

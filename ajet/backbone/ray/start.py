@@ -76,7 +76,8 @@ def check_user_classes(config: Config) -> None:
     from ajet.task_runner.sandboxes import find_sandbox
     from ajet.task_runner.workflow_class import load_workflow
 
-    load_workflow(config, config.base_dirs)
+    if config.ajet.task_runner.wrapper_type != "remote":  # the runners have their own
+        load_workflow(config, config.base_dirs)
     load_judge(config, config.base_dirs)
     find_environment(config, config.base_dirs)
     find_sandbox(config, config.base_dirs)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -118,6 +119,60 @@ def run_with_environment(backbone: str, folder: Path) -> None:
         assert episode.reward == pytest.approx(sum(event.reward or 0.0 for event in events) / 2)
     lines = log.read_text().splitlines()
     assert lines.count("close") == sum(line.startswith("reset") for line in lines) >= len(episodes)
+
+
+def run_with_remote_runners(backbone: str, folder: Path) -> None:
+    """Two steps whose episodes are run by two `ajet runner` processes, one of which is killed at once and replaced."""
+    port = free_port()
+    key = "sk-ajet-" + "k" * 40
+    keys = {"AJET_RUNNER_KEY": key}
+    runner = [sys.executable, "-m", "ajet", "runner", "--workflow", "say_vowels.py->SayVowels", "--workers", "2"]
+    connect = [*runner, "--connect", f"http://127.0.0.1:{port}"]
+    log = folder / "output.log"
+    with log.open("wb") as output:
+        # the runners' machine is not that of the tests' run: their processes are ended here
+        others = {name: value for name, value in environment().items() if name != OURS[0]}
+        started = [subprocess.Popen(connect, cwd=HERE, env=others | keys) for _ in range(2)]
+        trainer = subprocess.Popen(
+            command(
+                backbone,
+                folder,
+                "ajet.task_runner.wrapper_type=remote",
+                f"ajet.task_runner.remote.port={port}",
+                "ajet.task_runner.remote.lease=5",
+                "ajet.rollout.user_workflow=null",
+                "ajet.trainer_common.total_training_steps=2",
+                "ajet.trainer_common.test_freq=-1",
+                "ajet.trainer_common.save_freq=-1",
+            ),
+            cwd=HERE,
+            env=environment() | keys,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            experiment = folder / "say_vowels"
+            wait_until(lambda: trainer.poll() is not None or bool(recorded_steps(experiment)), DEADLINE_S)
+            started[0].kill()
+            assert trainer.wait(DEADLINE_S) == 0, log.read_text()[-4000:]
+        finally:
+            for program in [*started, trainer]:
+                program.kill()
+                program.wait()
+    said = log.read_text()
+    assert f"ajet runner --connect http://127.0.0.1:{port}" in said and key not in said
+    steps = steps_of(experiment)
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all(step["train/grad_norm"] > 0 for step in steps)
+    assert recorded(experiment) == {1: 16, 2: 16}
+
+
+def recorded_steps(experiment: Path) -> list[int]:
+    """Steps with episodes in the recording so far."""
+    try:
+        return sorted(recorded(experiment))
+    except sqlite3.OperationalError:  # nothing is there yet
+        return []
 
 
 def left_behind() -> dict[int, str]:

@@ -28,7 +28,7 @@ from ajet.backbone.training_settings import learning_rate, warmup_steps
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ajet.config import Config
+    from ajet.config import AjetConfig, Config
 
 HERE = "ajet.backbone.ray.trinity"
 WORKFLOW = f"{HERE}.workflow.GroupWorkflow"
@@ -51,6 +51,8 @@ GPU_RUNNERS = 4
 """Processes per engine that run episodes: each runs one task's episodes at a time."""
 GROUP_SLACK = 4
 """Times the episode timeout that a group may take: failed attempts are run again, and groups refilled."""
+NO_TIMEOUT_S = 30 * 24 * 3600
+"""Trinity must be given one."""
 OURS = (
     "algorithm.advantage_fn",
     "algorithm.algorithm_type",
@@ -362,7 +364,7 @@ def _explorer(config: Config, run: RunFacts, machine: Machine) -> Settings:
     model = "explorer.rollout_model"
     return {
         "explorer.runner_per_model": runners,
-        "explorer.max_timeout": int(rollout.episode_timeout * GROUP_SLACK * (1 + rollout.episode_retries)) + 60,
+        "explorer.max_timeout": _group_timeout(ajet),
         "explorer.max_retry_times": 0,  # our pool retries episodes and refills groups
         "explorer.eval_interval": common.test_freq if common.test_freq > 0 else run.total_steps + 1,
         "explorer.eval_on_startup": common.val_before_train,
@@ -374,6 +376,13 @@ def _explorer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         f"{model}.dtype": machine.dtype(ajet.model.dtype),
         f"{model}.seed": rollout.seed,
     }
+
+
+def _group_timeout(ajet: AjetConfig) -> int:
+    """Seconds until Trinity gives a group up. Our pool ends episodes long before, but it waits for runners."""
+    if ajet.task_runner.wrapper_type == "remote":
+        return NO_TIMEOUT_S
+    return int(ajet.rollout.episode_timeout * GROUP_SLACK * (1 + ajet.rollout.episode_retries)) + 60
 
 
 def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:

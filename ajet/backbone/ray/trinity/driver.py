@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ajet.backbone.ray.collector import COLLECTOR, EpisodeCollector
+from ajet.backbone.ray.collector import COLLECTOR, HEAD, EpisodeCollector
 from ajet.backbone.ray.driver import DriverInput, retry_slow_start, run_driver, wait_for_nodes
 from ajet.backbone.ray.failure import actor_named, cause, first_line
 from ajet.backbone.ray.payload import RunPayload
@@ -62,14 +62,18 @@ def run_stages(config: Any, payload: str) -> None:
     import ray
 
     from ajet.backbone.ray.trinity.actors import AjetExplorer, AjetTrainer
+    from ajet.backbone.ray.trinity.host import HOST, EpisodeHost
 
     collector = ray.remote(EpisodeCollector).options(name=COLLECTOR, num_cpus=0).remote(payload)
     actors: dict[str, Any] = {}
+    watched = {collector.watch.remote(): "episode collector", collector.wait_for_failure.remote(): "episode collector"}
+    if RunPayload.decode(payload).remote_runners and config.mode != "train":
+        host = ray.remote(EpisodeHost).options(name=HOST, num_cpus=0, resources=HEAD).remote(payload)
+        watched[host.watch.remote()] = "episode host"
     if config.mode in ("both", "explore", "colocate"):
         actors["explorer"] = AjetExplorer.get_actor(config)
     if config.mode in ("both", "train", "colocate"):
         actors["trainer"] = AjetTrainer.get_actor(config)
-    watched = {collector.watch.remote(): "episode collector", collector.wait_for_failure.remote(): "episode collector"}
     _await({actor.prepare.remote(): name for name, actor in actors.items()}, watched)
     nccl = len(actors) == 2 and config.synchronizer.sync_method.value == "nccl"
     if nccl:

@@ -7,24 +7,18 @@ our pool's, as with every backbone.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trinity.common.experience import Experience
 from trinity.common.workflows.workflow import Task, Workflow
 
-from ajet.backbone.ray.failure import first_line
 from ajet.backbone.ray.groups import GroupRunner
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.trinity.engine import TrinityEngine
-from ajet.backbone.ray.trinity.plugin import on_cpu
+from ajet.backbone.ray.trinity.host import HostedGroups, group_runner
 from ajet.backbone.ray.trinity.rows import empty_experience, group_experiences
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.errors import LostThreadsError, UserError
 from ajet.schema.task import Task as AjetTask
-
-if TYPE_CHECKING:
-    from ajet.config import Config
-
 
 _runners: dict[str, GroupRunner] = {}
 """By the run's payload. Trinity builds a workflow per task; what they need opens once per process."""
@@ -32,16 +26,8 @@ _runners: dict[str, GroupRunner] = {}
 
 def _runner_of(payload: str, model: Any) -> GroupRunner:
     if payload not in _runners:
-
-        def make_engine(config: Config) -> TrinityEngine:
-            return TrinityEngine(
-                model, max_model_len=config.ajet.rollout.max_model_len, embedded=on_cpu(), on_death=server_died
-            )
-
-        def server_died(error: BaseException) -> None:
-            runner.collector.report_failure.remote(f"a rollout model died: {first_line(error)}")
-
-        runner = _runners[payload] = GroupRunner(RunPayload.decode(payload), make_engine)
+        run = RunPayload.decode(payload)
+        _runners[payload] = HostedGroups(run, model) if run.remote_runners else group_runner(run, model)
     return _runners[payload]
 
 
@@ -73,7 +59,7 @@ class GroupWorkflow(Workflow):  # type: ignore[misc]
         task = AjetTask.model_validate_json(self.task.raw_task["task"])
         validation = bool(self.task.is_eval)
         uid = group_name(self.task.batch_id, self.task.task_id)
-        await self._runner.runtime()  # opening it is not part of the rollout's time
+        await self._runner.open()  # that is not part of the rollout's time
         begin = time.time()
         group = await self._runner.run_group(
             task,

@@ -12,16 +12,13 @@ from typing import Any
 import ray
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
-from ajet.backbone.ray.collector import COLLECTOR, EpisodeCollector
+from ajet.backbone.ray.collector import COLLECTOR, HEAD, EpisodeCollector
 from ajet.backbone.ray.failure import first_line
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.verl import plugin
 from ajet.backbone.ray.verl.worker import EpisodeWorker
 from ajet.backbone.training_settings import credit_settings
 from ajet.credit import EpisodeCredit
-
-HEAD = {"node:__internal_head__": 0.001}
-"""Ray's own mark of the head node, where the experiment folder is."""
 
 _current: EpisodeManager | None = None
 
@@ -40,8 +37,9 @@ class EpisodeManager(AgentLoopManagerTQ):  # type: ignore[misc]
         global _current
         super().__init__(*args, **kwargs)
         plugin.require_entry_point()
-        self.agent_loop_workers_class = ray.remote(EpisodeWorker)
         run = RunPayload.of(self.config)
+        # runners elsewhere connect to one worker, on the node that the user knows
+        self.agent_loop_workers_class = ray.remote(resources=HEAD if run.remote_runners else {})(EpisodeWorker)
         self._collector = (
             ray.remote(EpisodeCollector).options(name=COLLECTOR, num_cpus=0, resources=HEAD).remote(run.encode())
         )

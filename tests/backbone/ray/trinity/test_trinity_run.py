@@ -119,6 +119,12 @@ def test_episodes_act_in_environments(tmp_path: Path) -> None:
 
 
 @long
+def test_episodes_run_in_runners_elsewhere(tmp_path: Path) -> None:
+    ray_runs.run_with_remote_runners("trinity", tmp_path)
+    assert left_behind() == {}
+
+
+@long
 def test_explore_first_and_train_later(tmp_path: Path) -> None:
     common = ["ajet.trainer_common.total_training_steps=2", "ajet.trainer_common.test_freq=-1"]
     run(tmp_path, "ajet.trinity.mode=explore", *common)
