@@ -126,7 +126,18 @@ def run_with_remote_runners(backbone: str, folder: Path) -> None:
     port = free_port()
     key = "sk-ajet-" + "k" * 40
     keys = {"AJET_RUNNER_KEY": key}
-    runner = [sys.executable, "-m", "ajet", "runner", "--workflow", "say_vowels.py->SayVowels", "--workers", "2"]
+    runner = [
+        sys.executable,
+        "-m",
+        "ajet",
+        "runner",
+        "--workflow",
+        "say_vowels.py->SayVowels",
+        "--workers",
+        "2",
+        "--patience",
+        "1h",
+    ]
     connect = [*runner, "--connect", f"http://127.0.0.1:{port}"]
     log = folder / "output.log"
     with log.open("wb") as output:
