@@ -73,12 +73,6 @@ def _tls(ajet: AjetConfig) -> Iterator[Contradiction]:
         yield Contradiction(
             ("gateway.tls_cert", "gateway.tls_key"), "a certificate and its private key go together", "set both"
         )
-    elif ajet.gateway.tls_cert and ajet.task_runner.wrapper_type == "multi-processing":
-        yield Contradiction(
-            ("gateway.tls_cert", "task_runner.wrapper_type"),
-            "isolated workflows reach the gateway at 127.0.0.1, which the certificate doesn't name",
-            "leave gateway.tls_cert out, or use another wrapper_type",
-        )
 
 
 def _outside(ajet: AjetConfig) -> Iterator[Contradiction]:

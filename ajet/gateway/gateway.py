@@ -5,6 +5,7 @@ It knows nothing of models or tasks: it finds the episode that a key belongs to,
 
 from __future__ import annotations
 
+import asyncio
 import re
 import ssl
 from collections import Counter
@@ -109,6 +110,9 @@ class Gateway:
         self.outside: OutsideEpisodes | None = None
         """Who begins episodes for programs elsewhere; None: nobody."""
         self._server = HttpServer(self, self.settings.limits, self.settings.tls)
+        self._local: HttpServer | None = None
+        """Beside one that speaks TLS: for processes of this machine."""
+        self._opening_local = asyncio.Lock()
 
     async def start(self) -> None:
         """Listen. Raises AddressError."""
@@ -120,10 +124,22 @@ class Gateway:
         """`http://host:port/v1`"""
         return f"{self._server.address.url}/v1"
 
+    async def local_url(self) -> str:
+        """The base URL for processes of this machine. A certificate doesn't name 127.0.0.1: they get plain HTTP there,
+        from the first call of this on."""
+        if self.settings.tls is None:
+            return self.base_url
+        async with self._opening_local:
+            if self._local is None:
+                local = HttpServer(self, self.settings.limits)
+                await local.start("127.0.0.1", 0, self.settings.address_settings)
+                self._local = local
+        return f"{self._local.address.url}/v1"
+
     @property
     def connections(self) -> int:
         """How many are open now."""
-        return self._server.connections
+        return self._server.connections + (self._local.connections if self._local is not None else 0)
 
     async def aclose(self) -> None:
         """Stop listening and cut all connections; what is being generated for them is cancelled."""
@@ -131,6 +147,8 @@ class Gateway:
         self._controls.clear()
         self._registrations.clear()
         await self._server.aclose()
+        if self._local is not None:
+            await self._local.aclose()
 
     # ------------------------------------------------------------ episodes
 

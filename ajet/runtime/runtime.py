@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -161,7 +162,10 @@ class Runtime:
 
     async def access(self, session: EpisodeSession) -> EpisodeKey:
         """How a workflow in another process reaches the session."""
-        return self.gateway.register(session)
+        key = self.gateway.register(session)
+        if self.config.ajet.task_runner.wrapper_type == "multi-processing":
+            key = replace(key, base_url=await self.gateway.local_url())
+        return key
 
     # ------------------------------------------------------------ starting
 

@@ -56,6 +56,32 @@ def test_model_calls_over_https(certificate: tuple[Path, Path]) -> None:
     asyncio.run(run())
 
 
+def test_processes_of_this_machine_need_no_certificate(certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    keys = {"gateway.tls_cert": str(cert), "gateway.tls_key": str(key), "task_runner.wrapper_type": "multi-processing"}
+
+    async def run() -> None:
+        config = make_config(keys)
+        assert list(contradictions(config.ajet, "local")) == []
+        gateway = Gateway(GatewaySettings.from_config(config))
+        await gateway.start()
+        episode = gateway.register(new_session(LineEngine("hello")))
+        first, second = await asyncio.gather(gateway.local_url(), gateway.local_url())
+        assert first == second and first.startswith("http://127.0.0.1:")
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert (await client.post(f"{first}/chat/completions", json=body)).status_code == 401
+            reply = await client.post(
+                f"{first}/chat/completions", json=body, headers={"authorization": f"Bearer {episode.api_key}"}
+            )
+            assert reply.json()["choices"][0]["message"]["content"] == "hello"
+            await gateway.aclose()
+            with pytest.raises(httpx.HTTPError):
+                await client.get(first)
+
+    asyncio.run(run())
+
+
 def test_wrong_files_are_named(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     cert, _ = certificate
     wrong = {"gateway.tls_cert": str(cert), "gateway.tls_key": str(cert)}
