@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env demo test coverage check format bars docs pictures clean test-agentscope1 test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-openenv test-verifiers test-openjudge
+.PHONY: help env demo test coverage check format bars docs pictures clean test-agentscope1 test-oldest test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-openenv test-verifiers test-openjudge
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -67,6 +67,17 @@ test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in
 	$(PYTHON) -m venv .venv-agentscope1
 	.venv-agentscope1/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints/default.txt)
 	.venv-agentscope1/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/agentscope1.txt -e '.[train]' agentscope pytest
+	@touch $@
+
+test-oldest: .venv-oldest/.ready  ## run the servers', viewer's and config's tests with the oldest versions that pyproject.toml allows
+	.venv-oldest/bin/python -m pytest tests/http tests/config tests/viewer/test_app.py tests/test_json_schemas.py \
+	  --ignore tests/config/test_docs.py
+
+.venv-oldest/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e .
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python pytest hypothesis
 	@touch $@
 
 test-clients: .venv-clients/.ready .venv-crewai/.ready .node-clients/.ready  ## run agents of other libraries, Codex among them, in their own environment (needs Node.js)

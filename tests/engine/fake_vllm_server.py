@@ -26,6 +26,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         global deaf
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.headers["authorization"] != f"Bearer {os.environ['AJET_SERVER_KEY']}":  # as `in_worker` has it
+            self.send_error(401)
+            return
         if self.path != "/v1/completions":
             with open(sys.argv[2], "a") as log:
                 log.write(json.dumps([self.path, body]) + "\n")

@@ -13,10 +13,13 @@ from ajet.schema.errors import ConfigError
 MODEL_NAME = "ajet"
 """The model's name on a server of ours."""
 WORKER_FOLDER = Path(__file__).parent / "in_worker"
-"""Goes on the Python path of vLLM's processes. It holds nothing but the module with `WORKER`."""
+"""Goes on the Python path of vLLM's processes. It holds nothing but the modules of `WORKER` and `SERVER_KEY`."""
 WORKER = "ajet_worker.AjetWorker"
 RELOAD = "ajet_reload_weights"
 """Its method that loads new weights from a folder."""
+SERVER_KEY = "ajet_server_key.ServerKey"
+"""Lets nobody but us use a server: vLLM's routes for weights and workers would be open to all local programs."""
+KEY_VARIABLE = "AJET_SERVER_KEY"
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 """`python -m` this starts a server."""
 
@@ -124,8 +127,8 @@ def engine_arguments(settings: VllmSettings) -> list[str]:
     ]
 
 
-def server_environment(settings: VllmSettings, replica: int = 0) -> dict[str, str]:
-    """Environment variables for a server, to be set on top of our own."""
+def server_environment(settings: VllmSettings, replica: int = 0, key: str = "") -> dict[str, str]:
+    """Environment variables for a server with this key, to be set on top of our own."""
     count = settings.tensor_parallel
     devices = settings.devices[replica * count : (replica + 1) * count]
     if settings.devices and len(devices) < count:
@@ -137,6 +140,7 @@ def server_environment(settings: VllmSettings, replica: int = 0) -> dict[str, st
         **({"CUDA_VISIBLE_DEVICES": ",".join(map(_as_shown, devices))} if devices else {}),
         "PYTHONPATH": os.pathsep.join([str(WORKER_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "VLLM_SERVER_DEV_MODE": "1",  # pause, resume and collective_rpc exist only in this mode
+        KEY_VARIABLE: key,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",

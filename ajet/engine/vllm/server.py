@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -32,6 +33,7 @@ from ajet.engine.sampling_rules import check_request
 from ajet.engine.vllm.arguments import (
     MODEL_NAME,
     RELOAD,
+    SERVER_KEY,
     SERVER_MODULE,
     VllmSettings,
     server_arguments,
@@ -68,7 +70,15 @@ CommandLine = Callable[[VllmSettings, int], list[str]]
 
 def vllm_command(settings: VllmSettings, port: int) -> list[str]:
     """The command that starts a server."""
-    return [settings.python, "-m", SERVER_MODULE, *worker_arguments(), *server_arguments(settings, port)]
+    return [
+        settings.python,
+        "-m",
+        SERVER_MODULE,
+        "--middleware",
+        SERVER_KEY,
+        *worker_arguments(),
+        *server_arguments(settings, port),
+    ]
 
 
 class VllmServer:
@@ -83,6 +93,7 @@ class VllmServer:
         folder.mkdir(parents=True, exist_ok=True)
         self.log_file = folder / f"vllm-{index}.log"
         self.port = 0
+        self.key = secrets.token_urlsafe(32)
         self.starts = 0
 
     @property
@@ -110,7 +121,7 @@ class VllmServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **server_environment(self._settings, self._index)},
+                env={**os.environ, **server_environment(self._settings, self._index, self.key)},
                 start_new_session=True,  # a process group of its own, so that its workers can be stopped too
             )
         weakref.finalize(self, _signal_group, self._process, signal.SIGKILL)  # also when the interpreter ends
@@ -265,7 +276,7 @@ class VllmServerEngine:
         await replica.server.start()
         if replica.client is not None:
             await replica.client.aclose()
-        endpoint = Endpoint(f"{replica.server.base_url}/v1")
+        endpoint = Endpoint(f"{replica.server.base_url}/v1", replica.server.key)
         # one attempt: if a server of ours fails, it is restarted and the pool retries
         limits = RemoteSettings((endpoint,), MODEL_NAME, max_parallel=100_000, max_attempts=1, timeout_s=86_400.0)
         replica.client = RemoteClient(limits)
