@@ -32,8 +32,9 @@ from ajet.store.records import (
 
 T = TypeVar("T")
 
-PROTOCOL = 1
-"""Raised when a client and a store of different versions would misunderstand each other."""
+PROTOCOL = 2
+"""Raised when a client and a store of different versions would misunderstand each other. 2: a runner gets its episode's
+control key, and spans leave out what has its default."""
 MAX_BATCH = 10_000
 MAX_WAIT_S = 60.0
 """Of one request. Clients that wait longer ask again."""

@@ -169,10 +169,10 @@ def test_wrong_keys_are_refused_before_the_body(key: str) -> None:
 def test_another_protocol_is_refused_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with served() as at:
-            monkeypatch.setattr(client_module, "PROTOCOL", 2)
+            monkeypatch.setattr(client_module, "PROTOCOL", 1)  # an older runner, say
             async with at.client("writer") as writer:
                 with pytest.raises(
-                    ProtocolMismatchError, match=r"speaks protocol 1 .*client 2: install the same version"
+                    ProtocolMismatchError, match=r"speaks protocol 2 .*client 1: install the same version"
                 ):
                     await writer.enqueue_one(1)
 

@@ -10,7 +10,7 @@ const [trainer = "http://127.0.0.1:4747"] = process.argv.slice(2);
 const headers = {
   authorization: `Bearer ${process.env.AJET_RUNNER_KEY}`,
   "content-type": "application/json",
-  "x-ajet-protocol": "1",
+  "x-ajet-protocol": "2",
 };
 const worker_id = `node-${process.pid}`;
 
