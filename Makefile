@@ -130,7 +130,7 @@ smoke-verl: .venv-verl/.ready  ## a short run of the verl backbone: three steps 
 .venv-verl/.ready: pyproject.toml constraints/verl.txt
 	$(PYTHON) -m venv .venv-verl
 	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints/verl.txt)
-	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/verl.txt -e '.[verl,agentscope]' pytest
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/verl.txt -e '.[verl,agentscope,gymnasium]' pytest
 	@touch $@
 
 test-trinity: .venv-trinity/.ready  ## run the trinity backbone's tests in its own environment
@@ -143,7 +143,7 @@ smoke-trinity: .venv-trinity/.ready  ## a short run of the trinity backbone: thr
 	$(PYTHON) -m venv .venv-trinity
 	.venv-trinity/bin/python -m pip install --quiet --disable-pip-version-check uv $$(grep '^torch==' constraints/trinity.txt)
 	.venv-trinity/bin/uv pip install --quiet --python .venv-trinity/bin/python --compile-bytecode \
-	  -c constraints/trinity.txt -e '.[trinity,agentscope]' pytest
+	  -c constraints/trinity.txt -e '.[trinity,agentscope,gymnasium]' pytest
 	@touch $@
 
 test-openenv: .venv-openenv/.ready  ## run the OpenEnv tests in their own environment

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tutorial_runs import train
 
 from ajet.config import load_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine
+from ajet.observe.episode_store import EpisodeStore
 from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
@@ -120,3 +122,27 @@ def test_a_walker_is_rewarded_for_the_goal_and_for_how_close_it_got(monkeypatch:
         assert walk.failure is None and walk.reward is not None
         assert walk.is_success is (walk.reward == 1.0) and (walk.reward == 1.0 or walk.reward <= 0.5)
     assert best.reward is not None and best.reward > 0.0
+
+
+@pytest.mark.slow
+def test_a_ready_agent_is_trained_in_the_lake_without_a_workflow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`rollout.agent` and `rollout.environment` together, two steps on `local`."""
+    pytest.importorskip("gymnasium")
+    agent = ["rollout.user_workflow=null", "rollout.agent.type=react", "rollout.agent.max_steps=8"]
+    lengths = ["rollout.max_model_len=768", "data.max_prompt_length=256", "data.max_response_length=512"]
+    # a random model doesn't end its replies itself, and one that is cut ends the agent's run
+    lengths += ["rollout.max_response_length_in_one_turn=64", 'rollout.agent.options={"sampling": {"stop": [" ", "e"]}}']
+    train(monkeypatch, "example_frozenlake/frozenlake.yaml", tmp_path, *agent, *lengths)
+    (episodes_file,) = tmp_path.glob("*/episodes.sqlite")
+    store = EpisodeStore(episodes_file)
+    episodes = [record.episode for record in store.all()]
+    store.close()
+    assert len(episodes) == 8 and not [episode.failure for episode in episodes if episode.failure]
+    for episode in episodes:
+        assert episode.environment is not None and episode.reward is not None
+        moves = [event for event in episode.environment.events if event.what == "step"]
+        assert 1 <= len(moves) <= len(episode.tree.calls)
+        # one conversation: calls go on where the one before them ended, as far as the template lets random text stand
+        assert len(episode.tree.calls) == 1 or any(call.extends >= 0 for call in episode.tree.calls)

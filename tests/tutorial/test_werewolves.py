@@ -95,7 +95,7 @@ def test_games_end_and_the_better_werewolves_win_more(files: Any) -> None:
         async def choose(self, view: Any, purpose: str, options: list[str]) -> str | None:
             return "the moon"
 
-    mute, guessing = share(Mute), share(lambda name, rng: make_data.Guesser(rng, []))
+    mute, guessing = share(Mute), share(lambda name, rng: make_data.Beginner(name, rng, [], skill=0.0))
     assert mute < guessing < share(players.RulePlayer)
 
 
@@ -127,9 +127,11 @@ def test_only_the_werewolves_are_trained(monkeypatch: pytest.MonkeyPatch, prompt
     task = Task(task_id="t", main_query="x", metadata={"random_number": 4})
     overrides = ["werewolves.opponents=model", f"werewolves.prompts={prompts}", "werewolves.discussion_rounds=1"]
     lengths = ["rollout.max_model_len=2048", "data.max_prompt_length=2000"]
-    episode = play(monkeypatch, CONF, task, ["A", "B", "C", "D", "E"], *overrides, *lengths)
+    episode = play(monkeypatch, CONF, task, ["A", "B", "C", "D", "nobody"], *overrides, *lengths)
     assert episode.failure is None, episode.failure
     assert episode.reward in (0.0, 1.0)
+    costs = {call.agent: call.reward for call in episode.tree.calls if call.reward is not None}
+    assert costs and set(costs.values()) == {-1.0} and len(costs) <= 3  # of werewolves alone
     trained = {call.agent for call in episode.tree.calls if call.mask.any()}
     assert len(trained) == 3 and len({call.agent for call in episode.tree.calls}) == 9
 

@@ -49,9 +49,10 @@ class Lake(Environment):
         return self._picture()
 
     def step(self, action: Any) -> StepResult:
-        """Move one field; a reply that begins with any other letter means standing still."""
+        """Move one field; a reply that begins with any other letter means standing still. It may be an agent's message."""
         self._moves += 1
-        letter, over = str(action).strip()[:1].lower(), False
+        said = action["content"] if isinstance(action, dict) else action
+        letter, over = str(said).strip()[:1].lower(), False
         if letter in MOVES:
             self._place, reward, over, _, _ = self._env.step(MOVES[letter])
             self._won = reward > 0

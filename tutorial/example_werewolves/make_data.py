@@ -1,4 +1,4 @@
-"""Writes the tasks (numbers that deal the roles) and conversations of werewolves who know only how to name somebody.
+"""Writes the tasks (numbers that deal the roles) and conversations of werewolves who are beginners.
 
 python tutorial/example_werewolves/make_data.py
 """
@@ -18,42 +18,58 @@ sys.path.insert(0, str(FOLDER))
 
 SIZES = {"train": 256, "validation": 32}
 FIRST = {"train": 0, "validation": 1_000_000}
-CONVERSATIONS = 1024
+CONVERSATIONS = 2048
 
 
-class Guesser:
-    """A werewolf who names anyone, even its own, and is written down."""
+SKILL = 0.25
+"""How often a beginner does what the rules of `RulePlayer` say."""
 
-    def __init__(self, rng: random.Random, kept: list[dict[str, Any]]) -> None:
+
+class Beginner:
+    """A werewolf who mostly names anyone, even its own, and now and then whom a good one would name. It is written
+    down."""
+
+    def __init__(self, name: str, rng: random.Random, kept: list[dict[str, Any]], skill: float = SKILL) -> None:
+        from players import RulePlayer
+
         self._rng = rng
         self._kept = kept
+        self._skill = skill
+        self._good = RulePlayer(name, rng)
 
     async def speak(self, view: Any, purpose: str) -> str:
-        return self._say(view, purpose, [])
+        from players import named
+
+        others = [name for name in view.living if name != view.name]
+        return self._say(view, purpose, [], named(await self._good.speak(view, purpose), others) or others[0])
 
     async def choose(self, view: Any, purpose: str, options: list[str]) -> str | None:
         from players import named
 
-        return named(self._say(view, purpose, options), options)
+        better = await self._good.choose(view, purpose, options) or options[0]
+        return named(self._say(view, purpose, options, better), options)
 
-    def _say(self, view: Any, purpose: str, options: list[str]) -> str:
+    def _say(self, view: Any, purpose: str, options: list[str], better: str) -> str:
         from players import short_question
 
-        said = self._rng.choice(options or [name for name in view.living if name != view.name])[0]
+        anyone = self._rng.choice(options or [name for name in view.living if name != view.name])
+        said = (better if self._rng.random() < self._skill else anyone)[0]
         question = short_question(view, purpose, options)
         self._kept.append({"messages": [*question, {"role": "assistant", "content": said}]})
         return said
 
 
 def conversations(rng: random.Random) -> list[dict[str, Any]]:
-    """What guessing werewolves were asked in games against the rules, and said."""
+    """What such werewolves were asked in games against the rules, and said."""
     from game import WOLF, Game, deal
     from players import RulePlayer
 
     kept: list[dict[str, Any]] = []
     while len(kept) < CONVERSATIONS:
         roles = deal(rng)
-        players = {n: Guesser(rng, kept) if role == WOLF else RulePlayer(n, rng) for n, role in roles.items()}
+        players = {
+            name: Beginner(name, rng, kept) if role == WOLF else RulePlayer(name, rng) for name, role in roles.items()
+        }
         asyncio.run(Game(roles, players, rng).play())
     return kept[:CONVERSATIONS]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from game import NAMES, SEER, WOLF, Event, View
 
@@ -115,20 +115,24 @@ class ModelPlayer:
     `prompts: long` says it in sentences, for models that read; `short` in a few letters, for tiny ones.
     """
 
-    def __init__(self, model: ModelFunction, prompts: str) -> None:
+    def __init__(self, model: ModelFunction, prompts: str, misplayed: Callable[[str], object] | None = None) -> None:
+        """`misplayed` is told the id of each reply that names nobody, or one's own side."""
         self._model = model
+        self._misplayed = misplayed
         self._question = {"long": long_question, "short": short_question}[prompts]
 
     async def speak(self, view: View, purpose: str) -> str:
-        return await self._ask(view, purpose, [])
+        return (await self._ask(view, purpose, [])).get("content") or ""
 
     async def choose(self, view: View, purpose: str, options: list[str]) -> str | None:
-        return named(await self._ask(view, purpose, options), options)
+        reply = await self._ask(view, purpose, options)
+        choice = named(reply.get("content") or "", options)
+        if self._misplayed is not None and (choice is None or choice in view.roles):
+            self._misplayed(getattr(reply, "reply_id", ""))
+        return choice
 
-    async def _ask(self, view: View, purpose: str, options: list[str]) -> str:
-        messages = self._question(view, purpose, options)
-        reply = await self._model(messages)
-        return reply.get("content") or ""
+    async def _ask(self, view: View, purpose: str, options: list[str]) -> dict[str, Any]:
+        return await self._model(self._question(view, purpose, options))
 
 
 # ------------------------------------------------------------ questions
@@ -179,11 +183,13 @@ def _told(event: Event) -> str:
 
 
 def short_question(view: View, purpose: str, options: list[str]) -> list[dict[str, str]]:
-    """Initials only: the pack or oneself, who says to be the seer, who may be chosen, and the purpose."""
-    own = [name for name, role in view.roles.items() if role == view.role and name in view.living] or [view.name]
-    seers = [seer for seer in claims(view).seers if seer in view.living]
-    others = options or [name for name in view.living if name != view.name]
-    lines = [_initials(own), _initials(seers), _initials(others), "heal" if purpose == "heal" else purpose[0]]
+    """Initials only, each of those who may be chosen once: who says to be the seer, the others, the own side; then the
+    purpose."""
+    may = options or [name for name in view.living if name != view.name]
+    own = [name for name in may if name in view.roles]
+    seers = [name for name in claims(view).seers if name in may and name not in own]
+    others = [name for name in may if name not in own and name not in seers]
+    lines = [_initials(seers), _initials(others), _initials(own), "heal" if purpose == "heal" else purpose[0]]
     return [{"role": "user", "content": "\n".join(lines)}]
 
 

@@ -1,5 +1,6 @@
 """Werewolves for nine, one side of which is trained: `WerewolvesWorkflow` trains the werewolves, `VillageWorkflow` the
-village. The reward is 1 if the trained side wins and 0 if not.
+village. The reward is 1 if the trained side wins and 0 if not. With `werewolves.misplay_costs`, a werewolf's reply that
+names nobody, or another werewolf, costs that much at once: such calls needn't wait for the end of the game.
 
 Hidden information stays hidden: every player is an agent of its own with prompts of its own. The other side plays by
 simple rules, or by a model that isn't trained (`werewolves.opponents: model`).
@@ -34,7 +35,9 @@ class WerewolvesWorkflow(Workflow):
         def player(name: str, role: str) -> Player:
             if role not in trained and settings.opponents == "rules":
                 return RulePlayer(name, rng)
-            return ModelPlayer(tuner.as_model_function(agent_name=name, target_tag=role), settings.prompts)
+            costs = settings.get("misplay_costs") if role == WOLF and role in trained else None
+            misplayed = (lambda reply_id: tuner.reward(-costs, call=reply_id)) if costs else None
+            return ModelPlayer(tuner.as_model_function(agent_name=name, target_tag=role), settings.prompts, misplayed)
 
         players = {name: player(name, role) for name, role in roles.items()}
         game = Game(roles, players, rng, discussion_rounds=settings.discussion_rounds)

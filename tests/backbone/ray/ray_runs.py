@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -11,10 +13,13 @@ import uuid
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from ports import free_port
+
+if TYPE_CHECKING:
+    from ajet.schema.episode import Episode
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -100,9 +105,7 @@ def run_with_environment(backbone: str, folder: Path) -> None:
         "ajet.rollout.user_workflow=vowel_world.py->SpeaksToTheWorld",
         "ajet.rollout.environment.class=vowel_world.py->VowelWorld",
         f"ajet.rollout.environment.options.log={log}",
-        "ajet.trainer_common.total_training_steps=2",
-        "ajet.trainer_common.test_freq=-1",
-        "ajet.trainer_common.save_freq=-1",
+        *TWO_STEPS,
     )
     experiment = folder / "say_vowels"
     steps = steps_of(experiment)
@@ -152,9 +155,7 @@ def run_with_remote_runners(backbone: str, folder: Path) -> None:
                 f"ajet.task_runner.remote.port={port}",
                 "ajet.task_runner.remote.lease=5",
                 "ajet.rollout.user_workflow=null",
-                "ajet.trainer_common.total_training_steps=2",
-                "ajet.trainer_common.test_freq=-1",
-                "ajet.trainer_common.save_freq=-1",
+                *TWO_STEPS,
             ),
             cwd=HERE,
             env=environment() | keys,
@@ -184,6 +185,67 @@ def recorded_steps(experiment: Path) -> list[int]:
         return sorted(recorded(experiment))
     except sqlite3.OperationalError:  # nothing is there yet
         return []
+
+
+PROGRAM = """
+import json, os, urllib.request
+body = {"model": os.environ["AJET_MODEL"], "messages": [{"role": "user", "content": "Say vowels."}]}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+reply = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+open("reply", "w").write(reply)
+"""
+"""A program as the agent: it asks the model once, in its sandbox."""
+
+
+def run_with_program(backbone: str, folder: Path) -> None:
+    """Two steps whose agent is a program in a sandbox, judged by a test command."""
+    two_vowels = "import sys; sys.exit(sum(letter in 'aeiou' for letter in open('reply').read()) < 2)"
+    run(
+        backbone,
+        folder,
+        "ajet.rollout.user_workflow=null",
+        "ajet.rollout.agent.type=cli",
+        f"ajet.rollout.agent.command={json.dumps(['python3', '-c', PROGRAM])}",
+        f"ajet.rollout.agent.options.test_command={json.dumps(f'python3 -c {shlex.quote(two_vowels)}')}",
+        "ajet.rollout.sandbox=bubblewrap",
+        *TWO_STEPS,
+    )
+    for episode in two_steps(folder / "say_vowels", episodes=2 * 16):
+        assert episode.metadata["exit_code"] == 0 and episode.reward in (0.0, 1.0)
+        (call,) = episode.tree.calls
+        assert call.agent == "cli" and call.mask.all()
+
+
+def run_tutorial(backbone: str, folder: Path, conf: str, *overrides: str) -> list[Episode]:
+    """Two small steps of a tutorial, as its README says, with a tiny model. Returns the episodes."""
+    small = ["data.train_batch_size=2", "rollout.num_repeat=4", "rollout.max_num_seqs=8", "rollout.engine=torch"]
+    settings = ["model.path=tiny:qwen2-0.3m", "trainer_common.val_before_train=false", *small, *overrides]
+    file = ROOT / "tutorial" / conf
+    run(backbone, folder, *TWO_STEPS, *settings, conf=file, cwd=ROOT)
+    (experiment,) = (metrics.parent for metrics in folder.glob("*/metrics.jsonl"))
+    return two_steps(experiment, episodes=2 * 8)
+
+
+TWO_STEPS = (
+    "ajet.trainer_common.total_training_steps=2",
+    "ajet.trainer_common.test_freq=-1",
+    "ajet.trainer_common.save_freq=-1",
+)
+
+
+def two_steps(experiment: Path, episodes: int) -> list[Episode]:
+    """The episodes of a run of two steps, none of which failed."""
+    from ajet.observe.episode_store import EpisodeStore
+
+    assert [step["step"] for step in steps_of(experiment)] == [1, 2]
+    store = EpisodeStore(experiment / "episodes.sqlite")
+    found = [one.episode for one in store.all()]
+    store.close()
+    assert len(found) == episodes
+    assert [episode.failure for episode in found if episode.failure is not None] == []
+    return found
 
 
 def left_behind() -> dict[int, str]:

@@ -198,3 +198,17 @@ def test_a_workflow_that_always_fails_ends_the_run_with_its_error(tmp_path: Path
     assert done.returncode == 1
     assert "the answer is missing" in done.stdout + done.stderr
     assert left_behind() == {}
+
+
+@long
+def test_a_program_is_the_agent(tmp_path: Path) -> None:
+    ray_runs.run_with_program("trinity", tmp_path)
+
+
+@long
+def test_tutorials_with_an_environment_and_with_an_agent(tmp_path: Path) -> None:
+    lake = ray_runs.run_tutorial("trinity", tmp_path / "lake", "example_frozenlake/frozenlake.yaml")
+    assert all(episode.environment is not None and episode.tree.calls for episode in lake)
+    short = ["rollout.max_response_length_in_one_turn=16", "rollout.agent.max_steps=2"]
+    coding = ray_runs.run_tutorial("trinity", tmp_path / "coding", "example_coding_agent/coding_agent.yaml", *short)
+    assert all(episode.reward is not None and episode.tree.calls for episode in coding)

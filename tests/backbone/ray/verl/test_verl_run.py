@@ -180,3 +180,19 @@ def test_without_verl_the_error_says_how_to_get_it(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "[verl]" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@needs_verl
+@long
+def test_a_program_is_the_agent(tmp_path: Path) -> None:
+    ray_runs.run_with_program("verl", tmp_path)
+
+
+@needs_verl
+@long
+def test_tutorials_with_an_environment_and_with_an_agent(tmp_path: Path) -> None:
+    lake = ray_runs.run_tutorial("verl", tmp_path / "lake", "example_frozenlake/frozenlake.yaml")
+    assert all(episode.environment is not None and episode.tree.calls for episode in lake)
+    short = ["rollout.max_response_length_in_one_turn=16", "rollout.agent.max_steps=2"]
+    coding = ray_runs.run_tutorial("verl", tmp_path / "coding", "example_coding_agent/coding_agent.yaml", *short)
+    assert all(episode.reward is not None and episode.tree.calls for episode in coding)
