@@ -133,7 +133,10 @@ def test_a_ready_agent_is_trained_in_the_lake_without_a_workflow(
     agent = ["rollout.user_workflow=null", "rollout.agent.type=react", "rollout.agent.max_steps=8"]
     lengths = ["rollout.max_model_len=768", "data.max_prompt_length=256", "data.max_response_length=512"]
     # a random model doesn't end its replies itself, and one that is cut ends the agent's run
-    lengths += ["rollout.max_response_length_in_one_turn=64", 'rollout.agent.options={"sampling": {"stop": [" ", "e"]}}']
+    lengths += [
+        "rollout.max_response_length_in_one_turn=64",
+        'rollout.agent.options={"sampling": {"stop": [" ", "e"]}}',
+    ]
     train(monkeypatch, "example_frozenlake/frozenlake.yaml", tmp_path, *agent, *lengths)
     (episodes_file,) = tmp_path.glob("*/episodes.sqlite")
     store = EpisodeStore(episodes_file)
