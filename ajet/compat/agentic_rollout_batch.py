@@ -26,6 +26,7 @@ from ajet.tuner import AjetTuner
 
 if TYPE_CHECKING:
     from ajet.compat.agentic_rollout import AgenticRollout
+    from ajet.compat.agentic_rollout import Trajectory as MadeTrajectory
 
 PROMPT_LENGTH, RESPONSE_LENGTH = 4096, 16384
 """verl's `prompt_length` and `response_length`, where `meta_info` doesn't give them."""
@@ -43,7 +44,7 @@ async def generate_sequences(rollout: AgenticRollout, prompts: Any) -> Any:
     exact = hasattr(client, "generate")
     free = asyncio.Semaphore(rollout.config.concurrent_requests)
 
-    async def one(number: int) -> Trajectory:
+    async def one(number: int) -> MadeTrajectory:
         async with free:
             model = sampled[number].model() if exact else None
             return await rollout.run_one(rows[number], f"agentic_rollout_{number}", model)

@@ -49,7 +49,7 @@ class Lake(Environment):
         return self._picture()
 
     def step(self, action: Any) -> StepResult:
-        """Move one field; a reply that begins with any other letter means standing still. It may be an agent's message."""
+        """Move one field; a text, or message, that begins with any other letter means standing still."""
         self._moves += 1
         said = action["content"] if isinstance(action, dict) else action
         letter, over = str(said).strip()[:1].lower(), False
