@@ -29,7 +29,9 @@ def shoot(folder: Path, page_path: str, out: Path, width: int = 1280, height: in
         base = f"http://127.0.0.1:{viewer.port}"
         context.add_cookies([{"name": viewer.access.cookie, "value": viewer.access.cookie_value, "url": base}])
         page = context.new_page()
-        page.goto(f"{base}{page_path}")
+        answer = page.goto(f"{base}{page_path}")
+        if answer is None or not answer.ok:
+            raise SystemExit(f"{page_path}: {answer.status if answer else 'no answer'}")
         settled(page)
         page.screenshot(path=str(out))
         browser.close()

@@ -54,6 +54,8 @@ class ProgressState:
 
     experiment: str = ""
     backbone: str = ""
+    unit: str = "step"
+    """What a step is called: a search has rounds."""
     total_steps: int | None = None
     step: int = 0
     steps_this_run: int = 0
@@ -73,6 +75,8 @@ class ProgressState:
     validation_rewards: list[float] = field(default_factory=list)
     time_by_phase: dict[str, float] = field(default_factory=dict)
     """Seconds spent in phases that have ended."""
+    standing: str = ""
+    """What is best so far, and what is left: of a run that searches."""
     viewer: str = ""
     """Where to look at the run: an address, or the command that gives one."""
     sampled_tokens: int = 0
@@ -129,13 +133,19 @@ class Progress:
         return cls(displays.get(mode, PlainDisplay)(stream))
 
     def start(
-        self, experiment: str, backbone: str, total_steps: int | None = None, step: int = 0, viewer: str = ""
+        self,
+        experiment: str,
+        backbone: str,
+        total_steps: int | None = None,
+        step: int = 0,
+        viewer: str = "",
+        unit: str = "step",
     ) -> None:
-        """The run begins (`step` > 0: it resumes after that step)."""
+        """The run begins (`step` > 0: it resumes after that step). `unit`: what its steps are called."""
         with self._lock:
             self.state.experiment, self.state.backbone = experiment, backbone
             self.state.total_steps, self.state.step = total_steps, step
-            self.state.viewer = viewer
+            self.state.viewer, self.state.unit = viewer, unit
             self._display.started(self.state)
 
     def phase(self, name: str, total: int | None = None, detail: str = "") -> None:
@@ -182,6 +192,11 @@ class Progress:
                 state.loss_by_step.append(metrics["train/loss"])
             self._display.step(state)
 
+    def standing(self, text: str) -> None:
+        """What is best so far, and what is left."""
+        with self._lock:
+            self.state.standing = text
+
     def message(self, text: str, level: str = "info") -> None:
         """A line for the reader. `level`: info | warning | error."""
         with self._lock:
@@ -212,8 +227,9 @@ class PlainDisplay:
         print(text, file=self._stream, flush=True)
 
     def started(self, state: ProgressState) -> None:
-        steps = f", {state.total_steps} steps" if state.total_steps else ""
-        resumed = f", resumed after step {state.step}" if state.step else ""
+        plural = "" if state.total_steps == 1 else "s"
+        steps = f", {state.total_steps} {state.unit}{plural}" if state.total_steps else ""
+        resumed = f", resumed after {state.unit} {state.step}" if state.step else ""
         self._line(f"{state.experiment} ({state.backbone}{steps}{resumed})")
 
     def phase(self, state: ProgressState) -> None:
@@ -231,14 +247,15 @@ class PlainDisplay:
         if not state.steps_this_run:
             success = state.metrics.get("val/success")
             said = f"validation {number(state.validation_rewards[-1])}"
-            self._line(f"step {state.step}  {said}" + (f"  success {number(success)}" if success is not None else ""))
+            solved = f"  success {number(success)}" if success is not None else ""
+            self._line(f"{state.unit} {state.step}  {said}{solved}")
 
     def step(self, state: ProgressState) -> None:
         shown = [f"{label} {number(state.metrics[name])}" for label, name in HEADLINES if name in state.metrics]
         total = f"/{state.total_steps}" if state.total_steps else ""
         eta = state.eta_seconds
         rest = [f"eta {duration(eta)}"] if eta else []
-        self._line("  ".join([f"step {state.step}{total}", *shown, *rest]))
+        self._line("  ".join([f"{state.unit} {state.step}{total}", *shown, *rest]))
 
     def message(self, text: str, level: str) -> None:
         self._line(text if level == "info" else f"{level}: {text}")

@@ -94,7 +94,7 @@ class LiveDisplay:
             self._live.stop()
 
     def _row(self, step: str, state: ProgressState) -> None:
-        header, row = self._table.lines(step, state.metrics, self._console.width)
+        header, row = self._table.lines(step, state.metrics, self._console.width, state.unit)
         if header:
             self._console.print(Text(header, style="bold", no_wrap=True))
         self._console.print(Text(row, no_wrap=True))
@@ -105,7 +105,7 @@ class LiveDisplay:
         """Each line is as long as its text, so that a narrower terminal has little to wrap."""
         state = self._state
         name = Text.assemble((state.experiment, "bold"), (f" · {state.backbone}", "dim"))
-        rows = [("steps", self._steps(state)), (state.phase or "phase", self._phase(state))]
+        rows = [(f"{state.unit}s", self._steps(state)), (state.phase or "phase", self._phase(state))]
         rewards = list(state.reward_by_step) or list(state.recent_rewards)
         for label, values, style in (
             ("reward", rewards, "cyan"),
@@ -114,6 +114,7 @@ class LiveDisplay:
         ):
             if values:
                 rows.append((label, Text.assemble((sparkline(values), style), "  ", (number(values[-1]), "bold"))))
+        rows.append(("best", Text(state.standing)))
         rows += [("time", Text(_shares(state))), ("episodes", self._episodes(state))]
         rows += [("failed" if index == 0 else "", Text(line, "red")) for index, line in enumerate(state.tally.lines(2))]
         rows.append(("machine", Text(machine_load())))

@@ -71,7 +71,9 @@ class NotebookDisplay:
         total = state.total_steps or 0
         eta = state.eta_seconds
         left = f", {duration(eta)} left" if eta else ""
-        rows = [("steps", f"{_bar(state.step, total)} {state.step}/{total or '?'}{left}")]
+        rows = [(f"{state.unit}s", f"{_bar(state.step, total)} {state.step}/{total or '?'}{left}")]
+        if state.standing:
+            rows.append(("best", escape(state.standing)))
         if state.phase:
             of = f"/{state.phase_total}" if state.phase_total else ""
             rows.append((state.phase, f"{_bar(state.phase_done, state.phase_total or 0)} {state.phase_done}{of}"))

@@ -71,7 +71,7 @@ class StepTable:
         self._rows = 0
         self._known: set[str] = set()
 
-    def lines(self, step: str, metrics: Mapping[str, float], width: int) -> tuple[str, str]:
+    def lines(self, step: str, metrics: Mapping[str, float], width: int, unit: str = "step") -> tuple[str, str]:
         """The header, or '' if it is still on the screen, and the row of a step."""
         values = dict(metrics)
         if "episode/count" in values and "episode/usable" in values:
@@ -81,7 +81,7 @@ class StepTable:
         if width != self._width or fresh or self._rows >= HEADER_EVERY:
             self._known |= fresh
             self._columns, self._width, self._rows = _fitting(self._known, width), width, 0
-            header = self._line("step", [column.label for column in self._columns])
+            header = self._line(unit, [column.label for column in self._columns])
         self._rows += 1
         cells = [column.shown(values[column.metric]) if column.metric in values else "" for column in self._columns]
         return header, self._line(step, cells)

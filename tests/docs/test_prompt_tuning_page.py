@@ -42,7 +42,7 @@ def started(folder: Path, *command: str) -> str:
 
 def timeless(text: str) -> list[str]:
     """The lines without what depends on the machine's speed."""
-    lines = [line for line in text.splitlines() if not line.startswith("  ")]
+    lines = [line for line in text.splitlines() if not re.match(r"  \w+ \d+/\d+$", line)]
     return [re.sub(r"  eta .*|, \d+ s$", "", line) for line in lines]
 
 

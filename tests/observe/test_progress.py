@@ -17,8 +17,8 @@ from screen import Terminal
 
 from ajet.observe import logs
 from ajet.observe.logs import FileLog, level_from_environment, log_to_terminal
-from ajet.observe.progress import Progress, ProgressMode
-from ajet.observe.progress_live import _ResizedRender, sparkline
+from ajet.observe.progress import PlainDisplay, Progress, ProgressMode
+from ajet.observe.progress_live import LiveDisplay, _ResizedRender, sparkline
 from ajet.observe.progress_table import StepTable
 from ajet.schema.call_tree import CallTree, Run
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
@@ -138,11 +138,26 @@ def test_the_header_comes_back_after_twenty_rows_and_when_the_terminal_changes()
     assert table.lines("43", {**METRICS, "val/reward/mean": 1.0}, 100)[0] == "", "validation had its column already"
 
 
+def test_a_search_has_rounds_and_says_what_is_best_so_far() -> None:
+    lines, panel = io.StringIO(), io.StringIO()
+    for display in (PlainDisplay(lines), LiveDisplay(panel)):
+        progress = Progress(display)
+        with progress:
+            progress.start("rooms", "prompt", total_steps=3, step=1, unit="round")
+            progress.standing("c7 0.812 · left: 240 episodes")
+            progress.step(2, {"reward/mean": 0.5})
+    assert lines.getvalue().splitlines()[0] == "rooms (prompt, 3 rounds, resumed after round 1)"
+    assert "\nround 2/3  reward 0.5" in lines.getvalue()
+    shown = panel.getvalue()
+    assert "    round" in shown and "rounds  " in shown and "best       c7 0.812 · left: 240 episodes" in shown
+    assert "step" not in lines.getvalue() + shown
+
+
 PANEL = """
 import sys, time
 sys.path[:0] = [{tests!r}, {tests!r} + "/.."]
 from test_progress import METRICS, episode
-from ajet.observe.progress import Progress, ProgressMode
+from ajet.observe.progress import PlainDisplay, Progress, ProgressMode
 
 with Progress.create(ProgressMode.AUTO) as progress:
     progress.start("math", "local", total_steps=10, viewer="ajet view math")

@@ -13,7 +13,7 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.prompt.episodes import EpisodeTrials
 from ajet.backbone.prompt.journal import FORMAT, History, PromptJournal
 from ajet.backbone.prompt.proposers import load_function, make_proposer
-from ajet.backbone.prompt.report import end_text, round_line
+from ajet.backbone.prompt.report import end_text, round_line, standing
 from ajet.backbone.prompt.settings import check_budget, make_algorithm, make_budget
 from ajet.backbone.prompt.split import split_tasks
 from ajet.observe.episode_metrics import episode_metrics
@@ -98,7 +98,7 @@ class PromptRun:
         else:
             self._note_start()
         rounds = self.algorithm.rounds
-        self.progress.start(self.experiment.name, "prompt", rounds, earlier.round, self.options.viewer)
+        self.progress.start(self.experiment.name, "prompt", rounds, earlier.round, self.options.viewer, unit="round")
         ajet = self.config.ajet
         self.progress.phase("load", detail=f"{ajet.model.path}, engine {ajet.rollout.engine}")
         return Search(
@@ -201,6 +201,7 @@ class PromptRun:
         }
         metrics |= {f"prompt/left/{name}": left for name, left in search.budget.left.items()}
         self.experiment.metrics.log(search.round, metrics)
+        self.progress.standing(standing(search))
         if search.round:
             self.progress.step(search.round, metrics)
         self.progress.message(round_line(search))

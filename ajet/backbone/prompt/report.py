@@ -10,15 +10,19 @@ from ajet.prompt_tuning.statistics import Comparison
 
 
 def round_line(search: Search) -> str:
-    """Round, best, and what is left of the budget."""
-    best = f"best {search.best.id} {score_text(search.score_of(search.best))}"
+    """What a round came to: best, proposals, and what is spent and left of the budget."""
     if search.round == 0:
         return f"start: {score_text(search.score_of(search.start))} on {len(search.validation_tasks)} validation tasks"
     fresh = sum(candidate.round == search.round for candidate in search.candidates.values())
     refused = f", {search.refused} refused" if search.refused else ""
-    parts = [f"round {search.round}/{search.rounds}: {best}", f"{fresh} new{refused}", spent_text(search.budget.spent)]
-    left = left_text(search.budget)
-    return " · ".join([*parts, f"left: {left}"] if left else parts)
+    best, *left = standing(search).split(" · ")
+    return "  " + " · ".join([f"best {best}", f"{fresh} new{refused}", spent_text(search.budget.spent), *left])
+
+
+def standing(search: Search) -> str:
+    """The best so far, and what is left of the budget."""
+    best, left = f"{search.best.id} {score_text(search.score_of(search.best))}", left_text(search.budget)
+    return f"{best} · left: {left}" if left else best
 
 
 def left_text(budget: Budget) -> str:

@@ -68,7 +68,7 @@ def test_the_command_resumes_after_a_signal(tmp_path: Path, stop: signal.Signals
     first = read_best(folder)
     done = subprocess.run(command(conf), cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert "resumed after step" in done.stdout and "round 1/3" not in done.stdout
+    assert "resumed after round" in done.stdout and "round 1/3" not in done.stdout
     assert read_best(folder)["score"] >= first["score"]
     whole = subprocess.run(
         command(conf, "--exp-dir", "whole"), cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False

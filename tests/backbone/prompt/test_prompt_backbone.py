@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,8 @@ def test_the_terminal_says_round_best_and_budget(
     assert main(["--conf", str(conf), "--backbone=prompt"]) == 0
     said = capsys.readouterr().out
     assert "start: 0.000 on 2 validation tasks" in said
-    assert "round 1/9: best c" in said and "left: 16 episodes" in said
+    assert "x-prompt (prompt, 9 rounds)" in said and "step" not in said
+    assert re.search(r"^round 1/9  reward .*\n  best c\d 0\.\d+ · .*left: 16 episodes$", said, re.MULTILINE)
     assert "ended      budget.episodes: 26 of 30 were run (4 are kept for the confirmation)" in said
     assert "confirmed  0.000 → " in said and "2 unseen tasks" in said and "within noise" in said
     assert main(["export", "prompt", "x-prompt"]) == 0
