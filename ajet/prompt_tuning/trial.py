@@ -45,7 +45,7 @@ class Trial:
     query: str = ""
     """The task's main query."""
     conversations: tuple[list[Message], ...] = ()
-    """The messages of the model calls, one list for each conversation."""
+    """The messages of the model calls, one list for each conversation: of a `search` trial, which is read."""
     episodes: tuple[str, ...] = ()
     """Episode ids."""
     tokens: tuple[int, int] = (0, 0)

@@ -103,6 +103,7 @@ def write_search(root: Path, name: str = "searched", *, rounds: int = 3, extra: 
         with ThreadPoolExecutor(1) as thread:  # Playwright has a loop in the tests' own
             thread.submit(asyncio.run, _run(search, journal, end)).result()
         recorder.close()
+        journal.close()
     return folder.path
 
 

@@ -98,10 +98,12 @@ def test_a_search_that_goes_on_grows_on_the_page(tmp_path: Path, open_page: Open
     count = (folder / "prompts/history.jsonl").read_text().count('"event": "candidate"')
     expect(members).to_have_count(count)
     expect(page.locator(f'[data-candidate="c{count - 1}"]')).to_contain_text("unfinished")
-    PromptJournal(folder).note(
+    journal = PromptJournal(folder)
+    journal.note(
         "candidate", id=f"c{count}", version="12345678", parents=["c0"], made_by="rewrite", feedback="", round=4,
         templates={"solver": {"text": "Newly come.\n{question}", "engine": "f-string"}}, read=[],
     )  # fmt: skip
+    journal.close()
     expect(members).to_have_count(count + 1)
     expect(page.locator("#candidate h2")).not_to_have_text(f"c{count}"), "what is being read stays"
 
@@ -142,6 +144,7 @@ def test_hostile_texts_are_shown_as_text(tmp_path: Path, open_page: Open) -> Non
     }
     journal.note("scores", round=4, purpose="validation", candidate="c99", mean=1, trials=[trial])
     journal.note("refused", round=4, kind="<b>", parents=["<b>"], texts={"x": attack}, reason=attack)
+    journal.close()
     page = open_page(start(tmp_path), f"{PAGE}?candidate=c99&text=whole", width=390)
     expect(page.locator("#candidate .template")).to_contain_text("<img src=x onerror=alert(1)>")
     expect(page.locator("#candidate .ctl").first).to_have_text("U+202E")

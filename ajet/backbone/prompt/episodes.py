@@ -59,7 +59,8 @@ class EpisodeTrials:
         for (_, task), group in zip(pairs, groups, strict=True):
             self._record(group, purpose, round, self._tasks[task])
         self._watch.look_at_groups(f"round {round} ({purpose})", groups)
-        trials = [self._trial(task, group) for (_, task), group in zip(pairs, groups, strict=True)]
+        read = purpose is Purpose.SEARCH
+        trials = [self._trial(task, group, read) for (_, task), group in zip(pairs, groups, strict=True)]
         return [trials[first : first + len(tasks)] for first in range(0, len(trials), len(tasks))]
 
     async def _group(self, candidate: Candidate, task: str, place: str, index: int, draw: int) -> EpisodeGroup:
@@ -78,7 +79,7 @@ class EpisodeTrials:
             self.episodes.append((purpose, episode))
             self._recorder.record(episode, round, validation=purpose is not Purpose.SEARCH, task=task)
 
-    def _trial(self, task: str, group: EpisodeGroup) -> Trial:
+    def _trial(self, task: str, group: EpisodeGroup, read: bool) -> Trial:
         episodes = sorted([*group.episodes, *group.failed], key=lambda episode: episode.repeat)
         counted = [episode for episode in episodes if episode.status not in UNSCORED]
         rewards = [0.0 if episode.reward is None else float(episode.reward) for episode in counted]
@@ -94,7 +95,9 @@ class EpisodeTrials:
             query=self._tasks[task].main_query,
             conversations=tuple(
                 conversation(episode.tree, call) for episode in counted for call in last_calls(episode.tree)
-            ),
+            )
+            if read
+            else (),
             episodes=tuple(episode.episode_id for episode in episodes),
             tokens=_tokens(episodes),
             prompts_used=None if None in used else frozenset(name for names in used for name in names or ()),

@@ -27,7 +27,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
@@ -42,7 +42,7 @@ FOLDER = "prompts"
 HISTORY = "history.jsonl"
 BEST = "best.yaml"
 _MASKED = ("reason", "feedback", "failure")
-_MASKED_WITHIN = ("trials", "read")
+_TRIALS = ("trials", "read")
 
 
 class HistoryError(UserError):
@@ -73,6 +73,7 @@ class PromptJournal:
         self.best = self.folder / BEST
         self._masker = masker or Masker()
         self._pending: tuple[Candidate, Score] | None = None
+        self._file: TextIO | None = None
 
     def resume(self) -> History:
         """Drop what is no part of a complete round, and put `best.yaml` right. Raises `HistoryError`."""
@@ -111,16 +112,23 @@ class PromptJournal:
             "time": round(time.time(), 3),
             **{key: self._masked(key, fields[key]) for key in fields},
         }
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=True) + "\n")
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
+        if self._file is None:
+            self._file = self.path.open("a", encoding="utf-8")
+        self._file.write(json.dumps(record, ensure_ascii=True) + "\n")
+        self._file.flush()  # whoever reads it meanwhile, such as the viewer, finds whole lines
+        if sync:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """The end of the run."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _masked(self, key: str, value: Any) -> Any:
         if key in _MASKED and isinstance(value, str):
             return self._masker.text(value)
-        return [self._masker.value(one) for one in value] if key in _MASKED_WITHIN else value
+        return [{name: self._masked(name, one[name]) for name in one} for one in value] if key in _TRIALS else value
 
     def _write_best(self, candidate: Candidate, score: Score, confirmed: Mapping[str, Any] | None = None) -> None:
         record: dict[str, Any] = {

@@ -70,20 +70,28 @@ class PromptRun:
     def run(self) -> int:
         """0: the search has ended; 1: not one proposal could be tried."""
         try:
+            search = self._searched()
+            limits = self.tuning.budget.model_dump(mode="json")
+            spent = search.budget.spent.to_record()
+            self.journal.commit(
+                "ended", reason=self.why, round=search.round, rounds=search.rounds, limits=limits, spent=spent
+            )
+        finally:
+            self.journal.close()
+        return EXIT_NO_PROPOSAL if len(search.candidates) == 1 and search.refused_in_all else 0
+
+    def _searched(self) -> Search:
+        """Search and confirm. All episodes are recorded when it returns."""
+        try:
             with self.progress, self.runtime:
                 search = self._search()
                 self.recorder.use_tokenizer(self.runtime.model().tokenizer)
                 self.runtime.run(self._tune(search))
                 comparison = self.runtime.run(self._confirm(search))
                 self.progress.message(end_text(search, comparison, self.why, self.journal.best))
+                return search
         finally:
             self.recorder.close()
-        limits = self.tuning.budget.model_dump(mode="json")
-        spent = search.budget.spent.to_record()
-        self.journal.commit(
-            "ended", reason=self.why, round=search.round, rounds=search.rounds, limits=limits, spent=spent
-        )
-        return EXIT_NO_PROPOSAL if len(search.candidates) == 1 and search.refused_in_all else 0
 
     # ------------------------------------------------------------ starting
 

@@ -29,6 +29,21 @@ class Talker(Workflow):
         return WorkflowOutput(reward=float(not missing), metadata={"feedback": missing})
 
 
+class Learner(Workflow):
+    """Half of the reward is for the task's word in the template, half for what the model samples."""
+
+    async def execute(self, workflow_task: Any, tuner: Any) -> WorkflowOutput:
+        text = tuner.prompt("solver").format(question=workflow_task.task.main_query)
+        client = tuner.as_raw_openai_sdk_client()
+        messages = [{"role": "user", "content": text}]
+        completion = await client.chat.completions.create(model="any", messages=messages, max_tokens=6)
+        word = WORDS[workflow_task.task.metadata["n"] % 4]
+        missing = f"missing: {word}" if word not in text else ""
+        said = (completion.choices[0].message.content or "").encode()
+        reward = 0.5 * (not missing) + 0.5 * (sum(said) % 2)
+        return WorkflowOutput(reward=reward, metadata={"feedback": missing})
+
+
 class Deaf(Workflow):
     """Never asks for its template."""
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ajet import PromptTemplate, Trainer, rollout
 from ajet.backbone.prompt.journal import read_best
@@ -16,7 +17,7 @@ from ajet.prompt_tuning import Request
 from ajet.schema.episode import Episode
 
 sys.path.insert(0, str(Path(__file__).parent))
-from searchers import project
+from searchers import HERE, project
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +50,44 @@ def test_one_command_searches_then_trains_with_the_best(
     assert trained and {episode.prompt_version for episode in trained} == {best["version"]}
     assert {episode.weights_version for episode in trained} == {0}
     assert "search: saved_experiments/x-1-prompt" in said and "training: saved_experiments/x-1" in said
+
+
+def test_the_second_round_begins_with_the_weights_and_templates_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    training = {**TRAINING, "trainer_common": {**TRAINING["trainer_common"], "total_training_steps": 2}}
+    conf = project(tmp_path, tasks=8, **{**training, "rollout__user_workflow": f"{HERE}->Learner"})
+    config = json.loads(conf.read_text())
+    config["ajet"]["rollout"]["num_repeat"] = 4
+    conf.write_text(json.dumps(config))
+    assert main(["tune", str(conf), "--rounds", "2"]) == 0, capsys.readouterr()
+    runs = tmp_path / "saved_experiments"
+    searches, trainings = ([runs / f"x-{number}{kind}" for number in (1, 2)] for kind in ("-prompt", ""))
+    bests = [read_best(search) for search in searches]
+    versions = ["f77926e8", *(best["version"] for best in bests)]
+    assert versions[1] != versions[0], "the first search found something"
+    for number in (0, 1):
+        history = (searches[number] / "prompts/history.jsonl").read_text().splitlines()
+        assert json.loads(history[0])["version"] == versions[number], "a search begins with the best template so far"
+        tried = {json.loads(line)["version"] for line in history if '"event": "candidate"' in line}
+        searched, trained = episodes(searches[number]), episodes(trainings[number])
+        assert {episode.prompt_version for episode in searched} <= tried
+        assert {episode.weights_version for episode in searched} == {0}
+        assert {episode.prompt_version for episode in trained} == {versions[number + 1]}
+        assert {episode.weights_version for episode in trained} == {0, 1}
+    hf = (trainings[0] / "hf").resolve()
+    for folder in (searches[1], trainings[1]):
+        resolved = yaml.safe_load((folder / "config.resolved.yaml").read_text())
+        assert resolved["ajet"]["model"]["path"] == str(hf)
+    assert weights(trainings[1] / "hf") != weights(hf), "the second training went on from there"
+    capsys.readouterr()
+    assert main(["tune", str(conf), "--rounds", "2"]) == 0
+    assert capsys.readouterr().out.count("is complete") == 4
+
+
+def weights(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in sorted(folder.glob("*.safetensors")))
 
 
 def test_a_complete_search_is_not_repeated(
