@@ -20,6 +20,7 @@ import numpy as np
 from ajet.context_tracker.abnormal import find_abnormal
 from ajet.context_tracker.conversation import Audit, CallRecord, Conversations, Turn, Walk
 from ajet.context_tracker.growth import Growth, Node
+from ajet.context_tracker.message_calls import MessageCalls
 from ajet.context_tracker.messages import content_text, split_reasoning, tools_key
 from ajet.context_tracker.prompting import Prompt, Prompting, Request, changed_message
 from ajet.context_tracker.renderer import Renderer
@@ -27,7 +28,7 @@ from ajet.context_tracker.rewards import Rewards, mask_calls
 from ajet.context_tracker.settings import TrackerSettings
 from ajet.context_tracker.template_probe import THOUGHT_END
 from ajet.schema.call_tree import ROOT, Call, CallTree, DropReason, Fork, IntArray
-from ajet.schema.chat import Message, Tool
+from ajet.schema.chat import ChatReply, ChatRequest, Message, Tool
 from ajet.schema.episode import Ledger, Outcome
 from ajet.schema.errors import (
     AbnormalOutputError,
@@ -102,6 +103,7 @@ class ContextTracker:
         self._steps: Counter[str] = Counter()
         self._outcomes: set[Outcome] = set()
         self._rewards = Rewards()
+        self._messages = MessageCalls()
         self._abnormal: str | None = None
         self._finished = False
 
@@ -274,6 +276,20 @@ class ContextTracker:
             call.drop = "not_trainable"
         self._check_output(record, completion, reply, text, malformed)
 
+    def begin_messages(self, agent: str, choice: int = 0) -> float:
+        """A call to a model that tells no tokens begins. Returns when, for `commit_messages`."""
+        self._check_open(agent, choice)
+        self._steps[agent] += choice == 0
+        return time.monotonic() - self._started
+
+    def commit_messages(self, request: ChatRequest, reply: ChatReply, began: float) -> None:
+        """Such a call was answered."""
+        self._messages.add(
+            request.agent, request.target, request.messages, self._toolset(request.tools), request.sampling,
+            reply.message, reply.completion.finish_reason, reply.counted, began,
+            time.monotonic() - self._started - began,
+        )  # fmt: skip
+
     def abort(self, call_id: str, why: str) -> None:
         """The call got no reply (cancelled, engine failure)."""
         record = self._in_flight(call_id)
@@ -316,7 +332,8 @@ class ContextTracker:
     def last_reply(self) -> str:
         """The text of the latest reply; empty if there is none."""
         last = max((r for r in self._records if r.ended and r.reply), key=lambda r: r.ended, default=None)
-        return "" if last is None else content_text(last.call.reply.get("content"), "reply")
+        reply = last.call.reply if last is not None else self._messages.calls[-1].reply if self._messages.calls else {}
+        return content_text(reply.get("content"), "reply") if reply else ""
 
     @property
     def in_flight(self) -> list[str]:
@@ -326,7 +343,9 @@ class ContextTracker:
     @property
     def tree(self) -> CallTree:
         """The call tree as it is now."""
-        return self._growth.export([(r.call, r.prompt, r.reply) for r in self._records], self._toolsets)
+        tree = self._growth.export([(r.call, r.prompt, r.reply) for r in self._records], self._toolsets)
+        tree.calls += self._messages.calls  # a model tells the tokens of all calls, or of none
+        return tree
 
     def finish(
         self,

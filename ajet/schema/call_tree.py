@@ -77,6 +77,8 @@ class Call:
     prompt_run: int
     """The context run in which the prompt ends."""
     prompt_tokens: int
+    reply_tokens: int = 0
+    """Of a reply whose tokens the model doesn't tell: how many its server counted."""
     run: int = ROOT
     """The sampled run; ROOT while in flight, or when aborted."""
     logprobs: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -146,6 +148,12 @@ class CallTree:
     @property
     def sampled_tokens(self) -> int:
         return sum(len(run.ids) for run in self.runs if run.call != ROOT)
+
+    @property
+    def spent(self) -> tuple[int, int]:
+        """Tokens of all prompts, and of all replies: sampled ones, or those that a server only counted."""
+        replies = self.sampled_tokens + sum(call.reply_tokens for call in self.calls)
+        return sum(call.prompt_tokens for call in self.calls), replies
 
     @property
     def trained_tokens(self) -> int:

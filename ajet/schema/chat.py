@@ -59,3 +59,5 @@ class ChatReply:
     completion: Completion
     malformed: tuple[str, ...] = ()
     """What the parser could not read and left as text."""
+    counted: tuple[int, int] = (0, 0)
+    """Tokens of prompt and reply as the server counted them, where it tells no token ids."""

@@ -237,7 +237,11 @@ class EpisodeSession:
     ) -> ChatReply:
         chat_model = await self._chat_model()
         if chat_model is not None:
-            return await self._guarded(chat_model.reply(request))
+            began = self.tracker.begin_messages(request.agent, choice)
+            told = await self._guarded(chat_model.reply(request))
+            self.check_open()
+            self.tracker.commit_messages(request, told, began)
+            return told
         wanted = await ready.result()
         tools = [] if self.settings.force_disable_toolcalls else request.tools
         prepared = self._begin(request, tools, wanted, choice)

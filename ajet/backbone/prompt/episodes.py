@@ -122,8 +122,8 @@ def _text(value: Any) -> str:
 
 
 def _tokens(episodes: Sequence[Episode]) -> tuple[int, int]:
-    prompt = sum(call.prompt_tokens for episode in episodes for call in episode.tree.calls)
-    return prompt, sum(episode.tree.sampled_tokens for episode in episodes)
+    spent = [episode.tree.spent for episode in episodes]
+    return sum(prompt for prompt, _ in spent), sum(replies for _, replies in spent)
 
 
 def _share(values: Sequence[bool]) -> float | None:

@@ -85,10 +85,7 @@ class TunedProposer:
             raise ProposerError(f"the tuned model: {type(error).__name__}: {error}") from error
         finally:
             session.revoke()
-        tree = session.tracker.tree
-        return Reply(
-            str(message.get("content") or ""), sum(call.prompt_tokens for call in tree.calls), tree.sampled_tokens
-        )
+        return Reply(str(message.get("content") or ""), *session.tracker.tree.spent)
 
 
 class FunctionProposer:

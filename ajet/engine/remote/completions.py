@@ -173,9 +173,15 @@ class _ChatChoice(Struct):
     finish_reason: str | None = None
 
 
+class _ChatUsage(Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
 class _ChatAnswer(Struct):
     choices: list[_ChatChoice]
     id: Any = None
+    usage: _ChatUsage | None = None
 
 
 def chat_body(request: ChatRequest, model: str) -> dict[str, Any]:
@@ -206,4 +212,7 @@ def chat_reply(content: Mapping[str, Any]) -> ChatReply:
     is_cut = choice.finish_reason == "length"
     finish: ReplyFinish = "tool_calls" if choice.message.tool_calls else "length" if is_cut else "stop"
     empty = Completion([], [], "length" if is_cut else "stop")
-    return ChatReply(str(answer.id or uuid.uuid4().hex), message, finish, message["content"], [], empty)
+    usage = answer.usage or _ChatUsage()
+    counted = (usage.prompt_tokens, usage.completion_tokens)
+    name = str(answer.id or uuid.uuid4().hex)
+    return ChatReply(name, message, finish, message["content"], [], empty, counted=counted)
