@@ -23,9 +23,10 @@ MANY_DROPPED = 0.1
 class FailureWatch:
     """One per run."""
 
-    def __init__(self, max_error_share: float) -> None:
+    def __init__(self, max_error_share: float, *, trains: bool = True) -> None:
+        """`trains`: whether dropped episodes select what is trained."""
         self._max_error_share = max_error_share
-        self._told = False
+        self._told = not trains
 
     def look_at_groups(self, when: str, groups: Sequence[EpisodeGroup]) -> None:
         """`look_at` for all episodes of these groups."""

@@ -115,7 +115,8 @@ class Search:
         self._repeats = episodes_per_trial
         self._validations: dict[str, Score] = {}
         self._asked = self._failed = self._barren = 0
-        self._why_refused = ""
+        self.why_refused = ""
+        """The reason of the last refusal."""
         self.ended_because = ""
         """Why no further round may begin although there could be more; empty if nothing speaks against it."""
         self._looked = False
@@ -162,13 +163,13 @@ class Search:
         """The round is complete. `state`: plain data that the algorithm needs in later rounds."""
         if self._asked and self._failed == self._asked:
             raise ProposerError(
-                f"round {self.round}: all {self._asked} questions to the proposer failed. The last: {self._why_refused}"
+                f"round {self.round}: all {self._asked} questions to the proposer failed. The last: {self.why_refused}"
             )
         fruitless = self._asked and not any(one.round == self.round for one in self.candidates.values())
         self._barren = self._barren + 1 if fruitless else 0
         if self._barren >= BARREN_ROUNDS:
             self.ended_because = (
-                f"{self._barren} rounds in a row, every proposal was refused. The last: {self._why_refused}"
+                f"{self._barren} rounds in a row, every proposal was refused. The last: {self.why_refused}"
             )
         self.states.append(state or {})
         self._commit(state or {})
@@ -370,6 +371,6 @@ class Search:
     def _refuse(self, ask: Ask, texts: dict[str, str], reason: str) -> None:
         self.refused += 1
         self.refused_in_all += 1
-        self._why_refused = reason
+        self.why_refused = reason
         parents = [ask.parent.id]
         self._journal.note("refused", round=self.round, kind=str(ask.kind), parents=parents, texts=texts, reason=reason)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from ajet.schema.errors import UserError
+
+log = logging.getLogger("ajet.schema.resources")
 
 TemplateEngine = Literal["f-string", "jinja"]
 
@@ -61,11 +64,13 @@ class PromptTemplate:
         return frozenset(_names(self.template))
 
     def format(self, **values: Any) -> str:
-        """The text with every placeholder filled; further values are ignored."""
+        """The text with every placeholder filled; further values are ignored. A template without any is warned of."""
         missing = sorted(self.placeholders - values.keys())
         if missing:
             given = ", ".join(sorted(values)) or "nothing"
             raise PromptTemplateError(f"prompt template: no value for {{{missing[0]}}}; given: {given}")
+        if values and not self.placeholders:
+            _warn_of_no_placeholder(tuple(sorted(values)), "{{ name }}" if self.engine == "jinja" else "{name}")
         if self.engine == "jinja":
             from jinja2 import TemplateError
 
@@ -77,6 +82,16 @@ class PromptTemplate:
             return self.template.format_map({name: values[name] for name in self.placeholders})
         except (ValueError, TypeError) as error:
             raise PromptTemplateError(f"prompt template: {error}") from None
+
+
+@cache
+def _warn_of_no_placeholder(names: tuple[str, ...], form: str) -> None:
+    """Once for each set of names."""
+    log.warning(
+        "a prompt template has no placeholder, so the workflow's values for it (%s) don't reach the model: write %s "
+        "in the template where one belongs",
+        *(", ".join(names), form),
+    )
 
 
 @dataclass(frozen=True)

@@ -49,3 +49,12 @@ def test_a_value_that_does_not_fit_its_format_is_named() -> None:
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(PromptTemplateError, match="there is: f-string, jinja"):
         _ = PromptTemplate("{x}", "poml").placeholders  # type: ignore[arg-type]
+
+
+def test_a_template_without_placeholders_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    template = PromptTemplate("Solve it.")
+    for _ in range(3):
+        assert template.format(puzzle="2 + 2") == "Solve it."
+    assert PromptTemplate("Be brief.").format() == "Be brief."
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "values for it (puzzle) don't reach the model: write {name}" in warning

@@ -9,7 +9,7 @@ import pytest
 from session_parts import CALL, TOOLS, USER, LineEngine, aborted, new_session, replied, until
 
 from ajet.schema.chat import ChatReply, ChatRequest
-from ajet.schema.errors import EngineError, GenerationTimeoutError, SessionClosedError
+from ajet.schema.errors import EngineError, GenerationTimeoutError, SessionClosedError, TooManyStepsError
 from ajet.schema.generation import Completion, EngineCapabilities, Sampling
 from ajet.session import SessionSettings
 from ajet.session.settings import SeedKey
@@ -201,15 +201,38 @@ class ChatOnlyEngine(LineEngine):
 
     async def reply(self, request: ChatRequest) -> ChatReply:
         message = {"role": "assistant", "content": f"{len(request.messages)} heard"}
-        return ChatReply("r", message, "stop", message["content"], [], Completion([], [], "stop"))
+        ended = Completion([], [], "stop")
+        return ChatReply("r", message, "stop", message["content"], [], ended, counted=(9, 2))
 
 
-def test_an_engine_without_token_ids_is_talked_to_and_nothing_is_recorded() -> None:
+def test_an_engine_without_token_ids_is_recorded_by_messages_and_never_trained() -> None:
     async def run() -> None:
         session = new_session(ChatOnlyEngine("never"))
         (reply,) = await session.complete(ChatRequest(USER))
         assert reply.text == f"{len(USER)} heard"
-        assert not replied(session)
+        more = {"role": "user", "content": "and?"}
+        await session.complete(ChatRequest([*USER, {**reply.message, "refusal": None}, more]))
+        await session.complete(ChatRequest([*USER, reply.message, more], agent="other"))
+        tree = session.tracker.tree
+        assert [call.extends for call in tree.calls] == [-1, 0, -1]
+        assert [call.new_messages for call in tree.calls] == [USER, [more], [*USER, reply.message, more]]
+        assert [call.turn for call in tree.calls] == [0, 1, 0] and not any(call.trainable for call in tree.calls)
+        assert tree.spent == (27, 6) and tree.sampled_tokens == 0
+        assert session.tracker.last_reply == "3 heard"
+        finished = session.tracker.finish(1.0)
+        assert len(finished.tree.calls) == 3 and finished.ledger.captured == 0 and finished.reward == 1.0
+
+    asyncio.run(run())
+
+
+def test_calls_of_a_chat_only_engine_are_limited_too() -> None:
+    async def run() -> None:
+        session = new_session(ChatOnlyEngine("never"))
+        limit = session.tracker.settings.max_steps
+        for _ in range(limit):
+            await session.complete(ChatRequest(USER))
+        with pytest.raises(TooManyStepsError, match=f"its {limit} model calls"):
+            await session.complete(ChatRequest(USER))
 
     asyncio.run(run())
 

@@ -48,6 +48,8 @@ def end_text(search: Search, comparison: Comparison | None, why: str, best_file:
     if best is start:
         tried = len(search.candidates) - 1
         lines.append(f"best       the templates as they were: none of {tried} proposals was better")
+        if not tried and search.refused_in_all:
+            lines.append(f"refused    {search.refused_in_all}, without an episode; the last: {search.why_refused}")
     else:
         before, after = score_text(search.score_of(start)), score_text(search.score_of(best))
         lines.append(f"best       {best.id} (version {best.version}), found in round {best.round}")
