@@ -77,8 +77,6 @@ class Call:
     prompt_run: int
     """The context run in which the prompt ends."""
     prompt_tokens: int
-    reply_tokens: int = 0
-    """Of a reply whose tokens the model doesn't tell: how many its server counted."""
     run: int = ROOT
     """The sampled run; ROOT while in flight, or when aborted."""
     logprobs: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -105,6 +103,8 @@ class Call:
     started_s: float = 0.0
     """Seconds since the episode began."""
     seconds: float = 0.0
+    reply_tokens: int = 0
+    """Of a reply whose tokens the model doesn't tell: how many its server counted."""
 
 
 @dataclass(slots=True)

@@ -222,7 +222,7 @@ def _take(line: bytes, story: _Story, fresh: list[_Candidate]) -> str:
     event = record.get("event") if isinstance(record, dict) else None
     if event in _LISTS:
         name, kind = _LISTS[event]
-        found = msgspec.convert(record, kind)
+        found: Any = msgspec.convert(record, kind)
         getattr(story, name).append(found)
         if isinstance(found, _Candidate):
             fresh.append(found)
