@@ -99,12 +99,30 @@ def _baseline(config: Config) -> Baseline:
     return Baseline.TURN if config.ajet.rollout.gamma < 1 else Baseline.EPISODE
 
 
-def train_settings(config: Config, total_steps: int) -> TrainSettings:
+def checkpointing(config: Config, *, on_gpu: bool) -> bool:
+    """Whether layers are computed again in the backward pass."""
+    asked = config.ajet.trainer_common.gradient_checkpointing
+    return on_gpu if asked == "auto" else asked
+
+
+def pack_tokens(config: Config) -> int | None:
+    """Most unique tokens of a pass; None: it depends on the device."""
+    common = config.ajet.trainer_common
+    budget = common.micro_tokens if common.max_tokens_per_step == "auto" else common.max_tokens_per_step
+    return None if budget == "auto" else budget
+
+
+def logits_chunk(config: Config) -> int | None:
+    """Most positions whose logits exist at a time; None: it depends on the vocabulary. 0: no limit."""
+    asked = config.ajet.trainer_common.logits_chunk
+    return None if asked == "auto" else asked
+
+
+def train_settings(config: Config, total_steps: int, *, on_gpu: bool = False) -> TrainSettings:
     """How a batch becomes an update."""
     from ajet.trainer.trainer import TrainSettings
 
     common = config.ajet.trainer_common
-    budget = common.micro_tokens if common.max_tokens_per_step == "auto" else common.max_tokens_per_step
     return TrainSettings(
         loss=replace(
             loss_settings(config),
@@ -117,7 +135,9 @@ def train_settings(config: Config, total_steps: int) -> TrainSettings:
         mini_batches=common.mini_batch_num,
         loss_norm=LossNorm(common.algorithm.loss_norm),
         epochs=common.ppo_epochs,
-        max_tokens=None if budget == "auto" else budget,
+        max_tokens=pack_tokens(config),
+        logits_chunk=logits_chunk(config),
+        gradient_checkpointing=checkpointing(config, on_gpu=on_gpu),
         seed=common.seed,
     )
 
@@ -134,6 +154,7 @@ def optim_settings(config: Config, total_steps: int) -> OptimSettings:
         weight_decay=optim.weight_decay,
         clip_grad=optim.clip_grad,
         state_bits=optim.state_bits,
+        in_main_memory=config.ajet.trainer_common.fsdp_config.optimizer_offload,
         warmup_steps=warmup_steps(config, total_steps),
         schedule=optim.lr_scheduler_type,
         min_lr_ratio=optim.min_lr_ratio,

@@ -75,6 +75,10 @@ def launch(arguments: LaunchArguments, config: Config) -> int:
     name = config.ajet.backbone or DEFAULT_BACKBONE
     if name in ("local", "debug"):  # the others say themselves what they need
         require_training(f"--backbone={name}")
+    if name == "local":
+        from ajet.cli.memory import announce_plan
+
+        announce_plan(config, name)
     backbone = import_module(BACKBONES[name])
     if arguments.debug_tags is not None or name == "debug":
         _select_breakpoints(arguments.debug_tags, config)

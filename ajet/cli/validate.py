@@ -34,6 +34,7 @@ class Loaded(NamedTuple):
 def run(argv: Sequence[str]) -> int:
     """Check one config and print what it would do."""
     arguments = _parser().parse_intermixed_args(argv)
+    arguments.plan |= arguments.gpu is not None
     from ajet.backbone.early_stop import EarlyStop
     from ajet.backbone.plan import RunPlan, training_samples
     from ajet.cli.launch import choose_backbone, known_backbone
@@ -50,6 +51,10 @@ def run(argv: Sequence[str]) -> int:
     for label, text in [("backbone", f"{backbone} ({why})"), *describe(config, plan, loaded)]:
         print(f"  {label:<10} {text}")
     wrong = _look_for_problems(config, loaded)
+    if arguments.plan:
+        from ajet.cli.memory import show_plan
+
+        wrong += show_plan(config, backbone, arguments.gpu)
     print(flush=True)
     if wrong:
         return fail("\n".join(wrong))
@@ -80,9 +85,23 @@ def _parser() -> ArgumentParser:
     parser.add_argument("conf", metavar="CONF")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--backbone", help="check for this backbone")
+    parser.add_argument("--plan", action="store_true", help="also say how much memory the training will take")
+    parser.add_argument(
+        "--gpu",
+        type=_gibibytes,
+        metavar="GIB",
+        help="as --plan, for a GPU with this much memory",
+    )
     parser.add_argument("--run", action="store_true", help="also run the first task with scripted replies, no model")
     parser.add_argument("--replies", metavar="FILE", help="for --run: a YAML or JSON list of replies")
     return parser
+
+
+def _gibibytes(text: str) -> float:
+    size = float(text)
+    if not 0 < size < 10_000:
+        raise ValueError
+    return size
 
 
 def load(config: Config) -> Loaded:

@@ -78,6 +78,12 @@ def _optimiser(ajet: AjetConfig) -> Iterator[Contradiction]:
             f"{optim.lr_warmup_ratio:g}",
             "set one of them",
         )
+    if optim.state_bits == 8 and trainer.fsdp_config.optimizer_offload and (ajet.backbone or "local") == "local":
+        yield Contradiction(
+            ("trainer_common.optim.state_bits", "trainer_common.fsdp_config.optimizer_offload"),
+            "in main memory the optimiser's state has 32 bits, and optim.state_bits is 8",
+            "set one of them: 8 bits are faster, main memory saves more",
+        )
     correction = trainer.algorithm.rollout_correction
     if correction.low > correction.high:
         place = "trainer_common.algorithm.rollout_correction"

@@ -138,7 +138,8 @@ class FsdpConfig(Section):
     param_offload: bool = False
     """Keep parameters in main memory while not training."""
     optimizer_offload: bool = False
-    """Keep the optimiser's state in main memory while not updating."""
+    """Keep the optimiser's state in main memory while not updating. On `local`, the weights' float32 copy rests there
+    too, and the update is computed by the CPU."""
 
 
 class OptimConfig(Section):
@@ -237,6 +238,12 @@ class TrainerCommonConfig(Section):
     `auto`: depends on the device."""
     micro_tokens: Positive | Literal["auto"] = "auto"
     """Another name for `max_tokens_per_step`, used if that is `auto`."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Compute each layer again in the backward pass instead of keeping what it made: much less memory, for up to a
+    third more time. `auto`: on a GPU."""
+    logits_chunk: Count | Literal["auto"] = "auto"
+    """Most tokens whose logits exist at a time; those of a longer pack are computed again in the backward pass. `auto`:
+    as many as take 256 MiB. 0: no limit."""
     keep_checkpoints: Positive = 3
     """How many of the newest checkpoints to keep."""
     keep_best: bool = True

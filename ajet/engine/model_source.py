@@ -83,12 +83,50 @@ class ModelSource:
         untyped.to(device).eval()
         return model
 
+    def on_meta(self, dtype: str, device: str) -> PreTrainedModel | None:
+        """The model without its weights, on PyTorch's `meta` device, as it would be loaded on `device`.
+
+        From its config.json, if that is at hand: in the folder, in the hub's cache, or as a well-known shape. Nothing
+        is downloaded. None if nothing is known of it.
+        """
+        with LOADING:
+            import torch
+            from transformers import AutoConfig, AutoModelForCausalLM
+
+            try:
+                config: Any = AutoConfig.from_pretrained(self.path, local_files_only=True)
+            except (OSError, ValueError) as error:
+                if Path(self.path).is_dir():
+                    raise ConfigError(f"the config.json of model {self.name!r} can't be read: {error}") from error
+                shape = known_shapes().get(self.path)
+                if shape is None:
+                    return None
+                config = AutoConfig.for_model(**shape)
+            try:
+                with torch.device("meta"):
+                    found: PreTrainedModel = AutoModelForCausalLM.from_config(
+                        config, dtype=torch_dtype(dtype, device), attn_implementation="sdpa"
+                    )
+            except (OSError, ValueError, ImportError) as error:
+                raise ConfigError(f"model {self.name!r} can't be built: {error}") from error
+        untyped: Any = found
+        untyped.eval()
+        return found
+
     def _go_offline_without_hub(self) -> None:
         """Set the hub's library offline if the hub can't be reached: it would retry each file for a minute."""
         if not Path(self.path).is_dir() and not _hub_is_reachable():
             from huggingface_hub import constants
 
             constants.HF_HUB_OFFLINE = True
+
+
+@cache
+def known_shapes() -> dict[str, dict[str, Any]]:
+    """The config.json of well-known models, as far as it decides their sizes, by hub id."""
+    file = Path(__file__).with_name("known_shapes.json")
+    shapes: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["shapes"]
+    return shapes
 
 
 @cache

@@ -2,9 +2,10 @@
 
 Two executors give the same result: `PackForward` computes the pack as one sequence (see `attention`), `RowForward` cuts
 a pack without sharing into ordinary padded rows. `BestForward` takes the one that fits the pack's layout. Logits are
-computed only where an edge needs them.
+computed only where an edge needs them, and if there are many of them, chunk by chunk: the backward pass then computes
+them again, so that those of a whole pack never exist together.
 
-Shapes: E edges, P positions with logits, V vocabulary, B rows of a batch.
+Shapes: E edges, P positions with logits, V vocabulary, B rows of a batch, N tokens of a row, W width of the model.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from ajet.attention_rules import length_dependent_rope
 from ajet.trainer.attention import pack_arguments, plan_attention, tree_attention
+from ajet.trainer.output_head import HiddenStates, chunk_positions, in_chunks, vocabulary_of
 from ajet.trainer.pack import Edges, Layout, Pack
 
 
@@ -51,16 +53,16 @@ class Forward(Protocol):
 class PackForward:
     """Each pack as one sequence."""
 
+    chunk: int | None = None
+    """Most positions whose logits exist at a time. None: depends on the vocabulary. 0: no limit."""
+
     def session(self, model: Any) -> Any:
         return tree_attention(model)
 
     def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
         device = _device(model)
         plan = plan_attention(pack, device)
-        places, edge_place = np.unique(pack.edges.position, return_inverse=True)
-        keep = torch.from_numpy(places).to(device)
-        logits_PV = model(**pack_arguments(pack, plan), logits_to_keep=keep).logits[0]
-        return _at_edges(logits_PV, edge_place, pack.edges, entropy)
+        return run_edges(model, pack_arguments(pack, plan), None, pack.edges, entropy, _chunk(model, pack, self.chunk))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,14 @@ class BestForward:
     """Trees as one sequence, packs without sharing as rows."""
 
     budget: int = 16384
+    chunk: int | None = None
 
     def session(self, model: Any) -> Any:
         return tree_attention(model)
 
     def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
-        executor: Forward = PackForward() if pack.layout is Layout.TREE else RowForward(self.budget)
+        tree = pack.layout is Layout.TREE
+        executor: Forward = PackForward(self.chunk) if tree else RowForward(self.budget, self.chunk)
         return executor(model, pack, entropy=entropy)
 
 
@@ -83,6 +87,7 @@ class RowForward:
 
     budget: int = 16384
     """Tokens of a padded batch."""
+    chunk: int | None = None
 
     def session(self, model: Any) -> Any:
         return nullcontext()
@@ -92,6 +97,7 @@ class RowForward:
         rows = pack.rows
         row_starts = np.array([start for start, _ in rows])
         edge_row = np.searchsorted(row_starts, pack.edges.position, side="right") - 1
+        chunk = _chunk(model, pack, self.chunk)
         parts, order = [], []
         alone = length_dependent_rope(model) is not None  # together, rows would change each other's positions
         for batch in row_batches(pack, 1 if alone else self.budget):
@@ -99,10 +105,10 @@ class RowForward:
             line = {row: index for index, row in enumerate(batch)}
             lines = np.array([line[int(row)] for row in edge_row[edges]])
             columns = pack.edges.position[edges] - row_starts[edge_row[edges]]
-            logits_BPV, places = _padded(model, pack, [rows[row] for row in batch], columns, device)
-            column_place = np.searchsorted(places, columns)
-            logits_EV = logits_BPV[torch.from_numpy(lines).to(device), torch.from_numpy(column_place).to(device)]
-            parts.append(_at_edges(logits_EV, None, _select(pack.edges, edges), entropy))
+            ids = _padded(pack, [rows[row] for row in batch])
+            arguments = {"input_ids": torch.from_numpy(ids).to(device), "use_cache": False}
+            chosen = _select(pack.edges, edges, columns)
+            parts.append(run_edges(model, arguments, lines, chosen, entropy, chunk))
             order.append(edges)
         back = torch.from_numpy(np.argsort(np.concatenate(order), kind="stable")).to(device)
         logprob_E = torch.cat([part.logprob_E for part in parts])[back]
@@ -141,28 +147,21 @@ def padded_tokens(pack: Pack, budget: int) -> int:
     return sum(len(batch) * max(lengths[row] for row in batch) for batch in row_batches(pack, budget))
 
 
-def _padded(
-    model: Any, pack: Pack, rows: list[tuple[int, int]], columns: np.ndarray, device: torch.device
-) -> tuple[Tensor, np.ndarray]:
-    """Logits of a right-padded batch at the columns that any row needs. Causal models never see the padding."""
+def _padded(pack: Pack, rows: list[tuple[int, int]]) -> np.ndarray:
+    """The ids of a right-padded batch. Causal models never see the padding."""
     longest = max(end - start for start, end in rows)
     ids = np.zeros((len(rows), longest), np.int64)
     for line, (start, end) in enumerate(rows):
         ids[line, : end - start] = pack.ids[start:end]
-    places = np.unique(columns)
-    output = model(
-        input_ids=torch.from_numpy(ids).to(device),
-        use_cache=False,
-        logits_to_keep=torch.from_numpy(places).to(device),
-    )
-    return output.logits, places
+    return ids
 
 
-def _select(edges: Edges, chosen: np.ndarray) -> Edges:
-    """Some edges, without their entries."""
-    names = ("position", "target", "temperature", "sampler_logprob", "episode", "call", "token", "trajectory")
+def _select(edges: Edges, chosen: np.ndarray, position: np.ndarray) -> Edges:
+    """Some edges, at other positions, and without their entries."""
+    names = ("target", "temperature", "sampler_logprob", "episode", "call", "token", "trajectory")
     empty = np.zeros(0)
     return Edges(
+        position=position,
         **{name: getattr(edges, name)[chosen] for name in names},
         entry_edge=empty.astype(np.int64),
         entry_advantage=empty,
@@ -170,22 +169,73 @@ def _select(edges: Edges, chosen: np.ndarray) -> Edges:
     )
 
 
-def _at_edges(logits_PV: Tensor, edge_place: np.ndarray | None, edges: Edges, entropy: Entropy) -> EdgeLogprobs:
-    """log_softmax(logits / T)[target] of each edge, and the entropy there."""
-    device = logits_PV.device
-    if edge_place is not None and not np.array_equal(edge_place, np.arange(len(logits_PV))):
-        logits_PV = logits_PV[torch.from_numpy(edge_place).to(device)]
-    logits_EV = logits_PV if logits_PV.dtype is torch.float64 else logits_PV.float()
-    if (edges.temperature != 1.0).any():
-        logits_EV = logits_EV / torch.from_numpy(edges.temperature).to(device, logits_EV.dtype)[:, None]
-    target_E = torch.from_numpy(edges.target).to(device)
-    log_EV = torch.log_softmax(logits_EV, dim=-1)
-    logprob_E = log_EV.gather(1, target_E[:, None])[:, 0]
-    if entropy is Entropy.NO:
-        return EdgeLogprobs(logprob_E, None)
-    if entropy is Entropy.VALUE:
-        log_EV = log_EV.detach()
-    return EdgeLogprobs(logprob_E, -(log_EV.exp() * log_EV).sum(dim=-1))
+def _chunk(model: Any, pack: Pack, asked: int | None) -> int | None:
+    """How many positions get their logits at a time; None if those of the whole pack may exist together."""
+    size = chunk_positions(vocabulary_of(model)) if asked is None else asked
+    return size if 0 < size < len(pack.edges) else None
+
+
+def run_edges(
+    model: Any,
+    arguments: dict[str, Any],
+    line_E: np.ndarray | None,
+    edges: Edges,
+    entropy: Entropy,
+    chunk: int | None,
+) -> EdgeLogprobs:
+    """Run the model, up to what its edges need. `line_E`: the row of each; None: there is one row."""
+    device = arguments["input_ids"].device
+    targets = _Targets.of(edges, entropy, device)
+    hidden = HiddenStates.of(model, arguments) if chunk is not None else None
+    if hidden is not None and chunk is not None:
+        position_E = torch.from_numpy(edges.position).to(device)
+        line: Tensor | int = 0 if line_E is None else torch.from_numpy(line_E).to(device)
+        found = in_chunks(hidden, hidden.states_BNW[line, position_E], chunk, True, targets.take)
+    else:
+        places, edge_place = np.unique(edges.position, return_inverse=True)
+        keep = torch.from_numpy(places).to(device)
+        logits_BPV = model(**arguments, logits_to_keep=keep).logits
+        found = targets.take(_at_places(logits_BPV, line_E, edge_place), 0)
+    return EdgeLogprobs(found[0], found[1] if len(found) > 1 else None)
+
+
+def _at_places(logits_BPV: Tensor, line_E: np.ndarray | None, place_E: np.ndarray) -> Tensor:
+    """[E, V], without a copy where every position has one edge, in order."""
+    device = logits_BPV.device
+    if line_E is not None:
+        return logits_BPV[torch.from_numpy(line_E).to(device), torch.from_numpy(place_E).to(device)]
+    if np.array_equal(place_E, np.arange(logits_BPV.shape[1])):
+        return logits_BPV[0]
+    return logits_BPV[0][torch.from_numpy(place_E).to(device)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Targets:
+    """What is asked of each edge's logits."""
+
+    target_E: Tensor
+    temperature_E: Tensor | None
+    entropy: Entropy
+
+    @classmethod
+    def of(cls, edges: Edges, entropy: Entropy, device: torch.device) -> _Targets:
+        warm = (edges.temperature != 1.0).any()
+        temperature_E = torch.from_numpy(edges.temperature).to(device) if warm else None
+        return cls(torch.from_numpy(edges.target).to(device), temperature_E, entropy)
+
+    def take(self, logits_EV: Tensor, start: int) -> tuple[Tensor, ...]:
+        """log_softmax(logits / T)[target] of the edges from `start` on, and the entropy there if it is asked for."""
+        here = slice(start, start + len(logits_EV))
+        logits_EV = logits_EV if logits_EV.dtype is torch.float64 else logits_EV.float()
+        if self.temperature_E is not None:
+            logits_EV = logits_EV / self.temperature_E[here, None].to(logits_EV.dtype)
+        log_EV = torch.log_softmax(logits_EV, dim=-1)
+        logprob_E = log_EV.gather(1, self.target_E[here, None])[:, 0]
+        if self.entropy is Entropy.NO:
+            return (logprob_E,)
+        if self.entropy is Entropy.VALUE:
+            log_EV = log_EV.detach()
+        return logprob_E, -(log_EV.exp() * log_EV).sum(dim=-1)
 
 
 def _device(model: Any) -> torch.device:

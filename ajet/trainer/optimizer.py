@@ -1,9 +1,14 @@
-"""AdamW with float32 states whatever the model's dtype, and the learning rate as a function of the step."""
+"""AdamW with float32 states whatever the model's dtype, and the learning rate as a function of the step.
+
+Where weights have a float32 copy, the update goes through them in groups, so that the float32 gradients of all weights
+never exist together. With `in_main_memory`, copies and states of a GPU's weights stay in main memory, and the CPU
+computes the update.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +18,9 @@ from torch.nn import Parameter
 
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
+
+GROUP_BYTES = 256 * 2**20
+"""Float32 gradients that exist at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,8 @@ class OptimSettings:
     """Maximum gradient norm."""
     state_bits: Literal[32, 8] = 32
     """8: the moments of large parameters in blocks of 8-bit numbers, by bitsandbytes."""
+    in_main_memory: bool = False
+    """Keep float32 copies and states in main memory."""
     warmup_steps: int = 0
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     total_steps: int = 0
@@ -73,15 +83,16 @@ class MasterAdamW:
         self.parameters = {name: parameter for name, parameter in named if parameter.requires_grad}
         if not self.parameters:
             raise ValueError("the model has no trainable parameter")
-        self._masters = {
-            name: parameter if parameter.dtype in (torch.float32, torch.float64) else parameter.detach().float()
-            for name, parameter in self.parameters.items()
-        }
+        self._masters = {name: self._master(parameter) for name, parameter in self.parameters.items()}
         decayed = [self._masters[name] for name in self.parameters if self._masters[name].dim() > 1]
         plain = [self._masters[name] for name in self.parameters if self._masters[name].dim() <= 1]
         groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        adam = torch.optim.AdamW if settings.state_bits == 32 else adam_8bit()
-        self._adam = adam(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
+        common: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+        if settings.state_bits == 32:
+            # one weight after the other: all at once would take as much memory again as the weights
+            self._adam = torch.optim.AdamW(groups, foreach=False, **common)
+        else:
+            self._adam = adam_8bit()(groups, **common)
 
     def step(self, lr: float) -> StepResult:
         """Clip the gradients, apply and clear them."""
@@ -91,21 +102,52 @@ class MasterAdamW:
             for group in self._adam.param_groups:
                 group["lr"] = lr
             separate = [name for name, master in self._masters.items() if master is not self.parameters[name]]
-            for name in separate:
-                gradient = self.parameters[name].grad
-                self._masters[name].grad = None if gradient is None else gradient.float()
-            self._adam.step()
-            with torch.no_grad():
-                for name in separate:
-                    self.parameters[name].copy_(self._masters[name])
-        self.clear()
+            if len(separate) < len(self._masters):
+                self._adam.step()
+                self.clear(set(self._masters) - set(separate))
+            for names in self._groups(separate):
+                self._step_masters(names)
+        self.clear(self._masters)
         return StepResult(norm, applied)
 
-    def clear(self) -> None:
-        """Forget all gradients."""
-        for name, parameter in self.parameters.items():
-            parameter.grad = None
-            self._masters[name].grad = None
+    def _step_masters(self, names: list[str]) -> None:
+        """Update float32 copies, and the weights from them."""
+        for name in names:
+            gradient, master = self.parameters[name].grad, self._masters[name]
+            master.grad = None if gradient is None else gradient.to(master.device, master.dtype)
+            self.parameters[name].grad = None
+        self._adam.step()
+        with torch.no_grad():
+            for name in names:
+                self.parameters[name].copy_(self._masters[name])
+                self._masters[name].grad = None
+
+    def _groups(self, names: list[str]) -> Iterator[list[str]]:
+        """Names of weights whose float32 gradients together take at most `GROUP_BYTES`, or of a single one."""
+        group: list[str] = []
+        size = 0
+        for name in names:
+            more = 4 * self._masters[name].numel()
+            if group and size + more > GROUP_BYTES:
+                yield group
+                group, size = [], 0
+            group.append(name)
+            size += more
+        if group:
+            yield group
+
+    def _master(self, parameter: Parameter) -> Tensor:
+        """What the update is computed for: the parameter itself, if it is in float32 and where it should be."""
+        device = torch.device("cpu") if self.settings.in_main_memory else parameter.device
+        if parameter.dtype in (torch.float32, torch.float64) and device.type == parameter.device.type:
+            return parameter
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        return parameter.detach().to(device, dtype, copy=True)
+
+    def clear(self, names: Iterable[str]) -> None:
+        """Forget the gradients of these."""
+        for name in names:
+            self.parameters[name].grad = self._masters[name].grad = None
 
     def rest(self) -> None:
         """Move the state to host memory until `wake`."""

@@ -64,7 +64,10 @@ class TrainSettings:
     """The norm that made the batch's weights; it decides how a mini-batch is weighted."""
     max_tokens: int | None = None
     """Unique tokens per forward and backward pass. None: depends on the device."""
+    logits_chunk: int | None = None
+    """Most positions whose logits exist at a time. None: depends on the vocabulary. 0: no limit."""
     gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass, instead of keeping what it made."""
     seed: int = 0
 
 
@@ -255,7 +258,8 @@ class Trainer:
             why = tree_support(self.model) or check_trees(self.model, items)
             if why is not None:
                 log.warning("training in rows, without sharing between branches: %s", why)
-            self._forward = RowForward(self.budget) if why is not None else BestForward(self.budget)
+            executor = RowForward if why is not None else BestForward
+            self._forward = executor(self.budget, self.settings.logits_chunk)
         return self._forward
 
     def _mini_batches(self, items: list[Item]) -> list[list[Item]]:

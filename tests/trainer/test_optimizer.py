@@ -10,7 +10,8 @@ from random_batches import credited_batch
 from small_models import gap, small_model, weights
 
 from ajet.schema.errors import MissingDependencyError
-from ajet.trainer.optimizer import OptimSettings
+from ajet.trainer import optimizer
+from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.trainer import Trainer, TrainSettings
 
 
@@ -55,3 +56,26 @@ def test_states_in_8_bits_are_refused_by_name_where_they_can_not_be(monkeypatch:
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     with pytest.raises(MissingDependencyError, match=r"optim\.state_bits.*bitsandbytes"):
         Trainer(small_model(), TrainSettings(optim=OptimSettings(state_bits=8)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_groups_of_weights_are_updated_as_all_together(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for size in (optimizer.GROUP_BYTES, 1):
+        monkeypatch.setattr(optimizer, "GROUP_BYTES", size)
+        model = small_model().to(dtype)
+        trainer = Trainer(model, TrainSettings(optim=OptimSettings(lr=1e-3), mini_batches=2, max_tokens=60))
+        for step in range(2):
+            trainer.update(credited_batch(step))
+        assert all(parameter.grad is None for parameter in model.parameters())
+        results.append({**weights(model), **trainer.optimizer.tensors()})
+    assert gap(*results) == 0.0
+
+
+def test_states_in_main_memory_are_separate_only_where_the_weights_are_elsewhere() -> None:
+    half = MasterAdamW(small_model().to(torch.bfloat16).named_parameters(), OptimSettings(in_main_memory=True))
+    assert {tensor.device.type for tensor in half.tensors().values()} == {"cpu"}
+    assert MasterAdamW(small_model().named_parameters(), OptimSettings(in_main_memory=True)).tensors() == {}
+    with torch.device("meta"):
+        elsewhere = small_model()
+    assert len(MasterAdamW(elsewhere.named_parameters(), OptimSettings()).tensors()) == 0

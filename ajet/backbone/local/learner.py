@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,7 @@ from ajet.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     from ajet.config import Config
+    from ajet.config.sections import LoraConfig
     from ajet.runtime.runtime import Runtime
 
 log = logging.getLogger("ajet.backbone.local")
@@ -51,14 +51,12 @@ class Learner:
         model = self._sync.model
         self.tokenizer = runtime.model().tokenizer
         if config.ajet.model.lora.enabled:
-            model = with_adapters(model, config)
+            model = with_adapters(model, config.ajet.model.lora)
         if self._sync.shared:
             _mention_gpus()
-        settings = train_settings(config, total_steps)
         on_gpu = next(model.parameters()).device.type == "cuda"
-        self.trainer = Trainer(
-            model, replace(settings, gradient_checkpointing=on_gpu), reference=self._reference(settings.loss.kl_coef)
-        )
+        settings = train_settings(config, total_steps, on_gpu=on_gpu)
+        self.trainer = Trainer(model, settings, reference=self._reference(settings.loss.kl_coef))
         self._teacher = teacher_of(config, runtime, self.tokenizer, self.trainer.budget)
         self._rests = on_gpu and config.ajet.rollout.engine == "vllm" and config.ajet.rollout.vllm.sleep
         """Whether the optimiser's state leaves the GPU while the engine is awake there."""
@@ -165,13 +163,12 @@ class Learner:
         self._sync.close()
 
 
-def with_adapters(model: Any, config: Config) -> Any:
+def with_adapters(model: Any, lora: LoraConfig) -> Any:
     """The engine's own model with adapters, which it serves while they are trained."""
     try:
         import peft
     except ImportError as error:
         raise MissingDependencyError(f"ajet.model.lora needs the package peft: {install_command('lora')}") from error
-    lora = config.ajet.model.lora
     settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=int(lora.alpha),

@@ -22,7 +22,7 @@ def config(**lora: Any) -> Any:
 @pytest.mark.parametrize("family", list(WINDOWED))
 def test_every_family_takes_adapters_at_all_linear_layers(family: str) -> None:
     model = windowed_model(family)
-    adapted = with_adapters(model, config())
+    adapted = with_adapters(model, config().ajet.model.lora)
     wrapped = {name for name, _ in adapted.named_modules() if name.endswith(".lora_A")}
     assert any("q_proj" in name for name in wrapped)
     assert not any("router" in name or "lm_head" in name for name in wrapped)
@@ -48,4 +48,4 @@ def test_a_layer_that_only_shares_its_name_is_left_out() -> None:
 
 def test_a_layer_that_does_not_exist_is_named() -> None:
     with pytest.raises(ConfigError, match=r"lora\.target_modules.*w_q.*q_proj, k_proj"):
-        with_adapters(windowed_model("qwen2"), config(target_modules=["w_q"]))
+        with_adapters(windowed_model("qwen2"), config(target_modules=["w_q"]).ajet.model.lora)

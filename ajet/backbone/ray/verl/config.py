@@ -214,7 +214,7 @@ def _data(config: Config, run: RunFacts, machine: Machine) -> Settings:
 
 
 def _model(config: Config, run: RunFacts, machine: Machine) -> Settings:
-    model = config.ajet.model
+    model, checkpointing = config.ajet.model, config.ajet.trainer_common.gradient_checkpointing
     attention = model.attn
     if attention == "auto":
         attention = "flash_attention_2" if machine.flash_attention and not machine.cpu else "sdpa"
@@ -222,7 +222,9 @@ def _model(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "actor_rollout_ref.model.path": run.model_path,
         "actor_rollout_ref.model.override_config.attn_implementation": attention,
         "actor_rollout_ref.model.use_remove_padding": attention == "flash_attention_2",
-        "actor_rollout_ref.model.enable_gradient_checkpointing": not machine.cpu,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": (
+            not machine.cpu if checkpointing == "auto" else checkpointing
+        ),
     }
     if model.lora.enabled:
         settings |= {

@@ -1,0 +1,427 @@
+"""`MemoryPlan`: what a run will take of a GPU's memory, or of the machine's, and what to change if that is too much.
+
+Everything comes from the configuration and from the model's config.json: no weights are loaded. `ajet validate --plan`,
+a run's first lines and `make gpu-check` show the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ajet.backbone.plan import serving_engine
+from ajet.backbone.training_settings import checkpointing, logits_chunk, loss_settings, pack_tokens
+from ajet.engine.model_source import ModelSource
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.config import BackboneName, Config
+
+GIB = 1024**3
+WIDTH = 80
+"""Columns of the table."""
+PROGRAM_BYTES = int(0.8 * GIB)
+"""Of the interpreter with PyTorch and transformers imported, in main memory."""
+CUDA_BYTES = int(1.5 * GIB)
+"""Of CUDA's context, its libraries' workspaces, and what the allocator can't use. Not yet measured on a GPU."""
+EIGHT_BITS, OFFLOAD = "state_bits", "optimizer_offload"
+CONVERSATIONS = 8
+"""Conversations of full length for which a smaller KV cache that is proposed has room."""
+VERL_SHARE = 0.5
+"""verl's own default of `gpu_memory_utilization`."""
+VERL_LOGITS_BYTES = 10
+"""verl keeps a micro-batch's logits whole: bfloat16, float32 and the gradient."""
+
+
+class Device(NamedTuple):
+    """Where the model is trained."""
+
+    kind: Literal["cpu", "cuda"]
+    capacity: int | None
+    """Bytes. None: not known."""
+
+    @classmethod
+    def here(cls, backbone: BackboneName) -> Device:
+        """This machine's: its first GPU, else its main memory. verl and Trinity may run on another machine's GPUs."""
+        import psutil
+        import torch
+
+        if torch.cuda.is_available():
+            return cls("cuda", torch.cuda.get_device_properties(0).total_memory)
+        return cls("cuda", None) if backbone in ("verl", "trinity") else cls("cpu", psutil.virtual_memory().total)
+
+
+class Part(NamedTuple):
+    """One line of the table."""
+
+    what: str
+    size: int
+    detail: str
+    fixed: bool = False
+    """Whether it is there all the time and known exactly, whatever the batch."""
+
+
+class Change(NamedTuple):
+    """Something to change, and what the run would take with it and all the changes before it."""
+
+    keys: str
+    total: int
+
+    @property
+    def key(self) -> str:
+        return self.keys.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What a run takes on each GPU, or of the machine's memory."""
+
+    title: str
+    device: Device
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def fits(self) -> bool | None:
+        """None if the GPU's memory is not known."""
+        return None if self.device.capacity is None else self.total <= self.device.capacity
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether what is known exactly is already too much."""
+        capacity = self.device.capacity
+        return capacity is not None and sum(part.size for part in self.parts if part.fixed) > capacity
+
+    def lines(self, changes: list[Change] | None = None) -> Iterator[str]:
+        """The table, and the changes."""
+        yield self.title if len(self.title) <= WIDTH else f"{self.title[: WIDTH - 1]}…"
+        for part in self.parts:
+            yield _row(part.what, part.size, part.detail)
+        place = "each GPU" if self.device.kind == "cuda" else "the machine"
+        yield _row("together", self.total, "")
+        for note in self.notes:
+            yield from _wrapped(note)
+        capacity = self.device.capacity
+        if capacity is None:
+            yield f"  how much {place} has is not known here: --gpu 80 compares with 80 GiB"
+        elif self.fits:
+            yield f"  it fits: {place} has {capacity / GIB:.1f} GiB"
+        else:
+            yield f"  it does not fit: {place} has {capacity / GIB:.1f} GiB"
+        if changes:
+            yield "  with these changes, each together with those above it, it would take"
+        for change in changes or ():
+            yield _row(f"  {change.keys}", change.total, "", wide=True)
+
+
+def plan_memory(config: Config, backbone: BackboneName, device: Device) -> MemoryPlan | None:
+    """The plan. None if the run trains nothing here, or nothing is known of the model's shape."""
+    if backbone not in ("local", "verl", "trinity") or config.ajet.trainer_common.val_only:
+        return None
+    model = _meta_model(config, device)
+    if model is None:
+        return None
+    parts, notes = (_local if backbone == "local" else _sharded)(config, backbone, device, model)
+    ajet = config.ajet
+    how = "LoRA" if ajet.model.lora.enabled else "all weights"
+    title = f"memory: {_place(ajet.model.path)}, {how}, on {backbone}"
+    return MemoryPlan(title, device, tuple(part for part in parts if part.size), tuple(notes))
+
+
+def changes_that_help(config: Config, backbone: BackboneName, device: Device, plan: MemoryPlan) -> list[Change]:
+    """What to change until it fits, the cheapest first, each together with those before it."""
+    present = config.model_copy(deep=True)
+    best = plan.total
+    found: list[Change] = []
+    for key, value in _remedies(config, backbone, device):
+        trial = present.model_copy(deep=True)
+        _set(trial, key, value)
+        now = plan_memory(trial, backbone, device)
+        if now is None or now.total >= best:
+            continue
+        present, best = trial, now.total
+        found.append(Change(f"{key}: {str(value).lower()}", best))
+        if now.fits:
+            break
+    if any(change.key.endswith(OFFLOAD) for change in found):
+        found = [change for change in found if not change.key.endswith(EIGHT_BITS)]
+    last = {change.key: change for change in found}  # 8192 in place of 16384
+    return [change for change in found if last[change.key] is change]
+
+
+def refuse_if_hopeless(plan: MemoryPlan, changes: list[Change]) -> None:
+    """Raise if the run can't fit, whatever its batches."""
+    if not plan.hopeless:
+        return
+    fixed = sum(part.size for part in plan.parts if part.fixed)
+    capacity = plan.device.capacity or 0
+    place = "the GPU" if plan.device.kind == "cuda" else "this machine"
+    advice = f"set {', '.join(change.keys for change in changes)}" if changes else "choose a smaller model"
+    raise ConfigError(
+        f"ajet.model.path: {plan.title.removeprefix('memory: ')}, does not fit: weights, gradients and optimiser alone "
+        f"take {fixed / GIB:.1f} GiB, and {place} has {capacity / GIB:.1f}: {advice}"
+    )
+
+
+# ---------------------------------------------------------------- the parts
+
+
+def _local(config: Config, backbone: BackboneName, device: Device, model: Any) -> tuple[list[Part], list[str]]:
+    """One process holds everything."""
+    ajet = config.ajet
+    common = ajet.trainer_common
+    tokens = longest_pack(config, device)
+    one = _pass(config, device, tokens)
+    found = _training_bytes(_Meta.key(config, device), one, common.optim.state_bits)
+    offload = common.fsdp_config.optimizer_offload and device.kind == "cuda"
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    count = sum(p.numel() for p in model.parameters())
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    kept = "one layer at a time" if one.checkpointing else "all layers"
+    parts = [
+        Part("weights", found.weights, f"{_short(count)} parameters, {dtype}", True),
+        *_reference(config, found.weights),
+        Part("gradients", found.gradients, f"{_short(trained)} trained parameters", True),
+        Part("optimiser", 0 if offload else found.moments, f"AdamW, {common.optim.state_bits} bits", True),
+        Part("float32 copy", 0 if offload else found.copies, "of the trained weights", True),
+        Part("activations", found.activations, f"of {tokens:,} tokens, {kept}"),
+        Part("logits", found.logits, "in chunks" if one.logits_chunk != 0 else "of all tokens at once"),
+        *_engine(config, device, model, found.weights),
+        Part("program", PROGRAM_BYTES if device.kind == "cpu" else 0, "the interpreter and its libraries"),
+        Part("CUDA", CUDA_BYTES if device.kind == "cuda" else 0, "context and workspaces, roughly"),
+    ]
+    notes = []
+    if offload:
+        notes.append(f"in main memory: {(found.moments + found.copies) / GIB:.1f} GiB of the optimiser's")
+    if (teacher := common.algorithm.distillation.teacher) and not teacher.startswith(("http://", "https://")):
+        notes.append(f"not counted: the teacher, {teacher}")
+    return parts, notes
+
+
+def _reference(config: Config, weights: int) -> Iterator[Part]:
+    in_reward = config.ajet.trainer_common.algorithm.use_kl_in_reward
+    if not config.ajet.model.lora.enabled and (loss_settings(config).kl_coef or in_reward):
+        yield Part("reference", weights, "the starting weights, for the KL divergence", True)
+
+
+def _engine(config: Config, device: Device, model: Any, weights: int) -> Iterator[Part]:
+    """What serves the replies takes beside the trainer."""
+    rollout = config.ajet.rollout
+    if rollout.engine == "vllm":
+        if not rollout.vllm.devices and device.capacity is not None:
+            share = rollout.vllm.gpu_memory_utilization
+            detail = "asleep during updates" if rollout.vllm.sleep else f"gpu_memory_utilization {share:g}"
+            yield Part("vLLM", 0 if rollout.vllm.sleep else int(share * device.capacity), detail)
+        return
+    from ajet.engine.torch.worker import CPU_SHARE, FULL_LENGTH_CACHE, GPU_SHARE
+
+    size = kv_bytes_per_token(model)
+    most = FULL_LENGTH_CACHE * rollout.max_num_seqs * rollout.max_model_len * size
+    if rollout.kv_cache_gb is not None:
+        most = int(rollout.kv_cache_gb * 1e9)
+    elif device.capacity is not None:
+        share = GPU_SHARE if device.kind == "cuda" else CPU_SHARE
+        most = min(most, int(share * max(0, device.capacity - weights)))
+    yield Part("KV cache", most, f"{size / 1024:,.0f} KiB a token")
+
+
+def _sharded(config: Config, backbone: BackboneName, device: Device, model: Any) -> tuple[list[Part], list[str]]:
+    """verl and Trinity: FSDP over all GPUs, float32 weights, computation in the model's number format."""
+    from ajet.backbone.ray.mapping import micro_tokens
+
+    common = config.ajet.trainer_common
+    gpus = max(1, common.nnodes * common.n_gpus_per_node)
+    if backbone == "trinity":
+        gpus = max(1, gpus - config.ajet.rollout.n_vllm_engine * config.ajet.rollout.tensor_model_parallel_size)
+    tokens = micro_tokens(config) // common.ulysses_sequence_parallel_size
+    one = _pass(config, device, tokens)
+    found = _training_bytes(_Meta.key(config, device), one, 32)
+    count = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    offload = common.fsdp_config
+    vocabulary = model.config.get_text_config().vocab_size
+    parts = [
+        Part("weights", 4 * count // gpus, f"{_short(count)} parameters in float32, over {gpus} GPUs", True),
+        *(
+            part._replace(size=0 if offload.param_offload else 4 * count // gpus)
+            for part in _reference(config, found.weights)
+        ),
+        Part("gradients", 4 * trained // gpus, "the same way", True),
+        Part("optimiser", 0 if offload.optimizer_offload else 8 * trained // gpus, "AdamW, the same way", True),
+        Part("layers", _gathered(model), "gathered for computing"),
+        Part("activations", found.activations, f"of {tokens:,} tokens"),
+        Part("logits", VERL_LOGITS_BYTES * tokens * vocabulary, "of all tokens at once"),
+        Part("CUDA", CUDA_BYTES, "context and workspaces, roughly"),
+    ]
+    engine = serving_engine(config, backbone)
+    if backbone == "trinity":
+        notes = [f"{engine} has GPUs of its own; the table is about those that train"]
+    else:
+        share = f"{VERL_SHARE:g} of the GPU, unless the verl block says otherwise"
+        notes = [f"while replies are sampled, {engine} takes {share}; it sleeps during updates"]
+    return parts, notes
+
+
+def _gathered(model: Any) -> int:
+    """Two layers, and the embeddings or the output layer, as a GPU has them whole for a moment."""
+    layers: dict[str, int] = {}
+    rest = 0
+    for name, parameter in model.named_parameters():
+        before, found, after = name.partition(".layers.")
+        if found:
+            layer = f"{before}.{after.partition('.')[0]}"
+            layers[layer] = layers.get(layer, 0) + parameter.numel()
+        else:
+            rest = max(rest, parameter.numel())
+    return int(next(model.parameters()).dtype.itemsize) * (2 * max(layers.values(), default=0) + rest)
+
+
+def longest_pack(config: Config, device: Device) -> int:
+    """Most tokens of a pass on `local`."""
+    from ajet.trainer.trainer import AUTO_TOKENS_CPU, AUTO_TOKENS_GPU
+
+    ajet = config.ajet
+    budget = pack_tokens(config) or (AUTO_TOKENS_CPU if device.kind == "cpu" else AUTO_TOKENS_GPU)
+    longest = ajet.rollout.max_model_len
+    batch = ajet.data.train_batch_size * ajet.rollout.num_repeat * longest
+    return max(min(budget, batch), longest)
+
+
+def kv_bytes_per_token(model: Any) -> int:
+    """Keys and values of one token in all layers."""
+    text = model.config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(2 * text.num_hidden_layers * heads * size * next(model.parameters()).dtype.itemsize)
+
+
+def _pass(config: Config, device: Device, tokens: int) -> Any:
+    from ajet.trainer.footprint import Pass
+
+    return Pass(
+        tokens=tokens,
+        trained=tokens,
+        device=device.kind,
+        checkpointing=checkpointing(config, on_gpu=device.kind == "cuda"),
+        logits_chunk=logits_chunk(config),
+        warm=config.ajet.rollout.temperature != 1,
+        entropy=config.ajet.trainer_common.algorithm.entropy_coef != 0,
+    )
+
+
+class _Meta(NamedTuple):
+    """What decides a model without weights."""
+
+    path: str
+    dtype: str
+    device: str
+    lora: str
+
+    @classmethod
+    def key(cls, config: Config, device: Device) -> _Meta:
+        model = config.ajet.model
+        return cls(model.path, model.dtype, device.kind, model.lora.model_dump_json() if model.lora.enabled else "")
+
+
+def _meta_model(config: Config, device: Device) -> Any:
+    return _model_of(_Meta.key(config, device))
+
+
+@cache
+def _model_of(key: _Meta) -> Any:
+    from ajet.backbone.local.learner import with_adapters
+    from ajet.config.sections import LoraConfig
+
+    model = ModelSource.resolve(key.path).on_meta(key.dtype, key.device)
+    if model is None or not key.lora:
+        return model
+    return with_adapters(model, LoraConfig.model_validate_json(key.lora))
+
+
+@cache
+def _training_bytes(key: _Meta, one: Any, state_bits: int) -> Any:
+    from ajet.trainer.footprint import training_bytes
+
+    return training_bytes(_model_of(key), one, state_bits=state_bits)
+
+
+# ---------------------------------------------------------------- what helps
+
+
+def _remedies(config: Config, backbone: BackboneName, device: Device) -> Iterator[tuple[str, Any]]:
+    """Keys and values to set; the cheapest first."""
+    ajet = config.ajet
+    rollout = ajet.rollout
+    local = backbone == "local"
+    if logits_chunk(config) == 0:
+        yield "trainer_common.logits_chunk", "auto"
+    if local and rollout.engine == "torch":
+        yield "rollout.kv_cache_gb", max(1, round(CONVERSATIONS * kv_of_one(config, device) / 1e9))
+    if local and rollout.engine == "vllm":
+        yield "rollout.vllm.sleep", True
+    if backbone != "trinity":
+        yield "trainer_common.gradient_checkpointing", True
+    tokens = longest_pack(config, device) if local else 16384
+    for part in (2, 4, 8):
+        if tokens // part >= rollout.max_model_len:
+            yield f"trainer_common.{'max_tokens_per_step' if local else 'micro_tokens'}", tokens // part
+    if device.kind == "cuda":
+        if local:
+            yield f"trainer_common.optim.{EIGHT_BITS}", 8
+        yield f"trainer_common.fsdp_config.{OFFLOAD}", True
+    if not ajet.model.lora.enabled:
+        yield "trainer_common.use_kl_loss", False
+        yield "model.lora.enabled", True
+    if device.kind == "cpu":
+        yield "model.dtype", "bfloat16"
+
+
+def _set(config: Config, key: str, value: Any) -> None:
+    *groups, name = key.split(".")
+    section: Any = config.ajet
+    for group in groups:
+        section = getattr(section, group)
+    setattr(section, name, value)
+    if name == OFFLOAD:  # whose state has 32 bits
+        config.ajet.trainer_common.optim.state_bits = 32
+
+
+def kv_of_one(config: Config, device: Device) -> int:
+    """Keys and values of one conversation of full length."""
+    model = _meta_model(config, device)
+    return 0 if model is None else kv_bytes_per_token(model) * config.ajet.rollout.max_model_len
+
+
+# ---------------------------------------------------------------- as text
+
+
+def _row(what: str, size: int, detail: str, *, wide: bool = False) -> str:
+    name = 56 if wide else 14
+    return f"  {what:<{name}}{_amount(size)}  {detail}".rstrip()[:WIDTH]
+
+
+def _amount(size: int) -> str:
+    return f"{size / GIB:>8.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:>8.1f} MiB"
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    from textwrap import wrap
+
+    yield from wrap(text, WIDTH - 2, initial_indent="  ", subsequent_indent="  ")
+
+
+def _place(path: str) -> str:
+    """A folder as the user may type it."""
+    folder = Path(path)
+    return str(folder.relative_to(Path.cwd())) if folder.is_absolute() and folder.is_relative_to(Path.cwd()) else path
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"

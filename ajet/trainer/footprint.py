@@ -1,0 +1,251 @@
+"""What training allocates, found by computing it where tensors have shapes but no memory: PyTorch's `meta`
+device. Nothing is loaded, and every model that the trainer can train can be asked.
+
+`training_bytes` gives the parts. The largest, one pass over a pack, comes from `pass_bytes`, which runs the trainer's
+own forward and backward pass, with a stand-in for attention that makes and keeps what the real one would, and counts
+the bytes that are alive at once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ajet.attention_rules import ALL, Visibility, attending
+from ajet.trainer.forward import Entropy, run_edges
+from ajet.trainer.optimizer import GROUP_BYTES
+from ajet.trainer.output_head import chunk_positions, vocabulary_of
+from ajet.trainer.pack import Edges
+
+SMALL_8BIT, BLOCK_8BIT = 4096, 256
+"""bitsandbytes: weights with fewer numbers keep 32 bits; numbers that share a factor."""
+
+NAME = {"cpu": "ajet_footprint_cpu", "cuda": "ajet_footprint_cuda"}
+"""The stand-ins' names in transformers' registry, by the device that they stand for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward and backward pass."""
+
+    tokens: int
+    trained: int
+    """How many of them have a log-probability to compute."""
+    device: str = "cpu"
+    """The device that the pass would run on: `cpu` or `cuda`."""
+    checkpointing: bool = False
+    logits_chunk: int | None = None
+    warm: bool = False
+    """Whether logits are divided by a temperature other than 1."""
+    entropy: bool = False
+    """Whether the entropy is part of the loss."""
+
+
+class TrainingBytes(NamedTuple):
+    """What training takes, by purpose. Sums of tensors: an allocator's own waste is not among them."""
+
+    weights: int
+    gradients: int
+    copies: int
+    """Float32 copies of trained half-precision weights."""
+    moments: int
+    """The two of AdamW."""
+    activations: int
+    """What the longest pass makes and keeps, or the update if that is more."""
+    logits: int
+    """What the logits add to that."""
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def training_bytes(model: Any, one: Pass, *, state_bits: int = 32) -> TrainingBytes:
+    """What an update of this model (on the `meta` device) takes if its longest pass is `one`."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = sum(_size(parameter) for parameter in trained)
+    copied = [4 * parameter.numel() for parameter in trained if parameter.dtype.itemsize < 4]
+    body = pass_bytes(model, replace(one, trained=1)) - gradients
+    logits = max(0, pass_bytes(model, one) - gradients - body)
+    of_update = min(GROUP_BYTES, sum(copied)) if copied else 0
+    # AdamW's own: a weight's two denominators
+    of_update = max(of_update, *copied, 0) + 2 * max(4 * parameter.numel() for parameter in trained)
+    return TrainingBytes(
+        weights=sum(_size(parameter) for parameter in model.parameters()),
+        gradients=gradients,
+        copies=sum(copied),
+        moments=sum(_moments(parameter.numel(), state_bits) for parameter in trained),
+        activations=max(body, of_update - logits),
+        logits=logits,
+    )
+
+
+def _moments(numbers: int, bits: int) -> int:
+    """Bytes of a weight's two moments. bitsandbytes leaves small weights alone, and adds a factor per block."""
+    return 8 * numbers if bits == 32 or numbers < SMALL_8BIT else 2 * numbers + 8 * numbers // BLOCK_8BIT
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.dtype.itemsize
+
+
+def pass_bytes(model: Any, one: Pass) -> int:
+    """The most that is allocated at once beyond the weights, the gradients of an earlier pass included.
+
+    `model` lies on the `meta` device; its gradients and modes are left as they were.
+    """
+    if one.checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    switched = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for module in switched:
+        module.training = one.checkpointing
+    try:
+        with LiveBytes([*model.parameters(), *model.buffers()]) as counter, _stand_in(model, one.device):
+            for parameter in trained:
+                parameter.grad = torch.empty_like(parameter)
+            _forward(model, one).backward()  # type: ignore[no-untyped-call]
+        return counter.peak
+    finally:
+        for parameter in trained:
+            parameter.grad = None
+        for module in switched:
+            module.training = False
+        if one.checkpointing:
+            model.gradient_checkpointing_disable()
+
+
+def _forward(model: Any, one: Pass) -> Tensor:
+    ids = torch.zeros(1, one.tokens, dtype=torch.long, device="meta")
+    arguments = {
+        "input_ids": ids,
+        "position_ids": torch.zeros_like(ids),
+        "attention_mask": torch.ones_like(ids),
+        "use_cache": False,
+    }
+    whole = np.zeros(one.trained, np.int64)
+    edges = Edges(
+        position=np.arange(one.trained),
+        target=whole,
+        temperature=np.full(one.trained, 0.5 if one.warm else 1.0),
+        sampler_logprob=np.zeros(one.trained),
+        episode=whole,
+        call=whole,
+        token=whole,
+        trajectory=whole,
+        entry_edge=whole,
+        entry_advantage=np.zeros(0),
+        entry_weight=np.zeros(0),
+    )
+    size = chunk_positions(vocabulary_of(model)) if one.logits_chunk is None else one.logits_chunk
+    chunk = size if 0 < size < one.trained else None
+    found = run_edges(model, arguments, None, edges, Entropy.GRADIENT if one.entropy else Entropy.VALUE, chunk)
+    loss = found.logprob_E.sum()
+    return loss if found.entropy_E is None or not one.entropy else loss + found.entropy_E.sum()
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all tensors that operations make inside it, while they exist. Views count once."""
+
+    def __init__(self, there_before: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.now = 0
+        self.peak = 0
+        self._known: Any = WeakIdKeyDictionary()
+        for tensor in there_before:
+            self._known[tensor.untyped_storage()] = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, Tensor):
+                self._see(tensor)
+        return result
+
+    def _see(self, tensor: Tensor) -> None:
+        storage: Any = tensor.untyped_storage()
+        if storage in self._known:
+            return
+        size = storage.nbytes()
+        self._known[storage] = size
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._forget, size)
+
+    def _forget(self, size: int) -> None:
+        self.now -= size
+
+
+# ---------------------------------------------------------------- attention that computes nothing
+
+
+@contextmanager
+def _stand_in(model: Any, device: str) -> Iterator[None]:
+    _register()
+    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    with attending(causal, NAME[device]):
+        yield
+
+
+@cache
+def _register() -> None:
+    for device, name in NAME.items():
+        transformers.AttentionInterface.register(name, _attend_cpu if device == "cpu" else _attend_cuda)
+        transformers.AttentionMaskInterface.register(name, _no_mask)
+
+
+def _no_mask(**_options: Any) -> Visibility:
+    return ALL  # a window hides tokens, but the trainer's kernels keep the same tensors
+
+
+def _attend_cpu(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, **_options: Any
+) -> tuple[Tensor, None]:
+    """As `BlockAttention`: tokens first, and keys and values repeated for the heads that share them."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(groups, dim=1) if groups > 1 else each for each in (key, value))
+    tokens_first = (each[0].transpose(0, 1) for each in (query, key, value))
+    output: Tensor = _Nothing.apply(*tokens_first, True)  # type: ignore[no-untyped-call]
+    return output[None], None
+
+
+def _attend_cuda(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, **_options: Any
+) -> tuple[Tensor, None]:
+    """As FlexAttention: heads share keys and values."""
+    tokens_first = (each[0].transpose(0, 1) for each in (query, key, value))
+    output: Tensor = _Nothing.apply(*tokens_first, False)  # type: ignore[no-untyped-call]
+    return output[None], None
+
+
+class _Nothing(torch.autograd.Function):
+    """Keeps and returns tensors of the shapes that attention would. [tokens, heads, size]."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, gathers: bool) -> Tensor:
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        output = value.new_empty(*query.shape[:2], value.shape[-1])
+        ctx.save_for_backward(query, key, value, output, query.new_empty(query.shape[:2], dtype=torch.float32))
+        ctx.gathers = gathers
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad = grad.contiguous()
+        query, key, value, output, _ = ctx.saved_tensors
+        found = [torch.empty_like(each) for each in (query, key, value)]
+        if ctx.gathers:  # the rows of a batch, and their gradients
+            rows = [torch.empty_like(each) for each in (grad, query, key, value, output, *found)]
+            del rows
+        return *found, None

@@ -1,0 +1,129 @@
+"""The memory plan: shapes without files, what is counted where, and what is said if it is too much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.backbone.memory_plan import (
+    CUDA_BYTES,
+    GIB,
+    WIDTH,
+    Device,
+    MemoryPlan,
+    changes_that_help,
+    plan_memory,
+    refuse_if_hopeless,
+)
+from ajet.cli.main import main
+from ajet.config import make_config
+from ajet.engine.model_source import ModelSource
+from ajet.schema.errors import ConfigError
+
+TINY = "tiny:qwen3-3m"
+H200 = Device("cuda", 141 * GIB)
+PUBLISHED = {
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+}
+"""Parameters, as the models' own files have them."""
+
+
+def planned(device: Device, backbone: Any = "local", **keys: Any) -> MemoryPlan:
+    config = make_config({key.replace("__", "."): value for key, value in keys.items()})
+    plan = plan_memory(config, backbone, device)
+    assert plan is not None
+    return plan
+
+
+def size(plan: MemoryPlan, what: str) -> int:
+    return sum(part.size for part in plan.parts if part.what == what)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_known_shapes_have_the_published_number_of_parameters(name: str) -> None:
+    model = ModelSource.resolve(name).on_meta("auto", "cuda")
+    assert model is not None
+    assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name]
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+def test_whole_weights_take_sixteen_bytes_each_and_adapters_hardly_any() -> None:
+    common = {"model__path": TINY, "trainer_common__max_tokens_per_step": 64, "rollout__kv_cache_gb": 0.001}
+    lengths = {"rollout__max_model_len": 64, "data__max_prompt_length": 32, "data__max_response_length": 32}
+    whole = planned(H200, **common, **lengths, trainer_common__use_kl_loss=False)
+    model = ModelSource.resolve(TINY).on_meta("auto", "cuda")
+    assert model is not None
+    count = sum(parameter.numel() for parameter in model.parameters())
+    parts = [size(whole, what) for what in ("weights", "gradients", "optimiser", "float32 copy")]
+    assert parts == [2 * count, 2 * count, 8 * count, 4 * count]
+    assert size(whole, "reference") == 0 < size(whole, "KV cache") == 10**6
+    assert size(planned(H200, **common, **lengths), "reference") == 2 * count
+    adapted = planned(H200, **common, **lengths, model__lora__enabled=True)
+    assert adapted.total < whole.total
+    assert size(adapted, "reference") == 0 < size(adapted, "gradients") < 2 * count
+    eight = planned(H200, **common, **lengths, trainer_common__optim__state_bits=8)
+    assert size(eight, "optimiser") < size(whole, "optimiser") * 0.27
+    away = planned(H200, **common, **lengths, **{"trainer_common__fsdp_config__optimizer_offload": True})
+    assert size(away, "optimiser") == size(away, "float32 copy") == 0
+    assert "main memory" in away.notes[0]
+
+
+def test_verl_divides_over_all_gpus() -> None:
+    one = planned(H200, "verl", model__path=TINY, trainer_common__n_gpus_per_node=1)
+    sixteen = planned(H200, "verl", model__path=TINY, trainer_common__n_gpus_per_node=8, trainer_common__nnodes=2)
+    for what in ("weights", "gradients", "optimiser"):
+        assert size(one, what) == pytest.approx(16 * size(sixteen, what), abs=64)
+    assert size(one, "activations") == size(sixteen, "activations")
+
+
+def test_what_does_not_fit_comes_with_what_helps() -> None:
+    config = make_config({"model.path": TINY, "trainer_common.gradient_checkpointing": False})
+    whole = plan_memory(config, "local", H200)
+    assert whole is not None
+    small = Device("cuda", CUDA_BYTES + (whole.total - CUDA_BYTES) // 2)
+    plan = plan_memory(config, "local", small)
+    assert plan is not None and plan.fits is False and not plan.hopeless
+    changes = changes_that_help(config, "local", small, plan)
+    assert "trainer_common.gradient_checkpointing: true" in [change.keys for change in changes]
+    assert small.capacity is not None and changes[-1].total <= small.capacity
+    totals = [plan.total, *(change.total for change in changes)]
+    assert totals == sorted(totals, reverse=True)
+    assert config.ajet.trainer_common.gradient_checkpointing is False  # what was planned is not what was given
+    lines = list(plan.lines(changes))
+    assert max(map(len, lines)) <= WIDTH
+    assert "it does not fit: each GPU has" in "\n".join(lines)
+    refuse_if_hopeless(plan, changes)
+
+
+def test_what_can_never_fit_is_refused_with_the_fix() -> None:
+    config = make_config({"model.path": TINY})
+    tiny = Device("cuda", 8 * 2**20)
+    plan = plan_memory(config, "local", tiny)
+    assert plan is not None and plan.hopeless
+    with pytest.raises(ConfigError, match=r"model\.path.*does not fit.*the GPU has 0\.0.*lora\.enabled: true"):
+        refuse_if_hopeless(plan, changes_that_help(config, "local", tiny, plan))
+
+
+def test_a_model_of_which_nothing_is_known_is_not_planned() -> None:
+    assert plan_memory(make_config({"model.path": "nobody/nothing-9B"}), "local", H200) is None
+    assert plan_memory(make_config(), "debug", H200) is None
+
+
+def test_a_broken_config_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-family"}')
+    with pytest.raises(ConfigError, match=r"config\.json of model"):
+        plan_memory(make_config({"model.path": str(tmp_path)}), "local", H200)
+
+
+def test_validate_shows_the_plan_and_ends_with_code_2_if_it_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "configs/quickstart.yaml", "--plan"]) == 0
+    said = capsys.readouterr().out
+    assert "KV cache" in said and "it fits: the machine has" in said
+    assert main(["validate", "configs/math_gpu.yaml", "--gpu", "1.5", f"model.path={TINY}"]) == 2
+    said = capsys.readouterr()
+    assert "it does not fit: each GPU has 1.5 GiB" in said.out
+    assert said.err.startswith(f"error: {TINY} needs") and "try " in said.err

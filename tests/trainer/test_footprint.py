@@ -1,0 +1,91 @@
+"""What training is said to allocate is what PyTorch's allocator hands out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from random_batches import credited_batch
+from small_models import small_model
+from torch.profiler import ProfilerActivity, profile
+
+from ajet.trainer.footprint import Pass, pass_bytes, training_bytes
+from ajet.trainer.forward import BestForward, Entropy
+from ajet.trainer.optimizer import MasterAdamW, OptimSettings
+from ajet.trainer.pack import Pack, items_of, make_packs
+
+SHAPE: dict[str, Any] = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 256, "num_hidden_layers": 3}
+
+
+def allocated(model: Any, pack: Pack, *, chunk: int | None) -> int:
+    """The most that the CPU's allocator had given out during a forward and backward pass, gradients included."""
+    gradients = 0
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        gradients += parameter.grad.nbytes
+    forward = BestForward(chunk=chunk)
+    with forward.session(model), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        forward(model, pack, entropy=Entropy.VALUE).logprob_E.sum().backward()
+    now = peak = 0
+    for event in recorded.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak + gradients
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_a_pass_takes_what_was_said(family: str, checkpointing: bool) -> None:
+    options = {**SHAPE, "vocab_size": 5000, "tie_word_embeddings": family == "qwen3"}
+    (pack,) = make_packs(items_of(credited_batch(3, groups=8, repeat=4)))
+    with torch.device("meta"):
+        planned = small_model(family, **options)
+    one = Pass(len(pack), len(pack.edges), checkpointing=checkpointing, logits_chunk=50, warm=True)
+    said = pass_bytes(planned, one)
+    assert all(parameter.grad is None for parameter in planned.parameters())
+    model = small_model(family, **options)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for module in model.modules():
+            module.training = bool(getattr(module, "gradient_checkpointing", False))
+    assert said == pytest.approx(allocated(model, pack, chunk=50), rel=0.1)
+
+
+def test_less_is_said_where_less_is_kept() -> None:
+    with torch.device("meta"):
+        model = small_model(**SHAPE, vocab_size=5000)
+    plain = pass_bytes(model, Pass(4000, 4000, logits_chunk=0))
+    assert plain > pass_bytes(model, Pass(4000, 4000, logits_chunk=100)) > 0
+    assert plain > pass_bytes(model, Pass(4000, 4000, logits_chunk=0, checkpointing=True))
+    assert plain > pass_bytes(model, Pass(4000, 4000, "cuda", logits_chunk=0))  # heads share keys and values
+    assert not any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_gradients_and_states_are_counted_exactly(dtype: torch.dtype) -> None:
+    with torch.device("meta"):
+        planned = small_model().to(dtype)
+    said = training_bytes(planned, Pass(100, 10))
+    model = small_model().to(dtype)
+    optimizer = MasterAdamW(model.named_parameters(), OptimSettings())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert said.weights == said.gradients == sum(p.nbytes for p in model.parameters())
+    optimizer.step(1e-3)
+    states = {name: tensor.nbytes for name, tensor in optimizer.tensors().items()}
+    assert said.moments == sum(size for name, size in states.items() if "exp_avg" in name)
+    assert said.copies == sum(size for name, size in states.items() if name.endswith("|master"))
+
+
+def test_adapters_train_little() -> None:
+    peft = pytest.importorskip("peft")
+    with torch.device("meta"):
+        model = small_model(**SHAPE)
+    whole = training_bytes(model, Pass(200, 50))
+    adapted = training_bytes(
+        peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear")), Pass(200, 50)
+    )
+    assert adapted.gradients < whole.gradients / 2
+    assert adapted.weights == whole.weights + adapted.gradients
