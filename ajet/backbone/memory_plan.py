@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -384,11 +385,8 @@ def _remedies(config: Config, backbone: BackboneName, device: Device) -> Iterato
 
 
 def _set(config: Config, key: str, value: Any) -> None:
-    *groups, name = key.split(".")
-    section: Any = config.ajet
-    for group in groups:
-        section = getattr(section, group)
-    setattr(section, name, value)
+    group, _, name = f"ajet.{key}".rpartition(".")
+    setattr(attrgetter(group)(config), name, value)
     if name == OFFLOAD:  # whose state has 32 bits
         config.ajet.trainer_common.optim.state_bits = 32
 

@@ -94,24 +94,25 @@ class ModelSource:
             from transformers import AutoConfig, AutoModelForCausalLM
 
             try:
-                config: Any = AutoConfig.from_pretrained(self.path, local_files_only=True)
+                found: Any = AutoConfig.from_pretrained(self.path, local_files_only=True)
             except (OSError, ValueError) as error:
                 if Path(self.path).is_dir():
                     raise ConfigError(f"the config.json of model {self.name!r} can't be read: {error}") from error
                 shape = known_shapes().get(self.path)
                 if shape is None:
                     return None
-                config = AutoConfig.for_model(**shape)
+                found = AutoConfig.for_model(**shape)
+            build: Any = AutoModelForCausalLM.from_config
             try:
                 with torch.device("meta"):
-                    found: PreTrainedModel = AutoModelForCausalLM.from_config(
-                        config, dtype=torch_dtype(dtype, device), attn_implementation="sdpa"
+                    model: PreTrainedModel = build(
+                        found, dtype=torch_dtype(dtype, device), attn_implementation="sdpa"
                     )
             except (OSError, ValueError, ImportError) as error:
                 raise ConfigError(f"model {self.name!r} can't be built: {error}") from error
-        untyped: Any = found
+        untyped: Any = model
         untyped.eval()
-        return found
+        return model
 
     def _go_offline_without_hub(self) -> None:
         """Set the hub's library offline if the hub can't be reached: it would retry each file for a minute."""
