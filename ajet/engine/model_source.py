@@ -91,21 +91,20 @@ class ModelSource:
         """
         with LOADING:
             import torch
-            from transformers import AutoConfig, AutoModelForCausalLM
+            import transformers
 
             try:
-                found: Any = AutoConfig.from_pretrained(self.path, local_files_only=True)
+                found: Any = transformers.AutoConfig.from_pretrained(self.path, local_files_only=True)
             except (OSError, ValueError) as error:
                 if Path(self.path).is_dir():
                     raise ConfigError(f"the config.json of model {self.name!r} can't be read: {error}") from error
                 shape = known_shapes().get(self.path)
                 if shape is None:
                     return None
-                found = AutoConfig.for_model(**shape)
-            build: Any = AutoModelForCausalLM.from_config
+                found = transformers.AutoConfig.for_model(**shape)
             try:
                 with torch.device("meta"):
-                    model: PreTrainedModel = build(
+                    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
                         found, dtype=torch_dtype(dtype, device), attn_implementation="sdpa"
                     )
             except (OSError, ValueError, ImportError) as error:

@@ -159,6 +159,8 @@ class MasterAdamW:
 
     def _move(self, device: torch.device) -> None:
         """The moments and the master copies; step counters stay where they are."""
+        if self.settings.in_main_memory:  # where they always are
+            return
         for name, master in self._masters.items():
             state = self._adam.state.get(master, {})
             for key, value in state.items():
