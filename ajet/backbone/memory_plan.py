@@ -164,10 +164,12 @@ def refuse_if_hopeless(plan: MemoryPlan, changes: list[Change]) -> None:
     fixed = sum(part.size for part in plan.parts if part.fixed)
     capacity = plan.device.capacity or 0
     place = "the GPU" if plan.device.kind == "cuda" else "this machine"
-    advice = f"set {', '.join(change.keys for change in changes)}" if changes else "choose a smaller model"
+    advice = "choose a smaller model, or more GPUs with --backbone=verl"
+    if changes and changes[-1].total <= capacity:
+        advice = f"set {', '.join(change.keys for change in changes)}"
     raise ConfigError(
         f"ajet.model.path: {plan.title.removeprefix('memory: ')}, does not fit: weights, gradients and optimiser alone "
-        f"take {fixed / GIB:.1f} GiB, and {place} has {capacity / GIB:.1f}: {advice}"
+        f"take {_amount(fixed).strip()}, and {place} has {_amount(capacity).strip()}: {advice}"
     )
 
 

@@ -104,7 +104,7 @@ class ModelSource:
                 found = transformers.AutoConfig.for_model(**shape)
             try:
                 with torch.device("meta"):
-                    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
+                    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                         found, dtype=torch_dtype(dtype, device), attn_implementation="sdpa"
                     )
             except (OSError, ValueError, ImportError) as error:

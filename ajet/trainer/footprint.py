@@ -116,7 +116,8 @@ def pass_bytes(model: Any, one: Pass) -> int:
             for parameter in trained:
                 parameter.grad = torch.empty_like(parameter)
             _forward(model, one).backward()  # type: ignore[no-untyped-call]
-        return counter.peak
+        peak: int = counter.peak
+        return peak
     finally:
         for parameter in trained:
             parameter.grad = None
@@ -155,11 +156,11 @@ def _forward(model: Any, one: Pass) -> Tensor:
     return loss if found.entropy_E is None or not one.entropy else loss + found.entropy_E.sum()
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all tensors that operations make inside it, while they exist. Views count once."""
 
     def __init__(self, there_before: Sequence[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.peak = 0
         self._known: Any = WeakIdKeyDictionary()

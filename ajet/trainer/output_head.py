@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 LOGITS_BYTES = 256 * 2**20
 """Most that the float32 logits of one chunk take by default: about 440 positions with a vocabulary of 152,000. That is

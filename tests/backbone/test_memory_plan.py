@@ -104,7 +104,7 @@ def test_what_can_never_fit_is_refused_with_the_fix() -> None:
     tiny = Device("cuda", 8 * 2**20)
     plan = plan_memory(config, "local", tiny)
     assert plan is not None and plan.hopeless
-    with pytest.raises(ConfigError, match=r"model\.path.*does not fit.*the GPU has 0\.0.*lora\.enabled: true"):
+    with pytest.raises(ConfigError, match=r"model\.path.*does not fit.*the GPU has 8\.0 MiB: choose a smaller model"):
         refuse_if_hopeless(plan, changes_that_help(config, "local", tiny, plan))
 
 
