@@ -34,7 +34,8 @@ def show_plan(config: Config, backbone: BackboneName, gpu: float | None) -> list
         return []
     size = (device.capacity or 0) / GIB
     found = f"{', '.join(change.keys for change in changes)}" or "a smaller model, or more GPUs (--backbone=verl)"
-    return [f"{config.ajet.model.path} needs {plan.total / GIB:.1f} GiB and there are {size:.1f}: try {found}"]
+    needs = f"{config.ajet.model.path} needs {plan.total / GIB:.1f} GiB and there are {size:.1f}"
+    return [f"{needs}; less is needed with {found}"]
 
 
 def announce_plan(config: Config, backbone: BackboneName) -> None:

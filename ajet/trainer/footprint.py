@@ -8,6 +8,7 @@ the bytes that are alive at once.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -105,6 +106,12 @@ def pass_bytes(model: Any, one: Pass) -> int:
 
     `model` lies on the `meta` device; its gradients and modes are left as they were.
     """
+    with warnings.catch_warnings():  # newer versions of transformers have another name for it
+        warnings.simplefilter("ignore", FutureWarning)
+        return _pass_bytes(model, one)
+
+
+def _pass_bytes(model: Any, one: Pass) -> int:
     if one.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     switched = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
