@@ -54,7 +54,7 @@ PICTURES := $(CURDIR)/build/pictures
 
 pictures: env  ## take the viewer's pictures of the docs anew (needs Chromium)
 	rm -rf $(PICTURES) && mkdir -p $(PICTURES)
-	AJET_SCREENSHOTS=$(PICTURES) $(BIN)/python -m pytest -q tests/viewer/test_browser.py
+	AJET_SCREENSHOTS=$(PICTURES) $(BIN)/python -m pytest -q tests/viewer/test_browser.py tests/viewer/test_timeline.py
 	$(BIN)/ajet --conf tutorial/example_prompt_tuning/prompt_tuning.yaml --backbone=prompt prompt_tuning.rounds=5 experiment_name=rooms --exp-dir $(PICTURES)/runs --quiet
 	$(BIN)/python benchmarks/_viewer_picture.py $(PICTURES)/runs /x/rooms-prompt/candidates $(PICTURES)/candidates.png 1280x1250
 	for picture in docs/assets/viewer/*.png; do cp $(PICTURES)/$$(basename $$picture) $$picture || exit 1; done
