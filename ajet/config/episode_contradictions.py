@@ -164,6 +164,12 @@ def _program(ajet: AjetConfig) -> Iterator[Contradiction]:
         there = "there is no sandbox" if sandbox is None else "this one has no network"
         keys = ("rollout.agent.type", "rollout.sandbox", "rollout.sandbox.network")
         yield Contradiction(keys, f"{what}, and {there}", "set rollout.sandbox: {kind: bubblewrap, network: gateway}")
+    elif sandbox.kind == "kubernetes" and sandbox.network != "host":
+        yield Contradiction(
+            ("rollout.agent.type", "rollout.sandbox.kind"),
+            "the program reaches the gateway from its sandbox, and a pod has no way to it",
+            "use kind bubblewrap, docker or podman; or network: host, if pods can reach this machine's gateway",
+        )
 
 
 def _services(ajet: AjetConfig) -> Iterator[Contradiction]:

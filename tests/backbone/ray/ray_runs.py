@@ -221,7 +221,8 @@ def run_with_program(backbone: str, folder: Path) -> None:
 def run_tutorial(backbone: str, folder: Path, conf: str, *overrides: str) -> list[Episode]:
     """Two small steps of a tutorial, as its README says, with a tiny model. Returns the episodes."""
     small = ["data.train_batch_size=2", "rollout.num_repeat=4", "rollout.max_num_seqs=8", "rollout.engine=torch"]
-    settings = ["model.path=tiny:qwen2-0.3m", "trainer_common.val_before_train=false", *small, *overrides]
+    random = ["model.path=tiny:qwen2-0.3m", "rollout.compute_madness_checklist=[]"]
+    settings = [*random, "trainer_common.val_before_train=false", *small, *overrides]
     file = ROOT / "tutorial" / conf
     run(backbone, folder, *TWO_STEPS, *settings, conf=file, cwd=ROOT)
     (experiment,) = (metrics.parent for metrics in folder.glob("*/metrics.jsonl"))
