@@ -151,6 +151,16 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path) -> None:
     assert weights_hash(one) == weights_hash(other)
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+    _, experiment = train(tmp_path, **{"trainer_common.total_training_steps": 2})
+    episodes = len(list(EpisodeStore(experiment / "episodes.sqlite").all()))
+    shutil.rmtree(experiment / "checkpoints")
+    train(tmp_path, **{"trainer_common.total_training_steps": 2})
+    lines = [json.loads(line)["step"] for line in (experiment / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == len(set(lines)) and max(lines) == 2
+    assert len(list(EpisodeStore(experiment / "episodes.sqlite").all())) == episodes
+
+
 EARLY, REPLAY = "trainer_common.early_stop", "trainer_common.algorithm.replay"
 
 
