@@ -30,16 +30,10 @@ def _remote(ajet: AjetConfig) -> Iterator[Contradiction]:
     if ajet.task_runner.wrapper_type != "remote":
         return
     key = "task_runner.wrapper_type"
-    if ajet.backbone == "verl":
-        yield Contradiction(
-            (key, "backbone"),
-            "verl runs its episodes in several processes, and runners elsewhere connect to one",
-            "use --backbone=local or trinity, or wrapper_type: multi-processing",
-        )
-    if ajet.backbone == "trinity" and ajet.task_runner.remote.port == 0:
+    if ajet.backbone in ("verl", "trinity") and ajet.task_runner.remote.port == 0:
         yield Contradiction(
             ("task_runner.remote.port", "backbone"),
-            "Trinity serves runners from a process that writes to a log, so nobody would learn the port",
+            f"{ajet.backbone} serves runners from a process that writes to a log, so nobody would learn the port",
             "name a port, for example 4747",
         )
     if ajet.backbone == "trinity" and ajet.rollout.n_vllm_engine > 1:

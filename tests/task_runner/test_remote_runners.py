@@ -302,8 +302,7 @@ def test_a_runners_key_opens_nothing_else(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"backbone": "verl"}, "--backbone=local or trinity"),
-        ({"backbone": "trinity", "task_runner.remote.port": 0}, "name a port"),
+        ({"backbone": "verl", "task_runner.remote.port": 0}, "name a port"),
         ({"backbone": "trinity", "rollout.n_vllm_engine": 2}, "set it to 1"),
         ({"rollout.environment": "gymnasium:CartPole-v1"}, "remove rollout.environment"),
         ({"task_runner.remote.tls_cert": "x"}, "go together"),

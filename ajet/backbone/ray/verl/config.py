@@ -324,7 +324,10 @@ def _rollout(config: Config, run: RunFacts, machine: Machine) -> Settings:
         f"{place}.val_kwargs.top_k": rollout.val_kwargs.top_k,
         f"{place}.val_kwargs.do_sample": validation_temperature(config) > 0,
         f"{place}.val_kwargs.n": validation_repeats(config),
-        f"{place}.agent.num_workers": config.ajet.trainer_common.nnodes,
+        # runners elsewhere connect to one process
+        f"{place}.agent.num_workers": 1
+        if config.ajet.task_runner.wrapper_type == "remote"
+        else config.ajet.trainer_common.nnodes,
         f"{place}.agent.agent_loop_manager_class": "ajet.backbone.ray.verl.manager.EpisodeManager",
     }
 

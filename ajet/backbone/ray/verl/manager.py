@@ -37,8 +37,9 @@ class EpisodeManager(AgentLoopManagerTQ):  # type: ignore[misc]
         global _current
         super().__init__(*args, **kwargs)
         plugin.require_entry_point()
-        self.agent_loop_workers_class = ray.remote(EpisodeWorker)
         run = RunPayload.of(self.config)
+        # runners elsewhere connect to one worker, on the node that the user knows
+        self.agent_loop_workers_class = ray.remote(resources=HEAD if run.remote_runners else {})(EpisodeWorker)
         self._collector = (
             ray.remote(EpisodeCollector).options(name=COLLECTOR, num_cpus=0, resources=HEAD).remote(run.encode())
         )

@@ -125,6 +125,13 @@ def test_episodes_act_in_environments(tmp_path: Path) -> None:
 
 @needs_verl
 @long
+def test_episodes_run_in_runners_elsewhere(tmp_path: Path) -> None:
+    ray_runs.run_with_remote_runners("verl", tmp_path)
+    assert left_behind() == {}
+
+
+@needs_verl
+@long
 def test_two_machines_make_a_cluster_and_both_end(tmp_path: Path) -> None:
     """Both on this machine: the second lends what it has until the first is done."""
     with socket.socket() as free:
