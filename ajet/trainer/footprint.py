@@ -79,9 +79,9 @@ def training_bytes(model: Any, one: Pass, *, state_bits: int = 32) -> TrainingBy
     copied = [4 * parameter.numel() for parameter in trained if parameter.dtype.itemsize < 4]
     body = pass_bytes(model, replace(one, trained=1)) - gradients
     logits = max(0, pass_bytes(model, one) - gradients - body)
-    of_update = min(GROUP_BYTES, sum(copied)) if copied else 0
-    # AdamW's own: a weight's two denominators
-    of_update = max(of_update, *copied, 0) + 2 * max(4 * parameter.numel() for parameter in trained)
+    # a group's gradients in float32, whose half-precision ones are released meanwhile; and AdamW's own two denominators
+    of_update = max(min(GROUP_BYTES, sum(copied)), *copied, 0) // 2
+    of_update += 2 * max(4 * parameter.numel() for parameter in trained)
     return TrainingBytes(
         weights=sum(_size(parameter) for parameter in model.parameters()),
         gradients=gradients,
