@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,7 +178,9 @@ def with_adapters(model: Any, lora: LoraConfig) -> Any:
         task_type="CAUSAL_LM",
     )
     try:
-        return peft.get_peft_model(model, settings)
+        with warnings.catch_warnings():  # PEFT asks for what newer versions of transformers call otherwise
+            warnings.simplefilter("ignore", FutureWarning)
+            return peft.get_peft_model(model, settings)
     except ValueError as error:  # PEFT finds none of the names, or layers that it can't wrap
         known = ", ".join(linear_modules(model))
         raise ConfigError(f"ajet.model.lora.target_modules: {error}. This model's linear layers are {known}") from error
