@@ -6,7 +6,11 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env demo test coverage check format bars docs pictures clean test-agentscope1 test-oldest test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-openenv test-verifiers test-openjudge
+DEVICE ?= cuda
+GPU_PYTHON ?=
+GPU_ARGS ?=
+
+.PHONY: help env demo test coverage check format bars gpu-check docs pictures clean test-agentscope1 test-oldest test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-openenv test-verifiers test-openjudge
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -45,6 +49,9 @@ bars: env  ## run the heavy measurements; figures go to benchmarks/results/
 	  case $$script in benchmarks/common.py) continue;; esac; \
 	  echo "== $$script"; $(BIN)/python $$script || exit 1; \
 	done
+
+gpu-check: $(if $(GPU_PYTHON),,env)  ## check and measure everything that needs a GPU (DEVICE=cpu: the whole way in small)
+	@PYTHONPATH=$(CURDIR) $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu_check.py --device $(DEVICE) $(GPU_ARGS)
 
 docs: env  ## build the documentation site into site/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'

@@ -11,24 +11,28 @@ from _engine_load import Load
 
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "TORCH_COMPILE_DISABLE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "2",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
+ON_CPU = sys.argv[5:] != ["cuda"]
+if ON_CPU:
+    os.environ |= {
+        "TORCH_COMPILE_DISABLE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
 
 
 def main() -> None:
-    """`_engine_vllm.py FOLDER CONVERSATIONS TURNS PREFIX_CACHE`"""
+    """`_engine_vllm.py FOLDER CONVERSATIONS TURNS PREFIX_CACHE [cuda]`"""
     from vllm import LLM, SamplingParams
 
     folder, load, cached = sys.argv[1], Load(int(sys.argv[2]), int(sys.argv[3])), sys.argv[4] == "1"
     llm = LLM(
         folder,
-        dtype="float32",
-        enforce_eager=True,
+        dtype="float32" if ON_CPU else "bfloat16",
+        enforce_eager=ON_CPU,
         max_model_len=2048,
         max_num_seqs=128,
         enable_prefix_caching=cached,

@@ -89,7 +89,7 @@ def generate(load: Load) -> dict[str, Any]:
         prompts: list[list[int]] = [[] for _ in range(load.conversations)]
         for messages in zip(*load.messages(), strict=True):
             prompts = [prompt + message for prompt, message in zip(prompts, messages, strict=True)]
-            ids = torch.tensor(prompts)
+            ids = torch.tensor(prompts, device=model.device)
             output = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -145,11 +145,11 @@ def _await_all(manager: Any, names: set[str]) -> dict[str, list[int]]:
     return replies
 
 
-def vllm(load: Load, python: str, *, prefix_cache: bool) -> dict[str, Any]:
-    """vLLM's CPU build, in an environment of its own."""
+def vllm(load: Load, python: str, *, prefix_cache: bool, device: str = "cpu") -> dict[str, Any]:
+    """vLLM, in an environment of its own."""
     script = Path(__file__).parent / "_engine_vllm.py"
     folder = ModelSource.resolve(MODEL).path
-    arguments = [python, str(script), folder, str(load.conversations), str(load.turns), str(int(prefix_cache))]
+    arguments = [python, str(script), folder, str(load.conversations), str(load.turns), str(int(prefix_cache)), device]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     seconds = json.loads(done.stdout.strip().splitlines()[-1])
     return _rates(load, seconds["cpu_s"], seconds["wall_s"])

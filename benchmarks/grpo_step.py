@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def make_model(folder: Path) -> None:
     write_model(model, tokenizer, folder)
 
 
-def run_ours(model: Path, folder: Path, steps: int, threads: int) -> dict[str, Any]:
+def run_ours(model: Path, folder: Path, steps: int, threads: int, overrides: Sequence[str] = ()) -> dict[str, Any]:
     rng = random.Random(0)
     tasks = folder / "tasks.jsonl"
     tasks.write_text("".join(json.dumps({"question": expression(rng)}) + "\n" for _ in range(QUESTIONS)))
@@ -126,7 +127,7 @@ def run_ours(model: Path, folder: Path, steps: int, threads: int) -> dict[str, A
     )
     began = time.time()
     command = [sys.executable, "-m", "ajet", "--conf", str(conf), "--exp-dir", str(folder), "--quiet", "--fresh"]
-    _run(command, threads)
+    _run([*command, *overrides], threads)
     metrics = read_metrics(folder / name / "metrics.jsonl")
     return {
         **_summary(began, [step["time"] for step in metrics]),
