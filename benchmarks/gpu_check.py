@@ -55,9 +55,7 @@ def no_cuda() -> str | None:
     import torch
 
     if torch.version.cuda is None:
-        return (
-            f"this PyTorch ({torch.__version__}) is built without CUDA: install the build for your CUDA (pytorch.org)"
-        )
+        return f"PyTorch {torch.__version__} is built without CUDA: install the build for your CUDA (pytorch.org)"
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         there = torch.cuda.is_available()
@@ -189,7 +187,9 @@ def verdict(figures: dict[str, Any]) -> str:
         return f"not measured: {figures['not_measured']}"
     if "error" in figures:
         return f"FAILED: {figures['error']}"
-    return "ok" if figures.get("ok", True) else "WRONG"
+    if "ok" not in figures:
+        return "measured"
+    return "ok" if figures["ok"] else "WRONG"
 
 
 def rows_of(part: str, figures: dict[str, Any]) -> Iterator[str]:

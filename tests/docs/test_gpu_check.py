@@ -1,4 +1,4 @@
-"""`make gpu-check`, as far as a machine without a GPU can tell: it says what is missing, and its parts work in small."""
+"""`make gpu-check` as far as a machine without a GPU can tell: what it says is missing, and that its parts work."""
 
 from __future__ import annotations
 
