@@ -61,9 +61,14 @@ PICTURES := $(CURDIR)/build/pictures
 
 pictures: env  ## take the viewer's pictures of the docs anew (needs Chromium)
 	rm -rf $(PICTURES) && mkdir -p $(PICTURES)
-	AJET_SCREENSHOTS=$(PICTURES) $(BIN)/python -m pytest -q tests/viewer/test_browser.py tests/viewer/test_timeline.py
+	AJET_SCREENSHOTS=$(PICTURES) $(BIN)/python -m pytest -q tests/viewer/test_browser.py
 	$(BIN)/ajet --conf tutorial/example_prompt_tuning/prompt_tuning.yaml --backbone=prompt prompt_tuning.rounds=5 experiment_name=rooms --exp-dir $(PICTURES)/runs --quiet
 	$(BIN)/python benchmarks/_viewer_picture.py $(PICTURES)/runs /x/rooms-prompt/candidates $(PICTURES)/candidates.png 1280x1250
+	$(BIN)/ajet --conf tutorial/example_frozenlake/frozenlake.yaml --backbone=debug --exp-dir $(PICTURES)/runs experiment_name=lake \
+	  rollout.engine=scripted rollout.scripted_replies=benchmarks/_lake_replies.yaml rollout.user_workflow=null rollout.agent.type=react \
+	  'rollout.agent.tools=["benchmarks/_lake_guide.py->safe_moves"]' rollout.max_model_len=4096 data.max_prompt_length=1024 \
+	  data.max_response_length=3072 rollout.max_response_length_in_one_turn=256 debug.debug_max_parallel=1
+	$(BIN)/python benchmarks/_viewer_picture.py $(PICTURES)/runs '/x/lake-debug/episode/EPISODE?view=timeline' $(PICTURES)/timeline.png
 	for picture in docs/assets/viewer/*.png; do cp $(PICTURES)/$$(basename $$picture) $$picture || exit 1; done
 
 test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in their own environment

@@ -1,5 +1,7 @@
 """One page of the viewer as a picture: `python benchmarks/_viewer_picture.py FOLDER PAGE OUT.png [WxH] [dark]`.
 
+`EPISODE` in a page's address is the experiment's first episode.
+
 `make pictures` makes those of docs/viewer.md: most by the viewer's own tests, those of real runs by this.
 """
 
@@ -11,6 +13,8 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
+from ajet.observe.episode_store import EpisodeFilter
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "viewer"))
 
 from pages_of_viewer import settled, start
@@ -19,6 +23,12 @@ from pages_of_viewer import settled, start
 def shoot(folder: Path, page_path: str, out: Path, width: int = 1280, height: int = 800, scheme: str = "light") -> None:
     """Open a page of the viewer over a folder of experiments, and save what it shows."""
     viewer = start(folder)
+    if "EPISODE" in page_path:
+        store = viewer.library.get(page_path.split("/")[2]).store()
+        if store is None:
+            raise SystemExit(f"{page_path}: the experiment has no episodes")
+        rows, _ = store.page(EpisodeFilter(), descending=False, limit=1)
+        page_path = page_path.replace("EPISODE", rows[0]["episode_id"])
     program = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])

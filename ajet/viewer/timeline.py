@@ -15,13 +15,18 @@ from ajet.schema.span import Span
 _MOST_ENTRIES = 2000
 _LONGEST_VALUE = 2000
 """Characters of one attribute of a span."""
+_LONGEST_DETAIL = 120
+_OWN = "agentlightning."
+"""The names and attributes of the spans that `ajet.tracing` makes begin so: one name for each kind of span."""
+_SAID = ("message.body", "reward.0.value", "object.literal", "object.json")
+"""Which of their attributes says what such a span is about."""
 
 
 def timeline(episode: Episode) -> dict[str, Any]:
     """`entries` in the order of their beginning, and how many were `left_out`.
 
-    An entry has `kind` (call, tools, environment, span), `label`, `start` (None: not told), `seconds`, `error`, `depth`
-    (of a span within another) and, by kind, `call` (index) or `facts`.
+    An entry has `kind` (call, tools, environment, span), `label`, `detail` (what was done or said, shortened), `start`
+    (None: not told), `seconds`, `error`, `depth` (of a span within another) and, by kind, `call` (index) or `facts`.
     """
     found = [*_calls(episode), *_tools(episode), *_environment(episode), *_spans(episode)]
     found.sort(key=lambda entry: (entry["start"] is None, entry["start"] or 0.0))
@@ -31,8 +36,8 @@ def timeline(episode: Episode) -> dict[str, Any]:
 
 
 def _entry(kind: str, label: str, start: float | None, seconds: float, **more: Any) -> dict[str, Any]:
-    entry = {"kind": kind, "label": label, "start": start, "seconds": max(0.0, seconds), "error": "", "depth": 0}
-    return entry | more
+    entry = {"kind": kind, "label": label, "detail": "", "start": start, "seconds": max(0.0, seconds)}
+    return entry | {"error": "", "depth": 0} | more
 
 
 def _calls(episode: Episode) -> list[dict[str, Any]]:
@@ -74,6 +79,7 @@ def _environment(episode: Episode) -> list[dict[str, Any]]:
     return [
         _entry(
             "environment", event.what, offset + event.started_s, event.seconds, error=event.error,
+            detail=_detail(event.action),
             facts={
                 "environment": record.name, "action": event.action, "observation": event.observation,
                 "reward": event.reward, "done": event.done or None, "error": event.error,
@@ -101,7 +107,24 @@ def _span(span: Span, began: float, depth: int) -> dict[str, Any]:
         "events": span.events or None,
     }
     error = (span.status.description or "error") if failed else ""
-    return _entry("span", span.name, start, seconds, depth=depth, error=error, facts=facts)
+    label, detail = _called(span)
+    return _entry("span", label, start, seconds, detail=detail, depth=depth, error=error, facts=facts)
+
+
+def _called(span: Span) -> tuple[str, str]:
+    """A span's name, and what it says. Those of our own emitters are called by what they tell of."""
+    kind = span.name.removeprefix(_OWN)
+    if kind == span.name:
+        return span.name, ""
+    if kind == "operation":
+        return str(span.attributes.get(f"{_OWN}operation.name") or kind), ""
+    said = (span.attributes.get(_OWN + name) for name in _SAID)
+    return kind, _detail(next((value for value in said if value is not None), ""))
+
+
+def _detail(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= _LONGEST_DETAIL else f"{text[:_LONGEST_DETAIL]}…"
 
 
 def _depths(spans: list[Span]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Episode
 from ajet.schema.span import Span, SpanStatus
+from ajet.tracing import emit_annotation, emit_message, emit_object, emit_reward, operation, record_spans
 from ajet.viewer.timeline import timeline
 
 BEGAN = 1_800_000_000.0
@@ -79,22 +80,64 @@ def test_an_older_record_has_its_own_scale() -> None:
     assert timeline(math_episode(Vocabulary(), random.Random(0)))["left_out"] == 0
 
 
-def test_the_picture(tmp_path: Path, open_page: Callable[..., Page], shoot: Callable[[Page, str], None]) -> None:
+def test_spans_of_our_own_emitters_are_called_by_what_they_tell_of() -> None:
     episode = an_episode()
+    with record_spans() as spans, operation(name="read the map"):
+        emit_message("two ways\n  are open")
+        emit_reward({"correct": 0.5, "brief": 1.0}, primary_key="correct")
+        emit_object("x" * 1000)
+        emit_annotation({"lake": {"free": 2}})
+    episode.spans = list(spans)
+    entries = timeline(episode)["entries"]
+    found = {entry["label"]: entry["detail"] for entry in entries if entry["kind"] == "span"}
+    assert found.pop("object") == "x" * 120 + "…"
+    assert found == {"read the map": "", "message": "two ways are open", "reward": "0.5", "annotation": ""}
+    steps = {entry["label"]: entry["detail"] for entry in entries if entry["kind"] == "environment"}
+    assert steps == {"reset": "", "step": "go left"}
+
+
+def opened(root: Path, open_page: Callable[..., Page], episode: Episode) -> Page:
+    """The timeline of an episode, in a browser."""
     config = Config.model_validate({"ajet": {"experiment_name": "timed"}})
-    with ExperimentFolder.open(config, exp_dir=tmp_path) as folder:
+    with ExperimentFolder.open(config, exp_dir=root) as folder:
         recorder = EpisodeRecorder(folder.episodes)
         assert recorder.record(episode, 1).result()
         recorder.close()
-    page = open_page(start(tmp_path), f"/x/timed/episode/{episode.episode_id}")
-    page.get_by_role("tab", name="Timeline").click()
+    return open_page(start(root), f"/x/timed/episode/{episode.episode_id}?view=timeline")
+
+
+@pytest.mark.parametrize("before", [None, "nothing", "a reset"])
+def test_a_long_wait_leaves_room_for_the_rest(
+    before: str | None, tmp_path: Path, open_page: Callable[..., Page]
+) -> None:
+    episode = an_episode()
+    episode.spans = []
+    if before == "nothing":
+        episode.environment = None
+    for index, call in enumerate(episode.tree.calls):
+        call.started_s = index + (90.0 if before else 0.0)
+    page = opened(tmp_path, open_page, episode)
+    expect(page.locator(".timeline-legend")).to_contain_text("model call")
+    expect(page.get_by_text("in which nothing was recorded")).to_have_count(1 if before else 0)
+    calls = page.locator(".timeline .moment", has_text="model call")
+    place, first, last = (
+        found.bounding_box()
+        for found in (calls.first.locator(".place"), calls.first.locator("i"), calls.last.locator("i"))
+    )
+    assert place and first and last
+    assert first["width"] > 0.05 * place["width"], "half a second among some seconds"
+    assert last["x"] + last["width"] <= place["x"] + place["width"] + 3, "no bar goes past the scale"
+
+
+def test_the_picture(tmp_path: Path, open_page: Callable[..., Page]) -> None:
+    episode = an_episode()
+    page = opened(tmp_path, open_page, episode)
     rows = page.locator(".timeline .moment:not(.axis)")
     expect(rows).to_have_count(len(timeline(episode)["entries"]))
     step = rows.filter(has_text="step")
     expect(step).to_contain_text("it is broken")
     step.click()
     expect(page.locator(".moment-more[open]")).to_contain_text("go left")
-    shoot(page, "timeline")
     boxes = [rows.filter(has_text=name).locator(".place i").bounding_box() for name in ("reset", "search the shelf")]
     assert boxes[0] and boxes[1] and boxes[0]["x"] < boxes[1]["x"]
     rows.filter(has_text="model call").first.click()
