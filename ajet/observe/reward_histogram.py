@@ -1,8 +1,10 @@
-"""`RewardHistogram`: how the rewards of each training step's episodes are spread."""
+"""`RewardHistogram`: how the rewards of each training step's episodes are spread, in one run or several."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ajet.observe.episode_store import EpisodeStore
 
@@ -22,18 +24,35 @@ class RewardHistogram:
     """Per step, the number of episodes in each bin."""
 
 
-def reward_histogram(store: EpisodeStore) -> RewardHistogram:
-    """Of the training episodes in a store."""
+class RewardCount(NamedTuple):
+    """How many episodes of a step have this reward."""
+
+    step: int
+    reward: float
+    episodes: int
+
+
+def reward_counts(store: EpisodeStore) -> list[RewardCount]:
+    """What a store's training episodes were rewarded with."""
     found = store.rows(
         "SELECT step, reward, count(*) FROM episode WHERE validation = 0 AND reward IS NOT NULL "
         "AND status != 'cancelled' GROUP BY step, reward"
     )
-    values = sorted({row[1] for row in found})
+    return [RewardCount(*row) for row in found]
+
+
+def reward_histograms(runs: Sequence[Sequence[RewardCount]]) -> list[RewardHistogram]:
+    """Of several runs, all with the same bins, so that they can be compared."""
+    values = sorted({found.reward for run in runs for found in run})
     bins = _bins(values)
-    steps = sorted({row[0] for row in found})
+    return [_histogram(run, values, bins) for run in runs]
+
+
+def _histogram(run: Sequence[RewardCount], values: list[float], bins: list[tuple[float, float]]) -> RewardHistogram:
+    steps = sorted({found.step for found in run})
     counts = {step: [0] * len(bins) for step in steps}
     place = {value: index for index, value in enumerate(values)} if len(bins) == len(values) else None
-    for step, reward, count in found:
+    for step, reward, count in run:
         counts[step][place[reward] if place is not None else _range_of(reward, values)] += count
     return RewardHistogram(bins, steps, [counts[step] for step in steps])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,10 +19,10 @@ from starlette.routing import Route
 
 from ajet.observe.episode_codec import episode_json
 from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore, RecordedEpisode
-from ajet.observe.reward_histogram import reward_histogram
+from ajet.observe.reward_histogram import RewardCount, reward_counts, reward_histograms
 from ajet.observe.task_statistics import task_history, task_page
 from ajet.viewer.episode_view import episode_view, tokens_view
-from ajet.viewer.library import Experiment, Library
+from ajet.viewer.library import Experiment, Library, Reading
 from ajet.viewer.queries import TaskQuery, episode_query, task_query
 from ajet.viewer.tables import episodes_csv, metrics_csv, tasks_csv
 from ajet.viewer.task_view import answer_names, gold_answer, task_view
@@ -40,13 +41,13 @@ class Data:
     def routes(self) -> list[Route]:
         return [
             Route("/api/experiments", self.experiments),
+            Route("/api/rewards", self.rewards),
             Route("/api/x/{name}", self.summary),
             Route("/api/x/{name}/metrics", self.metrics),
             Route("/api/x/{name}/metrics.csv", self.metrics_file),
             Route("/api/x/{name}/episodes", self.episodes),
             Route("/api/x/{name}/episodes.csv", self.episodes_file),
             Route("/api/x/{name}/facets", self.facets),
-            Route("/api/x/{name}/rewards", self.rewards),
             Route("/api/x/{name}/candidates", self.candidates),
             Route("/api/x/{name}/tasks", self.tasks),
             Route("/api/x/{name}/tasks.csv", self.tasks_file),
@@ -98,9 +99,13 @@ class Data:
         return _file(episodes_csv(rows), f"{experiment.name} episodes.csv")
 
     def rewards(self, request: Request) -> Response:
-        """How the rewards of each step are spread."""
-        store = self._named(request).store()
-        return _json(asdict(reward_histogram(store)) if store is not None else {"bins": [], "steps": [], "counts": []})
+        """How the rewards of each step are spread, in one run or several with the same bins. One that can't be read is
+        named, and the others are given."""
+        experiments = [self._library.get(name) for name in request.query_params.get("runs", "").split(",") if name]
+        reading = Reading()
+        counts = [reading.part(partial(_reward_counts, experiment), []) for experiment in experiments]
+        found = zip(experiments, reward_histograms(counts), strict=True)
+        return _json({"runs": {one.name: asdict(spread) for one, spread in found}, "problems": reading.problems})
 
     def candidates(self, request: Request) -> Response:
         """What a search for prompt templates has found so far. `?known=`: the stamp of what the page already has."""
@@ -183,6 +188,11 @@ class Data:
 def _episode(experiment: Experiment, recorded: RecordedEpisode, store: EpisodeStore) -> dict[str, Any]:
     """An episode's view with that of its task."""
     return {**episode_view(recorded, store), "task": task_view(experiment, store, recorded.episode.task_id)}
+
+
+def _reward_counts(experiment: Experiment) -> list[RewardCount]:
+    store = experiment.store()
+    return reward_counts(store) if store is not None else []
 
 
 def _file(text: str, name: str) -> Response:

@@ -11,7 +11,7 @@ from synthetic_run import Vocabulary, math_episode
 
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.recorder import EpisodeRecorder
-from ajet.observe.reward_histogram import reward_histogram
+from ajet.observe.reward_histogram import RewardCount, reward_counts, reward_histograms
 from ajet.observe.task_statistics import TaskFilter, task_history, task_page
 from ajet.schema.episode import Episode, EpisodeStatus, Failure
 from ajet.schema.task import Task
@@ -86,7 +86,7 @@ def test_the_attempts_of_a_task(store: EpisodeStore) -> None:
 
 
 def test_few_rewards_are_bins_of_their_own(store: EpisodeStore) -> None:
-    histogram = reward_histogram(store)
+    (histogram,) = reward_histograms([reward_counts(store)])
     assert histogram.bins == [(0.0, 0.0), (0.4, 0.4), (1.0, 1.0)] and histogram.steps == [1, 2, 3]
     assert histogram.counts == [[3, 0, 1], [0, 0, 2], [2, 1, 0]]
 
@@ -98,9 +98,16 @@ def test_many_rewards_are_counted_in_equal_ranges(tmp_path: Path) -> None:
     for number, reward in enumerate(rewards):
         recorder.record(attempt(vocabulary, "one", 1, reward, number), 1)
     recorder.close()
-    histogram = reward_histogram(EpisodeStore(tmp_path / "episodes.sqlite"))
+    many = reward_counts(EpisodeStore(tmp_path / "episodes.sqlite"))
+    (histogram,) = reward_histograms([many])
     assert histogram.bins[0][0] == -0.5 and histogram.bins[-1][1] == 0.5
     assert sum(histogram.counts[0]) == 41 and min(histogram.counts[0]) >= 2
+    few = [RewardCount(1, 2.5, 3), RewardCount(4, -0.5, 1)]
+    both = reward_histograms([many, few, []])
+    assert both[0].bins == both[1].bins == both[2].bins, "they can be compared"
+    assert both[0].bins[0][0] == -0.5 and both[0].bins[-1][1] == 2.5
+    assert both[1].steps == [1, 4] and both[1].counts[0][-1] == 3 and both[1].counts[1][0] == 1
+    assert both[2].steps == [] and sum(both[0].counts[0]) == 41
 
 
 def test_a_file_without_records_of_tasks_is_read(store: EpisodeStore, tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ Shoot = Callable[[Page, str], None]
 EXPERIMENT = "math-agent"
 
 
+RUNS = ("math-agent-rloo", "math-agent")
+
+
 def store_of(viewer: Viewer, name: str = EXPERIMENT) -> EpisodeStore:
     store = viewer.library.get(name).store()
     assert store is not None
@@ -64,6 +67,23 @@ def test_experiments_are_listed_found_and_compared(viewer: Viewer, open_page: Op
         "math-agent-rloo"
     )
     shoot(page, "compare")
+    spread = [
+        page.locator(".chart", has=page.get_by_role("heading", name=f"Rewards of {name}", exact=True)) for name in RUNS
+    ]
+    for name, chart in zip(RUNS, spread, strict=True):
+        with page.expect_download() as saved:
+            page.get_by_label(f"Save Rewards of {name} as SVG").click()
+        drawing = ElementTree.fromstring(Path(saved.value.path()).read_text())
+        fills = {
+            cell.get("fill") for cell in drawing.iter("{http://www.w3.org/2000/svg}rect") if cell.get("fill-opacity")
+        }
+        dot = page.locator(".run-legend a", has_text=re.compile(f"^{name}$")).locator(".dot")
+        assert len(fills) == 1 and chart.locator(".keys.bars i").count() > 1
+        seen = chart.locator(".keys.bars i").first.evaluate("node => getComputedStyle(node).backgroundColor")
+        assert seen == dot.evaluate("node => getComputedStyle(node).backgroundColor"), "in the colour of its lines"
+    chosen = spread[0].locator(".u-over")
+    chosen.click()
+    expect(page).to_have_url(re.compile(rf"/x/{RUNS[0]}/episodes\?step_min="))
 
 
 def test_charts_show_what_was_logged_and_the_link_keeps_the_view(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:

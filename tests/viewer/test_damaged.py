@@ -81,6 +81,20 @@ def test_the_others_are_still_listed(
     assert "math-agent-rloo" in said.out and (not reason or reason in said.err)
 
 
+def test_rewards_of_the_others_are_still_compared(experiments: Path, tmp_path: Path) -> None:
+    for name in ("math-agent", "math-agent-rloo"):
+        shutil.copytree(experiments / name, tmp_path / name)
+    visitor = sign_in(tmp_path)
+    both = visitor.get("/api/rewards?runs=math-agent,math-agent-rloo").json()
+    bins = {name: run["bins"] for name, run in both["runs"].items()}
+    assert bins["math-agent"] == bins["math-agent-rloo"] and not both["problems"]
+    overwrite("episodes.sqlite", "not a database " * 80)(tmp_path / "math-agent")
+    found = sign_in(tmp_path).get("/api/rewards?runs=math-agent,math-agent-rloo").json()
+    assert found["runs"]["math-agent"]["steps"] == [] and found["runs"]["math-agent-rloo"]["steps"]
+    assert len(found["problems"]) == 1 and "math-agent/episodes.sqlite" in found["problems"][0]
+    assert visitor.get("/api/rewards?runs=nobody").status_code == 404
+
+
 def test_what_can_be_read_is_shown(experiments: Path, tmp_path: Path) -> None:
     shutil.copytree(experiments / "math-agent", tmp_path / "math-agent")
     with (tmp_path / "math-agent" / "metrics.jsonl").open("a") as file:

@@ -9,17 +9,23 @@ const style = (name) => getComputedStyle(document.documentElement).getPropertyVa
 const labelOf = ([low, high]) => (low === high ? short(low) : `${short(low)} … ${short(high)}`);
 
 export class RewardHistogram {
-  /** `page`: what the charts of a page share: `zoomTo`, `pick`, `range` (first and last step shown). */
+  /**
+   * `page`: what the charts of a page share: `zoomTo`, `pick`, `range` (first and last step shown). Where runs are compared,
+   * each has a histogram in the `colour` of its lines.
+   */
   constructor(page) {
     this.page = page;
-    this.title = "Rewards by step";
+    this.title = page.colour ? `Rewards of ${page.name}` : "Rewards by step";
     this.data = { bins: [], steps: [], counts: [] };
     this.now = el("span", { class: "now" });
     this.keys = el("div", { class: "keys bars" });
     this.plot = el("div", { class: "plot", role: "img", "aria-label": "How the rewards of each step are spread" });
-    this.node = el("article", { class: "card chart" }, el("header", {}, el("h3", {}, this.title), el("span", { class: "hint" }, "stronger: more"), this.now,
+    this.node = el("article", { class: "card chart" }, el("header", {}, el("h3", {}, this.title), el("span", { class: "hint" }, page.colour ? "" : "stronger: more"), this.now,
       saveButtons(this.title, { canvas: () => this.uplot.ctx.canvas, svg: () => this.svg(), name: () => `${page.name} ${this.title}` })), this.plot, this.keys);
+    if (page.colour) this.node.style.setProperty("--accent", `var(${page.colour})`);
   }
+
+  colour() { return getComputedStyle(this.node).getPropertyValue("--accent").trim(); }
 
   set(data) { this.data = data; this.node.hidden = !data.steps.length; this.draw(); }
 
@@ -66,7 +72,7 @@ export class RewardHistogram {
     pen.beginPath();
     pen.rect(plot.bbox.left, plot.bbox.top, plot.bbox.width, plot.bbox.height);
     pen.clip();
-    pen.fillStyle = style("--accent");
+    pen.fillStyle = this.colour();
     for (const [x, width, y, height, share] of this.rectangles((step) => plot.valToPos(step, "x", true), (bin) => plot.valToPos(bin, "y", true))) {
       pen.globalAlpha = strength(share);
       pen.fillRect(x, y, width, height);
@@ -93,7 +99,7 @@ export class RewardHistogram {
   svg() {
     const self = this;
     return cellChart({
-      title: this.title, hint: "share of the recorded episodes", rows: this.data.bins.map(labelOf), colours: pageColours(), between: this.page.range(),
+      title: this.title, hint: "share of the recorded episodes", rows: this.data.bins.map(labelOf), colours: { ...pageColours(), accent: this.colour() }, between: this.page.range(),
       cells: function* (x, y) { for (const [left, width, top, height, share] of self.rectangles(x, y)) yield [left, width, top, height, strength(share)]; },
     });
   }

@@ -185,8 +185,8 @@ const watch = new IntersectionObserver((entries) => {
     if (entry.isIntersecting && !chart.visible) { chart.visible = true; chart.draw(); }
   }
 }, { rootMargin: "300px" });
-const resized = new ResizeObserver(debounce(() => { for (const chart of charts.values()) chart.uplot?.setSize({ width: Math.max(100, chart.plot.clientWidth), height: HEIGHT }); histogram?.resize(); }, 80));
-const histogram = single ? new RewardHistogram({ name: runs[0].name, zoomTo, pick, range: shownSteps }) : null;
+const resized = new ResizeObserver(debounce(() => { for (const chart of charts.values()) chart.uplot?.setSize({ width: Math.max(100, chart.plot.clientWidth), height: HEIGHT }); for (const histogram of histograms) histogram.resize(); }, 80));
+const histograms = runs.map((run) => new RewardHistogram({ name: run.name, zoomTo, pick: (step) => pick(step, run), range: shownSteps, colour: single ? "" : `--c${run.index % 8}` }));
 
 const allNames = () => [...new Set(runs.flatMap((run) => Object.keys(run.series)))].sort();
 
@@ -205,12 +205,12 @@ function build() {
         const key = `${section.title} ${panel.title}`;
         if (!charts.has(key)) charts.set(key, new Chart(panel));
         return charts.get(key).node;
-      }), histogram && section.title === "Outcome" && (!wanted || "rewards by step".includes(wanted)) ? histogram.node : null))));
+      }), section.title === "Outcome" && (!wanted || "rewards by step".includes(wanted)) ? histograms.map((histogram) => histogram.node) : null))));
     resized.disconnect();
     resized.observe($("sections"));
   }
   for (const chart of charts.values()) if (chart.node.isConnected) chart.draw();
-  histogram?.draw();
+  for (const histogram of histograms) histogram.draw();
   $("none").hidden = runs.some((run) => run.steps.length);
   $("reset-zoom").hidden = view.from === null && view.to === null;
   tiles();
@@ -269,12 +269,12 @@ function zoomTo(from, to) {
   setUrl({ from, to });
   $("reset-zoom").hidden = from === null;
   for (const chart of charts.values()) if (chart.uplot) chart.zoom();
-  histogram?.zoom();
+  for (const histogram of histograms) histogram.zoom();
 }
 
 /** A click on a chart leads to the episodes of that step. */
-function pick(step) {
-  if (step !== undefined) location.href = `${pageOf(runs[0].name, "episodes")}?step_min=${step}&step_max=${step}`;
+function pick(step, run = runs[0]) {
+  if (step !== undefined) location.href = `${pageOf(run.name, "episodes")}?step_min=${step}&step_max=${step}`;
 }
 
 $("smooth").value = view.smooth;
@@ -291,11 +291,16 @@ poll(2, async () => {
   showLive(runs.some((run) => run.running));
   if (changed.some(Boolean) || !build.layout) {
     build();
-    if (histogram) await spread();
+    await spread();
   }
 });
 
 /** Fetch how rewards are spread. Damaged episodes must not cost the other charts. */
 async function spread() {
-  try { histogram.set(await fetchJson(`${apiOf(runs[0].name)}/rewards`)); } catch (error) { $("problem").textContent = error.message; $("problem").hidden = false; }
+  const problem = (text) => { $("problem").textContent = text; $("problem").hidden = false; };
+  try {
+    const found = await fetchJson(`/api/rewards?runs=${encodeURIComponent(runs.map((run) => run.name).join(","))}`);
+    runs.forEach((run, index) => histograms[index].set(found.runs[run.name]));
+    if (found.problems.length) problem(found.problems.join("; "));
+  } catch (error) { problem(error.message); }
 }
