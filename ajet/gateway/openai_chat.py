@@ -49,6 +49,9 @@ def read_chat_call(body: dict[str, Any], caller: Caller) -> ChatCall:
     tools = read_tools(fields.array(body, "tools"))
     choice = read_tool_choice(body.get("tool_choice"), tools)
     logprobs = fields.flag(body, "logprobs")
+    top_logprobs = fields.integer(body, "top_logprobs", 0, 20) or 0
+    if top_logprobs and not logprobs:
+        raise BadField("top_logprobs", "top_logprobs takes effect only with logprobs: true")
     request = ChatRequest(
         messages=read_messages(fields.array(body, "messages")),
         tools=tools,
@@ -60,7 +63,7 @@ def read_chat_call(body: dict[str, Any], caller: Caller) -> ChatCall:
         target=caller.target or DEFAULT_TARGET,
         trainable=asked.trainable,
         n=choices,
-        top_logprobs=(fields.integer(body, "top_logprobs", 0, 20) or 0) if logprobs else 0,
+        top_logprobs=top_logprobs,
         response_format=fields.mapping(body, "response_format") or None,
         chat_template_kwargs=fields.mapping(body, "chat_template_kwargs"),
     )

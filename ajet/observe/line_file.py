@@ -74,3 +74,11 @@ def whole_record(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) else None
+
+
+def unreadable_lines(path: Path) -> list[int]:
+    """The numbers, from 1, of the lines that `whole_record` leaves out; not of a last one without its end."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return [number for number, line in enumerate(file, 1) if line.endswith("\n") and whole_record(line) is None]

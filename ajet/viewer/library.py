@@ -16,6 +16,7 @@ import yaml
 
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import is_running, read_events
+from ajet.observe.line_file import unreadable_lines
 from ajet.observe.notes import Note, Notes
 from ajet.schema.errors import UserError
 from ajet.viewer.candidates import PromptHistory
@@ -154,6 +155,13 @@ class Experiment:
             raise DamagedExperimentError(f"{file} is not JSON, line by line: {error}") from error
         return [event for event in found if isinstance(event, dict) and "event" in event and "time" in event]
 
+    def _left_out_events(self) -> list[str]:
+        """What of the events can't be read, in words."""
+        file = self.path / "events.jsonl"
+        lines = unreadable_lines(file)
+        more = f" ({len(lines) - 1} more such lines)" if len(lines) > 1 else ""
+        return [f"{file}, line {lines[0]}: not an event, and left out{more}"] if lines else []
+
     def log_tail(self) -> list[dict[str, Any]]:
         """The newest records of the log."""
         file = self.path / "run.log"
@@ -179,6 +187,7 @@ class Experiment:
             for name in ("reward/mean", "success/rate", "val/reward/mean")
         )
         events = reading.part(self.events, no_events)
+        reading.problems += reading.part(self._left_out_events, [])
         model = _at(config, "ajet", "model", "path")
         episodes = reading.part(self._count, 0)
         note = reading.part(lambda: self.notes.read().run, Note())

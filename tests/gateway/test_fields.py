@@ -15,6 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
 from gateway_parts import place, post
 from session_parts import CALL, TOOLS, USER, LineEngine, count
 
+from ajet.engine.model_source import ModelSource
+from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+
 CHAT = "/v1/chat/completions"
 BODY = {"messages": USER}
 
@@ -141,5 +144,38 @@ def test_streamed_completions_end_with_logprobs_and_ids() -> None:
             last = json.loads(lines[-1])["choices"][0]
             assert len(last["token_ids"]) == count("a time")
             assert {**last, "text": whole["text"], "call_id": ""} == {**whole, "call_id": ""}
+
+    asyncio.run(run())
+
+
+def test_streamed_chats_end_with_the_likeliest_alternatives_of_every_token() -> None:
+    async def run() -> None:
+        engine = TorchEngine(ModelSource.resolve("tiny:qwen2"), TorchEngineSettings(max_model_len=256))
+        await engine.ready()
+        async with place(engine) as here:  # type: ignore[arg-type]
+            asked = {**BODY, "logprobs": True, "top_logprobs": 3, "max_tokens": 5}
+            streamed = await post(here, CHAT, {**asked, "stream": True, "return_token_ids": True})
+            lines = [line[6:] for line in streamed.body.decode().splitlines() if line.startswith("data: {")]
+            last = json.loads(lines[-1])["choices"][0]
+            tokens = last["logprobs"]["content"]
+            assert len(tokens) == len(last["token_ids"]) == 5
+            assert [len(token["top_logprobs"]) for token in tokens] == [3] * 5
+            for token in tokens:
+                ranked = [one["logprob"] for one in token["top_logprobs"]]
+                assert ranked == sorted(ranked, reverse=True) and token["logprob"] <= ranked[0] + 1e-6
+        await engine.aclose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_alternatives_without_log_probabilities_are_refused(stream: bool) -> None:
+    async def run() -> None:
+        async with place() as here:
+            for asked in ({"top_logprobs": 3}, {"top_logprobs": 3, "logprobs": False}, {"top_logprobs": 21}):
+                reply = await post(here, CHAT, {**BODY, **asked, "stream": stream})
+                assert (reply.status, reply.json()["error"]["param"]) == (400, "top_logprobs"), reply.body
+            assert here.session.tracker.calls == []
+            assert (await post(here, CHAT, {**BODY, "top_logprobs": 0, "stream": stream})).status == 200
 
     asyncio.run(run())
