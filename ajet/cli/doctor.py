@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from packaging.specifiers import SpecifierSet
 
+from ajet.backbone.local.placement import why_no_gpu
 from ajet.backbone.plan import TRACKERS, installed, requirement, version_range
 from ajet.schema.install import TRAIN, install_command
 
@@ -159,10 +160,10 @@ def check_torch() -> Iterator[Finding]:
         yield Finding(Level.ABSENT, "torch", f"{'training, and models here':<{USES_WIDTH}}{install_command(TRAIN)}")
         return
     yield from _in_range("torch", needed=True)
-    yield from check_gpu(version)
+    yield from check_gpu()
 
 
-def check_gpu(version: str) -> Iterator[Finding]:
+def check_gpu() -> Iterator[Finding]:
     """The GPUs that torch sees, and those it should see."""
     import torch
 
@@ -176,16 +177,10 @@ def check_gpu(version: str) -> Iterator[Finding]:
                 f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} GiB free of {total / GIB:.0f}",
                 "nvidia-smi shows what uses it; `ajet --kill` ends what ajet left running" if busy else "",
             )
-    elif shutil.which("nvidia-smi") and Path("/proc/driver/nvidia/version").exists():
-        cpu_build = version.endswith("+cpu") or torch.version.cuda is None
-        yield Finding(
-            Level.PROBLEM,
-            "GPU",
-            "there is one, but this torch is a CPU build" if cpu_build else "there is one, but torch can't use it",
-            pip("torch") + " --force-reinstall"
-            if cpu_build
-            else "update the NVIDIA driver, or check CUDA_VISIBLE_DEVICES",
-        )
+        return
+    none = why_no_gpu()
+    if none.there:
+        yield Finding(Level.PROBLEM, "GPU", f"there is one, but {none.cause}", none.fix)
     else:
         yield Finding(Level.OK, "GPU", "none: the local and debug backbones run on the CPU")
 

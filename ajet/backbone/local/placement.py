@@ -6,10 +6,12 @@ with more GPUs than the engines need, it gets those that the trainer leaves free
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ajet.schema.errors import ConfigError
 
@@ -61,8 +63,10 @@ def place(config: Config, count_gpus: Callable[[], int]) -> Placement:
 def _check(key: str, named: Sequence[int], gpus: int) -> None:
     missing = [gpu for gpu in named if gpu >= gpus]
     if missing and not gpus:
+        none = why_no_gpu()
         raise ConfigError(
-            f"{key} names GPU {missing[0]}, and PyTorch finds no CUDA device here ({_why_none()}): leave the key out"
+            f"{key} names GPU {missing[0]}, and PyTorch finds no CUDA device here ({none.cause}): {none.fix}, or leave "
+            "the key out"
         )
     if missing:
         raise ConfigError(
@@ -77,11 +81,41 @@ def visible_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def _why_none() -> str:
+class NoGpu(NamedTuple):
+    """Why PyTorch finds no CUDA device."""
+
+    there: bool
+    """Whether the machine shows a GPU all the same."""
+    cause: str
+    fix: str
+
+
+def why_no_gpu() -> NoGpu:
+    """The cause and the fix. To be asked only if PyTorch finds none."""
     import torch
 
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} is a build without CUDA"
-    if not list(Path("/dev").glob("nvidia[0-9]*")):
-        return "the machine has none, or its driver is not loaded"
-    return f"the driver is too old for CUDA {torch.version.cuda}, or CUDA_VISIBLE_DEVICES hides them"
+    there = any(Path("/dev").glob("nvidia[0-9]*"))
+    name, built, hidden = f"torch {torch.__version__}", torch.version.cuda, os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not there:
+        return NoGpu(there, "the machine has none, or its driver is not loaded", "use a machine with a GPU")
+    if built is None:
+        return NoGpu(there, f"{name} is a build without CUDA", "pip install torch --force-reinstall")
+    serves = _driver_serves()
+    if serves is None:
+        return NoGpu(there, "libcuda.so.1 of its driver can't be loaded", "install the NVIDIA driver")
+    if int(serves.partition(".")[0]) < int(built.partition(".")[0]):
+        cause = f"its driver is too old: it serves CUDA {serves}, and {name} is built for {built}"
+        return NoGpu(there, cause, "update the NVIDIA driver, or install a torch for an older CUDA")
+    if hidden is not None:
+        return NoGpu(there, f"CUDA_VISIBLE_DEVICES={hidden!r} hides it", "unset CUDA_VISIBLE_DEVICES")
+    return NoGpu(there, f"{name} can't use it", "python -c 'import torch; torch.zeros(1).cuda()' says why")
+
+
+def _driver_serves() -> str | None:
+    """The newest CUDA that the driver knows. None: there is no driver to ask."""
+    version = ctypes.c_int(0)
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return None if failed else f"{version.value // 1000}.{version.value % 1000 // 10}"
