@@ -63,6 +63,10 @@ class NotMeasured(Exception):
     """Why there is no figure."""
 
 
+class ProgramFailed(Exception):
+    """Another program that a part needs has failed."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """A model with random weights."""
@@ -364,8 +368,9 @@ def _run(command: list[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-12:]
-        raise RuntimeError("\n".join([f"{command[1]} ended with {done.returncode}:", *said]))
+        print(done.stdout, done.stderr, sep="\n", flush=True)  # into the part's log
+        said = [line for line in done.stderr.splitlines() if "Error" in line] or ["its log says more"]
+        raise ProgramFailed(f"{Path(command[1]).name} ended with {done.returncode}: {said[0].strip()[:300]}")
 
 
 # ---------------------------------------------------------------- speed
@@ -572,7 +577,7 @@ def measure(part: str, shape: str, place: Place) -> dict[str, Any]:
         return {"not_measured": str(why)}
     except torch.cuda.OutOfMemoryError:
         return {"not_measured": "it does not fit into the GPU's memory"}
-    except UserError as error:
+    except (UserError, ProgramFailed) as error:
         return {"ok": False, "error": str(error)}
 
 
