@@ -34,9 +34,11 @@ def service(command: str, **more: Any) -> Service:
 
 def test_the_run_waits_until_it_answers_and_nothing_is_left(capsys: pytest.CaptureFixture[str]) -> None:
     address = ("127.0.0.1", free_port())
+    before = set(psutil.Process().children(recursive=True))
     with start_service(service(f"echo $GREETING; {listening(address[1])}", address=address, env={"GREETING": "hello"})):
         socket.create_connection(address).close()
-        children = psutil.Process().children(recursive=True)
+        children = set(psutil.Process().children(recursive=True)) - before
+    assert children
     wait_until(lambda: not any(child.is_running() for child in children))
     assert "started world (pid " in capsys.readouterr().out
     (log,) = Path("state").glob("world-*.log")
