@@ -21,6 +21,8 @@ from ajet import __version__
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-")
+"""How the names of executors' threads begin."""
 EXIT_S = 3.0
 """How long the interpreter may take to exit once everything of ours is closed."""
 
@@ -111,8 +113,9 @@ def _ensure_exit(code: int) -> int:
 
 
 def _threads_that_hold_us() -> list[str]:
-    """Names of threads that Python waits for on exit: of executors, and those that user code started."""
-    return [one.name for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    """Names of threads that Python waits for on exit: executors', daemons or not, and those of user code."""
+    others = [one for one in threading.enumerate() if one is not threading.main_thread()]
+    return [one.name for one in others if not one.daemon or one.name.startswith(POOL_THREADS)]
 
 
 def _exit_anyway(code: int) -> None:
