@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -98,10 +99,10 @@ def _parser() -> ArgumentParser:
 
 
 def _gibibytes(text: str) -> float:
-    size = float(text)
-    if not 0 < size < 10_000:
-        raise ValueError
-    return size
+    with suppress(ValueError):
+        if 0 < (size := float(text)) < 10_000:
+            return size
+    raise ArgumentTypeError(f"{text!r} is not a GPU's memory: write GiB, for example --gpu 24")
 
 
 def load(config: Config) -> Loaded:
