@@ -86,7 +86,7 @@ def _vllm(config: Any, gpus: tuple[int, ...], adapter_rank: int) -> Engine:
         from ajet.engine.vllm.in_process import VllmInProcessEngine
 
         return VllmInProcessEngine(settings)
-    from ajet.engine.vllm.server import VllmServerEngine
+    from ajet.engine.vllm.server_engine import VllmServerEngine
 
     return VllmServerEngine(settings)
 

@@ -22,7 +22,7 @@ from torch_helpers import NEAR_TIE, forward_logits, forward_logprobs, random_pro
 
 from ajet.engine.model_source import ModelSource
 from ajet.engine.vllm.arguments import VllmSettings
-from ajet.engine.vllm.server import VllmServerEngine
+from ajet.engine.vllm.server_engine import VllmServerEngine
 from ajet.schema.generation import Completion, TokenChunk
 
 PYTHON = os.environ.get("AJET_VLLM_PYTHON", "")

@@ -21,7 +21,7 @@ import torch
 from ajet.engine.base import Engine
 from ajet.engine.vllm.arguments import VllmSettings, server_arguments, server_environment
 from ajet.engine.vllm.in_process import VllmInProcessEngine
-from ajet.engine.vllm.server import VllmServerEngine
+from ajet.engine.vllm.server_engine import VllmServerEngine
 from ajet.schema.errors import (
     ConfigError,
     EngineError,

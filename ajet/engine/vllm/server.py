@@ -1,15 +1,9 @@
-"""`VllmServerEngine`: vLLM on one or several servers that we start, watch and stop. An episode stays on one server.
-
-A server that dies or fails its health checks is restarted, a limited number of times, and serves the newest weights
-when it comes back. Requests that were in flight fail with a typed error, and the pool retries them; requests that come
-meanwhile wait for the server.
-"""
+"""`VllmServer`: one vLLM server that we start, ask for its health, and stop with everything it started."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import re
 import secrets
@@ -21,18 +15,10 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from ajet.engine.base import OnTokens
-from ajet.engine.remote.client import Endpoint, RemoteClient, RemoteSettings, stable_hash
-from ajet.engine.remote.completions import CompletionReader, completion_body
-from ajet.engine.sampling_rules import check_request
 from ajet.engine.vllm.arguments import (
-    MODEL_NAME,
-    RELOAD,
     SERVER_KEY,
     SERVER_MODULE,
     VllmSettings,
@@ -40,15 +26,11 @@ from ajet.engine.vllm.arguments import (
     server_environment,
     worker_arguments,
 )
-from ajet.engine.vllm.weights import WeightFolders
 from ajet.schema.errors import (
-    AjetError,
     EngineError,
     FeatureUnavailableError,
-    GenerationTimeoutError,
     MissingDependencyError,
 )
-from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 from ajet.schema.install import install_command
 
 STOP_SECONDS = 15.0
@@ -201,303 +183,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Replica:
-    """A server, our connections to it, and what it serves."""
-
-    server: VllmServer
-    client: RemoteClient | None = None
-    """None while it is being restarted."""
-    up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while it answers and has the newest weights, and when the engine is given up: then nobody should wait."""
-    version: int = 0
-    folder: Path | None = None
-    """The weights it serves. None: those it was started with."""
-    adapter: str = ""
-    missed: int = 0
-
-    @property
-    def model(self) -> str:
-        return self.adapter or MODEL_NAME
-
-    async def answers(self) -> bool:
-        """Whether its process runs and answers a health check."""
-        return self.server.alive and await self.server.healthy()
-
-
-async def _control(replica: Replica, path: str, body: Mapping[str, Any] | None = None) -> None:
-    if replica.client is None:
-        raise EngineError("the vLLM server is being restarted")
-    await replica.client.control(path, body or {})
-
-
-class VllmServerEngine:
-    """An `Engine` over vLLM servers of our own."""
-
-    def __init__(self, settings: VllmSettings, command: CommandLine = vllm_command) -> None:
-        self._settings = settings
-        self._replicas = [Replica(VllmServer(settings, index, command)) for index in range(settings.replicas)]
-        self._starting: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._look = asyncio.Event()
-        """Set by whoever sees that a server died: the watch then looks at once."""
-        self._running = asyncio.Event()
-        self._running.set()
-        self._asleep = False
-        self._in_flight: set[asyncio.Task[Any]] = set()
-        self._version = 0
-        self._folders = WeightFolders()
-        self._dead: EngineError | None = None
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities("vllm", load_weights=True, max_model_len=self._settings.max_model_len)
-
-    async def ready(self) -> None:
-        """Start all servers, in parallel."""
-        if self._starting is None:
-            self._starting = asyncio.create_task(self._start_all())
-        await asyncio.shield(self._starting)
-
-    async def _start_all(self) -> None:
-        try:
-            await asyncio.gather(*(self._start(replica) for replica in self._replicas))
-        except AjetError:
-            await self._stop_all()
-            raise
-        self._watching = asyncio.create_task(self._watch())
-
-    async def _start(self, replica: Replica) -> None:
-        await replica.server.start()
-        if replica.client is not None:
-            await replica.client.aclose()
-        endpoint = Endpoint(f"{replica.server.base_url}/v1", replica.server.key)
-        # one attempt: if a server of ours fails, it is restarted and the pool retries
-        limits = RemoteSettings((endpoint,), MODEL_NAME, max_parallel=100_000, max_attempts=1, timeout_s=86_400.0)
-        replica.client = RemoteClient(limits)
-        replica.missed = 0
-        if self._folders.newest is not None:
-            await self._load(replica, self._folders.newest, self._version)
-        replica.up.set()
-
-    # ------------------------------------------------------------ generation
-
-    async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
-        try:
-            async with asyncio.timeout(request.deadline_s):
-                await self.ready()
-                await self._running.wait()
-                self._check_alive()
-                room = check_request(request, max_model_len=self._settings.max_model_len)
-                return await self._tracked(self._generate(request, room, on_tokens))
-        except TimeoutError as error:
-            raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
-
-    async def _tracked(self, work: Any) -> Completion:
-        """Run it as a task, so that `pause` can wait for it; it is cancelled with its caller."""
-        task: asyncio.Task[Completion] = asyncio.ensure_future(work)
-        self._in_flight.add(task)
-        task.add_done_callback(self._in_flight.discard)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-
-    async def _generate(self, request: GenerateRequest, room: int, on_tokens: OnTokens | None) -> Completion:
-        replica = self._replica_of(request.session_id)
-        await replica.up.wait()
-        self._check_alive()
-        client, model = replica.client, replica.model
-        if client is None:
-            raise EngineError("the vLLM server is being restarted")
-        reader = CompletionReader(request, replica.version)
-
-        def on_event(event: dict[str, Any]) -> None:
-            if model == MODEL_NAME:  # an adapter stays the same until the reply ends
-                reader.note_version(replica.version)
-            ids, logprobs = reader.read(event)
-            if ids and on_tokens is not None:
-                on_tokens(TokenChunk(list(ids), logprobs))
-
-        try:
-            # always streamed: vLLM learns of a cancelled request when the connection closes
-            await client.stream("/completions", completion_body(request, model, room), on_event)
-        except EngineError:
-            if replica.client is client and not await replica.answers():
-                self._mark_down(replica)  # before the pool retries: the next request waits for the server
-            raise
-        return reader.completion()
-
-    def _mark_down(self, replica: Replica) -> None:
-        replica.up.clear()
-        if not replica.server.alive:
-            self._look.set()
-
-    def _replica_of(self, session: str) -> Replica:
-        return self._replicas[stable_hash(session) % len(self._replicas)]
-
-    # ------------------------------------------------------------ weights
-
-    async def load_weights(self, source: Any, version: int) -> None:
-        """Weights from a Hugging Face folder or state dict, or a LoRA adapter (servers need `--enable-lora`).
-
-        A server that dies meanwhile comes back with them.
-        """
-        await self.ready()
-        await self._wake()
-        folder = self._folders.folder_of(source, version)
-        previous, self._version = self._version, version
-        replaced = self._folders.announce(folder)
-        try:
-            await asyncio.gather(*(self._bring(replica, folder, version) for replica in self._replicas))
-        except EngineError:
-            self._version = previous
-            self._folders.announce(replaced)
-            raise
-        self._folders.remove(replaced)
-
-    async def _bring(self, replica: Replica, folder: Path, version: int) -> None:
-        """Return when this server serves these weights, be it by starting again."""
-        while True:
-            await replica.up.wait()
-            self._check_alive()
-            if replica.folder == folder and replica.version == version:
-                return
-            client = replica.client
-            try:
-                await self._load(replica, folder, version)
-            except EngineError:
-                if replica.client is client and await replica.answers():
-                    raise  # it refuses them
-                self._mark_down(replica)
-
-    async def _load(self, replica: Replica, folder: Path, version: int) -> None:
-        """Replies in flight pause, then continue; prefixes computed under the old weights are dropped."""
-        path = str(folder.resolve())
-        previous = replica.adapter
-        if (folder / "adapter_config.json").is_file():
-            # a new name for each version: vLLM keys its prefix cache by the adapter's name
-            adapter = f"{MODEL_NAME}-{version}"
-            await _control(replica, "/v1/load_lora_adapter", {"lora_name": adapter, "lora_path": path})
-            replica.adapter, replica.version, replica.folder = adapter, version, folder
-        else:
-            await _control(replica, "/pause?mode=keep")
-            try:
-                reload = {"method": RELOAD, "kwargs": {"weights_path": path}}
-                await _control(replica, "/collective_rpc", reload)
-                await _control(replica, "/reset_prefix_cache")
-                # before `resume`: no new token may carry the old version
-                replica.adapter, replica.version, replica.folder = "", version, folder
-            finally:
-                await _control(replica, "/resume")
-        if previous and previous != replica.adapter:
-            await _control(replica, "/v1/unload_lora_adapter", {"lora_name": previous})
-
-    # ------------------------------------------------------------ faults
-
-    async def _watch(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), self._settings.heartbeat_s)
-            self._look.clear()
-            try:
-                await asyncio.gather(*(self._check(replica) for replica in self._replicas))
-            except AjetError as error:
-                self._dead = error if isinstance(error, EngineError) else EngineError(str(error))
-                log.error("giving up on the vLLM engine: %s", error)
-                for replica in self._replicas:
-                    replica.up.set()  # nobody should wait any longer
-                return
-
-    async def _check(self, replica: Replica) -> None:
-        """Restart the server if it died or hangs; raise if it did so too often. None is restarted while its memory
-        belongs to the trainer."""
-        server = replica.server
-        if server.alive:
-            healthy = await server.healthy()
-            replica.missed = 0 if healthy else replica.missed + 1
-            if healthy and replica.client is not None:
-                replica.up.set()
-            if replica.missed < self._settings.heartbeats_to_hang:
-                return
-        if self._asleep:
-            return
-        why = "hangs" if server.alive else "died"
-        self._check_starts(server, why)
-        log.warning("a vLLM server %s: restarting it (log: %s)", why, server.log_file)
-        client, replica.client, replica.adapter, replica.folder = replica.client, None, "", None
-        replica.up.clear()
-        await server.stop()
-        if client is not None:
-            await client.aclose()
-        try:
-            await self._start(replica)
-        except EngineError as error:
-            self._check_starts(server, f"did not start ({error})")
-            log.warning("%s: trying again", error)
-
-    def _check_starts(self, server: VllmServer, why: str) -> None:
-        if server.starts > self._settings.max_restarts:
-            raise EngineError(
-                f"the vLLM server {why} after {server.starts} starts (log: {server.log_file}):\n{server.log_tail()}"
-            )
-
-    def _check_alive(self) -> None:
-        if self._dead is not None:
-            raise EngineError(f"the vLLM engine has ended: {self._dead}") from self._dead
-
-    # ------------------------------------------------------------ pausing and closing
-
-    async def pause(self) -> None:
-        """With `sleep`, the GPU's memory is free from here until `load_weights` or `resume`."""
-        self._running.clear()
-        if self._in_flight:
-            await asyncio.wait(set(self._in_flight))
-        if self._settings.sleep and not self._asleep:
-            await self.ready()
-            self._asleep = True
-            await self._tell_all("/sleep?level=1")
-
-    async def resume(self) -> None:
-        await self._wake()
-        self._running.set()
-
-    async def _wake(self) -> None:
-        if self._asleep:
-            await self._tell_all("/wake_up")
-            self._asleep = False
-
-    async def _tell_all(self, path: str) -> None:
-        """To every server that runs; one that died is restarted awake, with the newest weights."""
-
-        async def tell(replica: Replica) -> None:
-            try:
-                await _control(replica, path)
-            except EngineError:
-                if await replica.answers():
-                    raise
-                self._mark_down(replica)
-
-        await asyncio.gather(*(tell(replica) for replica in self._replicas))
-
-    async def aclose(self) -> None:
-        self._dead = self._dead or EngineError("it is closed")
-        for task in (self._watching, self._starting):
-            if task is not None and not task.done():
-                task.cancel()
-                await asyncio.wait([task])
-        await self._stop_all()
-        self._folders.close()
-
-    async def _stop_all(self) -> None:
-        await asyncio.gather(*(replica.server.stop() for replica in self._replicas))
-        for replica in self._replicas:
-            if replica.client is not None:
-                await replica.client.aclose()
-                replica.client = None
