@@ -9,7 +9,6 @@ time it executes Python code), and finally counted as *lost*. Too many lost thre
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import logging
 import sys
@@ -18,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from types import FrameType
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ajet.environment.leased import LeasedEnvironment
@@ -30,6 +29,7 @@ from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
 from ajet.task_runner.environments import EnvironmentEndings
+from ajet.task_runner.foreign_exception import raise_in
 from ajet.task_runner.leftover_connections import drop_complaints
 from ajet.task_runner.outside_loop import cancel_loops, end_tasks, run_with_pauses
 from ajet.task_runner.process_state import ProcessState
@@ -187,18 +187,17 @@ class EpisodeThread(Generic[T]):
     def interrupt(self) -> None:
         """Raise `WorkflowInterrupted` in the thread. Takes effect when it next executes Python code.
 
-        May have no effect (see `_is_delicate`): repeat it until the thread has ended.
+        May have no effect (see `raise_in`): repeat it until the thread has ended.
         """
-        ident = self._thread.ident
-        time.sleep(0)  # start a new GIL slice, so that the thread can't advance between the check and the exception
-        if (
-            self.alive
-            and not self._interrupted
-            and ident is not None
-            and not _is_delicate(sys._current_frames().get(ident))
-        ):
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(WorkflowInterrupted))
-            cancel_loops(ident, besides=self._loop)  # a loop that waits for events executes no Python code
+        if raise_in(self._thread, WorkflowInterrupted, unless=lambda: self._interrupted):
+            self._wake()
+
+    def _wake(self) -> None:
+        """Loops of the thread that wait for events execute no Python code."""
+        cancel_loops(self._thread.ident, besides=self._loop)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has just been closed
+                self._loop.call_soon_threadsafe(lambda: None)
 
     def stack(self) -> str:
         """The thread's current stack."""
@@ -240,26 +239,6 @@ class EpisodeThread(Generic[T]):
 def _for_the_service_loop(error: BaseException) -> Exception:
     """An event loop that meets `SystemExit` or `KeyboardInterrupt` ends: there they are a fault like any other."""
     return error if isinstance(error, Exception) else WorkflowFault(f"{type(error).__name__}: {error}")
-
-
-_LOCKING = {function.__code__ for function in (threading.Condition.__enter__, threading.Condition.__exit__)}
-_LOGGING = logging.Handler.handle.__code__.co_filename
-
-
-def _is_delicate(frame: FrameType | None) -> bool:
-    """Whether raising an exception in a thread at this frame could harm other threads.
-
-    While a thread is starting another one, CPython identifies both by the same number: the exception could hit the
-    wrong one, which would then never report that it has started. A thread that is about to release a lock shared by all
-    threads (of logging, an import or a future) would never release it, and the whole process would wait.
-    """
-    if frame is not None and (frame.f_code in _LOCKING or "importlib" in frame.f_code.co_filename):
-        return True
-    while frame is not None:
-        if frame.f_code is threading.Thread.start.__code__ or frame.f_code.co_filename == _LOGGING:
-            return True
-        frame = frame.f_back
-    return False
 
 
 class EpisodeThreads:

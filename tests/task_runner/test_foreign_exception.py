@@ -1,0 +1,76 @@
+"""An exception for a thread that waits doesn't stop the threads that a debugger follows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from types import FrameType
+
+import pytest
+
+from ajet.task_runner.foreign_exception import raise_in
+
+
+class StopError(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("follow", ["everything", "one frame"])
+def test_traced_threads_go_on_while_another_waits(follow: str) -> None:
+    # in a process of its own: threads that stop can't be ended
+    ended = subprocess.run([sys.executable, __file__, follow], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout.split("\n")[:2] == ["goes on", "still waits"], ended.stderr
+
+
+def test_a_thread_that_executes_python_meets_it() -> None:
+    met, stop = threading.Event(), threading.Event()
+
+    def count() -> None:
+        try:
+            while not stop.is_set():
+                pass
+        except StopError:
+            met.set()
+
+    thread = threading.Thread(target=count, daemon=True)
+    thread.start()
+    while not met.wait(0.05) and thread.is_alive():
+        raise_in(thread, StopError, unless=met.is_set)
+    thread.join()
+    assert met.is_set()
+
+
+def follow_calls(frame: FrameType, event: str, arg: object) -> object:
+    return follow_calls
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def interrupt_one_that_waits(follow: str) -> None:
+    ends, waits = os.pipe(), threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        os.read(ends[0], 1)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    if follow == "everything":
+        threading.settrace(follow_calls)
+    sys.settrace(follow_calls)
+    sys._getframe().f_trace = follow_calls
+    thread.start()
+    waits.wait()
+    while os.path.basename(sys._current_frames()[thread.ident or 0].f_code.co_filename) != os.path.basename(__file__):
+        pass  # it is still about to leave `set`
+    raise_in(thread, StopError, unless=lambda: False)
+    say("goes on")
+    say("still waits" if thread.is_alive() else "gone")
+    os.write(ends[1], b".")
+
+
+if __name__ == "__main__":
+    interrupt_one_that_waits(sys.argv[1])
