@@ -6,7 +6,6 @@ Worker and loss are Trinity's own, on the CPU and without Ray. Needs Trinity.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from equality import (
     samples_of,
 )
 from ray_runs import enter_trinity_on_cpu, installed
+from verl_worker import process_group, training_worker
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,12 +36,8 @@ if installed("trinity-rft"):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def process_group() -> Iterator[None]:
+def one_process() -> Iterator[None]:
     """The worker of verl that Trinity builds, without Ray."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     import torch
     import verl.utils.attention_utils as attention
     import verl.workers.engine.fsdp.transformer_impl as fsdp
@@ -50,10 +46,10 @@ def process_group() -> Iterator[None]:
     attention._get_attention_functions = lambda: (None, None, None, unpad)  # else flash-attn's
     for name in ("max_memory_allocated", "max_memory_reserved"):  # asked for metrics
         setattr(torch.cpu, name, lambda: 0)
-    torch.distributed.init_process_group("gloo")
-    EngineRegistry.register("language_model", ["fsdp", "fsdp2"], "cpu")(fsdp.FSDPEngineWithLMHead)
-    yield
-    torch.distributed.destroy_process_group()
+    with process_group():
+        torch.distributed.init_process_group("gloo")
+        EngineRegistry.register("language_model", ["fsdp", "fsdp2"], "cpu")(fsdp.FSDPEngineWithLMHead)
+        yield
 
 
 def unpad(values: Any, mask: Any) -> tuple[Any, Any, Any]:
@@ -84,35 +80,11 @@ def make_worker() -> Any:
     """Its engine on the CPU, with plain descent."""
     import torch
     from equality import LR
-    from verl.trainer.config import CheckpointConfig
-    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
-    from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 
     from ajet.engine.model_source import ModelSource
 
-    worker = TrainingWorker(
-        TrainingWorkerConfig(
-            model_type="language_model",
-            model_config=HFModelConfig(
-                path=ModelSource.resolve(MODEL).path,
-                use_remove_padding=False,
-                enable_gradient_checkpointing=False,
-                override_config={"attn_implementation": "sdpa"},
-            ),
-            engine_config=FSDPEngineConfig(
-                strategy="fsdp2",
-                model_dtype="fp32",
-                use_torch_compile=False,
-                mixed_precision={"param_dtype": "fp32"},
-                use_dynamic_bsz=True,
-                max_token_len_per_gpu=150,
-                infer_max_token_len_per_gpu=150,
-            ),
-            optimizer_config=FSDPOptimizerConfig(lr=LR, clip_grad=1e9, total_training_steps=STEPS),
-            checkpoint_config=CheckpointConfig(),
-        )
-    )
-    worker.reset()
+    path = ModelSource.resolve(MODEL).path
+    worker = training_worker(path, lr=LR, clip_grad=1e9, total_training_steps=STEPS)
     worker.engine.optimizer = torch.optim.SGD(worker.engine.module.parameters(), lr=LR)
     return worker
 

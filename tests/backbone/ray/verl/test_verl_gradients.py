@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from equality import (
     samples_of,
 )
 from ray_runs import installed
+from verl_worker import process_group, training_worker
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
 pytestmark = [
@@ -32,23 +32,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def process_group() -> Iterator[None]:
-    """verl's worker without Ray."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    import torch
-
-    yield
-    torch.distributed.destroy_process_group()
+def one_process() -> Iterator[None]:
+    with process_group():
+        yield
 
 
 def make_worker(config: Any, *, optimizer: str = "SGD") -> Any:
     """verl's training worker on the CPU, with our engine, as our mapping configures them."""
-    from verl.trainer.config import CheckpointConfig
-    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
-    from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
+    import verl  # noqa: F401 - loads our plugin, which registers the engine
 
     from ajet.backbone.ray.mapping import Machine, RunFacts
     from ajet.backbone.ray.payload import RunPayload
@@ -61,30 +52,8 @@ def make_worker(config: Any, *, optimizer: str = "SGD") -> Any:
     settings = verl_settings(config, RunFacts(path, Path("/c"), STEPS, payload=payload), Machine("cpu"))
     place = "actor_rollout_ref.actor.optim."
     optim = {key.removeprefix(place): value for key, value in settings.items() if key.startswith(place)}
-    worker = TrainingWorker(
-        TrainingWorkerConfig(
-            model_type="language_model",
-            model_config=HFModelConfig(
-                path=path,
-                use_remove_padding=False,
-                enable_gradient_checkpointing=False,
-                override_config={"attn_implementation": "sdpa"},
-            ),
-            engine_config=FSDPEngineConfig(
-                strategy="fsdp2",
-                model_dtype="fp32",
-                use_torch_compile=False,
-                mixed_precision={"param_dtype": "fp32"},
-                use_dynamic_bsz=True,
-                max_token_len_per_gpu=150,
-                infer_max_token_len_per_gpu=150,
-            ),
-            optimizer_config=FSDPOptimizerConfig(optimizer=optimizer, total_training_steps=STEPS, **optim),
-            checkpoint_config=CheckpointConfig(),
-        )
-    )
+    worker = training_worker(path, optimizer=optimizer, total_training_steps=STEPS, **optim)
     assert isinstance(worker.engine, AjetTrainEngine)
-    worker.reset()
     worker.set_loss_fn(lambda **_: pytest.fail("verl's own loss was asked"))
     return worker
 
