@@ -1,4 +1,4 @@
-"""`raise_in(thread, exception, unless)`: an exception in another thread, the next time it executes Python code.
+"""`raise_in`: an exception in another thread, the next time it executes Python code.
 
 Nothing is raised where that could harm other threads, so a caller that needs the thread to end asks again.
 
@@ -25,18 +25,23 @@ _SLICE_S = 0.5
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
-def raise_in(thread: threading.Thread, exception: type[BaseException], unless: Callable[[], bool]) -> bool:
-    """Raise `exception` in the thread. False if it has ended, or if `unless` or its place in the code forbids it."""
+def raise_in(
+    thread: threading.Thread, exception: type[BaseException], unless: Callable[[], bool], wake: Callable[[], None]
+) -> None:
+    """Raise `exception` in the thread, but not if it has ended, nor if `unless` or its place in the code forbids it.
+
+    `wake` has the thread leave a wait, such as a loop's for events.
+    """
     traced = sys.version_info < (3, 12) and _traced()
     with _no_other_thread():  # between the checks and the exception, it can't advance nor another take its identifier
+        wake()
         ident = thread.ident
         if ident is None or not thread.is_alive() or unless() or _is_delicate(sys._current_frames().get(ident)):
-            return False
+            return
         if traced:
             _raise_for_a_moment(ident, exception)
         else:
             _set_exception(ctypes.c_ulong(ident), ctypes.py_object(exception))
-    return True
 
 
 @contextmanager

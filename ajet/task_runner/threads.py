@@ -189,8 +189,7 @@ class EpisodeThread(Generic[T]):
 
         May have no effect (see `raise_in`): repeat it until the thread has ended.
         """
-        if raise_in(self._thread, WorkflowInterrupted, unless=lambda: self._interrupted):
-            self._wake()
+        raise_in(self._thread, WorkflowInterrupted, unless=lambda: self._interrupted, wake=self._wake)
 
     def _wake(self) -> None:
         """Loops of the thread that wait for events execute no Python code."""

@@ -17,6 +17,10 @@ class StopError(BaseException):
     pass
 
 
+def nothing() -> None:
+    """These threads need no waking."""
+
+
 @pytest.mark.parametrize("follow", ["everything", "one frame"])
 def test_traced_threads_go_on_while_another_waits(follow: str) -> None:
     # in a process of its own: threads that stop can't be ended
@@ -37,7 +41,7 @@ def test_a_thread_that_executes_python_meets_it() -> None:
     thread = threading.Thread(target=count, daemon=True)
     thread.start()
     while not met.wait(0.05) and thread.is_alive():
-        raise_in(thread, StopError, unless=met.is_set)
+        raise_in(thread, StopError, unless=met.is_set, wake=nothing)
     thread.join()
     assert met.is_set()
 
@@ -66,7 +70,7 @@ def interrupt_one_that_waits(follow: str) -> None:
     waits.wait()
     while os.path.basename(sys._current_frames()[thread.ident or 0].f_code.co_filename) != os.path.basename(__file__):
         pass  # it is still about to leave `set`
-    raise_in(thread, StopError, unless=lambda: False)
+    raise_in(thread, StopError, unless=lambda: False, wake=nothing)
     say("goes on")
     say("still waits" if thread.is_alive() else "gone")
     os.write(ends[1], b".")
