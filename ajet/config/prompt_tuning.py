@@ -97,6 +97,9 @@ class PromptTuningConfig(Section):
     """Who writes proposals: the `helper` model of `ajet.helper`, the `tuned` model itself, or `module->function`."""
     proposer_temperature: Temperature = 1.0
     """Of the model that writes proposals."""
+    proposer_timeout: AboveZero = 300.0
+    """Seconds that one answer of the proposer may take, with what its client retries. A question that takes longer has
+    failed; if all of a round fail, the search ends with an error, and the same command goes on from there."""
     rounds: Positive | None = None
     """Most rounds. null: the algorithm's own number (apo 3, gepa 30, best_of 3)."""
     repeats: Positive = 1

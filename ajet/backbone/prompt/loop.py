@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.backbone import LaunchOptions
 from ajet.backbone.prompt.episodes import EpisodeTrials
 from ajet.backbone.prompt.journal import FORMAT, History, PromptJournal
+from ajet.backbone.prompt.patience import PatientProposer
 from ajet.backbone.prompt.proposers import load_function, make_proposer
 from ajet.backbone.prompt.report import end_text, round_line, standing
 from ajet.backbone.prompt.settings import check_budget, make_algorithm, make_budget
@@ -114,7 +115,7 @@ class PromptRun:
             list(self.split.search),
             list(self.split.validation),
             self.trials,
-            make_proposer(self.config, self.runtime),
+            PatientProposer(make_proposer(self.config, self.runtime), self.tuning.proposer_timeout, self.progress),
             self.journal,
             rounds=rounds,
             tune=self.tuning.tune,
@@ -141,7 +142,7 @@ class PromptRun:
 
     def _settings(self) -> dict[str, Any]:
         """What a resumed run may not change."""
-        kept = self.tuning.model_dump(mode="json", exclude={"templates", "budget", "rounds"})
+        kept = self.tuning.model_dump(mode="json", exclude={"templates", "budget", "rounds", "proposer_timeout"})
         return {**kept, "seed": self.config.ajet.rollout.seed}
 
     def _task_names(self) -> dict[str, list[str]]:

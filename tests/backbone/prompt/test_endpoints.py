@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,64 @@ def test_a_helper_that_is_no_use_is_said(
         assert main(["--conf", str(conf), "--backbone=prompt"]) == 1
     said = "".join(capsys.readouterr())
     assert why in said and "Traceback" not in said
+
+
+def test_a_helper_that_never_answers_ends_the_search_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its connections stay open and nothing comes. With a longer timeout, the same command goes on."""
+    monkeypatch.chdir(tmp_path)
+    asked: list[str] = []
+    over = threading.Event()
+
+    def answer(text: str) -> str:
+        asked.append(text)
+        if len(asked) <= 4:
+            over.wait()
+        return f'<template name="solver">Check {len(asked)}: {{question}}</template>'
+
+    with helper(answer) as server:
+        keys = {"model": "m", "base_url": server.url, "api_key": "k"}
+        conf = str(project(tmp_path, tasks=8, helper=keys, prompt_tuning__proposer="helper"))
+        search = ["--conf", conf, "--backbone=prompt", "prompt_tuning.rounds=1"]
+        try:
+            assert main([*search, "prompt_tuning.proposer_timeout=0.5"]) == 1
+            why = (
+                "round 1: all 4 questions to the proposer failed. The last: the proposer failed: no answer within 0.5 s"
+            )
+            assert why in capsys.readouterr().err
+            assert main([*search, "prompt_tuning.proposer_timeout=120"]) == 0
+        finally:
+            over.set()
+    assert len(asked) == 8
+    said = capsys.readouterr().out
+    assert "4 new" in said and "start:" not in said, "the start was validated once"
+
+
+def test_a_helper_that_answers_some_questions_too_late_loses_those(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[str] = []
+    over = threading.Event()
+
+    def answer(text: str) -> str:
+        asked.append(text)
+        if len(asked) == 2:
+            over.wait()
+        return f'<template name="solver">Check {len(asked)}: {{question}}</template>'
+
+    with helper(answer) as server:
+        keys = {"model": "m", "base_url": server.url, "api_key": "k"}
+        conf = str(project(tmp_path, tasks=8, helper=keys, prompt_tuning__proposer="helper"))
+        try:
+            code = main(
+                ["--conf", conf, "--backbone=prompt", "prompt_tuning.rounds=1", "prompt_tuning.proposer_timeout=3"]
+            )
+        finally:
+            over.set()
+    assert code == 0
+    assert "3 new, 1 refused" in capsys.readouterr().out
 
 
 def test_a_helper_that_ends_in_the_middle_leaves_the_complete_rounds(
