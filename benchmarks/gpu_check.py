@@ -24,6 +24,7 @@ call goes on from there. vLLM is measured if this Python has it, or the one that
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -169,9 +170,9 @@ def conduct(name: str, told: dict[str, Any], work: Path, limit: float) -> dict[s
         except subprocess.TimeoutExpired:
             return {"not_measured": f"it took longer than {limit:.0f} s; its output is in {log.name}"}
         finally:
-            if child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # what it started may outlive it
                 os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+            child.wait()
     if child.returncode or not figures.is_file():
         last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
         return {"ok": False, "error": f"ended with {child.returncode}: {last[:300]}"}
