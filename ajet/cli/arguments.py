@@ -6,10 +6,13 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ajet.backbone import LaunchOptions, RayStart
 from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import BackboneName
 
 
 class ArgumentError(UserError):
@@ -22,6 +25,8 @@ class LaunchArguments:
 
     conf: str | None = None
     backbone: str | None = None
+    also: tuple[BackboneName, ...] = ()
+    """Backbones that the same command runs besides this one, each in its turn."""
     exp_dir: str | None = None
     debug_tags: str | None = None
     fresh: bool = False

@@ -159,7 +159,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
         stack.callback(lambda: experiment.close(status[0], **status[1]))
         try:
             options = replace(options, viewer=f"ajet view {_typed(experiment.path)}")
-            for note in notes(config):
+            for note in notes(config, arguments.also):
                 log.info("%s", note)
             stack.enter_context(recorded_run(experiment.path, arguments.prefix))
             experiment.save_code(_user_files(config))

@@ -19,7 +19,7 @@ from ajet.cli.arguments import ArgumentError, LaunchArguments, parse_arguments
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ajet.config import Config
+    from ajet.config import BackboneName, Config
 
 
 def run(argv: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
 class Stages:
     """The searches and training runs of one command."""
 
-    def __init__(self, arguments: LaunchArguments, rounds: int, backbone: str) -> None:
+    def __init__(self, arguments: LaunchArguments, rounds: int, backbone: BackboneName) -> None:
         self._arguments, self._rounds, self._backbone = arguments, rounds, backbone
         self._name = self._config("prompt", {}).ajet.experiment_name
         if self._name == "read_yaml_name":
@@ -78,7 +78,8 @@ class Stages:
             self._say(f"{folder} is complete")
             return 0, folder
         self._say(f"{'search' if backbone == 'prompt' else 'training'}: {folder}")
-        return launch(replace(self._arguments, backbone=backbone), config), folder
+        stages: tuple[BackboneName, ...] = ("prompt", self._backbone)
+        return launch(replace(self._arguments, backbone=backbone, also=stages), config), folder
 
     def _config(self, backbone: str, keys: dict[str, Any]) -> Config:
         import json

@@ -6,7 +6,7 @@ that a YAML sets in vain; `ajet validate` prints them and a run logs them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ajet.config.rollout import EngineName
@@ -171,8 +171,9 @@ def given_keys(section: Section, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def without_effect(ajet: AjetConfig) -> tuple[list[str], list[str]]:
-    """Of what the user set: keys or groups accepted for old files, and keys without effect on this backbone."""
+def without_effect(ajet: AjetConfig, also: Sequence[BackboneName] = ()) -> tuple[list[str], list[str]]:
+    """Of what the user set: keys or groups accepted for old files, and keys without effect on this backbone, nor on
+    those that the same command runs `also`."""
     backbone: BackboneName = ajet.backbone or "local"
     old, elsewhere = [], []
     for key in given_keys(ajet):
@@ -180,17 +181,19 @@ def without_effect(ajet: AjetConfig) -> tuple[list[str], list[str]]:
             old.append(found)
         elif key.partition(".")[0] in OF_ONE_BACKBONE:
             continue
-        elif not has_effect(entry(FORMER_NAMES, key) or key, backbone, ajet.rollout.engine):
+        elif not any(
+            has_effect(entry(FORMER_NAMES, key) or key, each, ajet.rollout.engine) for each in (backbone, *also)
+        ):
             elsewhere.append(key)
     return list(dict.fromkeys(old)), elsewhere
 
 
-def notes(config: Config) -> Iterator[str]:
-    """What the user wrote in vain: at most one line of each kind."""
+def notes(config: Config, also: Sequence[BackboneName] = ()) -> Iterator[str]:
+    """What the user wrote in vain: at most one line of each kind. `also`: other backbones that the command runs."""
     ajet = config.ajet
     if config.ignored_blocks:
         yield f"ignored: {', '.join(f'{name}:' for name in config.ignored_blocks)} (a config is complete without)"
-    old, elsewhere = without_effect(ajet)
+    old, elsewhere = without_effect(ajet, also)
     if old:
         reasons = "; ".join(dict.fromkeys(FOR_OLD_FILES[key] for key in old))
         yield f"accepted for old files, without effect: {grouped(old)} ({reasons})"

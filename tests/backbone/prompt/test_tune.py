@@ -38,8 +38,12 @@ def episodes(folder: Path) -> list[Episode]:
 
 
 def test_one_command_searches_then_trains_with_the_best(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
     monkeypatch.chdir(tmp_path)
     conf = project(tmp_path, tasks=8, **TRAINING)
     assert main(["tune", str(conf), "--rounds", "2"]) in (0, 1)  # 1: equal rewards, nothing was trained
@@ -50,6 +54,7 @@ def test_one_command_searches_then_trains_with_the_best(
     assert trained and {episode.prompt_version for episode in trained} == {best["version"]}
     assert {episode.weights_version for episode in trained} == {0}
     assert "search: saved_experiments/x-1-prompt" in said and "training: saved_experiments/x-1" in said
+    assert "without effect" not in caplog.text, "each stage has its keys"
 
 
 def test_the_second_round_begins_with_the_weights_and_templates_of_the_first(
