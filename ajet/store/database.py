@@ -1,6 +1,6 @@
 """`Database`: where a store's tables are. A kind runs transactions and passes on what they did.
 
-To add a kind: implement these four methods, and let `ajet/store/open.py` make it.
+To add a kind: implement these four methods, and let `ajet/store/open_store.py` make it.
 """
 
 from __future__ import annotations

@@ -14,15 +14,10 @@ from typing import Any, TypeVar
 
 from ajet.schema.errors import RewardError
 from ajet.store import requests as ask
+from ajet.store.attempt_operations import EXPIRE_AT_ONCE, expire_overdue
 from ajet.store.database import Database
 from ajet.store.errors import StoreError, StoreUnavailableError
-from ajet.store.operations import (
-    DELETE_AT_ONCE,
-    EXPIRE_AT_ONCE,
-    carry_out,
-    delete_old,
-    expire_overdue,
-)
+from ajet.store.operations import DELETE_AT_ONCE, carry_out, delete_old
 from ajet.store.records import AttemptedRollout
 from ajet.store.request_context import AnsweredMeanwhile, Caller, Context
 from ajet.store.requests import READING, REGAINED, Request

@@ -1,4 +1,4 @@
-"""`SqliteDatabase`: a store in one file, or in memory. One thread writes; transactions that wait share a commit.
+"""`SqliteDatabase`: a store in one file. One thread writes; transactions that wait share a commit.
 
 What was acknowledged is on disk: the write-ahead log is synchronised before the answer, once for all that wait. Only
 one process at a time serves a file.
@@ -20,11 +20,11 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from ajet.store.errors import StoreError, StoreUnavailableError
 from ajet.store.rows import Row
 from ajet.store.schema_versions import migrate
+from ajet.store.sql_tables import SqlTables
 from ajet.store.tables import Events, Tables
 
 T = TypeVar("T")
 
-MEMORY = ":memory:"
 TYPES = {
     "serial": "INTEGER PRIMARY KEY",
     "integer": "INTEGER",
@@ -52,7 +52,7 @@ class _Outcome(NamedTuple):
 
 
 class SqliteConnection:
-    """A connection as `Tables` uses it."""
+    """A connection as `SqlTables` uses it."""
 
     skip_locked = ""
     for_update = ""
@@ -91,8 +91,7 @@ class SqliteConnection:
 
 class SqliteDatabase:
     def __init__(self, path: str | Path) -> None:
-        """`:memory:`: gone when it is closed."""
-        self._path = path if path == MEMORY else Path(path)
+        self._path = Path(path)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._connection: SqliteConnection | None = None
@@ -103,8 +102,7 @@ class SqliteDatabase:
     async def open(self, happened: Callable[[Events], None], missed: Callable[[], None]) -> None:
         self._happened = happened
         self._loop = asyncio.get_running_loop()
-        if isinstance(self._path, Path):
-            self._lock = _only_one(self._path)
+        self._lock = _only_one(self._path)
         try:
             self._connection = SqliteConnection(self._path)
             self._connection.set_up(str(self._path))
@@ -113,18 +111,14 @@ class SqliteDatabase:
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"{self._path}: not a store, or it can't be written: {error}") from error
-        if isinstance(self._path, Path):
-            self._thread = threading.Thread(target=self._write, name="ajet-store", daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._write, name="ajet-store", daemon=True)
+        self._thread.start()
 
     async def transact(self, work: Callable[[Tables], T], *, durable: bool = True) -> T:
         if self._connection is None:
             raise StoreUnavailableError("the store is closed")
         job = _Job(work, durable, self._loop.create_future())
-        if self._thread is None:  # in memory: nothing to wait for
-            self._deliver(*self._run([job]))
-        else:
-            self._jobs.put(job)
+        self._jobs.put(job)
         result: T = await job.done
         return result
 
@@ -174,7 +168,7 @@ class SqliteDatabase:
             self._connection.synchronise("FULL" if any(job.durable for job in group) else "NORMAL")
             raw.execute("BEGIN IMMEDIATE")
             for job in group:
-                tables = Tables(self._connection)
+                tables = SqlTables(self._connection)
                 raw.execute("SAVEPOINT job")
                 try:
                     outcomes.append(_Outcome(job, job.work(tables), None))

@@ -22,6 +22,7 @@ from ajet.store.rollout_store import RolloutStore
 from ajet.store.server import StoreServer
 
 KINDS = ("memory", "sqlite", "postgres", "http")
+"""`http`: a client of a server of a store in a file."""
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 
 
@@ -94,7 +95,7 @@ class Opener:
         self._url: str | None = None
 
     def database_store(self, retention: Retention | None = None) -> DatabaseStore:
-        if self.kind == "sqlite":
+        if self.kind in ("sqlite", "http"):
             store = sqlite_store(self._folder / "store.sqlite", retention)
         elif self.kind == "postgres":
             self._url = self._url or fresh_database(self._postgres())

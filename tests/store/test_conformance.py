@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 from store_kinds import Clock, Opener
 
+from ajet.store import requests as ask
+from ajet.store.access_keys import issue, listed
 from ajet.store.database_store import DatabaseStore, Retention
 from ajet.store.errors import ConflictError, StoreError, UnknownIdError
+from ajet.store.operations import carry_out, delete_old
 from ajet.store.records import AttemptedRollout, RolloutConfig, RolloutStatus, Span
-from ajet.store.requests import AttemptRef, AttemptUpdate, NewRollout
+from ajet.store.request_context import Context
+from ajet.store.requests import AttemptRef, AttemptUpdate, NewRollout, Role
 from ajet.store.rollout_store import RolloutStore
+from ajet.store.tables import Tables
 
 RETRIES = RolloutConfig(
     max_attempts=3,
@@ -182,10 +187,77 @@ def test_what_is_returned_is_a_copy(kind: Opener) -> None:
         rollout = await store.enqueue_one(given)
         given["messages"].append("changed")
         rollout.input["messages"].append("changed")
+        rollout.metadata["changed"] = True
         (await store.get_rollout(rollout.rollout_id)).rollout.input["messages"].append("changed")
-        assert (await store.get_rollout(rollout.rollout_id)).rollout.input == {"messages": ["hi"]}
+        claimed = await claim_one(store)
+        assert claimed.attempt is not None
+        for returned in (claimed.rollout, claimed.attempt):
+            returned.metadata["changed"] = True
+        attributes = {"names": ["a"]}
+        await store.add_spans([span(claimed, "a", attributes=attributes)])
+        attributes["names"].append("changed")
+        (await store.query_spans(rollout.rollout_id)).items[0].attributes["names"].append("changed")
+        result = {"rewards": [1.0]}
+        reported = await store.report(*ids(claimed), "succeeded", result)
+        result["rewards"].append(2.0)
+        reported.result["rewards"].append(3.0)
+        (await store.query_attempts(rollout.rollout_id))[0].metadata["changed"] = True
+        resources = await store.publish_resources({"prompt": {"text": "hi"}}, resources_id="r")
+        resources.resources["prompt"]["text"] = "changed"
+
+        kept = await store.get_rollout(rollout.rollout_id)
+        assert kept.attempt is not None
+        assert (kept.rollout.input, kept.rollout.metadata) == ({"messages": ["hi"]}, {})
+        assert (kept.attempt.result, kept.attempt.metadata) == ({"rewards": [1.0]}, {})
+        assert (await store.query_spans(rollout.rollout_id)).items[0].attributes == {"names": ["a"]}
+        latest = await store.latest_resources()
+        assert latest is not None
+        assert latest.resources == {"prompt": {"text": "hi"}}
 
     kind.run(test)
+
+
+def test_what_raises_undoes_all_that_it_did(kind: Opener) -> None:
+    clock = Clock()
+
+    async def everything(store: RolloutStore, behind: DatabaseStore) -> list[Any]:
+        rollouts = await store.query_rollouts(descending=True)
+        spans = [await store.query_spans(one.rollout.rollout_id) for one in rollouts.items]
+        rest = [await store.query_resources(), await store.query_workers(), await store.statistics()]
+        return [rollouts, *spans, *rest, await behind.tables(listed), await behind.expire_overdue()]
+
+    async def test(store: RolloutStore, behind: DatabaseStore) -> None:
+        limits = RolloutConfig(unresponsive_seconds=100)
+        queued = await store.enqueue([new(n, config=limits) for n in range(6)])
+        ended, running = await store.claim("w", limit=2)
+        await store.report(*ids(ended), "succeeded", {"reward": 1.0})
+        await store.publish_resources({"prompt": "a"}, resources_id="r")
+        before = await everything(store, behind)
+
+        def work(tables: Tables) -> None:
+            context = Context(tables, clock(), 0.0)
+            (claimed,) = carry_out(ask.Claim(worker_id="w2", request_id="again"), context)
+            carry_out(ask.AddSpans(spans=[span(claimed, "a"), span(running, "a")]), context)
+            rollout_id, attempt_id = ids(running)
+            update = AttemptUpdate(rollout_id=rollout_id, attempt_id=attempt_id, status="failed", result=2)
+            carry_out(ask.UpdateAttempts(updates=[update]), context)
+            carry_out(ask.Cancel(rollout_ids=[queued[4].rollout_id]), context)
+            carry_out(ask.UpdateRollout(rollout_id=queued[5].rollout_id, input=7), context)
+            carry_out(ask.Enqueue(rollouts=[new(9)], request_id="again"), context)
+            carry_out(ask.PublishResources(resources={}, resources_id="r"), context)
+            issue(tables, "new", [Role.READER])
+            tables.forget_requests(clock() + 1)
+            delete_old(context, keep_seconds=0, keep_bytes=None)
+            raise LookupError("no more")
+
+        with pytest.raises(LookupError):
+            await behind.tables(work)
+        assert await everything(store, behind) == before
+        assert len(await store.enqueue([new(9)], request_id="again")) == 1
+        left = [one.rollout.input["number"] for one in await store.claim("w", limit=10, request_id="again")]
+        assert left == [2, 3, 4, 5, 9], "the queue is as it was"
+
+    kind.run(test, clock=clock)
 
 
 def test_unknown_ids_are_clear_errors(kind: Opener) -> None:

@@ -1,0 +1,101 @@
+"""The rollouts that a request is about: found for it, changed, and written back. Shared by all operations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Sequence
+
+from ajet.store import states
+from ajet.store.errors import UnknownIdError
+from ajet.store.records import Attempt, AttemptedRollout
+from ajet.store.request_context import Context
+from ajet.store.rows import Stored, StoredAttempt
+
+Attempts = dict[tuple[str, str], tuple[Stored, Attempt]]
+"""By rollout and attempt, what is stored of them."""
+
+
+def stored(context: Context, rollout_id: str, *, change: bool = False) -> Stored:
+    return all_stored(context, [rollout_id], change=change)[rollout_id]
+
+
+def all_stored(
+    context: Context, rollout_ids: Iterable[str], *, change: bool = False, inputs: bool = True
+) -> dict[str, Stored]:
+    rollout_ids = list(rollout_ids)
+    found = context.tables.rollouts(rollout_ids, change=change, inputs=inputs)
+    refuse_unknown(rollout_ids, found.keys())
+    return found
+
+
+def refuse_unknown(wanted: Iterable[str], known: Iterable[str]) -> None:
+    missing = sorted(set(wanted).difference(known))
+    if missing:
+        shown = ", ".join(map(ascii, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise UnknownIdError(f"no rollout {shown} in this store: never enqueued, or deleted to make room")
+
+
+def refer(context: Context, wanted: Collection[tuple[str, str]]) -> Attempts:
+    """The attempts that are meant, each with its rollout. The latest one is the rollout's own object."""
+    rollouts = all_stored(context, {rollout_id for rollout_id, _ in wanted}, change=True, inputs=False)
+    found = {}
+    for rollout_id, attempt_id in wanted:
+        one = rollouts[rollout_id]
+        if one.attempt is not None and one.attempt.attempt_id == attempt_id:
+            attempt, owner = one.attempt, one.owner
+        else:
+            attempt, owner = find_attempt(context, one, attempt_id)
+        context.must_own(owner, rollout_id)
+        found[rollout_id, attempt_id] = (one, attempt)
+    return found
+
+
+def find_attempt(context: Context, one: Stored, attempt_id: str) -> StoredAttempt:
+    for each in context.tables.attempts(one):
+        if each.attempt.attempt_id == attempt_id:
+            return each
+    raise UnknownIdError(f"rollout {one.rollout.rollout_id} has no attempt {attempt_id!r}")
+
+
+def begin(context: Context, taken: Sequence[Stored], worker_id: str | None) -> None:
+    """Start these rollouts' next attempts. The caller saves the rollouts."""
+    for one in taken:
+        one.attempts += 1
+        attempt_id = f"at-{os.urandom(8).hex()}"
+        one.rollout, one.attempt = states.begin(one.rollout, one.attempts, attempt_id, worker_id, context.now)
+        one.owner = context.owner
+    context.tables.add_attempts([(one, one.attempt) for one in taken if one.attempt is not None])
+
+
+def heard(context: Context, one: Stored, *, span: bool) -> None:
+    assert one.attempt is not None
+    one.rollout, one.attempt = states.heard(one.rollout, one.attempt, context.now, span=span)
+
+
+def write(context: Context, changed: Sequence[Stored]) -> None:
+    """Write rollouts back. Those that are to be attempted again go to the queue's tail."""
+    place: int | None = None
+    for one in changed:
+        if one.rollout.status not in states.QUEUED:
+            one.queue = None
+        elif one.queue is None:
+            one.queue = place = (context.tables.last_place() if place is None else place) + 1
+            context.tables.events.queued += 1
+    context.tables.save(changed)
+
+
+def write_ended(context: Context, changed: Sequence[Stored]) -> None:
+    """Write rollouts back, and tell of those that have ended."""
+    write(context, changed)
+    context.tables.events.ended |= {one.rollout.rollout_id for one in changed if one.rollout.status in states.FINAL}
+
+
+def write_heard(context: Context, known: Attempts) -> None:
+    """Write back what was heard of."""
+    changed = list({one.number: one for one, _ in known.values()}.values())
+    context.tables.save_attempts([(one, one.attempt) for one in changed if one.attempt is not None])
+    write(context, changed)
+
+
+def attempted(one: Stored) -> AttemptedRollout:
+    return AttemptedRollout(rollout=one.rollout, attempt=one.attempt)
