@@ -26,8 +26,10 @@ class Waiting:
         self._by_rollout: dict[str, set[_Wait]] = {}
         self._claimers: OrderedDict[asyncio.Future[None], None] = OrderedDict()
         self._arrival: asyncio.Event | None = None
+        self.turns = 0
+        """How often it was a claimer's turn."""
         self.wakes = 0
-        """How often somebody was woken."""
+        """How often somebody who waits for rollouts to end was woken."""
 
     def ends_of(self, rollout_ids: Iterable[str]) -> _Wait:
         """Begin to wait. Ask for their state only afterwards: then no end can slip through."""
@@ -81,7 +83,7 @@ class Waiting:
             place, _ = self._claimers.popitem(last=False)
             if not place.done():
                 place.set_result(None)
-                self.wakes += 1
+                self.turns += 1
                 count -= 1
 
     def happened(self, events: Events) -> None:
