@@ -44,6 +44,26 @@ with tracer.start_as_current_span("plan") as plan:
     plan.set_attribute("agentlightning.reward.0.value", 0.5)
 provider.shutdown()
 """
+REWARDING = """
+import os
+from openai import OpenAI
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+client = OpenAI(base_url=os.environ["BASE_URL"], api_key=os.environ["API_KEY"])
+ids = [client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}]).id for text in "abc"]
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter()))
+tracer = provider.get_tracer("agent")
+for call, reward in ((ids[1], 0.25), ("none of them", 9.0)):
+    with tracer.start_as_current_span("score") as span:
+        span.set_attribute("agentlightning.reward.0.name", "primary")
+        span.set_attribute("agentlightning.reward.0.value", reward)
+        span.set_attribute("agentlightning.link.0.key_match", "gen_ai.response.id")
+        span.set_attribute("agentlightning.link.0.value_match", call)
+provider.shutdown()
+"""
 OPENINFERENCE = """
 import os
 from openai import OpenAI
@@ -87,6 +107,21 @@ def test_an_agent_with_opentelemetry(rewards: bool) -> None:
             assert get_rewards_from_span(plan) == ({"primary": 0.5} if rewards else {})
             assert (names.NOT_COUNTED in plan.attributes) is not rewards
             assert here.session.tracker.finish(None).reward == (0.5 if rewards else None)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("rewards", [False, True])
+def test_a_reward_in_a_span_is_that_of_the_call_it_names(rewards: bool) -> None:
+    async def run() -> None:
+        async with place() as here:
+            await run_agent(here, REWARDING, rewards=rewards)
+            known, unknown = here.session.spans.spans
+            assert (names.NOT_COUNTED in known.attributes) is not rewards
+            assert ("none of them" if rewards else "control key") in unknown.attributes[names.NOT_COUNTED]
+            episode = here.session.tracker.finish(1.0)
+            assert [call.reward for call in episode.tree.calls] == [None, 0.25 if rewards else None, None]
+            assert episode.reward == 1.0, "the outcome is the workflow's"
 
     asyncio.run(run())
 
