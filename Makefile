@@ -10,7 +10,7 @@ DEVICE ?= cuda
 GPU_PYTHON ?=
 GPU_ARGS ?=
 
-.PHONY: help env demo test coverage check format bars gpu-check docs pictures clean test-agentscope1 test-oldest test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-openenv test-verifiers test-openjudge
+.PHONY: help env demo test coverage check format bars gpu-check docs pictures clean test-agentscope1 test-oldest test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-bitsandbytes test-openenv test-verifiers test-openjudge
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -159,6 +159,14 @@ smoke-trinity: .venv-trinity/.ready  ## a short run of the trinity backbone: thr
 	  -c constraints/trinity.txt -e '.[trinity,agentscope,gymnasium]' pytest
 	@touch $@
 
+test-bitsandbytes: env .bitsandbytes/.ready  ## run the tests of 4-bit base weights and 8-bit optimiser states (about 250 MB)
+	PYTHONPATH=$(CURDIR)/.bitsandbytes $(BIN)/python -m pytest -rs tests/test_four_bits.py tests/trainer/test_checkpoint.py
+
+.bitsandbytes/.ready: pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .bitsandbytes \
+	  $$(sed -nE 's/^bitsandbytes = .*"(bitsandbytes[^"]*)".*/\1/p' pyproject.toml)
+	@touch $@
+
 test-openenv: .venv-openenv/.ready  ## run the OpenEnv tests in their own environment
 	.venv-openenv/bin/python -m pytest tests/environment/test_openenv.py
 
@@ -200,4 +208,4 @@ test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real v
 	@touch $@
 
 clean:  ## remove what the targets built
-	rm -rf .venv .venv-agentscope1 .venv-clients .venv-crewai .node-clients .node-cli-agents .venv-mini-swe-agent .venv-verl .venv-trinity .venv-vllm .venv-openenv .venv-verifiers .venv-openjudge site
+	rm -rf .venv .venv-agentscope1 .venv-clients .venv-crewai .node-clients .node-cli-agents .venv-mini-swe-agent .venv-verl .venv-trinity .venv-vllm .bitsandbytes .venv-openenv .venv-verifiers .venv-openjudge site

@@ -1,4 +1,6 @@
-"""The memory that a training is said to take, and what PyTorch's allocator hands out: five shapes, on the CPU.
+"""The memory that a training is said to take, and what PyTorch's allocator hands out, on the CPU.
+
+Base weights in 4 bits are measured where bitsandbytes is installed.
 
 Measured with `torch.profiler`, which reports every allocation and release of the CPU's allocator: exact, and no matter
 what else the machine does. Two updates are run, the second with the optimiser's state in place.
@@ -9,6 +11,7 @@ what else the machine does. Two updates are run, the second with the optimiser's
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from tree_training import group
 
 from ajet.credit.weights import CallCredit, EpisodeCredit
+from ajet.four_bits import quantise
 from ajet.trainer.footprint import Pass, training_bytes
 from ajet.trainer.forward import BestForward
 from ajet.trainer.loss import LossSettings
@@ -38,6 +42,7 @@ class Shape:
     lora: bool = False
     checkpointing: bool = False
     chunk: int = 0
+    base_bits: int | None = None
 
 
 SHAPES = (
@@ -45,6 +50,7 @@ SHAPES = (
     Shape("the same with checkpointing", checkpointing=True),
     Shape("a vocabulary of 50,000, logits in chunks of 128", {"vocab_size": 50_000}, chunk=128),
     Shape("adapters of rank 16", lora=True),
+    Shape("adapters of rank 16 over 4 bits", lora=True, base_bits=4),
     Shape("bfloat16 with a float32 copy, checkpointing", dtype=torch.bfloat16, checkpointing=True),
 )
 
@@ -68,6 +74,8 @@ def model_of(shape: Shape, device: str) -> Any:
         model = AutoModelForCausalLM.from_config(config, dtype=shape.dtype, attn_implementation="sdpa").eval()
     if not shape.lora:
         return model
+    if shape.base_bits is not None and device != "meta":
+        quantise(model, device)
     import peft
 
     return peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
@@ -102,7 +110,7 @@ def measure(shape: Shape) -> dict[str, Any]:
     packs = trainer._plan(items_of(batch), forward)
     largest = max(packs, key=len)
     one = Pass(len(largest), len(largest.edges), "cpu", shape.checkpointing, shape.chunk)
-    planned = training_bytes(model_of(shape, "meta"), one)
+    planned = training_bytes(model_of(shape, "meta"), one, base_bits=shape.base_bits)
     measured = weights + peak
     return {
         "shape": shape.name,
@@ -118,6 +126,9 @@ def measure(shape: Shape) -> dict[str, Any]:
 def main() -> None:
     rows = []
     for shape in SHAPES:
+        if shape.base_bits is not None and find_spec("bitsandbytes") is None:
+            print(f"{shape.name}: not measured, bitsandbytes is not installed")
+            continue
         rows.append(measure(shape))
         print(rows[-1], flush=True)
     write_result("memory_plan", {"measure": "torch.profiler, CPU allocator", "bound": BOUND, "shapes": rows})

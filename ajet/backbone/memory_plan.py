@@ -182,14 +182,17 @@ def _local(config: Config, backbone: BackboneName, device: Device, model: Any) -
     common = ajet.trainer_common
     tokens = longest_pack(config, device)
     one = _pass(config, device, tokens)
-    found = _training_bytes(_Meta.key(config, device), one, common.optim.state_bits)
+    bits = ajet.model.lora.base_bits if ajet.model.lora.enabled else None
+    found = _training_bytes(_Meta.key(config, device), one, common.optim.state_bits, bits)
     offload = common.fsdp_config.optimizer_offload and device.kind == "cuda"
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     count = sum(p.numel() for p in model.parameters())
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     kept = "one layer at a time" if one.checkpointing else "all layers"
     parts = [
-        Part("weights", found.weights, f"{_short(count)} parameters, {dtype}", True),
+        Part(
+            "weights", found.weights, f"{_short(count)} parameters, {dtype}{', 4 bits at rest' if bits else ''}", True
+        ),
         *_reference(config, found.weights),
         Part("gradients", found.gradients, f"{_short(trained)} trained parameters", True),
         Part("optimiser", 0 if offload else found.moments, f"AdamW, {common.optim.state_bits} bits", True),
@@ -245,7 +248,7 @@ def _sharded(config: Config, backbone: BackboneName, device: Device, model: Any)
         gpus = max(1, gpus - config.ajet.rollout.n_vllm_engine * config.ajet.rollout.tensor_model_parallel_size)
     tokens = micro_tokens(config) // common.ulysses_sequence_parallel_size
     one = _pass(config, device, tokens)
-    found = _training_bytes(_Meta.key(config, device), one, 32)
+    found = _training_bytes(_Meta.key(config, device), one, 32, None)
     count = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     offload = common.fsdp_config
@@ -349,10 +352,10 @@ def _model_of(key: _Meta) -> Any:
 
 
 @cache
-def _training_bytes(key: _Meta, one: Any, state_bits: int) -> Any:
+def _training_bytes(key: _Meta, one: Any, state_bits: int, base_bits: int | None) -> Any:
     from ajet.trainer.footprint import training_bytes
 
-    return training_bytes(_model_of(key), one, state_bits=state_bits)
+    return training_bytes(_model_of(key), one, state_bits=state_bits, base_bits=base_bits)
 
 
 # ---------------------------------------------------------------- what helps
@@ -382,6 +385,8 @@ def _remedies(config: Config, backbone: BackboneName, device: Device) -> Iterato
     if not ajet.model.lora.enabled:
         yield "trainer_common.use_kl_loss", False
         yield "model.lora.enabled", True
+    if local and rollout.engine == "torch":
+        yield "model.lora.base_bits", 4
     if device.kind == "cpu":
         yield "model.dtype", "bfloat16"
 

@@ -140,7 +140,7 @@ def needed(config: Config, backbone: BackboneName) -> list[Requirement]:
         packages.append("vllm")
     if ajet.model.lora.enabled and backbone == "local":
         packages.append("peft")
-    if ajet.trainer_common.optim.state_bits == 8 and backbone == "local":
+    if backbone == "local" and (ajet.trainer_common.optim.state_bits == 8 or ajet.model.lora.base_bits is not None):
         packages.append("bitsandbytes")
     if ajet.model.attn == "flash_attention_2":
         packages.append("flash-attn")

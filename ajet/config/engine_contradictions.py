@@ -103,9 +103,28 @@ def _sglang(ajet: AjetConfig) -> Iterator[Contradiction]:
         )
 
 
+def _four_bits(ajet: AjetConfig) -> Iterator[Contradiction]:
+    if ajet.model.lora.base_bits is None or (ajet.backbone or "local") != "local":
+        return
+    if not ajet.model.lora.enabled:
+        yield Contradiction(
+            ("model.lora.base_bits", "model.lora.enabled"),
+            "weights in 4 bits can't be trained: adapters beside them can, and model.lora.enabled is false",
+            "set model.lora.enabled: true, or leave base_bits out",
+        )
+    if ajet.rollout.engine not in ("torch", "scripted"):
+        yield Contradiction(
+            ("model.lora.base_bits", "rollout.engine"),
+            f"the trainer's weights would have 4 bits and those of {ajet.rollout.engine} more: it would sample another "
+            "policy",
+            "set rollout.engine: torch, which computes with the trainer's weights, or leave base_bits out",
+        )
+
+
 ENGINE_CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _deterministic,
     _devices,
+    _four_bits,
     _overlap,
     _sglang,
 )

@@ -20,6 +20,9 @@ class LoraConfig(Section):
     """Dropout on the adapters' input during training. Above 0, the trained policy differs from the sampled one."""
     target_modules: list[str] | str = "all-linear"
     """Names of the layers that get an adapter, or `all-linear`."""
+    base_bits: Literal[4] | None = None
+    """4: the linear layers of the base model rest in 4 bits each weight (QLoRA; needs bitsandbytes), and a checkpoint's
+    `hf` has what these stand for, the adapters added. For the embedded engine. null: as `model.dtype` says."""
 
 
 class ModelConfig(Section):

@@ -49,17 +49,25 @@ class Engine(Protocol):
     async def aclose(self) -> None: ...
 
 
-def build_engine(config: Any, *, device: str | None = None, gpus: Sequence[int] = (), adapter_rank: int = 0) -> Engine:
+def build_engine(
+    config: Any,
+    *,
+    device: str | None = None,
+    gpus: Sequence[int] = (),
+    adapter_rank: int = 0,
+    base_bits: int | None = None,
+) -> Engine:
     """The engine that `rollout.engine` names, for the model in `model.path`. Returns at once; weights load later.
 
     `device`: where the embedded engine computes; `gpus`: where vLLM's servers do, instead of `rollout.vllm.devices`;
-    `adapter_rank`: of the LoRA adapters that vLLM will be given.
+    `adapter_rank`: of the LoRA adapters that vLLM will be given; `base_bits`: of the embedded engine's linear layers.
     """
     name = config.ajet.rollout.engine
     if name == "torch":
         from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 
-        return TorchEngine(config.ajet.model.path, replace(TorchEngineSettings.from_config(config), device=device))
+        settings = replace(TorchEngineSettings.from_config(config), device=device, base_bits=base_bits)
+        return TorchEngine(config.ajet.model.path, settings)
     if name == "vllm":
         return _vllm(config, tuple(gpus), adapter_rank)
     if name == "sglang":

@@ -62,8 +62,13 @@ class ModelSource:
             raise ConfigError(f"the tokenizer of model {self.name!r} could not be loaded: {error}") from error
         return tokenizer
 
-    def model(self, dtype: str = "auto", attn: str = "auto", device: str | None = None) -> PreTrainedModel:
-        """Load the weights in evaluation mode. `auto`: SDPA attention, bfloat16 on a GPU, float32 on a CPU."""
+    def model(
+        self, dtype: str = "auto", attn: str = "auto", device: str | None = None, base_bits: int | None = None
+    ) -> PreTrainedModel:
+        """Load the weights in evaluation mode. `auto`: SDPA attention, bfloat16 on a GPU, float32 on a CPU.
+
+        `base_bits`: 4 for linear layers that rest in 4 bits, as frozen base of adapters.
+        """
         self._go_offline_without_hub()
         try:
             with LOADING:
@@ -80,6 +85,10 @@ class ModelSource:
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(f"model {self.name!r} could not be loaded: {error}") from error
         untyped: Any = model
+        if base_bits is not None:
+            from ajet.four_bits import quantise
+
+            quantise(untyped, device)
         untyped.to(device).eval()
         return model
 

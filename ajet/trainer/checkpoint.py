@@ -219,8 +219,13 @@ def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
     if hasattr(model, "disable_adapter"):
         import copy
 
+        from ajet.four_bits import is_quantised, merged_weights
+
         model.save_pretrained(folder / "adapter")
-        copy.deepcopy(model).merge_and_unload().save_pretrained(folder / "hf")
+        if is_quantised(model):
+            model.get_base_model().save_pretrained(folder / "hf", state_dict=merged_weights(model))
+        else:
+            copy.deepcopy(model).merge_and_unload().save_pretrained(folder / "hf")
     else:
         model.save_pretrained(folder / "hf")
     if tokenizer is not None:

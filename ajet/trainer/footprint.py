@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ajet.attention_rules import ALL, Visibility, attending
+from ajet.four_bits import bytes_in_4_bits, linear_layers
 from ajet.trainer.forward import Entropy, run_edges
 from ajet.trainer.optimizer import GROUP_BYTES
 from ajet.trainer.output_head import chunk_positions, vocabulary_of
@@ -72,8 +73,9 @@ class TrainingBytes(NamedTuple):
         return sum(self)
 
 
-def training_bytes(model: Any, one: Pass, *, state_bits: int = 32) -> TrainingBytes:
-    """What an update of this model (on the `meta` device) takes if its longest pass is `one`."""
+def training_bytes(model: Any, one: Pass, *, state_bits: int = 32, base_bits: int | None = None) -> TrainingBytes:
+    """What an update of this model (on the `meta` device) takes if its longest pass is `one`. With `base_bits`, its
+    frozen linear layers rest in 4 bits, and one at a time is whole."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = sum(_size(parameter) for parameter in trained)
     copied = [4 * parameter.numel() for parameter in trained if parameter.dtype.itemsize < 4]
@@ -82,8 +84,13 @@ def training_bytes(model: Any, one: Pass, *, state_bits: int = 32) -> TrainingBy
     # a group's gradients in float32, whose half-precision ones are released meanwhile; and AdamW's own two denominators
     of_update = max(min(GROUP_BYTES, sum(copied)), *copied, 0) // 2
     of_update += 2 * max(4 * parameter.numel() for parameter in trained)
+    weights = sum(_size(parameter) for parameter in model.parameters())
+    if base_bits is not None:
+        frozen = [layer.weight for _, layer in linear_layers(model) if not layer.weight.requires_grad]
+        weights -= sum(_size(weight) - bytes_in_4_bits(weight.numel()) for weight in frozen)
+        body += max(map(_size, frozen), default=0)
     return TrainingBytes(
-        weights=sum(_size(parameter) for parameter in model.parameters()),
+        weights=weights,
         gradients=gradients,
         copies=sum(copied),
         moments=sum(_moments(parameter.numel(), state_bits) for parameter in trained),

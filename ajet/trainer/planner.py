@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ajet.four_bits import numbers_in
 from ajet.trainer.forward import padded_tokens, row_batches
 from ajet.trainer.pack import Item, Layout, Pack, make_packs
 
@@ -35,7 +36,7 @@ class CostModel:
         layers = config.num_hidden_layers
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         embedding = config.vocab_size * config.hidden_size
-        weights = max(sum(parameter.numel() for parameter in model.parameters()) - embedding, 1)
+        weights = max(sum(map(numbers_in, model.parameters())) - embedding, 1)
         # forward + backward: 6 per weight, 14 per pair and channel; attention runs at half the layers' speed (measured)
         pair = 2.0 * 14.0 * layers * config.num_attention_heads * head_size
         return cls(token=6.0 * weights, pair=pair, block=BLOCK_OPERATIONS * layers, batch=BATCH_OPERATIONS * layers)

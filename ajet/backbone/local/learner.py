@@ -24,6 +24,7 @@ from ajet.backbone.local.weights import weight_sync
 from ajet.backbone.training_settings import train_settings
 from ajet.credit import Credit, EpisodeSummary
 from ajet.engine.model_source import ModelSource
+from ajet.four_bits import is_linear
 from ajet.schema.call_tree import CallTree, FloatArray
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError, MissingDependencyError
@@ -196,7 +197,7 @@ def linear_modules(model: Any) -> list[str]:
     qualified: dict[str, bool] = {}
     for name, module in model.named_modules():
         kind = type(module).__name__
-        linear = kind == "Conv1D" or (isinstance(module, torch.nn.Linear) and kind.endswith("Linear"))
+        linear = kind == "Conv1D" or is_linear(module)
         qualified[name] = linear and module is not output
     endings: dict[str, list[str]] = {}
     for name in qualified:

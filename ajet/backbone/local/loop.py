@@ -140,6 +140,7 @@ class LocalRun:
             device=self.placement.trainer,
             gpus=self.placement.engine,
             adapter_rank=lora.rank if lora.enabled else 0,
+            base_bits=lora.base_bits,
         )
 
     def _tell_failures(self) -> None:

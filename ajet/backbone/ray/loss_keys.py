@@ -53,5 +53,7 @@ def _of_both(config: Config, title: str) -> Iterator[Note]:
         yield Note(f"{PLACE}.kl_reference_sync", f"{title}'s reference stays the starting model", refused=True)
     if common.kl_adaptive.target is not None:
         yield Note(f"{PLACE}.kl_adaptive.target", f"{title}'s KL term has a fixed coefficient", refused=True)
+    if config.ajet.model.lora.base_bits is not None:
+        yield Note("ajet.model.lora.base_bits", f"{title} keeps the base weights whole", refused=True)
     if common.optim.state_bits != 32:
         yield Note(f"{PLACE}.optim.state_bits", f"{title} keeps the optimiser's state in 32 bits", refused=True)

@@ -49,6 +49,8 @@ class TorchEngineSettings:
     dtype: str = "auto"
     attn: str = "auto"
     device: str | None = None
+    base_bits: int | None = None
+    """4: linear layers rest in 4 bits."""
 
     @classmethod
     def from_config(cls, config: Any) -> TorchEngineSettings:
@@ -250,7 +252,7 @@ def _load(model: str | Path | ModelSource | PreTrainedModel, settings: TorchEngi
     if isinstance(model, str | Path):
         model = ModelSource.resolve(model)
     if isinstance(model, ModelSource):
-        source, weights = model, model.model(settings.dtype, settings.attn, settings.device)
+        source, weights = model, model.model(settings.dtype, settings.attn, settings.device, settings.base_bits)
     else:
         source, weights = ModelSource.resolve(str(model.config.name_or_path)), model
     return Worker(weights, source.tokenizer(), settings, inbox, cpu_threads)

@@ -143,6 +143,7 @@ def test_a_gpu_without_flash_attention_pads() -> None:
         ({"verl.actor_rollout_ref.actor.optim.lr": 0.5}, "actor_rollout_ref.actor.optim.lr"),
         ({"verl.algorithm.gamma": 0.5}, "algorithm.gamma"),
         ({f"{COMMON}.optim.state_bits": 8}, "state_bits"),
+        ({"model.lora": {"enabled": True, "base_bits": 4}}, r"lora\.base_bits"),
         ({f"{COMMON}.kl_reference_sync": 5}, "kl_reference_sync"),
         ({f"{COMMON}.algorithm.distillation": {"teacher": "big"}}, "distillation"),
         ({f"{COMMON}.kl_adaptive": {"target": 0.1}}, "kl_adaptive"),
