@@ -55,14 +55,16 @@ def no_cuda() -> str | None:
     """Why no CUDA device can be used here, and what to do; None if one can."""
     import torch
 
-    if torch.version.cuda is None:
-        return f"PyTorch {torch.__version__} is built without CUDA: install the build for your CUDA (pytorch.org)"
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    from ajet.backbone.local.placement import why_no_gpu, why_unfit
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `why_no_gpu` says it in our words
         there = torch.cuda.is_available()
     if not there:
-        reason = str(said[0].message).splitlines()[0] if said else "no NVIDIA GPU or driver is visible"
-        return f"{reason}: check nvidia-smi, the driver's version and CUDA_VISIBLE_DEVICES"
+        none = why_no_gpu()
+        return f"PyTorch finds no CUDA device ({none.cause}): {none.fix}"
+    if (why := why_unfit(0)) is not None:
+        return f"{why}: install a PyTorch that is built for it (pytorch.org)"
     try:
         torch.ones(8, device="cuda").sum().item()
     except RuntimeError as error:
@@ -302,3 +304,9 @@ if __name__ == "__main__":
     except Refused as refused:
         print(f"gpu-check: {refused}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("gpu-check: interrupted; what is measured is kept, and another call goes on from there", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # nobody reads our output any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(130)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from packaging.specifiers import SpecifierSet
 
-from ajet.backbone.local.placement import why_no_gpu
+from ajet.backbone.local.placement import why_no_gpu, why_unfit
 from ajet.backbone.plan import TRACKERS, installed, requirement, version_range
 from ajet.schema.install import TRAIN, install_command
 
@@ -169,6 +169,9 @@ def check_gpu() -> Iterator[Finding]:
 
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
+            if (why := why_unfit(index)) is not None:
+                yield Finding(Level.PROBLEM, f"GPU {index}", why, "install a PyTorch built for it: pytorch.org")
+                continue
             free, total = torch.cuda.mem_get_info(index)
             busy = free < total / 2
             yield Finding(

@@ -18,7 +18,7 @@ from ajet.backbone.early_stop import EarlyStop
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
-from ajet.backbone.local.placement import place, visible_gpus
+from ajet.backbone.local.placement import check_gpu, place, visible_gpus
 from ajet.backbone.local.replay import Replay
 from ajet.backbone.local.rollouts import Rollouts
 from ajet.backbone.plan import imitates_a_file, training_steps, validates_after, validation_repeats
@@ -84,6 +84,7 @@ class LocalRun:
             keep_best=self.common.keep_best,
         )
         self.placement = place(config, visible_gpus)
+        check_gpu(self.placement)
         self.runtime = Runtime(config, make_engine=self._make_engine, on_episode=self.progress.episode)
         self.credit_settings = credit_settings(config)
         self.threshold = config.ajet.task_judge.success_threshold

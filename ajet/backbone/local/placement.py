@@ -7,7 +7,9 @@ with more GPUs than the engines need, it gets those that the trainer leaves free
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +20,12 @@ from ajet.schema.errors import ConfigError
 if TYPE_CHECKING:
     from ajet.config import Config
 
+log = logging.getLogger("ajet.backbone.local")
+
 DEVICES = "ajet.rollout.vllm.devices"
 TRAINER = "ajet.trainer_common.gpu"
+KERNELS = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
+"""What `torch.cuda.get_arch_list` names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,57 @@ def visible_gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def check_gpu(placement: Placement) -> None:
+    """Refuse a GPU for which this PyTorch has no kernels. Warn of one that it can't use at all, as the CPU takes its
+    place."""
+    import torch
+
+    if torch.cuda.is_available():
+        gpu = int((placement.trainer or "cuda:0").removeprefix("cuda:"))
+        if (why := why_unfit(gpu)) is not None:
+            raise ConfigError(
+                f"GPU {gpu}: {why}: install a PyTorch that is built for it (pytorch.org), or hide it with "
+                "CUDA_VISIBLE_DEVICES= to train on the CPU"
+            )
+        return
+    none = why_no_gpu()
+    if none.there and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
+        log.warning("training on the CPU, though there is a GPU: %s. To use it: %s", none.cause, none.fix)
+
+
+def why_unfit(gpu: int) -> str | None:
+    """Why this PyTorch can't compute on a GPU that it finds; None if it can."""
+    import torch
+
+    capability, kernels = torch.cuda.get_device_capability(gpu), torch.cuda.get_arch_list()
+    if has_kernels(capability, kernels):
+        return None
+    name = torch.cuda.get_device_name(gpu)
+    return (
+        f"{name} has compute capability {capability[0]}.{capability[1]}, and torch {torch.__version__} has kernels for "
+        f"{', '.join(kernels)}"
+    )
+
+
+def has_kernels(capability: tuple[int, int], kernels: Sequence[str]) -> bool:
+    """Whether one of these runs on a GPU of this capability: `sm_86` from 8.6 on, below 9; `sm_90a` on 9.0 alone;
+    `compute_90` from 9.0 on. Names of another kind aren't judged."""
+    known = [found for name in kernels if (found := KERNELS.fullmatch(name))]
+    if not known:
+        return True
+    for kind, major, minor, suffix in (found.groups() for found in known):
+        built = (int(major), int(minor))
+        if suffix:
+            fits = capability == built
+        elif kind == "sm":
+            fits = capability[0] == built[0] and capability >= built
+        else:
+            fits = capability >= built
+        if fits:
+            return True
+    return False
 
 
 class NoGpu(NamedTuple):
