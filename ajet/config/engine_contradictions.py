@@ -112,11 +112,10 @@ def _four_bits(ajet: AjetConfig) -> Iterator[Contradiction]:
             "weights in 4 bits can't be trained: adapters beside them can, and model.lora.enabled is false",
             "set model.lora.enabled: true, or leave base_bits out",
         )
-    if ajet.rollout.engine not in ("torch", "scripted"):
+    if ajet.rollout.engine != "torch":
         yield Contradiction(
             ("model.lora.base_bits", "rollout.engine"),
-            f"the trainer's weights would have 4 bits and those of {ajet.rollout.engine} more: it would sample another "
-            "policy",
+            f"{ajet.rollout.engine} has weights of its own, with more than 4 bits: it would sample another policy",
             "set rollout.engine: torch, which computes with the trainer's weights, or leave base_bits out",
         )
 
