@@ -126,6 +126,7 @@ def test_a_run_samples_and_trains_the_same_policy(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(ROOT)
     keys = ["model.lora.enabled=true", "model.lora.base_bits=4", "trainer_common.optim.lr=1e-2"]
     keys += ["trainer_common.total_training_steps=2", "trainer_common.test_freq=-1", "data.train_batch_size=4"]
+    keys += ["trainer_common.val_before_train=false"]
     assert main(["--conf", "configs/quickstart.yaml", "--exp-dir", str(tmp_path), "--quiet", *keys]) == 0
     (metrics,) = tmp_path.glob("*/metrics.jsonl")
     steps = read_metrics(metrics)

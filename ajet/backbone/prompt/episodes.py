@@ -53,31 +53,30 @@ class EpisodeTrials:
         pairs = [(candidate, task) for candidate in candidates for task in tasks]
         self._progress.phase(str(purpose), len(pairs) * self._repeats)
         groups = await concurrently(
-            self._group(candidate, task, f"{round}-{purpose}-{draw}", index, draw)
-            for index, (candidate, task) in enumerate(pairs)
+            self._group(candidate, task, purpose, round, index, draw) for index, (candidate, task) in enumerate(pairs)
         )
-        for (_, task), group in zip(pairs, groups, strict=True):
-            self._record(group, purpose, round, self._tasks[task])
+        self.episodes += [(purpose, one) for group in groups for one in (*group.episodes, *group.failed)]
         self._watch.look_at_groups(f"round {round} ({purpose})", groups)
         read = purpose is Purpose.SEARCH
         trials = [self._trial(task, group, read) for (_, task), group in zip(pairs, groups, strict=True)]
         return [trials[first : first + len(tasks)] for first in range(0, len(trials), len(tasks))]
 
-    async def _group(self, candidate: Candidate, task: str, place: str, index: int, draw: int) -> EpisodeGroup:
-        return await self._runtime.pool.run_group(
+    async def _group(
+        self, candidate: Candidate, task: str, purpose: Purpose, round: int, index: int, draw: int
+    ) -> EpisodeGroup:
+        """Run a task, and record its episodes while the others run."""
+        group = await self._runtime.pool.run_group(
             self._tasks[task],
             num_repeat=self._repeats,
             batch_index=index,
             step=draw,
             validation=True,
-            group_id=f"{place}-{candidate.id}-{task}",
+            group_id=f"{round}-{purpose}-{draw}-{candidate.id}-{task}",
             prompts=candidate.prompts,
         )
-
-    def _record(self, group: EpisodeGroup, purpose: Purpose, round: int, task: Task) -> None:
         for episode in (*group.episodes, *group.failed):
-            self.episodes.append((purpose, episode))
-            self._recorder.record(episode, round, validation=purpose is not Purpose.SEARCH, task=task)
+            self._recorder.record(episode, round, validation=purpose is not Purpose.SEARCH, task=self._tasks[task])
+        return group
 
     def _trial(self, task: str, group: EpisodeGroup, read: bool) -> Trial:
         episodes = sorted([*group.episodes, *group.failed], key=lambda episode: episode.repeat)
