@@ -33,13 +33,12 @@ real_alone = pytest.mark.skipif(not PYTHON, reason="takes minutes: run `make tes
 
 def start(folder: Path, algorithm: str, **keys: Any) -> subprocess.Popen[str]:
     """`ajet --conf x.yaml --backbone=prompt` with vLLM as engine."""
+    # a restart takes as long as the machine is busy, and episodes wait for it
     vllm = {"python": PYTHON or str(vllm_python(folder)), "start_timeout": 3600}
     if PYTHON:
         vllm["extra_args"] = ["--enforce-eager"]
     engine = {"rollout__engine": "vllm", "rollout__vllm": vllm, "rollout__episode_retries": 3}
-    engine["rollout__episode_timeout"] = (
-        7200  # a restart takes as long as the machine is busy, and episodes wait for it
-    )
+    engine["rollout__episode_timeout"] = 7200
     conf = project(folder, algorithm=algorithm, **engine, **keys)
     command = [sys.executable, "-m", "ajet", "--conf", str(conf), "--backbone=prompt"]
     environment = {**os.environ, **CPU, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
