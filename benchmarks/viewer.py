@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import psutil
 from common import RESULTS, write_result
 from playwright.sync_api import Page, sync_playwright
@@ -29,8 +30,10 @@ from playwright.sync_api import Page, sync_playwright
 from ajet.config import Config
 from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
+from ajet.observe.episode_tables import open_for_writing
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
+from ajet.observe.task_statistics import TaskFilter, task_page
 from ajet.schema.episode import Episode, EpisodeStatus, Ledger
 from ajet.schema.task import Task
 
@@ -61,11 +64,13 @@ QUICKSTART_STEPS = 20
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", nargs="?", type=Path, help="keeps the made-up experiment between calls")
-    parser.add_argument("--only", choices=("viewer", "recording", "kills"), help="one part; the others keep theirs")
+    parser.add_argument(
+        "--only", choices=("viewer", "tasks", "recording", "kills"), help="one part; the others keep theirs"
+    )
     arguments = parser.parse_args()
     root = arguments.folder or Path(tempfile.mkdtemp(prefix="ajet-viewer-"))
     root.mkdir(parents=True, exist_ok=True)
-    parts = {"viewer": measure_viewer, "recording": measure_recording, "kills": measure_kills}
+    parts = {"viewer": measure_viewer, "tasks": measure_tasks, "recording": measure_recording, "kills": measure_kills}
     try:
         figures = json.loads((RESULTS / "viewer.json").read_text())["figures"] if arguments.only else {}
         for name, measure in parts.items():
@@ -236,6 +241,67 @@ def seconds_of(name: str, work: Callable[[], None], before: Callable[[], None] |
         work()
         times.append(time.perf_counter() - began)
     return {f"{name}_s": {"median": round(statistics.median(times), 3), "max": round(max(times), 3)}}
+
+
+# ---------------------------------------------------------------- the table of tasks
+
+
+SHAPES = {"few_tasks_by_group": (200, True), "few_tasks_mixed": (200, False), "many_tasks": (20_000, False)}
+"""Number of tasks, and whether the eight episodes of a group are of one task. Mixed ones have the most rows by step."""
+PAGES: dict[str, tuple[TaskFilter, dict[str, Any]]] = {
+    "first_page": (TaskFilter(), {}),
+    "training_by_solved": (TaskFilter(validation=False), {"sort": "solved", "descending": True}),
+    "text": (TaskFilter(text="12"), {"sort": "change"}),
+    "counted_from_episodes": (TaskFilter(), {"threshold": 0.999}),  # as for a file of an older version
+}
+
+
+def measure_tasks(root: Path) -> dict[str, Any]:
+    """CPU seconds of a page of the table. Only rows of the lists are made up: no page reads an episode's body."""
+    figures = {}
+    for name, (tasks, by_group) in SHAPES.items():
+        path = root / f"tasks-{name}.sqlite"
+        for file in root.glob(f"{path.name}*"):
+            file.unlink()
+        figures[name] = make_rows(path, tasks, by_group)
+        store = EpisodeStore(path)
+        figures[name]["task_steps"] = store.rows("SELECT count(*) FROM task_step")[0][0]
+        for page, (where, more) in PAGES.items():
+            figures[name][f"{page}_cpu_s"] = min(page_seconds(store, where, more) for _ in range(REPEATS))
+        store.close()
+    return {"tasks": figures}
+
+
+def page_seconds(store: EpisodeStore, where: TaskFilter, more: dict[str, Any]) -> float:
+    began = time.process_time()
+    rows, _ = task_page(store, where, **more)
+    msgspec.json.encode(rows)  # as the viewer answers
+    return round(time.process_time() - began, 3)
+
+
+def make_rows(path: Path, tasks: int, by_group: bool) -> dict[str, Any]:
+    """100,000 episodes' rows, and what counting all of their tasks anew takes, as at the resume of an older run."""
+    rng = random.Random(0)
+    EpisodeRecorder(path).close()
+    connection = open_for_writing(path)
+    names = [row[1] for row in connection.execute("PRAGMA table_info(episode)")]
+    like = dict.fromkeys(names, 0) | {"tag": "", "status": "completed", "outcomes": "", "failure": "", "agents": "[]"}
+    connection.execute("BEGIN")
+    for start in range(0, EPISODES, GROUP):
+        group = rng.randrange(tasks)
+        for index in range(start, start + GROUP):
+            task = group if by_group else rng.randrange(tasks)
+            own = {"id": index + 1, "episode_id": f"e{index}", "step": index // 64, "reward": rng.random()}
+            own |= {"success": rng.randrange(2), "validation": int(rng.random() < 0.1), "group_id": f"g{start}"}
+            own |= {"task_id": f"task-{task:05}", "preview": f"How many apples are {task} apples and {task} pears?"}
+            marks = ", ".join("?" * len(names))
+            connection.execute(f"INSERT INTO episode VALUES ({marks})", [(like | own)[name] for name in names])
+    connection.execute("DELETE FROM task_threshold")
+    connection.execute("COMMIT")
+    connection.close()
+    began = time.process_time()
+    open_for_writing(path).close()
+    return {"episodes": EPISODES, "tasks": tasks, "counted_anew_cpu_s": round(time.process_time() - began, 2)}
 
 
 # ---------------------------------------------------------------- recording

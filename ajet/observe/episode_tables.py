@@ -11,6 +11,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from ajet.observe import task_rows
 from ajet.observe.episode_codec import Annotation, decode_episode
 from ajet.observe.episode_text import one_line, preview, searchable_text
 from ajet.schema.episode import Episode
@@ -49,7 +50,6 @@ CREATE TABLE IF NOT EXISTS episode (
 );
 CREATE INDEX IF NOT EXISTS episode_step ON episode (step, reward);
 CREATE INDEX IF NOT EXISTS episode_group ON episode (group_id);
-CREATE INDEX IF NOT EXISTS episode_task ON episode (task_id);
 CREATE INDEX IF NOT EXISTS episode_kind ON episode (status, tag, failure, validation);
 CREATE TABLE IF NOT EXISTS agent (
   name TEXT NOT NULL, episode INTEGER NOT NULL, PRIMARY KEY (name, episode)
@@ -79,16 +79,23 @@ class EpisodeStoreError(UserError):
     """An `episodes.sqlite` that can't be read."""
 
 
-def open_for_writing(path: Path) -> sqlite3.Connection:
-    """The writer's connection. Transactions are explicit."""
+def open_for_writing(path: Path, success_threshold: float = 1.0) -> sqlite3.Connection:
+    """The writer's connection. Transactions are explicit: `commit` ends them."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
     connection.execute("PRAGMA journal_mode = WAL")
     # NORMAL: a killed process loses nothing it committed; only a crash of the machine may lose the last moments
     connection.execute("PRAGMA synchronous = NORMAL")
     if connection.execute("PRAGMA user_version").fetchone()[0] in (0, VERSION):
-        connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+        connection.executescript(f"BEGIN; {_SCHEMA} {task_rows.SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
     _check_version(connection, path)
+    task_rows.prepare(connection, success_threshold)
     return connection
+
+
+def commit(connection: sqlite3.Connection) -> None:
+    """End a transaction that added or removed episodes."""
+    task_rows.refresh(connection)
+    connection.execute("COMMIT")
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:

@@ -27,6 +27,7 @@ from ajet.observe.episode_codec import (
     write_trajectory,
 )
 from ajet.observe.episode_tables import (
+    commit,
     delete_after,
     delete_oldest,
     insert_annotation,
@@ -82,6 +83,8 @@ class RecorderSettings:
     """A collector that gets all episodes, kept or not."""
     run: str = ""
     project: str = ""
+    success_threshold: float = 1.0
+    """`task_judge.success_threshold`, for what is counted of each task."""
 
     @classmethod
     def from_config(cls, config: Any) -> RecorderSettings:
@@ -94,6 +97,7 @@ class RecorderSettings:
             otlp_endpoint=config.ajet.observe.otlp_endpoint,
             run=config.ajet.experiment_name,
             project=config.ajet.project_name,
+            success_threshold=config.ajet.task_judge.success_threshold,
         )
 
 
@@ -126,7 +130,7 @@ class EpisodeRecorder:
         self._known_tokens: set[int] = set()
         self._new_tokens: set[int] = set()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        open_for_writing(path).close()  # a file that can't be written raises here, not on the writer's thread
+        self._open().close()  # a file that can't be written raises here, not on the writer's thread
         self._thread = threading.Thread(target=self._run, name="episode-recorder", daemon=True)
         self._thread.start()
 
@@ -207,6 +211,9 @@ class EpisodeRecorder:
         if self._exporter is not None:
             self._exporter.close()
 
+    def _open(self) -> sqlite3.Connection:
+        return open_for_writing(self.path, self.settings.success_threshold)
+
     def _submit(self, work: Callable[[sqlite3.Connection], bool], done: Future[bool] | None = None) -> Future[bool]:
         job = _Job(work, done or Future())
         self._jobs.put(job)
@@ -215,7 +222,7 @@ class EpisodeRecorder:
     # ------------------------------------------------------------ on the writer's thread
 
     def _run(self) -> None:
-        connection = open_for_writing(self.path)
+        connection = self._open()
         self._read_known_tokens(connection)
         ended = False
         while not ended:
@@ -232,7 +239,7 @@ class EpisodeRecorder:
             connection.execute("BEGIN IMMEDIATE")
             for job in jobs:
                 results.append((job, self._try(connection, job)))
-            connection.execute("COMMIT")
+            commit(connection)
             self._prune(connection)
         except sqlite3.Error as error:  # nothing of this batch is acknowledged
             if connection.in_transaction:
@@ -267,7 +274,7 @@ class EpisodeRecorder:
         while used_bytes(connection) > limit * _PRUNE_TO:
             connection.execute("BEGIN IMMEDIATE")
             gone = delete_oldest(connection, _PRUNE_AT_ONCE)
-            connection.execute("COMMIT")
+            commit(connection)
             if not gone:
                 break
             removed += gone

@@ -1,7 +1,7 @@
 """How tasks fared over the steps: a page of the list of tasks, and the attempts of one task.
 
-An attempt is an episode of the task; those that were stopped because nobody needed them any more don't count. One is
-solved if the workflow or judge said so; where neither did, if its reward reaches the threshold.
+A page comes from the rows that are kept beside the episodes (`task_rows`). Where those don't serve, because an older
+version wrote the file or the threshold is another one, the episodes are counted anew, with the same result.
 """
 
 from __future__ import annotations
@@ -11,15 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ajet.observe.episode_store import EpisodeStore
+from ajet.observe.task_rows import ANY, ATTEMPTS, SOLVED, STEPS
 
 TaskSortKey = Literal["task_id", "attempts", "solved", "latest", "change", "reward", "last_step", "tag"]
 TASK_SORT_KEYS: tuple[str, ...] = get_args(TaskSortKey)
-
-_SOLVED = "CASE WHEN success IS NOT NULL THEN success WHEN reward IS NULL THEN 0 ELSE reward >= :threshold END"
-_BY_STEP = f"""
-  SELECT task_id, step, count(*) AS attempts, sum({_SOLVED}) AS solved, sum(coalesce(reward, 0)) AS reward,
-    max(tag) AS tag, max(preview) AS preview
-  FROM episode WHERE status != 'cancelled' AND {{where}} GROUP BY task_id, step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +22,7 @@ class TaskFilter:
     """Which tasks. None and '' match all."""
 
     text: str = ""
-    """Part of the id or of the first words of the question."""
+    """Part of the id, or of the question's first words as the list shows them."""
     tag: str = ""
     validation: bool | None = None
     """Count validation's attempts only (True), training's only (False), or all."""
@@ -70,56 +65,75 @@ def task_page(
     """The rows of one page, and the number of rows on all pages."""
     if sort not in TASK_SORT_KEYS:
         raise ValueError(f"can't sort by {sort!r}; sort keys: {', '.join(TASK_SORT_KEYS)}")
-    condition, values = _condition(where)
+    rows, steps = _sources(store, where, threshold)
+    scope = ANY if where.validation is None else int(where.validation)
+    values = {"threshold": threshold, "scope": scope, "tag": where.tag, "text": where.text.lower(), "limit": limit}
+    values |= {"offset": offset, "solved_min": where.solved_min, "solved_max": where.solved_max}
     direction = "DESC" if descending else "ASC"
     found = store.rows(
-        f"""WITH by_step AS ({_BY_STEP.format(where=condition)}),
-        task AS (SELECT task_id, sum(attempts) AS attempts, 1.0 * sum(solved) / sum(attempts) AS solved,
-          sum(reward) / sum(attempts) AS reward, min(step) AS first_step, max(step) AS last_step, max(tag) AS tag,
-          max(preview) AS preview FROM by_step GROUP BY task_id),
-        row AS (SELECT task.*, 1.0 * last.solved / last.attempts AS latest,
-          1.0 * last.solved / last.attempts - 1.0 * first.solved / first.attempts AS change FROM task
-          JOIN by_step AS last ON last.task_id = task.task_id AND last.step = last_step
-          JOIN by_step AS first ON first.task_id = task.task_id AND first.step = first_step)
-        SELECT *, count(*) OVER () AS total FROM row WHERE solved BETWEEN :solved_min AND :solved_max
-        ORDER BY {sort} {direction}, task_id LIMIT :limit OFFSET :offset""",
-        {**values, "threshold": threshold, "limit": limit, "offset": offset},
+        f"WITH wanted AS (SELECT * FROM ({rows}) WHERE {_condition(where)}) SELECT *, (SELECT count(*) FROM wanted) "
+        f"AS total FROM wanted ORDER BY {sort} {direction}, task_id LIMIT :limit OFFSET :offset",
+        values,
     )
-    rows = {row["task_id"]: TaskRow(**{name: row[name] for name in _FIELDS}) for row in found}
-    values["tasks"] = json.dumps(list(rows))
-    condition += " AND task_id IN (SELECT value FROM json_each(:tasks))"
-    steps = store.rows(f"{_BY_STEP.format(where=condition)} ORDER BY step", {**values, "threshold": threshold})
-    for step in steps:
-        rows[step["task_id"]].by_step.append((step["step"], step["solved"] / step["attempts"]))
-    return list(rows.values()), (found[0]["total"] if found else 0)
+    page = {row["task_id"]: TaskRow(**{name: row[name] for name in _FIELDS}) for row in found}
+    values["tasks"] = json.dumps(list(page))
+    of_page = f"FROM ({steps}) WHERE task_id IN (SELECT value FROM json_each(:tasks)) GROUP BY task_id, step"
+    share = "1.0 * sum(solved) / sum(attempts)"
+    for name, step, solved in store.rows(f"SELECT task_id, step, {share} {of_page} ORDER BY task_id, step", values):
+        page[name].by_step.append((step, solved))
+    return list(page.values()), (found[0]["total"] if found else 0)
 
 
 _FIELDS = ("task_id", "attempts", "solved", "latest", "change", "reward", "last_step", "tag", "preview")
+_KEPT = (
+    "SELECT (SELECT value FROM task_threshold) IS :threshold AND NOT EXISTS (SELECT 1 FROM task_dirty) "
+    "AND NOT (:tag != '' AND EXISTS (SELECT 1 FROM task_row WHERE scope = :any AND mixed))"
+)
+"""Whether what is kept serves: a task whose attempts have several tags is counted with one of them by its episodes."""
+
+
+def _sources(store: EpisodeStore, where: TaskFilter, threshold: float) -> tuple[str, str]:
+    """Queries for the rows of tasks, and for their attempts by step."""
+    validation = "" if where.validation is None else "AND validation = :scope"
+    has_tables = store.rows("SELECT 1 FROM sqlite_master WHERE name = 'task_threshold'")
+    if has_tables and store.rows(_KEPT, {"threshold": threshold, "tag": where.tag, "any": ANY})[0][0]:
+        return "SELECT * FROM task_row WHERE scope = :scope", f"SELECT * FROM task_step WHERE 1 {validation}"
+    steps = (
+        f"SELECT task_id, step, {ATTEMPTS} FROM episode WHERE status != 'cancelled' {validation} "
+        f"{'AND tag = :tag' if where.tag else ''} GROUP BY task_id, step"
+    )
+    return _COUNTED.format(steps=steps), steps
+
+
+_COUNTED = f"""WITH by_step AS ({{steps}}),
+  whole AS (SELECT task_id, {STEPS}, min(step) AS first_step, max(step) AS last_step FROM by_step GROUP BY task_id)
+  SELECT whole.task_id, whole.attempts, 1.0 * whole.solved / whole.attempts AS solved,
+    1.0 * last.solved / last.attempts AS latest,
+    1.0 * last.solved / last.attempts - 1.0 * first.solved / first.attempts AS change,
+    whole.reward / whole.attempts AS reward, last_step, whole.last_tag AS tag, whole.preview
+  FROM whole
+  JOIN by_step AS first ON first.task_id = whole.task_id AND first.step = first_step
+  JOIN by_step AS last ON last.task_id = whole.task_id AND last.step = last_step"""
+
+
+def _condition(where: TaskFilter) -> str:
+    wanted = ["1"]
+    if where.text:
+        wanted.append("(instr(lower(task_id), :text) OR instr(lower(preview), :text))")
+    if where.tag:
+        wanted.append("tag = :tag")
+    if where.solved_min is not None:
+        wanted.append("solved >= :solved_min")
+    if where.solved_max is not None:
+        wanted.append("solved <= :solved_max")
+    return " AND ".join(wanted)
 
 
 def task_history(store: EpisodeStore, task_id: str, threshold: float = 1.0, limit: int = 1000) -> list[dict[str, Any]]:
     """The newest attempts of a task, each with whether it was solved, in the order of recording."""
     found = store.rows(
         f"SELECT episode_id, step, validation, group_id, repeat, status, failure, reward, advantage, "
-        f"{_SOLVED} AS solved FROM episode WHERE task_id = :task ORDER BY id DESC LIMIT :limit",
+        f"{SOLVED} AS solved FROM episode WHERE task_id = :task ORDER BY id DESC LIMIT :limit",
         {"task": task_id, "threshold": threshold, "limit": limit},
     )
     return [{**dict(row), "validation": bool(row["validation"]), "solved": bool(row["solved"])} for row in found[::-1]]
-
-
-def _condition(where: TaskFilter) -> tuple[str, dict[str, Any]]:
-    clauses: list[str] = ["1"]
-    values: dict[str, Any] = {
-        "solved_min": 0.0 if where.solved_min is None else where.solved_min,
-        "solved_max": 1.0 if where.solved_max is None else where.solved_max,
-    }
-    if where.text:
-        clauses.append("(instr(lower(task_id), :text) OR instr(lower(preview), :text))")
-        values["text"] = where.text.lower()
-    if where.tag:
-        clauses.append("tag = :tag")
-        values["tag"] = where.tag
-    if where.validation is not None:
-        clauses.append("validation = :validation")
-        values["validation"] = int(where.validation)
-    return " AND ".join(clauses), values

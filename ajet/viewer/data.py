@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from starlette.routing import Route
 from ajet.observe.episode_codec import episode_json
 from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore, RecordedEpisode
 from ajet.observe.reward_histogram import RewardCount, reward_counts, reward_histograms
-from ajet.observe.task_statistics import task_history, task_page
+from ajet.observe.task_statistics import TaskRow, task_history, task_page
 from ajet.viewer.episode_view import episode_view, tokens_view
 from ajet.viewer.library import Experiment, Library, Reading
 from ajet.viewer.queries import TaskQuery, episode_query, task_query
@@ -135,7 +135,10 @@ class Data:
         records = store.tasks([row.task_id for row in rows])
         names = answer_names(experiment.config())
         answers = {name: gold_answer(task.metadata, names) for name, task in records.items()}
-        return [{**asdict(row), "answer": answers.get(row.task_id)} for row in rows], total
+        # no asdict: it would copy each of the steps, of which a page may have 40,000
+        return [
+            {**{key: getattr(row, key) for key in _TASK_FIELDS}, "answer": answers.get(row.task_id)} for row in rows
+        ], total
 
     def task(self, request: Request) -> Response:
         """One task: what the reader gave, and its attempts."""
@@ -184,6 +187,9 @@ class Data:
 
     def _named(self, request: Request) -> Experiment:
         return self._library.get(request.path_params["name"])
+
+
+_TASK_FIELDS = tuple(field.name for field in fields(TaskRow))
 
 
 def _episode(experiment: Experiment, recorded: RecordedEpisode, store: EpisodeStore) -> dict[str, Any]:
