@@ -25,11 +25,13 @@ def run(argv: Sequence[str]) -> int:
     from ajet.cli.targets import weights_folder
     from ajet.cli.view import find_experiment
     from ajet.config.loader import load_config
+    from ajet.runtime.companions import yaml_services
 
     config = load_config(arguments.conf, arguments.overrides, backbone="debug")  # which trains nothing, with any engine
     if arguments.checkpoint:
         config.ajet.model.path = str(weights_folder(find_experiment(Path(arguments.checkpoint)), best=arguments.best))
-    metrics = evaluate(config)
+    with yaml_services(config):
+        metrics = evaluate(config)
     if arguments.json:
         print(json.dumps(metrics))
     else:

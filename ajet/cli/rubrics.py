@@ -22,6 +22,7 @@ def run(argv: Sequence[str]) -> int:
     from ajet.helper import HelperError
     from ajet.observe.experiment import folder_of
     from ajet.observe.logs import log_to_terminal
+    from ajet.runtime.companions import yaml_services
     from ajet.task_judge.rubrics_judge import RubricsJudge
 
     log_to_terminal()
@@ -30,7 +31,8 @@ def run(argv: Sequence[str]) -> int:
     judge = RubricsJudge(config)
     there = judge.path.is_file() and not arguments.again
     try:
-        rubrics = judge.load_or_write(again=arguments.again)
+        with yaml_services(config):
+            rubrics = judge.load_or_write(again=arguments.again)
     except HelperError as error:
         return fail(f"no rubrics were written: {error}", EXIT_FAILED)
     except KeyboardInterrupt:

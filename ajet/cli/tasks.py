@@ -29,6 +29,7 @@ def run(argv: Sequence[str]) -> int:
     from ajet.helper import HelperError
     from ajet.observe.experiment import folder_of
     from ajet.observe.logs import log_to_terminal
+    from ajet.runtime.companions import yaml_services
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 
     log_to_terminal()
@@ -36,7 +37,8 @@ def run(argv: Sequence[str]) -> int:
     config.remember_folder(folder_of(config, arguments.exp_dir, config.yaml_path).resolve())
     reader = build_reader(config)
     try:
-        training, validation = read_training_tasks(reader), read_validation_tasks(reader)
+        with yaml_services(config):
+            training, validation = read_training_tasks(reader), read_validation_tasks(reader)
     except HelperError as error:
         return fail(f"{error}\n    what was answered so far is kept: run the command again", EXIT_FAILED)
     except KeyboardInterrupt:

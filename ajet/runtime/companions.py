@@ -9,11 +9,12 @@ import re
 import shlex
 import socket
 import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,6 +61,11 @@ class Service:
 def say_at_once(text: str) -> None:
     """Print it now, whatever the output is."""
     print(text, flush=True)
+
+
+def say_on_stderr(text: str) -> None:
+    """The same, where the output proper goes to stdout."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def wanted_services(config: Config, flags: Sequence[str]) -> list[Service]:
@@ -126,7 +132,16 @@ def _dot_env() -> dict[str, str]:
 
 
 @contextmanager
-def start_service(service: Service, prefix: str = "") -> Iterator[None]:
+def yaml_services(config: Config) -> Iterator[None]:
+    """The services of the YAML, for commands that need them without being a run: what is said goes to stderr."""
+    with ExitStack() as stack:
+        for service in wanted_services(config, ()):
+            stack.enter_context(start_service(service, say=say_on_stderr))
+        yield
+
+
+@contextmanager
+def start_service(service: Service, prefix: str = "", say: Callable[[str], None] = say_at_once) -> Iterator[None]:
     """Start a service, wait until it answers, keep it running, and end it with the block."""
     from ajet.runtime.service_keeper import ServiceKeeper
 
@@ -139,7 +154,7 @@ def start_service(service: Service, prefix: str = "") -> Iterator[None]:
             "    end it (`ajet --kill` if an earlier run started it), or start the run without this service"
         )
     keeper = ServiceKeeper(service, prefix)
-    keeper.start()
+    keeper.start(say)
     try:
         yield
     finally:

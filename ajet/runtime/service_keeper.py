@@ -38,10 +38,10 @@ class ServiceKeeper:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def start(self, say: Callable[[str], None] = say_at_once) -> None:
         """Start it and wait until it answers. Raises `ServiceError`."""
         try:
-            started = self._start_once(say_at_once)
+            started = self._start_once(say)
         except BaseException:  # Ctrl-C too: nothing that was started may stay
             self._running.close()
             raise
