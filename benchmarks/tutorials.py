@@ -27,6 +27,8 @@ CHARTS = ROOT / "docs" / "assets" / "tutorials"
 TUTORIALS: dict[str, list[str]] = {
     "werewolves": ["cold_start.yaml", "werewolves.yaml"],
     "learning_to_ask": ["cold_start.yaml", "learning_to_ask.yaml"],
+    "rubrics_judge": ["cold_start.yaml", "rubrics_judge.yaml"],
+    "feedback_tracing": ["cold_start.yaml", "feedback_tracing.yaml"],
 }
 """The configs of each, in order; a later one starts from the weights of the one before it."""
 WINDOW = 5
@@ -35,6 +37,8 @@ WINDOW = 5
 
 def conduct(name: str, folder: Path) -> dict[str, Any]:
     """The runs of a tutorial, and what the last one came to."""
+    if (traces := ROOT / "tutorial" / f"example_{name}" / "make_traces.py").exists():
+        subprocess.run([sys.executable, str(traces)], check=True)
     weights: list[str] = []
     for file in TUTORIALS[name]:
         conf = ROOT / "tutorial" / f"example_{name}" / file

@@ -63,10 +63,10 @@ def make_server(answer: Callable[[str], str], port: int = 0) -> ThreadingHTTPSer
     return _Server(("127.0.0.1", port), type("Handler", (_Handler,), {"answer": staticmethod(answer)}))
 
 
-def main(answer: Callable[[str], str], what: str) -> None:
-    """The command line of a rule-based helper."""
+def main(answer: Callable[[str], str], what: str, port: int = 8123) -> None:
+    """The command line of a rule-based helper; `port` is its default."""
     parser = argparse.ArgumentParser(description=what)
-    parser.add_argument("--port", type=int, default=8123)
+    parser.add_argument("--port", type=int, default=port)
     server = make_server(answer, parser.parse_args().port)
     print(f"http://127.0.0.1:{server.server_address[1]}/v1", flush=True)
     with contextlib.suppress(KeyboardInterrupt):

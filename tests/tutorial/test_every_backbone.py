@@ -12,7 +12,9 @@ from ajet.cli.main import main
 
 LOCAL_ALONE = {
     "example_countdown/cold_start.yaml": "only `local` trains on recorded conversations",
+    "example_feedback_tracing/cold_start.yaml": "only `local` trains on recorded conversations",
     "example_learning_to_ask/cold_start.yaml": "only `local` trains on recorded conversations",
+    "example_rubrics_judge/cold_start.yaml": "only `local` trains on recorded conversations",
     "example_werewolves/cold_start.yaml": "only `local` trains on recorded conversations",
     "example_chat_service/chat_service.yaml": "starts its episodes itself",
 }

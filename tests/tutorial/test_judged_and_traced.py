@@ -1,63 +1,86 @@
-"""The examples of rubrics and of traces: debug and two steps of training, offline, with a scripted helper model."""
+"""The examples of rubrics and of traces: their rules, debug and two steps of training, offline."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from scripted_helper import helper
+from ports import free_port
+from tutorial_runs import ROOT, TINY, TUTORIAL, debug, imports, train
 
 from ajet.cli.main import main
 from ajet.observe.metrics import read_metrics
+from ajet.task_judge.rubrics_judge import POINTWISE
 
-ROOT = Path(__file__).parents[2]
-SMALL = [
-    "model.path=tiny:qwen2-0.3m", "data.train_batch_size=2", "rollout.num_repeat=2", "trainer_common.test_freq=0",
-    "trainer_common.total_training_steps=2", "rollout.max_response_length_in_one_turn=8", "rollout.max_num_seqs=8",
-]  # fmt: skip
+RUBRICS = "example_rubrics_judge/rubrics_judge.yaml"
+TRACING = "example_feedback_tracing/feedback_tracing.yaml"
 
 
-def scripted(question: str) -> str:
-    """Stands in for the helper model of both examples."""
-    if "You write rubrics" in question:
-        return json.dumps({"rubrics": ["The sum must be right and written out."]})
-    if "<task>" in question:
-        return json.dumps({"good": "can't say" not in question})
-    answer = re.findall(r"<answer>\n(.*?)\n</answer>", question, re.DOTALL)[0]
-    return json.dumps({"score": (len(answer) % 11) / 10, "reason": "by length"})
+def traces(folder: Path) -> list[str]:
+    """The settings for traces that the example's own script wrote."""
+    script = TUTORIAL / "example_feedback_tracing" / "make_traces.py"
+    subprocess.run([sys.executable, str(script), str(folder / "studio.sqlite3")], check=True)
+    return [f"task_reader.feedback_tracing.base_url={folder}/studio.sqlite3"]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, folder: Path, conf: str, *more: str) -> int:
-    monkeypatch.chdir(ROOT)
-    with helper(scripted) as server:
-        monkeypatch.setenv("HELPER_URL", server.url)
-        return main(["--conf", f"tutorial/{conf}", "--exp-dir", str(folder), *SMALL, *more])
+def test_the_rules_grade_by_what_the_rubrics_ask_for() -> None:
+    with imports("example_rubrics_judge"):
+        import rule_grader
+
+        def score(answer: str, rubrics: str, query: str = "Where is order 47?") -> float:
+            asked = POINTWISE.format(query=query, rubrics=rubrics, answer=answer)
+            return float(json.loads(rule_grader.answer(asked))["score"])
+
+        both = rule_grader.NAMED + rule_grader.SORRY
+        examples = (TUTORIAL / "example_rubrics_judge/data/graded.jsonl").read_text().splitlines()
+        for one in map(json.loads, examples):
+            assert score(one["answer"], both, one["main_query"]) == one["score"], one
+        assert score("Order 47. Sorry!", rule_grader.SORRY) == 0.4 and score("Order 47. Sorry!", "- Be brief.") == 0.0
+        assert score("Order 48, 47", both) == 0.0, "which of them?"
+        with pytest.raises(rule_grader.Unanswerable):
+            rule_grader.answer("Who are you?")
 
 
 @pytest.mark.slow
-def test_rubrics_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    conf = "example_rubrics_judge/rubrics_judge.yaml"
-    assert run(monkeypatch, tmp_path, conf, "--backbone=debug") == 0
+def test_rubrics_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RULE_GRADER_PORT", str(free_port()))
+    monkeypatch.chdir(ROOT)
+    assert main(["rubrics", "make", f"tutorial/{RUBRICS}", "--exp-dir", str(tmp_path), TINY]) == 0
+    said = capfd.readouterr()
+    assert "name the customer's order" in said.out and "started grader" not in said.out and "started grader" in said.err
     assert (tmp_path / "rubrics_judge" / "cache" / "rubrics.yaml").is_file()
-    assert run(monkeypatch, tmp_path, conf, "rollout.temperature=1.5") == 0
-    steps = read_metrics(tmp_path / "rubrics_judge" / "metrics.jsonl")
-    assert len(steps) == 2 and all(0 <= step["reward/mean"] <= 1 for step in steps)
+    assert all(0 <= (episode.reward or 0.0) <= 1 for episode in debug(monkeypatch, RUBRICS, tmp_path / "debug"))
+    steps = train(monkeypatch, RUBRICS, tmp_path / "train", "rollout.temperature=1.5")
+    assert all(0 <= step["reward/mean"] <= 1 for step in steps)
     assert all(step.get("status/completed", 0) + step.get("status/truncated", 0) == 4 for step in steps)
 
 
 @pytest.mark.slow
-def test_feedback_tracing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = ROOT / "tutorial" / "example_feedback_tracing" / "make_traces.py"
-    subprocess.run([sys.executable, str(script), str(tmp_path / "studio.sqlite3")], check=True)
-    traces = f"task_reader.feedback_tracing.base_url={tmp_path}/studio.sqlite3"
-    conf = "example_feedback_tracing/feedback_tracing.yaml"
-    assert run(monkeypatch, tmp_path, conf, traces, "--backbone=debug") == 0
-    # an untrained tiny model answers no sum: the two steps run, and say that nothing could be learnt
-    assert run(monkeypatch, tmp_path, conf, traces) in (0, 1)
-    assert len(read_metrics(tmp_path / "feedback_tracing" / "metrics.jsonl")) == 2
+def test_feedback_tracing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RULE_REVIEWER_PORT", str(free_port()))
+    monkeypatch.chdir(ROOT)
+    given, out = [*traces(tmp_path), TINY], tmp_path / "traced.jsonl"
+    command = ["tasks", "generate", f"tutorial/{TRACING}", "--out", str(out), "--exp-dir", str(tmp_path)]
+    assert main([*command, *given]) == 0
+    both = out.read_text() + out.with_name("traced_validation.jsonl").read_text()
+    assert len(both.splitlines()) == 81 and "can't say" not in both, "one trace in ten is of no use"
+    assert "started reviewer" not in capfd.readouterr().out
+    debug(monkeypatch, TRACING, tmp_path / "debug", *given)
+    train(monkeypatch, TRACING, tmp_path / "train", *given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ["rubrics_judge", "feedback_tracing"])
+def test_the_cold_start_trains_on_its_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    given = ["trainer_common.total_training_steps=2"]
+    if example == "feedback_tracing":
+        given += [*traces(tmp_path), f"trainer_common.algorithm.sft.demonstrations={tmp_path}/conversations.jsonl"]
+    conf = f"tutorial/example_{example}/cold_start.yaml"
+    assert main(["--conf", conf, "--exp-dir", str(tmp_path), *given]) == 0
+    assert len(read_metrics(tmp_path / f"{example}_cold_start" / "metrics.jsonl")) == 2
