@@ -79,7 +79,7 @@ EPISODES: dict[str, list[Said]] = {
         Said("reward", "1.5: all tests of the world pass"),
     ],
     "rubrics_judge": [
-        Said("rubric", "The answer must name the customer's order; this matters most. It should say sorry for the wait."),
+        Said("rubric", "Name the customer's order; this matters most. Say sorry for the wait."),
         Said("task", "Where is order 47?"),
         Said("agent", "Order 47 is on its way. Sorry for the wait!", True),
         Said("judge", "score 1.0"),
@@ -90,6 +90,13 @@ EPISODES: dict[str, list[Said]] = {
         Said("helper", "good"),
         Said("task", "Where is order 47?  answer: 47"),
         Said("agent", "\\boxed{47}", True),
+        Said("reward", "1"),
+    ],
+    "math_agent": [
+        Said("task", "A crate holds 16 rows of 25 bottles. 7 bottles break on the way. How many bottles are left?"),
+        Said("agent", 'calculator(expression="16 * 25 - 7")', True),
+        Said("calculator", "393"),
+        Said("agent", "\\boxed{393}", True),
         Said("reward", "1"),
     ],
     "multi_agent": [
@@ -121,6 +128,13 @@ EPISODES: dict[str, list[Said]] = {
         Said("checker, not trained", "There is no table of that name."),
         Said("rewriter", "SELECT count(*) FROM singer", True),
         Said("reward", "1: it returns what it should"),
+    ],
+    "chat_service": [
+        Said("service", "POST /v1/episodes\n→ base_url, api_key, control_key"),
+        Said("user", "May I bring my dog?"),
+        Said("help desk", "Yes, on a lead.", True),
+        Said("user", "thumb up"),
+        Said("service", 'POST /v1/episodes/{id}/end  {"reward": 1.0}'),
     ],
     "other_clients": [
         Said("workflow", "OPENAI_BASE_URL=… OPENAI_API_KEY=… node agent.mjs"),

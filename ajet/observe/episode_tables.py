@@ -82,6 +82,21 @@ class EpisodeStoreError(UserError):
 def open_for_writing(path: Path, success_threshold: float = 1.0) -> sqlite3.Connection:
     """The writer's connection. Transactions are explicit: `commit` ends them."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
+    try:
+        _prepare(connection, path, success_threshold)
+    except sqlite3.OperationalError as error:  # locked, read-only, a full disk
+        connection.close()
+        raise EpisodeStoreError(f"{path} can't be written to: {error}") from error
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        fix = (
+            f"to go on without its episodes, move it away ({path.name}-wal and {path.name}-shm, too, if they are there)"
+        )
+        raise EpisodeStoreError(f"{path}: {error}; {fix}") from error
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, success_threshold: float) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     # NORMAL: a killed process loses nothing it committed; only a crash of the machine may lose the last moments
     connection.execute("PRAGMA synchronous = NORMAL")
@@ -89,7 +104,6 @@ def open_for_writing(path: Path, success_threshold: float = 1.0) -> sqlite3.Conn
         connection.executescript(f"BEGIN; {_SCHEMA} {task_rows.SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
     _check_version(connection, path)
     task_rows.prepare(connection, success_threshold)
-    return connection
 
 
 def commit(connection: sqlite3.Connection) -> None:

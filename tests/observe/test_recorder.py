@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -16,10 +16,12 @@ import pytest
 from synthetic_run import Vocabulary, credit_of, math_episode, trainer_logprobs
 
 from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore
+from ajet.observe.episode_tables import EpisodeStoreError
 from ajet.observe.episode_text import token_bytes_of
 from ajet.observe.export import ExportFormat, export_episodes
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.secrets import MASK, Masker
+from ajet.observe.task_statistics import TaskFilter, task_page
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Episode, EpisodeStatus, Failure
 from ajet.schema.task import Task
 
@@ -234,6 +236,17 @@ for index in range(1_000_000):
 """
 
 
+def rows_equal_episodes(store: EpisodeStore) -> bool:
+    """Whether the table of tasks says the same from the rows that are kept as from the episodes, at one moment."""
+    store._connection.execute("BEGIN")
+    try:
+        assert not store.rows("SELECT 1 FROM task_dirty")
+        kept = task_page(store, TaskFilter(), limit=10_000)
+        return kept == task_page(store, TaskFilter(), limit=10_000, threshold=1 - 1e-9)  # which isn't kept
+    finally:
+        store._connection.execute("COMMIT")
+
+
 def kill_and_check(path: Path, seed: int, wait: float) -> tuple[int, int]:
     """Kill a writer at a random moment. Returns how many episodes it had acknowledged, and how many are lost."""
     environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
@@ -241,11 +254,16 @@ def kill_and_check(path: Path, seed: int, wait: float) -> tuple[int, int]:
     process = subprocess.Popen(program, stdout=subprocess.PIPE, env=environment, text=True)
     assert process.stdout is not None
     first = process.stdout.readline()
-    time.sleep(wait)
-    process.send_signal(signal.SIGKILL)
+    store = EpisodeStore(path)
+    until = time.monotonic() + wait
+    try:
+        while time.monotonic() < until:
+            assert rows_equal_episodes(store)
+    finally:
+        process.kill()
     acknowledged = [line.strip() for line in [first, *process.stdout] if line.endswith("\n")]
     process.wait()
-    store = EpisodeStore(path)
+    assert rows_equal_episodes(store)
     assert store._connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
     there = set(store.ids())
     lost = [name for name in acknowledged if name not in there]
@@ -253,6 +271,29 @@ def kill_and_check(path: Path, seed: int, wait: float) -> tuple[int, int]:
         store.get(name).episode.ledger.balance()
     store.close()
     return len(acknowledged), len(lost)
+
+
+@pytest.mark.parametrize("damage", ["all of it", "the first task's page", "not a database"])
+def test_a_damaged_file_is_named_before_anything_runs(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "episodes.sqlite"
+    recorder = EpisodeRecorder(path)
+    for index in range(50):
+        recorder.record(math_episode(Vocabulary(), random.Random(index), task=index), index)
+    recorder.close()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("UPDATE task_threshold SET value = 0.5")  # so that the episodes are counted again
+    (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'task_step'").fetchone()
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    connection.close()
+    data = bytearray(path.read_bytes())
+    start, end = {"all of it": (4096, len(data)), "not a database": (0, 100)}.get(
+        damage, ((page - 1) * 4096, page * 4096)
+    )
+    data[start:end] = b"\xff" * (end - start)
+    path.write_bytes(data)
+    with pytest.raises(EpisodeStoreError, match=r"episodes\.sqlite: (file is not|database disk image).*move it away"):
+        EpisodeRecorder(path)
+    assert path.read_bytes()[4096:] == bytes(data[4096:]), "nothing is overwritten"
 
 
 @pytest.mark.slow
