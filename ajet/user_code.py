@@ -24,6 +24,8 @@ from typing import Any, NamedTuple, TypeVar
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.install import TRAIN, TRAIN_PACKAGES, install_command
 
+LONGEST_NAME = 255
+"""Bytes of a file's name."""
 ARROW = "->"
 PROGRAM = "ajet_program"
 """The module that holds what a running program passed as an object: see `publish`."""
@@ -58,6 +60,8 @@ def find_file(path: str, base_dirs: Sequence[str | Path] = ()) -> Path:
     """The file that a relative `path` refers to, looked up in the working directory, then in each of `base_dirs`, then
     in the folders above those."""
     given = Path(path).expanduser()
+    if any(len(os.fsencode(part)) > LONGEST_NAME for part in given.parts):
+        raise ImportPathError(f"{path[:60]!r}… can't be a file: its name is too long")
     candidates = [given] if given.is_absolute() else [Path.cwd() / given, *(Path(base) / given for base in base_dirs)]
     above = [] if given.is_absolute() else [folder / given for folder in _folders_above(base_dirs)]
     for candidate in (*candidates, *above):
@@ -136,7 +140,7 @@ def _instead(wanted: str, present: Sequence[str]) -> str:
 
 def _names_in(module: ModuleType, expects: type | None) -> list[str]:
     """Names in a module that could have been meant: fitting classes, or else its own public names."""
-    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    public = {name: value for name, value in list(vars(module).items()) if not name.startswith("_")}
     if expects is not None:
         fitting = [
             name

@@ -20,6 +20,7 @@ from common import write_result
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "config"))
 from mutations import VALID, lay_out, mutations  # noqa: E402
+from shipped_mutations import judged, shipped  # noqa: E402
 
 TIMED = """
 import sys, time
@@ -30,6 +31,8 @@ print(f"LOADER {time.process_time() - before}", file=sys.stderr)
 raise SystemExit(code)
 """
 TRIES = 7
+SPOILT = 3000
+SEED = 20_000
 
 
 def run(*command: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], float, float]:
@@ -77,6 +80,17 @@ def main() -> None:
             "executed_anything": (folder / "canary").exists(),
             "loader_median_s": round(median(loader), 3),
             "loader_max_s": round(max(loader), 3),
+        }
+    with tempfile.TemporaryDirectory() as name:
+        before = time.process_time()
+        verdicts = list(judged(SEED, SPOILT, Path(name)))
+        figures["shipped_with_a_mistake"] = {
+            "shipped": len(shipped()),
+            "files": len(verdicts),
+            "still_valid": sum(verdict.code == 0 for verdict in verdicts),
+            "refused": sum(verdict.code == 2 for verdict in verdicts),
+            "bad": [f"{verdict.spoilt.of}, {verdict.spoilt.edit}" for verdict in verdicts if not verdict.good],
+            "cpu_s_each": round((time.process_time() - before) / len(verdicts), 4),
         }
     write_result("config_errors", figures)
     print(figures)

@@ -149,3 +149,24 @@ def test_code_is_also_found_above_the_base_folder(tmp_path: Path, monkeypatch: p
     base = tmp_path / "repo" / "tutorial" / "deep"
     assert load_symbol("tutorial.deep.agent->Agent", [base]).place == "repo"
     assert find_file("tutorial/deep/agent.py", [base]) == base / "agent.py"
+
+
+def test_an_import_in_another_thread_meanwhile_adds_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imports add to `sys.modules` while it is looked through: here, at the first name that is looked at."""
+    for folder in ("one", "two"):
+        write(tmp_path / folder / "flow.py", "import helper_z\nclass Flow: n = helper_z.N")
+        write(tmp_path / folder / "helper_z.py", f"N = {folder!r}")
+    assert load_symbol(f"{tmp_path / 'one' / 'flow.py'}->Flow").n == "one"
+
+    class Importing(str):
+        def partition(self, separator: str) -> tuple[str, str, str]:
+            monkeypatch.setitem(sys.modules, f"meanwhile_{len(sys.modules)}", sys)
+            return super().partition(separator)
+
+    monkeypatch.setitem(sys.modules, Importing("an_import_z"), sys)
+    assert load_symbol(f"{tmp_path / 'two' / 'flow.py'}->Flow").n == "two"
+
+
+def test_a_name_that_no_file_can_have() -> None:
+    with pytest.raises(ImportPathError, match="its name is too long"):
+        load_symbol(f"{'a' * 300}.py->Flow")

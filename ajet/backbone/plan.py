@@ -69,8 +69,7 @@ class RunPlan:
             steps = training_steps(config, training_tasks)
             episodes = 0 if imitates_a_file(config) else tasks * rollout.num_repeat
         if validation_tasks and backbone not in ("debug", "prompt"):
-            after_steps = sum(validates_after(config, step, steps) for step in range(1, steps + 1))
-            validations = after_steps + int(trainer.val_before_train) if trains else 1
+            validations = validations_after_steps(config, steps) + int(trainer.val_before_train) if trains else 1
         return cls(
             backbone=backbone,
             engine=serving_engine(config, backbone),
@@ -98,6 +97,12 @@ def validates_after(config: Config, step: int, steps: int) -> bool:
     """Whether a run of `steps` steps validates after this one."""
     every = config.ajet.trainer_common.test_freq
     return every > 0 and (step % every == 0 or step == steps)
+
+
+def validations_after_steps(config: Config, steps: int) -> int:
+    """How many of a run's steps are followed by a validation. A run may have any number of steps."""
+    every = config.ajet.trainer_common.test_freq
+    return -(-steps // every) if every > 0 else 0
 
 
 def validation_repeats(config: Config) -> int:

@@ -37,7 +37,7 @@ def remarks(config: Config) -> Iterator[str]:
 
 def doubts(loaded: Loaded) -> Iterator[str]:
     """What looks wrong, but only running it can tell."""
-    if loaded.judge is None:
+    if loaded.judge is None or loaded.workflow is None:
         return
     wanted = set(loaded.judge.reads_output) or _keys_read(type(loaded.judge))
     given = _keys_written(loaded.workflow)
@@ -67,7 +67,11 @@ def _model_problems(config: Config) -> Iterator[str]:
     from ajet.engine.model_source import ModelSource
 
     path = config.ajet.model.path
-    source = ModelSource.resolve(path)
+    try:
+        source = ModelSource.resolve(path)
+    except ConfigError as error:
+        yield f"ajet.model.path: {error}"
+        return
     if not Path(source.path).is_dir():
         return  # a hub id: its files come with the run
     try:

@@ -23,6 +23,7 @@ from ajet.backbone import LaunchOptions
 from ajet.cli.arguments import ArgumentError, LaunchArguments, parse_arguments
 from ajet.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, fail
 from ajet.cli.out_of_memory import memory_advice
+from ajet.cli.places import place_advice
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.schema.install import require_training
 
@@ -183,8 +184,8 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             return fail(str(error), EXIT_FAILED)
         except Exception as error:
             status[1] = {"error": f"{type(error).__name__}: {error}"}
-            if (advice := memory_advice(error)) is not None:
-                log.debug("out of memory", exc_info=error)
+            if (advice := memory_advice(error) or place_advice(error)) is not None:
+                log.debug("the run failed", exc_info=error)
                 return fail(advice, EXIT_FAILED)
             # an unexpected error: its traceback belongs in run.log and on the terminal
             log.exception("the run failed with %s", type(error).__name__)

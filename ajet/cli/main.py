@@ -160,6 +160,12 @@ def _run(module: str, arguments: list[str]) -> int:
             code: int = import_module(module).run(arguments)
     except UserError as error:
         return fail(str(error), error.exit_code)
+    except OSError as error:
+        from ajet.cli.places import place_advice
+
+        if (advice := place_advice(error)) is None:
+            raise
+        return fail(advice)
     return code
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ajet.cli.main import EXIT_FAILED, fail
+from ajet.schema.printable import printable
 
 if TYPE_CHECKING:
     from ajet.backbone.plan import RunPlan
@@ -25,10 +26,12 @@ SHOWN_QUERY = 70
 class Loaded(NamedTuple):
     """What a config names, imported and read as a run would."""
 
-    workflow: type[Workflow]
+    workflow: type[Workflow] | None
+    """None: programs elsewhere have it."""
     judge: BaseJudge | None
     environment: EnvironmentSource | None
     training: list[Task]
+    """Empty if programs elsewhere begin the episodes."""
     validation: list[Task]
 
 
@@ -50,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
         EarlyStop.from_config(config, len(loaded.validation))
     plan = RunPlan.of(config, backbone, training_samples(config, loaded.training), len(loaded.validation))
     for label, text in [("backbone", f"{backbone} ({why})"), *describe(config, plan, loaded)]:
-        print(f"  {label:<10} {text}")
+        print(f"  {label:<10} {printable(text)}")
     wrong = _look_for_problems(config, loaded)
     if arguments.plan:
         from ajet.cli.memory import show_plan
@@ -62,6 +65,9 @@ def run(argv: Sequence[str]) -> int:
     if arguments.run or arguments.replies:
         from ajet.cli.rehearsal import rehearse
 
+        if loaded.workflow is None or not loaded.training:
+            wrapper = config.ajet.task_runner.wrapper_type
+            return fail(f"--run: with task_runner.wrapper_type: {wrapper}, there is no episode to run here")
         if not rehearse(config, loaded.training[0], arguments.replies):
             return EXIT_FAILED
         print()
@@ -77,7 +83,7 @@ def _look_for_problems(config: Config, loaded: Loaded) -> list[str]:
     for remark in remarks(config):
         print(f"  {'note':<10} {remark}")
     for doubt in doubts(loaded):
-        print(f"  {'warning':<10} {doubt}")
+        print(f"  {'warning':<10} {printable(doubt)}")
     return list(problems(config, loaded))
 
 
@@ -113,10 +119,15 @@ def load(config: Config) -> Loaded:
     from ajet.task_runner.sandboxes import find_sandbox
     from ajet.task_runner.workflow_class import load_workflow
 
-    workflow = load_workflow(config, config.base_dirs)
+    rollout = config.ajet.rollout
+    elsewhere = config.ajet.task_runner.wrapper_type in ("remote", "outside")
+    named = rollout.user_workflow is not None or rollout.agent is not None
+    workflow = load_workflow(config, config.base_dirs) if named or not elsewhere else None
     judge = load_judge(config, config.base_dirs)
     environment = find_environment(config, config.base_dirs)
     find_sandbox(config, config.base_dirs)
+    if config.ajet.task_runner.wrapper_type == "outside":
+        return Loaded(workflow, judge, environment, [], [])
     reader = build_reader(config)
     return Loaded(workflow, judge, environment, read_training_tasks(reader), read_validation_tasks(reader))
 
@@ -129,9 +140,10 @@ def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[st
     turns, reply = ajet.rollout.multi_turn.max_steps, ajet.rollout.max_response_length_in_one_turn
     environment = loaded.environment
     counts = f"{len(loaded.training):,} to train on, {len(loaded.validation):,} to validate on"
-    first = loaded.training[0]
     yield "model", f"{ajet.model.path}, engine {plan.engine}"
-    if ajet.rollout.agent is None:
+    if loaded.workflow is None:
+        yield "workflow", f"elsewhere (task_runner.wrapper_type: {ajet.task_runner.wrapper_type})"
+    elif ajet.rollout.agent is None:
         yield "workflow", _place(loaded.workflow, ajet.rollout.user_workflow)
     else:
         yield "agent", _agent(ajet.rollout.agent)
@@ -145,13 +157,17 @@ def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[st
         yield "environment", environment.name
     if (sandbox := config.ajet.rollout.sandbox) is not None:
         yield "sandbox", sandbox.kind
-    yield "tasks", f"{counts} ({ajet.task_reader.type})"
-    yield "first task", f"{first.task_id}: {_short(first.main_query)}"
+    if loaded.training:
+        first = loaded.training[0]
+        yield "tasks", f"{counts} ({ajet.task_reader.type})"
+        yield "first task", f"{first.task_id}: {_short(first.main_query)}"
+    else:
+        yield "tasks", "none: programs elsewhere begin the episodes"
     if plan.backbone == "prompt":
         from ajet.backbone.prompt.outlook import search_lines
 
         yield from search_lines(config, loaded.training, loaded.validation)
-    yield from _size(plan, ajet.rollout.num_repeat)
+    yield from _size(plan, ajet.rollout.num_repeat, f" ({plan.epochs:.3g} epochs)" if loaded.training else "")
     yield "lengths", f"at most {ajet.rollout.max_model_len:,} tokens per conversation, {reply:,} per reply"
     total = f", {plan.generated:,} in total" if plan.backbone != "prompt" else ""
     yield "generated", f"at most {turns} × {reply:,} tokens per episode and agent{total}"
@@ -161,16 +177,16 @@ def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[st
         yield "note", note
 
 
-def _size(plan: RunPlan, num_repeat: int) -> Iterator[tuple[str, str]]:
+def _size(plan: RunPlan, num_repeat: int, epochs: str) -> Iterator[tuple[str, str]]:
     if plan.backbone == "debug":
         yield "would run", f"{_count(plan.episodes, 'episode')}, one for each of the first tasks; no training"
     elif plan.trains and not plan.episodes:
         yield "each step", f"{plan.tasks_per_step:,} recorded conversations are imitated; no episodes"
-        yield "the run", f"{_count(plan.steps, 'step')} ({plan.epochs:.3g} epochs)"
+        yield "the run", f"{_count(plan.steps, 'step')}{epochs}"
     elif plan.trains:
         tasks, groups = _count(plan.tasks_per_step, "task"), _count(plan.tasks_per_step, "group")
         yield "each step", f"{tasks} × {num_repeat} = {_count(plan.episodes_per_step, 'episode')} in {groups}"
-        yield "the run", f"{_count(plan.steps, 'step')} ({plan.epochs:.3g} epochs), {_count(plan.episodes, 'episode')}"
+        yield "the run", f"{_count(plan.steps, 'step')}{epochs}, {_count(plan.episodes, 'episode')}"
     if plan.validations:
         yield "validation", f"{plan.validations:,} × {_count(plan.validation_episodes, 'episode')}"
 

@@ -13,10 +13,12 @@ from ajet.config.keys import nearest
 from ajet.config.problems import Problem
 from ajet.config.root import AjetConfig
 from ajet.config.section import Section
+from ajet.config.sections import ModelConfig
 from ajet.config.tasks import TaskJudgeConfig
 from ajet.schema.errors import ImportPathError
 from ajet.user_code import find_file, split_import_path
 
+LONGEST_SHOWN = 300
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 """`name` or `owner/name`; anything with more slashes can only be a folder."""
 
@@ -42,7 +44,7 @@ def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
     if reader.type == "huggingface_dat_repo":
         yield from _folder_or_hub(reader.huggingface_dat_repo, "dataset_path", (*place, "huggingface_dat_repo"), folder)
     if not ajet.model.path.startswith("tiny:"):
-        yield from _folder_or_hub(ajet.model, "path", ("ajet", "model"), folder)
+        yield from _model_folder(ajet.model, folder)
     for name, template in ajet.prompt_tuning.templates.items():
         if not isinstance(template, str):
             where = ("ajet", "prompt_tuning", "templates", name)
@@ -107,20 +109,45 @@ def _existing(
         return
     given = Path(text).expanduser()
     candidates = [Path.cwd() / given, folder / given]
-    found = next((candidate for candidate in candidates if is_there(candidate)), None)
+    found = next((candidate for candidate in candidates if _holds(is_there, candidate)), None)
     if found is not None:
         section.__dict__[key] = str(found.resolve())
         return
     kind = "folder" if is_there == Path.is_dir else "file"
     present = [
-        entry.name for candidate in candidates if candidate.parent.is_dir() for entry in candidate.parent.iterdir()
+        entry.name
+        for candidate in candidates
+        if _holds(Path.is_dir, candidate.parent)
+        for entry in candidate.parent.iterdir()
     ]
     near = nearest(given.name, present)
     if near:
         fix = f"did you mean `{given.with_name(near)}`?"
     else:
         fix = f"looked in {' and '.join(dict.fromkeys(str(candidate.parent.resolve()) for candidate in candidates))}"
-    yield Problem((*place, key), f"no {kind} {text!r}", fix)
+    yield Problem((*place, key), f"no {kind} {_named(text)}", fix)
+
+
+def _named(path: str) -> str:
+    return repr(path) if len(path) <= LONGEST_SHOWN else f"{path[:LONGEST_SHOWN]!r}…"
+
+
+def _holds(check: Callable[[Path], bool], path: Path) -> bool:
+    """`check(path)`; a path that no file can have isn't there."""
+    try:
+        return check(path)
+    except (OSError, ValueError):  # too long, a NUL in it, or in a folder that may not be entered
+        return False
+
+
+def _model_folder(model: ModelConfig, folder: Path) -> Iterator[Problem]:
+    """As `_folder_or_hub`; a folder has to hold a model."""
+    problems = list(_folder_or_hub(model, "path", ("ajet", "model"), folder))
+    yield from problems
+    if problems or not (found := Path(model.path)).is_absolute() or _holds(Path.is_file, found / "config.json"):
+        return
+    what = f"{model.path!r} holds no config.json" if found.is_dir() else f"{model.path!r} is not a folder"
+    yield Problem(("ajet", "model", "path"), what, "name a model's folder in Hugging Face form, or a hub id")
 
 
 def _folder_or_hub(section: Section, key: str, place: tuple[str, ...], folder: Path) -> Iterator[Problem]:
@@ -130,11 +157,11 @@ def _folder_or_hub(section: Section, key: str, place: tuple[str, ...], folder: P
         return
     given = Path(text).expanduser()
     for candidate in (Path.cwd() / given, folder / given):
-        if candidate.exists():
+        if _holds(Path.exists, candidate):
             section.__dict__[key] = str(candidate.resolve())
             return
     if HUB_ID.match(text) and not text.startswith((".", "~", "/")):
         return
     yield Problem(
-        (*place, key), f"no file or folder {text!r}", "write a path that exists, or a hub id such as `owner/name`"
+        (*place, key), f"no file or folder {_named(text)}", "write a path that exists, or a hub id such as `owner/name`"
     )

@@ -26,6 +26,7 @@ from ajet.config.root import READ_YAML_NAME, AjetConfig, BackboneName, Config
 from ajet.config.section import Section
 from ajet.config.yaml_source import parse_value, read_yaml_file
 from ajet.schema.errors import ConfigError
+from ajet.schema.printable import encodable, printable
 
 OVERRIDE = re.compile(r"^(?P<new>\+{0,2})(?P<key>[^=\s]+)=(?P<value>.*)$", re.DOTALL)
 
@@ -190,6 +191,8 @@ def _picked(resolved: Any, given: Any) -> Any:
 
 def parse_override(text: str, tree: dict[str, Any], source: str = COMMAND_LINE) -> Override:
     """Parse one argument. `tree` is the YAML, which tells the user's own blocks."""
+    if encodable(text) != text:
+        raise ConfigError(f"{source}: {printable(text)!r} isn't UTF-8 text\n    check the terminal's encoding")
     match = OVERRIDE.match(text)
     if match is None or not all(match["key"].split(".")):
         raise ConfigError(f"{source}: {text!r} isn't an override\n    write `key=value`, e.g. rollout.num_repeat=8")

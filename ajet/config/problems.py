@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ajet.config.keys import allowed, choices, fragment_at, known_keys, nearest, where_it_belongs
+from ajet.config.section import OWN_TYPES
 from ajet.config.yaml_source import Node
 from ajet.schema.errors import ConfigError
 from ajet.schema.secret_names import is_secret
@@ -21,6 +22,8 @@ SHOWN = 60
 """Characters of a wrong value."""
 SHORTEST_HIDDEN = 4
 """Shorter values would be found in ordinary words."""
+LONGEST_OVERRIDE = 300
+"""Characters shown of one."""
 MOST = 8
 """Most problems shown at a time: more don't help."""
 
@@ -68,7 +71,9 @@ class Sources(NamedTuple):
         """`file.yaml:12`, or the argument that set this key."""
         for override in reversed(self.overrides):
             if path[: len(override.path)] == override.path:
-                return f"{override.source} ({override.text})"
+                text, most = override.text, LONGEST_OVERRIDE
+                text = text if len(text) <= most else f"{text[:most]}…"
+                return f"{override.source} ({text})"
         return f"{self.name}:{self.root.line_of(path)}"
 
     def gives(self, path: KeyPath) -> bool:
@@ -166,7 +171,7 @@ def _wrong_value(path: KeyPath, detail: ErrorDetails, tree: Any) -> Problem:
     if fragment.get("default") is not None and not isinstance(fragment["default"], dict | list):
         default = fragment["default"]
         expected += f"; default: {str(default).lower() if isinstance(default, bool) else default}"
-    hints.append(expected)
+    hints.append(detail["msg"] if detail["type"] in OWN_TYPES else expected)
     key = known_keys().get(path)
     if key is not None and key.doc:
         hints.append(key.doc)

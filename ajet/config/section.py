@@ -7,11 +7,19 @@ OmegaConf use either.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+MOST = 10**18
+"""No count or size is larger; arithmetic with larger numbers leaves what floats and 64 bits hold."""
+LONG_NUMBER = re.compile(r"\s*[+-]?[\d_]{19,}\s*$")
+LONGEST_NAME = 200
+OWN_TYPES = ("number_too_large", "name_not_printable", "name_too_long")
+"""Errors whose message says more than the type of the key."""
 
 
 class Section(BaseModel):
@@ -87,12 +95,23 @@ def _refuse_bool(value: Any) -> Any:
     """`true` isn't a number, although Python treats it as one."""
     if isinstance(value, bool):
         raise PydanticCustomError("number_not_bool", "should be a number, not true or false")
+    if (isinstance(value, int) and abs(value) > MOST) or (isinstance(value, str) and LONG_NUMBER.match(value)):
+        raise PydanticCustomError("number_too_large", "should be a number of at most 18 digits")
     return value
 
 
 def _number_as_text(value: Any) -> Any:
     """A name such as `2026` is text, although YAML reads a number."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _file_name(value: str) -> str:
+    """A name that a folder can have, with what is put behind it (`-debug`, a time)."""
+    if any(not character.isprintable() for character in value):
+        raise PydanticCustomError("name_not_printable", "should be a name without control characters")
+    if max(len(part.encode()) for part in value.split("/")) > LONGEST_NAME:
+        raise PydanticCustomError("name_too_long", f"should be a name of at most {LONGEST_NAME} bytes")
+    return value
 
 
 def _one_as_list(value: Any) -> Any:
@@ -120,4 +139,4 @@ TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NotBool]
 TopK = Annotated[int, Field(ge=-1), NotBool]
 Temperature = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False), NotBool]
 Port = Annotated[int, Field(ge=0, le=65535), NotBool]
-Name = Annotated[str, BeforeValidator(_number_as_text), Field(min_length=1)]
+Name = Annotated[str, BeforeValidator(_number_as_text), Field(min_length=1), AfterValidator(_file_name)]

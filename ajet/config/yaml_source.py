@@ -267,6 +267,8 @@ class _Composer:
         return event.value
 
     def _scalar(self, event: ScalarEvent, line: int) -> Any:
+        if "\0" in event.value:
+            self.fail(line, "the text has a NUL character (\\0), which no name or prompt can have", "remove it")
         if event.tag in (None, "!"):
             return resolve_plain(event.value) if event.tag is None and event.implicit[0] else event.value
         if event.tag == "tag:yaml.org,2002:str":

@@ -45,6 +45,10 @@ class ExperimentBusyError(UserError):
     """Another process is running this experiment."""
 
 
+class ExperimentPlaceError(UserError):
+    """No experiment folder can be made there."""
+
+
 class EventLog:
     """`events.jsonl`: what happened to a run (started, resumed, checkpoint, ended …), one JSON object per line.
 
@@ -160,6 +164,17 @@ class ExperimentFolder:
         path = folder_of(config, exp_dir, source_yaml)
         if backbone in OWN_FOLDER:
             path = path.with_name(f"{path.name}-{backbone}")
+        try:
+            return cls._open(config, path, fresh, source_yaml, backbone)
+        except OSError as error:
+            key = "--exp-dir" if exp_dir is not None else "ajet.experiment_dir"
+            raise ExperimentPlaceError(
+                f"the experiment's folder can't be made or written: {error.strerror} ({error.filename or path})\n    "
+                f"choose another with {key} or ajet.experiment_name, or make room there"
+            ) from error
+
+    @classmethod
+    def _open(cls, config: Any, path: Path, fresh: bool, source_yaml: Path | None, backbone: str) -> ExperimentFolder:
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
         aside: Path | None = None

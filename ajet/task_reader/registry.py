@@ -8,7 +8,7 @@ from importlib import import_module
 from ajet.config import Config
 from ajet.schema.task import Task
 from ajet.task_reader.task_reader_base import BaseTaskReader, require_tasks, with_unique_ids
-from ajet.user_code import load_symbol
+from ajet.user_code import import_class
 
 log = logging.getLogger("ajet.task_reader")
 
@@ -31,7 +31,7 @@ def build_reader(config: Config) -> BaseTaskReader:
         module, _, name = READERS[kind].partition(":")
         reader_class = getattr(import_module(module), name)
     else:
-        reader_class = load_symbol(kind, config.base_dirs, expects=BaseTaskReader)
+        reader_class = import_class(kind, BaseTaskReader, key="ajet.task_reader.type", base_dirs=config.base_dirs)
     reader = reader_class(config.ajet.task_reader)
     assert isinstance(reader, BaseTaskReader)
     reader.config = config

@@ -73,8 +73,8 @@ class TinyName:
                 size = part
             else:
                 raise ConfigError(
-                    f"model 'tiny:{name}' does not exist: {part!r} is neither a family ({', '.join(FAMILIES)}) "
-                    f"nor a size ({', '.join(SIZES)}). Example: tiny:qwen2-0.3m"
+                    f"model 'tiny:{name}' does not exist (model.path): {part!r} is neither a family "
+                    f"({', '.join(FAMILIES)}) nor a size ({', '.join(SIZES)}). Example: tiny:qwen2-0.3m"
                 )
         return cls(family, size)
 
