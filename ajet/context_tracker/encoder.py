@@ -167,7 +167,10 @@ def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     """A function that encodes without special tokens, avoiding the overhead of `tokenizer(text)`."""
 
     def slow(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False))
+        try:
+            return list(tokenizer.encode(text, add_special_tokens=False))
+        except UnicodeEncodeError as error:
+            raise _half_pair(text, error) from None
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # a tokenizer written in Python
@@ -183,6 +186,8 @@ def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
             return slow(text)
         try:
             ids: list[int] = encode([text], add_special_tokens=False)[0].ids
+        except UnicodeEncodeError as error:
+            raise _half_pair(text, error) from None
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # of the tokenizer's own language: not even an Exception
                 raise
@@ -190,3 +195,11 @@ def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
         return ids
 
     return fast
+
+
+def _half_pair(text: str, error: UnicodeEncodeError) -> InvalidRequestError:
+    before = text[max(0, error.start - 20) : error.start].encode("utf-8", "backslashreplace").decode()
+    return InvalidRequestError(
+        f"the text has half of a surrogate pair (\\u{ord(text[error.start]):04x}, after {before!r}), which is no "
+        "character: send whole ones, or text.encode('utf-8', 'replace').decode()"
+    )

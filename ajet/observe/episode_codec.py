@@ -18,6 +18,7 @@ import numpy as np
 from ajet.schema import codec
 from ajet.schema.call_tree import FloatArray
 from ajet.schema.episode import Episode
+from ajet.schema.printable import encodable
 
 _LEVEL = 1
 """zlib's fastest: within 15 % of the default's size on episodes, at a fraction of its time."""
@@ -95,7 +96,7 @@ def _array(_kind: Any, data: Any) -> FloatArray:
 def _encodable(value: Any) -> Any:
     """`value`, with escapes for what UTF-8 can't hold."""
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8") if type(value) is str else value
+        return encodable(value) if type(value) is str else value
     if isinstance(value, dict):
         return {_encodable(key): _encodable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -16,6 +16,7 @@ from ajet.observe.episode_codec import Annotation, decode_episode
 from ajet.observe.episode_text import one_line, preview, searchable_text
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
+from ajet.schema.printable import encodable
 from ajet.schema.task import Task
 
 VERSION = 1
@@ -178,21 +179,28 @@ def insert_episode(
         recorded,
         one_line(query) or preview(episode),
     )
-    row = connection.execute(_INSERT, values).lastrowid
+    row = connection.execute(_INSERT, [_storable(value) for value in values]).lastrowid
     assert row is not None
     connection.execute("INSERT INTO body (id, data) VALUES (?, ?)", (row, body))
     connection.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (row, searchable_text(episode)))
-    connection.executemany("INSERT INTO agent (name, episode) VALUES (?, ?)", [(agent, row) for agent in agents])
+    named = [(encodable(agent), row) for agent in agents]
+    connection.executemany("INSERT INTO agent (name, episode) VALUES (?, ?)", named)
     if query:
-        connection.execute("INSERT OR IGNORE INTO task (task_id, query) VALUES (?, ?)", (episode.task_id, query))
+        told = (encodable(episode.task_id), encodable(query))
+        connection.execute("INSERT OR IGNORE INTO task (task_id, query) VALUES (?, ?)", told)
     return row
+
+
+def _storable(value: Any) -> Any:
+    return encodable(value) if isinstance(value, str) else value
 
 
 def insert_task(connection: sqlite3.Connection, task: Task) -> None:
     """Add what the reader gave of a task, once. Secrets in it must already be masked."""
-    if not connection.execute("SELECT 1 FROM task_record WHERE task_id = ?", (task.task_id,)).fetchone():
+    task_id = encodable(task.task_id)
+    if not connection.execute("SELECT 1 FROM task_record WHERE task_id = ?", (task_id,)).fetchone():
         text = json.dumps(_shortened(task.model_dump()), default=str)
-        connection.execute("INSERT INTO task_record VALUES (?, ?)", (task.task_id, zlib.compress(text.encode())))
+        connection.execute("INSERT INTO task_record VALUES (?, ?)", (task_id, zlib.compress(text.encode())))
 
 
 def read_task(data: bytes) -> Task:

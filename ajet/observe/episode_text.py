@@ -8,6 +8,7 @@ from typing import Any
 
 from ajet.schema.call_tree import ROOT, CallTree
 from ajet.schema.episode import Episode
+from ajet.schema.printable import encodable
 
 _SEARCHED_CHARACTERS = 200_000
 """The text filter searches an episode up to here."""
@@ -70,7 +71,7 @@ def searchable_text(episode: Episode) -> str:
 
 def words(text: str) -> str:
     """Text for the index: scripts written without spaces get one between characters, so parts can be found."""
-    text = text.encode("utf-8", "replace").decode("utf-8")
+    text = encodable(text)
     if text.isascii():
         return text
     return "".join(f" {character} " if character >= "\u2e80" else character for character in text)
@@ -87,7 +88,7 @@ def preview(episode: Episode) -> str:
 
 def one_line(text: str) -> str:
     """The first words of a text, without line breaks."""
-    return " ".join(text[: 8 * _PREVIEW_CHARACTERS].split())[:_PREVIEW_CHARACTERS].encode("utf-8", "replace").decode()
+    return encodable(" ".join(text[: 8 * _PREVIEW_CHARACTERS].split())[:_PREVIEW_CHARACTERS])
 
 
 def token_bytes_of(tokenizer: Any) -> TokenBytes:

@@ -1,4 +1,4 @@
-"""`printable`: text from elsewhere, as it may be shown on a terminal."""
+"""Text from elsewhere: `printable`, as it may be shown on a terminal, and `encodable`, as it may be stored."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ by name."""
 def printable(text: str) -> str:
     """The text with such characters escaped: it can't move the cursor, nor look like other text."""
     return _ODD.sub(_escaped, text)
+
+
+def encodable(text: str) -> str:
+    """The text with halves of surrogate pairs escaped, which no UTF-8 can hold."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _escaped(found: re.Match[str]) -> str:

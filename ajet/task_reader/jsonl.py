@@ -65,7 +65,7 @@ class JsonlReader(BaseTaskReader):
 
 def _parse(line: bytes) -> Any:
     try:
-        return json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+        record = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise BadRecord(f"not UTF-8 (byte {error.start + 1} of the line)") from None
     except json.JSONDecodeError as error:
@@ -74,6 +74,13 @@ def _parse(line: bytes) -> Any:
         raise BadRecord("not usable JSON: nested too deeply") from None
     except ValueError as error:  # a number with more digits than Python can convert
         raise BadRecord(f"not usable JSON: {error}") from None
+    if b"\\u" in line:
+        try:
+            json.dumps(record, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ord(error.object[error.start])
+            raise BadRecord(f"\\u{half:04x} is half of a surrogate pair, which is no character") from None
+    return record
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import Any
 from ajet.config import Config
 from ajet.config.tasks import FieldsConfig, TaskReaderConfig
 from ajet.schema.errors import TaskDataError
+from ajet.schema.printable import encodable
 from ajet.schema.task import Task
 
 
@@ -135,4 +136,11 @@ def require_tasks(tasks: Any, reader: str) -> list[Task]:
     if listed is None or not all(isinstance(task, Task) for task in listed):
         wrong = tasks if listed is None else next(task for task in listed if not isinstance(task, Task))
         raise TaskDataError(f"{reader} should return a list of ajet.Task, but returned {type(wrong).__name__}")
+    for number, task in enumerate(listed, start=1):
+        for field in ("task_id", "env_type", "main_query"):
+            if encodable(text := getattr(task, field)) != text:
+                raise TaskDataError(
+                    f"{reader}: the {field} of task {number} has half of a surrogate pair, which is no character: "
+                    f"{encodable(text)[:80]!r}"
+                )
     return listed

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ajet.schema.printable import encodable
 from ajet.schema.span import Span
 
 MAX_TEXT = 16_384
@@ -97,10 +98,9 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _text(text: str) -> str:
-    """Without halves of surrogate pairs, which no UTF-8 can hold."""
     if len(text) > MAX_TEXT:
         text = f"{text[:MAX_TEXT]}… ({len(text) - MAX_TEXT} more characters)"
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return encodable(text)
 
 
 def _repr(value: Any) -> str:

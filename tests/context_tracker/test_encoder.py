@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from ajet.context_tracker import Renderer
 from ajet.context_tracker.encoder import control_tokens
 from ajet.engine.model_source import ModelSource
+from ajet.schema.errors import InvalidRequestError
 
 
 def test_boilerplate_that_is_one_token_is_no_control_token() -> None:
@@ -11,3 +15,10 @@ def test_boilerplate_that_is_one_token_is_no_control_token() -> None:
     chosen = control_tokens(tokenizer, tokenizer.chat_template)
     assert {"<|im_start|>", "<|im_end|>", "<|endoftext|>"} <= set(chosen)
     assert all(token.startswith("<|") for token in chosen), 'a JSON fragment such as \'{"name": "\' is ordinary text'
+
+
+def test_half_a_surrogate_pair_is_refused_with_its_place() -> None:
+    tokenizer = ModelSource.resolve("tiny:qwen2-0.3m").tokenizer()
+    renderer = Renderer(tokenizer)
+    with pytest.raises(InvalidRequestError, match=r"half of a surrogate pair \(\\ud83d, after 'a smile: '\)"):
+        renderer.render([{"role": "user", "content": "a smile: \ud83d"}])

@@ -165,6 +165,7 @@ def test_odd_values_are_recorded_and_cost_no_other_episode(tmp_path: Path) -> No
     one, two, three = episodes(3)
     one.metadata = {"object": object(), "numpy": np.float32(2), "half": "\ud83d"}
     one.tree.calls[0].reply["content"] = "half a pair \ud83d and \u202e bidi \x00\x1b[31m"
+    one.task_id, one.tag, one.tree.calls[0].agent = "task\ud800", "\udfff", "agent\ud801"
     two.failure = Failure("X", "y", "z")
     two.tree.calls[0].turn = "not a number"  # type: ignore[assignment]
     recorder = EpisodeRecorder(tmp_path / "e.sqlite")
@@ -175,6 +176,7 @@ def test_odd_values_are_recorded_and_cost_no_other_episode(tmp_path: Path) -> No
     recorder.close()
     store = EpisodeStore(tmp_path / "e.sqlite")
     assert "half a pair \\ud83d" in store.get(one.episode_id).episode.tree.calls[0].reply["content"]
+    assert {row["task_id"] for row in store.page()[0]} >= {"task\\ud800"}
     assert store.page()[1] == 2
 
 
