@@ -84,10 +84,16 @@ class ChatTemplate:
     ) -> str:
         from jinja2.exceptions import TemplateError
 
+        from ajet.context_tracker.template_limits import limit_templates, rendering
+
+        limit_templates()
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                list(messages), tools=tools or None, tokenize=False, add_generation_prompt=generate, **kwargs
-            )
+            with rendering():
+                text: str = self._tokenizer.apply_chat_template(
+                    list(messages), tools=tools or None, tokenize=False, add_generation_prompt=generate, **kwargs
+                )
+        except RecursionError as error:
+            raise TemplateRefusal("the model's chat template calls itself without end on these messages") from error
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             # What a template raises itself, or runs into with messages it doesn't expect.
             raise TemplateRefusal(f"the model's chat template does not accept these messages: {error}") from error

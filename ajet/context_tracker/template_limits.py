@@ -1,0 +1,286 @@
+"""Limits on chat templates: what one rendering may compute, so that a template can't hold up or fill a process.
+
+A template is a program, and comes with the model. Jinja's sandbox keeps it from the machine, but not from looping or
+from making `'a' * 10**10`. `limit_templates` makes transformers compile templates whose every loop, call, concatenation
+and filter is charged to the budget of the `rendering` that it happens in.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.exceptions import TemplateError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+MAX_VALUE = 32 * 1024 * 1024
+"""Characters of one text, elements of one list. No prompt is as long."""
+ELEMENT = 64
+"""What an element of a list counts, beside its own size."""
+MAX_TOTAL = 2 * 1024 * 1024 * 1024
+"""Of all texts and lists that a rendering makes. Each round of a loop counts as one copy of the template's source."""
+MAX_SECONDS = 30.0
+MAX_BITS = 4096
+_LONG_NUMBER = re.compile(r"\d{6,}|\*")
+_WIDTHS = frozenset({"ljust", "rjust", "center", "zfill"})
+_GROWING = frozenset({"expandtabs", "translate", "wordwrap", "indent"})
+_WRITING = frozenset(
+    {"tojson", "string", "pprint", "join", "sum", "escape", "e", "forceescape", "xmlattr", "urlencode"}
+)
+"""Filters that write out whatever is in their argument, however often it is in there."""
+
+
+class TemplateLimitError(TemplateError):
+    """The template computes more than any prompt needs."""
+
+
+class _Budget(threading.local):
+    left = 0
+    until = 0.0
+    open = False
+
+
+_budget = _Budget()
+
+
+@contextmanager
+def rendering() -> Iterator[None]:
+    """Renderings inside have one budget."""
+    _budget.left, _budget.until, _budget.open = MAX_TOTAL, time.monotonic() + MAX_SECONDS, True
+    try:
+        yield
+    finally:
+        _budget.open = False
+
+
+@functools.cache
+def limit_templates() -> None:
+    """Templates that transformers compiles from now on have limits."""
+    from transformers.utils import chat_template_utils
+
+    module: Any = chat_template_utils
+    module.ImmutableSandboxedEnvironment = LimitedEnvironment
+    module._compile_jinja_template.cache_clear()
+
+
+class LimitedEnvironment(ImmutableSandboxedEnvironment):
+    """As its base, with everything charged that a template can do again and again."""
+
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, finalize=_written, **options)
+        self.filters = _Filters(self.filters)
+        self.filters["ajet_rounds"] = _Rounds
+        self.filters["ajet_part"] = _part
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        parsed = super()._parse(source, name, filename)
+        changed: nodes.Template = _Charging(len(source)).visit(parsed)
+        return changed
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """A product, power, sum or formatted text."""
+        if operator == "%" and isinstance(left, str):
+            _check_format(left)
+        elif operator in ("*", "**"):
+            _check_product(operator, left, right)
+        return _charged(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Context, __obj: Any, *arguments: Any, **options: Any) -> Any:
+        """A method, function or macro."""
+        method = getattr(__obj, "__wrapped__", __obj)
+        owner = getattr(method, "__self__", None)
+        _check_call(getattr(method, "__name__", ""), owner, [*arguments, *options.values()])
+        return _charged(super().call(__context, __obj, *arguments, **options))
+
+
+class _Charging(NodeTransformer):
+    """Rewrites what the environment is not asked about: loops, slices, and `~`."""
+
+    def __init__(self, round_cost: int) -> None:
+        self._round_cost = round_cost
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        self.generic_visit(node)
+        node.iter = _filter(node.iter, "ajet_rounds", [nodes.Const(self._round_cost)], node)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+        self.generic_visit(node)
+        return _filter(nodes.List(node.nodes, lineno=node.lineno), "join", [], node)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        self.generic_visit(node)
+        if not isinstance(cut := node.arg, nodes.Slice):
+            return node
+        parts = [part or nodes.Const(None) for part in (cut.start, cut.stop, cut.step)]
+        return _filter(node.node, "ajet_part", parts, node)
+
+
+def _filter(value: Any, name: str, arguments: list[Any], at: nodes.Node) -> nodes.Filter:
+    made = nodes.Filter(value, name, arguments, [], None, None, lineno=at.lineno)
+    for inner in (*arguments, made):
+        inner.set_lineno(at.lineno)
+    if at.environment is not None:
+        made.set_environment(at.environment)
+    return made
+
+
+class _Filters(dict[str, Any]):
+    """Filters by name. Each is charged."""
+
+    def __init__(self, filters: Mapping[str, Any]) -> None:
+        super().__init__()
+        for name, function in filters.items():
+            self[name] = function
+
+    def __setitem__(self, name: str, function: Any) -> None:
+        super().__setitem__(name, function if name.startswith("ajet_") else _limited(name, function))
+
+    def copy(self) -> _Filters:
+        """For overlays: what is in it is limited already."""
+        made = _Filters({})
+        dict.update(made, self)
+        return made
+
+
+def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)  # keeps what says which context a filter wants as its first argument
+    def charged(*arguments: Any, **options: Any) -> Any:
+        given = list(arguments)
+        at = 1 if hasattr(function, "jinja_pass_arg") else 0
+        if name in ("join", "list", "string", "sum") and len(given) > at and isinstance(given[at], Iterator):
+            given[at] = list(_Rounds(given[at], 16))
+        value = given[at] if len(given) > at else None
+        rest = [*given[at + 1 :], *options.values()]
+        if name in _WRITING:
+            _check(_weight([value, *rest]) + (_separators(value, rest) if name == "join" else 0))
+        if name == "format" and isinstance(value, str):
+            _check_format(value)
+        _check_call(name, value, rest)
+        return _charged(function(*given, **options))
+
+    return charged
+
+
+class _Rounds:
+    """What a loop goes through. Each round is charged."""
+
+    def __init__(self, over: Iterable[Any], cost: int) -> None:
+        self._over, self._cost = over, cost
+
+    def __len__(self) -> int:
+        return len(self._over)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._over:
+            _charge(self._cost)
+            yield item
+
+
+def _part(value: Any, start: Any, stop: Any, step: Any) -> Any:
+    return _charged(value[start:stop:step])
+
+
+def _written(value: Any) -> Any:
+    """What `{{ … }}` writes."""
+    _charge(_weight(value))
+    return value
+
+
+# ---------------------------------------------------------------- what things cost
+
+
+def _charge(cost: int) -> None:
+    if not _budget.open:  # compiling computes constants
+        _check(cost)
+        return
+    _budget.left -= cost
+    if _budget.left < 0 or time.monotonic() > _budget.until:
+        raise TemplateLimitError("the chat template loops, or makes texts, beyond what any prompt needs")
+
+
+def _charged(value: Any) -> Any:
+    """The value, charged with its own size."""
+    if isinstance(value, str | bytes | list | tuple | dict):
+        _check(len(value))
+        _charge(len(value) + 16)
+    else:
+        _charge(64)
+    return value
+
+
+def _check(size: int) -> None:
+    if size > MAX_VALUE:
+        raise TemplateLimitError(f"the chat template makes a text or list of more than {MAX_VALUE:,} elements")
+
+
+def _weight(value: Any) -> int:
+    """How much writing the value out takes, counting what is in it as often as it is in it."""
+    if isinstance(value, str):
+        return len(value)
+    total, stack = 0, [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str | bytes):
+            total += len(item)
+        elif isinstance(item, Mapping):
+            total += 2 * ELEMENT * len(item)
+            stack += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set | frozenset):
+            total += ELEMENT * len(item)
+            _check(total)
+            stack += item
+        else:
+            total += ELEMENT
+        _check(total)
+    return total
+
+
+def _separators(value: Any, rest: list[Any]) -> int:
+    count = len(value) if hasattr(value, "__len__") else 0
+    return count * max((len(one) for one in rest if isinstance(one, str)), default=0)
+
+
+def _check_product(operator: str, left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+        if bits > MAX_BITS:
+            raise TemplateLimitError("the chat template computes with numbers beyond what any prompt needs")
+    for sized, count in ((left, right), (right, left)):
+        if isinstance(sized, str | bytes | list | tuple) and isinstance(count, int):
+            _check(len(sized) * count)
+
+
+def _check_format(pattern: str) -> None:
+    if _LONG_NUMBER.search(pattern):
+        raise TemplateLimitError(f"the chat template formats with a width beyond any prompt: {pattern[:80]!r}")
+
+
+def _check_call(name: str, owner: Any, arguments: list[Any]) -> None:
+    """Refuse, before it happens, what makes a long text out of a short one."""
+    numbers = [one for one in arguments if isinstance(one, int)]
+    _check(max(numbers, default=0))
+    if not isinstance(owner, str):
+        return
+    texts = [one for one in arguments if isinstance(one, str)]
+    if name in ("format", "format_map"):
+        _check_format(owner)
+    elif name == "replace" and len(texts) > 1:
+        _check(len(owner) + (owner.count(texts[0]) if texts[0] else len(owner) + 1) * len(texts[1]))
+    elif name == "join":
+        for one in arguments:
+            _check(_weight(one) + len(owner) * (len(one) if hasattr(one, "__len__") else 0))
+    elif name in _GROWING:
+        widest = max([0, *numbers, *map(len, texts), *(_weight(one) for one in arguments if isinstance(one, dict))])
+        breaks = owner.count("\n") + owner.count("\t") + 1 if name in ("indent", "expandtabs") else len(owner)
+        _check(len(owner) + breaks * widest)
