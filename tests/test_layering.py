@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tracing": {"schema", "http"},
     "task_judge": {"schema", "config", "user_code", "helper", "interpreter_host"},
     "context_tracker": {"schema"},
-    "engine": {"schema", "attention_rules", "four_bits"},
+    "engine": {"schema", "attention_rules", "four_bits", "http"},
     "session": {"schema", "context_tracker", "engine", "tracing", "json_schemas"},
     "gateway": {"schema", "session", "http", "tracing"},
     "tuner": {"schema", "session", "gateway", "http", "helper", "agents", "tracing"},

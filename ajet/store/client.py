@@ -17,6 +17,7 @@ import httpx
 import msgspec
 
 from ajet.http.access import LOOPBACK
+from ajet.http.bounded_client import AnswerTooLargeError, BoundedClient
 from ajet.http.keys import PREFIX
 from ajet.store import requests as ask
 from ajet.store.errors import KeyRefusedError, ProtocolMismatchError, StoreError, StoreUnavailableError, error_of
@@ -30,6 +31,7 @@ T = TypeVar("T")
 
 PATIENCE_S = 60.0
 """How long a request is repeated while the store can't be reached: longer than a server takes to restart."""
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
 REQUEST_S = 30.0
 """How long one answer may take, beside the time that the request itself asks to wait."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
@@ -55,11 +57,12 @@ class StoreClient(RolloutStore):
             raise KeyRefusedError(f"no key for {url}: a store's keys begin with {PREFIX} (see `ajet store keys`)")
         self.url = url.rstrip("/")
         self._patience_s = patience_seconds
-        self._http = httpx.AsyncClient(
+        self._http = BoundedClient(
             base_url=self.url,
             headers={"authorization": f"Bearer {key}", PROTOCOL_HEADER: str(PROTOCOL)},
             verify=_verify(ca) if parts.scheme == "https" else True,
             timeout=REQUEST_S,
+            max_answer_bytes=MAX_ANSWER_BYTES,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
             trust_env=parts.hostname not in LOOPBACK,  # a proxy can't reach this machine's loopback
         )
@@ -100,6 +103,8 @@ class StoreClient(RolloutStore):
     async def _once(self, method: str, path: str, body: bytes, timeout: float) -> bytes:
         try:
             reply = await self._http.request(method, path, content=body, timeout=timeout)
+        except AnswerTooLargeError as error:
+            raise StoreError(f"{error}: ask for less at a time") from error
         except httpx.TransportError as error:
             if isinstance(error.__cause__, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in str(error):
                 raise StoreError(f"{self.url}: its certificate can't be trusted: {error} (see --ca)") from error

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +17,7 @@ from http_server import Answer, Handle, Server
 from ajet.engine.base import Engine
 from ajet.engine.remote.client import Endpoint, RemoteSettings, pair_endpoints
 from ajet.engine.remote.engine import RemoteEngine
+from ajet.http import bounded_client
 from ajet.schema.chat import ChatRequest
 from ajet.schema.errors import (
     ConfigError,
@@ -48,7 +53,7 @@ def server() -> Iterator[Server]:
     server.http.shutdown()
 
 
-def settings(server: Server, **options: Any) -> RemoteSettings:
+def settings(server: Server | EndlessServer, **options: Any) -> RemoteSettings:
     endpoints = options.pop("endpoints", (Endpoint(server.url, "k"),))
     return RemoteSettings(endpoints, "m", **{"first_pause_s": 0.01, "timeout_s": 5.0, **options})
 
@@ -256,3 +261,65 @@ def test_addresses_and_keys_are_paired(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError, match="remote"):
             pair_endpoints(*wrong)
     assert "secret" not in repr(Endpoint("http://a", "secret"))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("form", ["plain", "chunked", "one line", "an error", "headers", "gzip"])
+def test_an_answer_without_end_is_not_taken_in(form: str, streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_client.BoundedClient.__init__, "__kwdefaults__", {"max_answer_bytes": 1 << 20})
+    with EndlessServer(form) as server:
+        engine = RemoteEngine(settings(server, max_attempts=1))
+        engine._exact = True
+        with pytest.raises(EngineError):
+            draw(engine, on_tokens=(lambda _: None) if streamed else None, sampling={"max_tokens": 4})
+    assert server.sent < 16 << 20
+
+
+def test_more_tokens_than_were_asked_for_are_refused(server: Server) -> None:
+    server.handle = lambda *_: (200, {}, choice([7] * 1000))
+    engine = RemoteEngine(settings(server))
+    engine._exact = True
+    with pytest.raises(EngineError, match="more than the 5 tokens that it was asked for"):
+        draw(engine, sampling={"max_tokens": 5})
+
+
+class EndlessServer:
+    """Answers any request with bytes that don't end."""
+
+    def __init__(self, form: str) -> None:
+        self.sent = 0
+        piece = b"x" * 65536
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+        if form == "headers":
+            head, piece = b"HTTP/1.1 200 OK\r\n", b"x-a: " + b"y" * 4000 + b"\r\n"
+        elif form == "chunked":
+            head, piece = head + b"transfer-encoding: chunked\r\n\r\n", b"10000\r\n" + piece + b"\r\n"
+        elif form == "gzip":
+            packed = gzip.compress(b"x" * (64 << 20))
+            head, piece = head + b"content-encoding: gzip\r\n\r\n", packed
+        elif form == "an error":
+            head = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+        else:
+            head += b"\r\n" + (b"data: " if form == "one line" else b"")
+        self._head, self._piece = head, piece
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def _serve(self) -> None:
+        client, _ = self._socket.accept()
+        with client:
+            client.recv(65536)
+            with contextlib.suppress(OSError):
+                client.sendall(self._head)
+                while self.sent < 64 << 20:
+                    client.sendall(self._piece)
+                    self.sent += len(self._piece)
+
+    def __enter__(self) -> EndlessServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self._thread.join(10)

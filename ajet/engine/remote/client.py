@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from ajet.http.bounded_client import AnswerTooLargeError, BoundedClient
 from ajet.schema.errors import (
     ConfigError,
     ContextOverflowError,
@@ -132,7 +133,7 @@ class RemoteClient:
         self._settings = settings
         self._endpoints = [_EndpointState(endpoint) for endpoint in settings.endpoints]
         connections = settings.max_parallel
-        self._http = httpx.AsyncClient(
+        self._http = BoundedClient(
             timeout=httpx.Timeout(settings.timeout_s, connect=10.0),
             limits=httpx.Limits(
                 max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=IDLE_S
@@ -186,7 +187,7 @@ class RemoteClient:
         root = endpoint.base_url.removesuffix("/v1")
         try:
             response = await self._http.post(root + path, json=dict(body), headers=_authorization(endpoint))
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, AnswerTooLargeError) as error:
             raise EngineError(f"{root}{path} failed: {error!r}") from error
         if response.status_code >= 400:
             raise EngineError(f"{root}{path} answered {response.status_code}: {_message(response.text)}")
@@ -223,6 +224,8 @@ class RemoteClient:
                 yield response
         except httpx.TimeoutException as error:
             raise TransientError(GenerationTimeoutError(f"{endpoint.base_url} gave no answer in time")) from error
+        except AnswerTooLargeError as error:
+            raise EngineError(str(error)) from error
         except httpx.TransportError as error:
             raise TransientError(EngineError(f"{endpoint.base_url} can't be reached: {error!r}")) from error
         finally:

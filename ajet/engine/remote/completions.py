@@ -127,6 +127,9 @@ class CompletionReader:
                 f"the server sent {len(ids)} token ids and {len(logprobs)} logprobs: it does not return token ids "
                 "(vLLM does, with return_token_ids)"
             )
+        most = self._request.sampling.max_tokens
+        if most is not None and len(self.token_ids) + len(ids) > most:
+            raise EngineError(f"the server sent more than the {most} tokens that it was asked for")
         self.token_ids += ids
         self.logprobs += logprobs
         if self._request.top_logprobs:
