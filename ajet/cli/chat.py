@@ -9,6 +9,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ajet.schema.printable import printable
+
 if TYPE_CHECKING:
     from ajet.cli.targets import RunSetting
     from ajet.config import Config
@@ -137,7 +139,7 @@ class _Conversation:
     def _show_prompt(self) -> None:
         print(self._setting.system or "(no system message)")
         for tool in self._setting.tools:
-            print(json.dumps(tool.get("function", tool), ensure_ascii=False))
+            print(printable(json.dumps(tool.get("function", tool), ensure_ascii=False)))
 
     def _show_tokens(self) -> None:
         if self._last is None:
@@ -167,7 +169,7 @@ def _read_line(prompt: str = "> ") -> str | None:
 
 def _print_delta(delta: Any) -> None:
     said = delta.delta
-    print(said.reasoning + said.content, end="", flush=True)
+    print(printable(said.reasoning + said.content), end="", flush=True)
     if (piece := said.call) is not None:
         opening = f"[{piece.name}(" if piece.begins else ""
-        print(opening + piece.arguments + (")]" if piece.ends else ""), end="", flush=True)
+        print(printable(opening + piece.arguments + (")]" if piece.ends else "")), end="", flush=True)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.schema.printable import printable
+
 if TYPE_CHECKING:
     from ajet.config import Config
 
@@ -45,4 +47,4 @@ def _show(config: Config, metrics: dict[str, float]) -> None:
     names += sorted(name for name in metrics if "pass@" in name or name.startswith(("val/tag/", "val/status/")))
     for name in names:
         if name in metrics:
-            print(f"{name.removeprefix('val/'):32} {metrics[name]:10.4f}")
+            print(f"{printable(name.removeprefix('val/')):32} {metrics[name]:10.4f}")

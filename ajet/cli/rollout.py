@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.schema.errors import UserError
+from ajet.schema.printable import printable
 
 if TYPE_CHECKING:
     from ajet.agents import Agent, Trajectory
@@ -230,7 +231,8 @@ def _report(arguments: Namespace, trajectories: Sequence[Trajectory], demonstrat
     failed = [trajectory for trajectory in trajectories if trajectory.failure is not None]
     for trajectory in failed[:3]:
         assert trajectory.failure is not None
-        print(f"failed: {trajectory.request_id}: {trajectory.failure.kind}: {trajectory.failure.message}"[:300])
+        told = f"failed: {trajectory.request_id}: {trajectory.failure.kind}: {trajectory.failure.message}"
+        print(printable(told[:300]))
     if failed:
         print(f"{len(failed):,} failed; the same command runs them again")
     print(f"to look at them: ajet view {arguments.out}")

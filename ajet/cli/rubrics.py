@@ -6,6 +6,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from ajet.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, fail
+from ajet.schema.printable import printable
 
 
 def run(argv: Sequence[str]) -> int:
@@ -37,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
         return fail(f"no rubrics were written: {error}", EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    print(rubrics.as_text())
+    print(printable(rubrics.as_text()))
     for key, value in rubrics.about.items():
         print(f"  {key.replace('_', ' ')}: {value}")
     print(f"{'already there' if there else 'written'}: {judge.path}")

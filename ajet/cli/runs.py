@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ajet.schema.printable import printable
+
 
 def run(argv: Sequence[str]) -> int:
     """Print a table."""
@@ -33,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
         _show(summaries)
         for one in summaries:
             if one["problem"]:
-                print(f"{one['name']}: {one['problem']}", file=sys.stderr)
+                print(printable(f"{one['name']}: {one['problem']}"), file=sys.stderr)
     return 0
 
 

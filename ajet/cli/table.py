@@ -7,6 +7,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from ajet.schema.printable import printable
+
 GAP = "  "
 LEAST = 8
 """Columns are cut no shorter than this."""
@@ -18,6 +20,7 @@ def print_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), spare: Sequence[str] = ()
 ) -> None:
     """Print rows below a head. `right`: columns of numbers; `spare`: what is left out first on a narrow terminal."""
+    head, rows = [printable(name) for name in head], [[printable(cell) for cell in row] for row in rows]
     terminal = sys.stdout.isatty()
     room = shutil.get_terminal_size().columns
     widths = [max(len(row[index]) for row in (head, *rows)) for index in range(len(head))]

@@ -8,6 +8,8 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any
 
+from ajet.schema.printable import printable
+
 WIDTH = 100
 
 
@@ -37,9 +39,9 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f"an argument is no valid YAML: {error}") from None
     schemas = asyncio.run(schemas_of(make_tools(specs or get_global_tool_registry().listed())))
     if arguments.json:
-        print(json.dumps(schemas, indent=2, ensure_ascii=False))
+        print(printable(json.dumps(schemas, indent=2, ensure_ascii=False)))
     else:
-        print("\n\n".join(_shown(schema["function"]) for schema in schemas))
+        print(printable("\n\n".join(_shown(schema["function"]) for schema in schemas)))
     return 0
 
 

@@ -19,6 +19,7 @@ from typing import IO, Protocol
 
 from ajet.observe.failure_tally import FailureTally
 from ajet.schema.episode import Episode
+from ajet.schema.printable import printable
 
 _LINE_EVERY_S = 10.0
 """How often, at most, plain output reports progress within a phase: keeps CI logs short."""
@@ -224,7 +225,7 @@ class PlainDisplay:
 
     def _line(self, text: str) -> None:
         self._last_line = time.monotonic()
-        print(text, file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
     def started(self, state: ProgressState) -> None:
         plural = "" if state.total_steps == 1 else "s"

@@ -19,6 +19,7 @@ from rich.text import Text
 from ajet.observe.progress import ProgressState, duration, number
 from ajet.observe.progress_table import StepTable
 from ajet.schema.episode import Episode
+from ajet.schema.printable import printable
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _REFRESH_PER_SECOND = 4
@@ -87,7 +88,7 @@ class LiveDisplay:
         self._row(f"{state.step}/{state.total_steps}" if state.total_steps else str(state.step), state)
 
     def message(self, text: str, level: str) -> None:
-        self._console.print(Text(text, style=_STYLES.get(level, "")))
+        self._console.print(Text(printable(text), style=_STYLES.get(level, "")))
 
     def close(self) -> None:
         if self._live.is_started:

@@ -22,6 +22,7 @@ from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.episode_text import conversation, message_text
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
+from ajet.schema.printable import printable
 from ajet.viewer.library import Experiment
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -68,9 +69,8 @@ def write_report(experiment: Experiment, target: Path) -> list[Path]:
     """Write the HTML file and, next to it in `<name>_plots/`, its plots. Returns all files written."""
     columns = experiment.metrics()
     pictures = {plot: _draw(plot, columns) for plot in PLOTS if _series(plot, columns)}
-    page = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True).get_template(
-        "report.html"
-    )
+    pages = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, finalize=_shown)
+    page = pages.get_template("report.html")
     store = experiment.store()
     html = page.render(
         name=experiment.name,
@@ -94,6 +94,11 @@ def write_report(experiment: Experiment, target: Path) -> list[Path]:
         written.append(folder / f"{plot.name}.png")
         written[-1].write_bytes(picture)
     return written
+
+
+def _shown(value: Any) -> Any:
+    """What the page writes: characters that reorder or hide text are escaped."""
+    return printable(value) if type(value) is str else value
 
 
 def _series(plot: Plot, columns: dict[str, Any]) -> dict[str, list[float | None]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import logging
 
 import pytest
 
 from ajet.cli.main import fail
+from ajet.cli.table import print_table
 from ajet.observe.logs import _HumanFormatter
-from ajet.schema.printable import printable
+from ajet.observe.progress import PlainDisplay
+from ajet.schema.printable import encodable, printable
 
 HOSTILE = "gone\x1b[2J\rok \u202etxt.exe\x9b1m"
 SHOWN = r"gone\x1b[2J\x0dok \u202etxt.exe\x9b1m"
@@ -29,3 +32,16 @@ def test_errors_and_log_lines_are_printable(
     assert capsys.readouterr().err == f"error: {SHOWN}\n"
     record = logging.LogRecord("x", logging.WARNING, __file__, 1, "runner w: %s", (HOSTILE,), None)
     assert _HumanFormatter().format(record) == f"warning: runner w: {SHOWN}"
+
+
+def test_tables_and_progress_are_printable(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["name"], [["gone\x1b[2J"], ["txt\u202eexe"]])
+    assert capsys.readouterr().out == "name\ngone\\x1b[2J\ntxt\\u202eexe\n"
+    stream = io.StringIO()
+    PlainDisplay(stream)._line("load: \x1b[2Jmodel\u202e")
+    assert stream.getvalue() == "load: \\x1b[2Jmodel\\u202e\n"
+
+
+def test_halves_of_surrogate_pairs_are_escaped_for_storing() -> None:
+    assert encodable("plain é 日本") == "plain é 日本"
+    assert encodable("a\ud800b") == "a\\ud800b"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,14 @@ def test_lines_of_a_plot_are_named_for_people() -> None:
         "training", "validation",
     ]  # fmt: skip
     assert _label("success/pass@2", ["success/pass@2", "success/pass@4"]) == "pass@2"
+
+
+def test_what_reorders_or_hides_text_is_shown_escaped(experiments: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "math-agent"
+    shutil.copytree(experiments / "math-agent", folder)
+    config = folder / "config.resolved.yaml"
+    config.write_text(config.read_text() + "\nuser: {a: 'x\u202egnp.exe\u200b'}\n")
+    assert run([str(folder), "-o", str(tmp_path / "report.html")]) == 0
+    html = (tmp_path / "report.html").read_text()
+    assert "x\\u202egnp.exe\\u200b" in html
+    assert "\u202e" not in html
