@@ -8,11 +8,12 @@ loopback name are served, so that no web page can reach it.
 from __future__ import annotations
 
 import hmac
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ajet.environment.instances import Failed, Full, Gone, InstanceLimits, Instances, Taken
 from ajet.environment.source import EnvironmentSettings
@@ -105,7 +106,9 @@ class EnvironmentServer:
             return Answer(200, self._metrics().encode(), {"content-type": "text/plain; version=0.0.4"})
         endpoint = self._endpoints.get(request.path)
         if endpoint is None or request.method != "POST":
-            return _refusal(404, f"there is no {request.method} {request.path}: POST to {' '.join(self._endpoints)}")
+            return _refusal(
+                404, f"there is no {request.method} {request.path[:200]}: POST to {' '.join(self._endpoints)}"
+            )
         try:
             return json_answer(await endpoint(_body(request)))
         except BadRequest as error:
@@ -173,8 +176,8 @@ class EnvironmentServer:
 
 def _body(request: HttpRequest) -> dict[str, Any]:
     try:
-        body = json.loads(request.body)
-    except (ValueError, RecursionError) as error:
+        body = msgspec.json.decode(request.body)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadRequest("the body should be a JSON object")

@@ -407,7 +407,9 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse_with(self, answer: Answer) -> None:
         """Answer now, discard what still arrives for a moment, and close. Earlier requests on this connection are cut
-        off, too: a client that breaks the rules loses the connection."""
+        off, too: a client that breaks the rules loses the connection. Only the first refusal counts."""
+        if self._refused:
+            return
         self._refused = True
         self._forget_body()
         self._forget_waiting()
