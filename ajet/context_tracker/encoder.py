@@ -169,8 +169,9 @@ def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     def slow(text: str) -> list[int]:
         try:
             return list(tokenizer.encode(text, add_special_tokens=False))
-        except UnicodeEncodeError as error:
-            raise _half_pair(text, error) from None
+        except (UnicodeEncodeError, TypeError):
+            _refuse_half_pairs(text)
+            raise
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # a tokenizer written in Python
@@ -186,8 +187,9 @@ def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
             return slow(text)
         try:
             ids: list[int] = encode([text], add_special_tokens=False)[0].ids
-        except UnicodeEncodeError as error:
-            raise _half_pair(text, error) from None
+        except (UnicodeEncodeError, TypeError):  # which of them depends on the tokenizer's version
+            _refuse_half_pairs(text)
+            raise
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # of the tokenizer's own language: not even an Exception
                 raise
@@ -197,9 +199,13 @@ def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     return fast
 
 
-def _half_pair(text: str, error: UnicodeEncodeError) -> InvalidRequestError:
-    before = text[max(0, error.start - 20) : error.start].encode("utf-8", "backslashreplace").decode()
-    return InvalidRequestError(
-        f"the text has half of a surrogate pair (\\u{ord(text[error.start]):04x}, after {before!r}), which is no "
-        "character: send whole ones, or text.encode('utf-8', 'replace').decode()"
-    )
+def _refuse_half_pairs(text: str) -> None:
+    """Raises InvalidRequestError if the text isn't Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        before = text[max(0, error.start - 20) : error.start].encode("utf-8", "backslashreplace").decode()
+        raise InvalidRequestError(
+            f"the text has half of a surrogate pair (\\u{ord(text[error.start]):04x}, after {before!r}), which is no "
+            "character: send whole ones, or text.encode('utf-8', 'replace').decode()"
+        ) from None

@@ -25,6 +25,8 @@ MAX_VALUE = 32 * 1024 * 1024
 """Characters of one text, elements of one list. No prompt is as long."""
 ELEMENT = 64
 """What an element of a list counts, beside its own size."""
+CALL = 1024
+"""What a call of a macro or function counts: it takes as long as copying so many characters."""
 MAX_TOTAL = 2 * 1024 * 1024 * 1024
 """Of all texts and lists that a rendering makes. Each round of a loop counts as one copy of the template's source."""
 MAX_SECONDS = 30.0
@@ -100,6 +102,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         method = getattr(__obj, "__wrapped__", __obj)
         owner = getattr(method, "__self__", None)
         _check_call(getattr(method, "__name__", ""), owner, [*arguments, *options.values()])
+        _charge(CALL)
         return _charged(super().call(__context, __obj, *arguments, **options))
 
 

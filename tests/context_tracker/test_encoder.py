@@ -20,5 +20,5 @@ def test_boilerplate_that_is_one_token_is_no_control_token() -> None:
 def test_half_a_surrogate_pair_is_refused_with_its_place() -> None:
     tokenizer = ModelSource.resolve("tiny:qwen2-0.3m").tokenizer()
     renderer = Renderer(tokenizer)
-    with pytest.raises(InvalidRequestError, match=r"half of a surrogate pair \(\\ud83d, after 'a smile: '\)"):
+    with pytest.raises(InvalidRequestError, match=r"half of a surrogate pair \(\\ud83d, after '.*a smile: '\)"):
         renderer.render([{"role": "user", "content": "a smile: \ud83d"}])
