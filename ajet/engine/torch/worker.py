@@ -299,9 +299,12 @@ class Outbox:
         self._calls: defaultdict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
 
     def tokens(self, ticket: Ticket, token: int, logprob: float) -> None:
+        if ticket.on_tokens is not None:
+            self.chunk(ticket, TokenChunk([token], [logprob]))
+
+    def chunk(self, ticket: Ticket, chunk: TokenChunk) -> None:
         on_tokens = ticket.on_tokens
         if on_tokens is not None:
-            chunk = TokenChunk([token], [logprob])
             self._calls[ticket.loop].append(lambda: None if ticket.answer.done() else on_tokens(chunk))
 
     def complete(self, ticket: Ticket, completion: Completion) -> None:
