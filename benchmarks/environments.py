@@ -1,9 +1,9 @@
 """What a step over HTTP costs, and whether anything is left after random processes were killed.
 
 Cost: 64 agents in threads take 1,000 steps each in environments served by `ajet env serve`, and pause between steps as
-an agent that waits for its model does. The same agents and pauses in environments of the same process are what the cost
-is compared with. Kills: 16 processes of agents play without end, while 200 random processes, agents and environments
-alike, are killed.
+an agent that waits for its model does. The cost is compared with the same agents and pauses, and a tenth of the steps,
+in environments of the same process. Kills: 16 processes of agents play without end, while 200 random processes, agents
+and environments alike, are killed.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def served(*flags: str) -> Iterator[tuple[str, psutil.Process]]:
             server.wait(20)
 
 
-def play(source: EnvironmentSource, number: int, seconds: list[float]) -> None:
+def play(source: EnvironmentSource, number: int, steps: int, seconds: list[float]) -> None:
     """One agent: its steps, and the time each took."""
     rng = random.Random(number)
     env = LeasedEnvironment(source, Task(task_id=str(number)), f"agent-{number}-{time.time_ns()}").open()
     try:
-        for _ in range(STEPS):
+        for _ in range(steps):
             time.sleep(rng.uniform(0, 2 * PAUSE_S))
             began = time.perf_counter()
             env.step(ACTION)
@@ -71,10 +71,10 @@ def play(source: EnvironmentSource, number: int, seconds: list[float]) -> None:
         env.close()
 
 
-def step_times(source: EnvironmentSource) -> list[float]:
+def step_times(source: EnvironmentSource, steps: int) -> list[float]:
     """All agents at the same time."""
     seconds: list[list[float]] = [[] for _ in range(AGENTS)]
-    threads = [threading.Thread(target=play, args=(source, number, seconds[number])) for number in range(AGENTS)]
+    threads = [threading.Thread(target=play, args=(source, number, steps, seconds[number])) for number in range(AGENTS)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -88,10 +88,10 @@ def cost() -> dict[str, object]:
     with served("--workers", str(AGENTS)) as (url, _):
         load.append(os.getloadavg()[0])
         began = time.perf_counter()
-        over_http = step_times(find_source(EnvironmentSettings(url=url)))
+        over_http = step_times(find_source(EnvironmentSettings(url=url)), STEPS)
         elapsed = time.perf_counter() - began
         load.append(os.getloadavg()[0])
-    here = step_times(find_source(EnvironmentSettings(WORLD)))
+    here = step_times(find_source(EnvironmentSettings(WORLD)), max(STEPS // 10, 1))
     load.append(os.getloadavg()[0])
 
     def at(times: list[float], share: float) -> float:
