@@ -135,7 +135,7 @@ test-cli-agents: env .node-cli-agents/.ready .venv-mini-swe-agent/.ready  ## run
 	@touch $@
 
 test-verl: .venv-verl/.ready  ## run the verl backbone's tests in its own environment, a learning run among them
-	AJET_LONG_TESTS=1 .venv-verl/bin/python -m pytest tests/backbone/ray/verl
+	AJET_LONG_TESTS=1 .venv-verl/bin/python -m pytest tests/backbone/ray/verl tests/task_runner/test_runners_on_ray.py
 
 smoke-verl: .venv-verl/.ready  ## a short run of the verl backbone: three steps on the CPU, and a resume
 	.venv-verl/bin/python -m pytest tests/backbone/ray/verl/test_verl_run.py -k saves_and_resumes

@@ -16,6 +16,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ajet.schema.errors import UserError
 from ajet.schema.printable import printable
@@ -40,21 +41,34 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--name", default=f"{socket.gethostname()}-{os.getpid()}", help="how the run calls this runner")
     parser.add_argument("--ca", metavar="FILE", help="PEM file with the authority of the run's certificate")
     parser.add_argument("--patience", default="10m", metavar="TIME", help="how long the run may be away (default: 10m)")
+    parser.add_argument("--with-ray", type=int, metavar="N", help="N such runners as actors of a Ray cluster")
+    parser.add_argument("--ray-address", metavar="ADDR", help="the cluster (default: RAY_ADDRESS, or this machine's)")
     arguments = parser.parse_args(argv)
     if arguments.workers < 1:
         parser.error("--workers is at least 1")
+    if arguments.with_ray is not None and arguments.with_ray < 1:
+        parser.error("--with-ray is at least 1")
+    if arguments.ray_address and arguments.with_ray is None:
+        parser.error("--ray-address goes with --with-ray")
+    address = urlsplit(arguments.connect)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise UserError(f"--connect: {arguments.connect!r} is not an address: it looks like http://host:port")
     key = os.environ.get(KEY_VARIABLE)
     if not key:
         raise UserError(
             f"{KEY_VARIABLE} is not set: the run prints it when it starts, or export the same on both sides"
         )
+    if arguments.with_ray is not None:
+        from ajet.cli.runners_on_ray import place
+
+        return place(arguments, key)
     return _Runner(arguments, key).run()
 
 
 async def _work(arguments: Namespace, key: str, number: int, runner: int, workflow_class: type[Workflow]) -> int:
     """In a worker."""
     from ajet.cli.store import seconds
-    from ajet.store.errors import StoreUnavailableError
+    from ajet.store.errors import KeyRefusedError, StoreUnavailableError
     from ajet.task_runner.remote_worker import WorkerSettings, work
 
     stop = asyncio.Event()
@@ -65,6 +79,13 @@ async def _work(arguments: Namespace, key: str, number: int, runner: int, workfl
         name = f"{arguments.name}-{number}"
         settings = WorkerSettings(arguments.connect, key, name, arguments.ca, patience, parent=runner)
         await work(settings, workflow_class, stop)
+    except KeyRefusedError:
+        print(
+            f"error: {KEY_VARIABLE}: the run at {printable(arguments.connect)} refuses this key: export the same on "
+            "both sides, or the one that the run prints",
+            file=sys.stderr,
+        )
+        return REFUSED
     except UserError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return AWAY if isinstance(error, StoreUnavailableError) else REFUSED

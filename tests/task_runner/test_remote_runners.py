@@ -190,6 +190,23 @@ def test_the_users_module_is_imported_once(tmp_path: Path, monkeypatch: pytest.M
     play(tmp_path, scene, monkeypatch)
 
 
+def test_a_wrong_key_and_a_wrong_address_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        wrong = {**os.environ, KEY_VARIABLE: "sk-ajet-" + "w" * 40}
+        command = [*AJET, "--connect", started.url, "--workers", "2"]
+        program = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, env=wrong, stderr=subprocess.PIPE)
+        said = (await program.communicate())[1].decode()
+        assert program.returncode == 2
+        assert f"{KEY_VARIABLE}: the run at {started.url} refuses this key" in said
+
+    play(tmp_path, scene, monkeypatch)
+    for address in ("127.0.0.1:4747", "ftp://127.0.0.1", "http://"):
+        assert main(["runner", "--workflow", "agent.py->Agent", "--connect", address]) == 2
+        assert f"--connect: {address!r} is not an address: it looks like http://host:port" in capsys.readouterr().err
+
+
 def test_a_key_that_the_run_has_made_up_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

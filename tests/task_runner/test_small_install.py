@@ -43,6 +43,25 @@ class Agent(Workflow):
         reply = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
         return WorkflowOutput(reward=len(reply.choices[0].message.content))
 """
+SOLVER = """
+import sys
+from ajet import Trainer, emit_message, emit_reward, operation, rollout
+
+@operation
+def think(question):
+    emit_message(question)
+
+@rollout
+async def solver(task, model):
+    think(task["main_query"])
+    emit_reward(len((await model([{"role": "user", "content": "hi"}]))["content"]) / 10)
+
+if __name__ == "__main__":
+    try:
+        Trainer(model="tiny:qwen2").fit(solver, [{"main_query": "hi"}])
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
 ALONE = """
 import asyncio, sys
 from ajet.agents import ReActAgent, as_model_function
@@ -166,11 +185,29 @@ def test_the_store_serves(python: Path, tmp_path: Path) -> None:
         assert done.stdout.strip() == "queuing", done.stderr
 
 
-def test_a_runner_works_for_a_trainer(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_api_says_what_training_needs(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "solver.py").write_text(SOLVER)
+    done = ran(python, tmp_path, "solver.py")
+    assert done.stdout.startswith("MissingDependencyError --backbone=local needs"), done.stdout + done.stderr
+    assert "[train]" in done.stdout
+
+
+def test_little_is_imported_by_a_runner() -> None:
+    """In the environment of the tests, which has torch: what a runner and the Python API import is light there, too."""
+    code = "import sys, ajet, ajet.cli.runner, ajet.task_runner.remote_worker, ajet.store.client; from ajet import *"
+    heavy = "print(sorted({'torch', 'transformers', 'datasets', 'pandas', 'scipy', 'ray'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", f"{code}; {heavy}"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("code", "workflow", "reward"), [(AGENT, "Agent", 5.0), (SOLVER, "solver", 0.5)])
+def test_a_runner_works_for_a_trainer(
+    code: str, workflow: str, reward: float, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
-    (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT))
+    (tmp_path / "agent.py").write_text(textwrap.dedent(code))
     config = make_config({
-        "rollout.user_workflow": f"{tmp_path}/agent.py->Agent",
+        "rollout.user_workflow": f"{tmp_path}/agent.py->{workflow}",
         "task_runner.wrapper_type": "remote",
         "task_runner.remote.port": 0,
     })  # fmt: skip
@@ -179,9 +216,9 @@ def test_a_runner_works_for_a_trainer(python: Path, tmp_path: Path, monkeypatch:
         sessions = SmallProvider(config, LineEngine("hello"))
         attempts = RemoteRunner(config, sessions, None)
         await attempts.start()
-        with serving(python, tmp_path, "runner", "--connect", attempts.url, "--workflow", "agent.py->Agent"):
+        with serving(python, tmp_path, "runner", "--connect", attempts.url, "--workflow", f"agent.py->{workflow}"):
             done = await TaskRunner(sessions, attempts).run(WorkflowTask(task=Task(task_id="t", main_query="hi")))
-        assert (done.status, done.reward) == (EpisodeStatus.COMPLETED, 5.0)
+        assert (done.status, done.reward) == (EpisodeStatus.COMPLETED, reward), done.failure
         await attempts.aclose()
         if sessions.gateway is not None:
             await sessions.gateway.aclose()
