@@ -42,6 +42,8 @@ class _RunnerActor:
         environment = {**os.environ, KEY_VARIABLE: self._key}
         while not self._draining:
             self._program = subprocess.Popen(command, cwd=self._folder, env=environment)
+            if self._draining:  # asked while it was being started
+                self._program.terminate()
             code = self._program.wait()
             if code >= 0:
                 return code

@@ -16,6 +16,7 @@ from typing import Any
 from ajet.schema.response_id import bare_call_id
 from ajet.schema.span import Span
 from ajet.schema.task import Task
+from ajet.tracing.agent_names import agent_of, agents_around
 from ajet.tracing.clocks import clock_of
 from ajet.tracing.rewards import call_of, get_reward_value
 
@@ -35,7 +36,7 @@ class LlmCall:
 
     @property
     def agent(self) -> str:
-        return str(self.span.attributes.get("agent.name") or "")
+        return agent_of(self.span)
 
 
 @dataclass(slots=True)
@@ -74,9 +75,12 @@ def to_messages(spans: Sequence[Span]) -> list[dict[str, Any]]:
 
 
 def to_triplets(spans: Sequence[Span], *, agent: str | None = None) -> list[Triplet]:
-    """Prompt, response and reward of each model call. `agent`: a pattern that the agent's name must match."""
+    """Prompt, response and reward of each model call. `agent`: a pattern that the name of the call's agent must match,
+    or of one around it."""
     calls = llm_calls(spans)
     rewards = matched_rewards(calls, spans)
+    by_id = {span.span_id: span for span in spans}
+    agents = [agents_around(call.span, by_id) for call in calls]
     return [
         Triplet(
             {"token_ids": _ids(call, "prompt_token_ids"), "raw_content": call.messages},
@@ -86,10 +90,10 @@ def to_triplets(spans: Sequence[Span], *, agent: str | None = None) -> list[Trip
                 "logprobs": _list(call.span.attributes.get("logprobs")),
             },
             reward,
-            {"response_id": call.response_id, "agent_name": call.agent},
+            {"response_id": call.response_id, "agent_name": next(iter(names), "")},
         )
-        for call, reward in zip(calls, rewards, strict=True)
-        if agent is None or re.search(agent, call.agent)
+        for call, reward, names in zip(calls, rewards, agents, strict=True)
+        if agent is None or any(re.search(agent, name) for name in names)
     ]
 
 

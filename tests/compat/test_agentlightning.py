@@ -155,6 +155,36 @@ def test_a_store_is_served_and_used() -> None:
     asyncio.run(run())
 
 
+def test_spans_become_triplets_and_conversations() -> None:
+    """A LangGraph-like trace: the node that is trained is the agent around the model call."""
+
+    def span(number: str, parent: str | None, at: float, **attributes: Any) -> agl.Span:
+        ids = {"rollout_id": "r", "attempt_id": "a", "span_id": number, "parent_id": parent}
+        return agl.Span(**ids, name=number, attributes=attributes, start_time=at, end_time=at + 1)
+
+    def asked(what: str) -> dict[str, str]:
+        return {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": what,
+                "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": what.upper()}  # fmt: skip
+
+    spans = [
+        span("write", "graph", 1, **{"openinference.span.kind": "AGENT"}),
+        span("1", "write", 1, **asked("draft")),
+        span("check", "graph", 3, **{"traceloop.span.kind": "agent", "traceloop.entity.name": "check_query"}),
+        span("2", "check", 3, **asked("verdict")),
+        span("reward", None, 6, **{"agentlightning.reward.0.value": 0.5}),
+    ]
+    triplets = agl.TracerTraceToTriplet()(spans)
+    assert [(one.metadata["agent_name"], one.reward) for one in triplets] == [("write", None), ("check_query", 0.5)]
+    (written,) = agl.TracerTraceToTriplet(agent_match="^write$").adapt(spans)
+    assert written.response["raw_content"] == {"role": "assistant", "content": "DRAFT"}
+    assert len(agl.LlmProxyTraceToTriplet().adapt(spans)) == 2
+    assert [one["messages"][-1]["content"] for one in agl.TraceToMessages()(spans)] == ["DRAFT", "VERDICT"]
+    with pytest.raises(UserError, match="matched by 'first_occurrence' alone"):
+        agl.TracerTraceToTriplet(reward_match="first_sibling")
+    with pytest.raises(UserError, match="does not override `adapt`"):
+        agl.TraceAdapter[int]()(spans)
+
+
 def test_verls_configuration_is_ours() -> None:
     config = {
         "data": {"train_batch_size": 32, "truncation": "error"},

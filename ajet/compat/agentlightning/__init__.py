@@ -11,6 +11,12 @@ from __future__ import annotations
 import logging
 
 from ajet import __version__
+from ajet.compat.agentlightning.adapters import (
+    LlmProxyTraceToTriplet,
+    TraceAdapter,
+    TracerTraceToTriplet,
+    TraceToMessages,
+)
 from ajet.compat.agentlightning.agent import (
     Hook,
     LitAgent,
@@ -50,6 +56,7 @@ from ajet.tracing import (
     is_reward_span,
     operation,
 )
+from ajet.tracing.adapters import Triplet
 
 ProxyLLM = LLM
 """The endpoint of an episode carries its own key: there is nothing to strip."""
@@ -72,6 +79,7 @@ __all__ = [
     "LightningStoreThreaded",
     "LitAgent",
     "LitAgentRunner",
+    "LlmProxyTraceToTriplet",
     "NamedResources",
     "OtelTracer",
     "PromptTemplate",
@@ -81,8 +89,12 @@ __all__ = [
     "RolloutConfig",
     "RolloutStatus",
     "Span",
+    "TraceAdapter",
+    "TraceToMessages",
     "Tracer",
+    "TracerTraceToTriplet",
     "Trainer",
+    "Triplet",
     "Worker",
     "__version__",
     "emit_annotation",
