@@ -14,6 +14,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ajet.backbone.ray.address import checked_address
 from ajet.cli.runner import KEY_VARIABLE, RESTART_S
 from ajet.schema.errors import MissingDependencyError, UserError
 
@@ -63,8 +64,9 @@ def place(arguments: Namespace, key: str) -> int:
         import ray
     except ImportError:
         raise MissingDependencyError("--with-ray needs Ray: pip install ray, the version of the cluster") from None
+    address = checked_address(arguments.ray_address)
     try:
-        ray.init(address=arguments.ray_address or "auto", log_to_driver=True, logging_level="warning")
+        ray.init(address=address, log_to_driver=True, logging_level="warning")
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(
             f"--with-ray: no Ray cluster: {error}\n    name one with --ray-address HOST:PORT or RAY_ADDRESS (and its "

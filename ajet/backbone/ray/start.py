@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.ray.address import checked_address
 from ajet.backbone.ray.mapping import Machine
 from ajet.runtime.processes import RAY_RUN, end_all
 from ajet.schema.errors import UserError
@@ -190,7 +191,7 @@ def ray_settings(
         with cluster_head(place, scratch, machine, environment) as address:
             yield {"address": address}
     elif options.ray_address:
-        yield {"address": options.ray_address}
+        yield {"address": checked_address(options.ray_address)}
     else:
         yield private(scratch, machine)
 

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from ajet.backbone.ray.address import checked_address
 from ajet.backbone.ray.start import ClusterPlace, busy_gpus, parse_gpus, wait_for_port
 from ajet.schema.errors import UserError
 
@@ -44,3 +45,18 @@ def test_waiting_for_the_head_ends_with_a_clear_message() -> None:
         wait_for_port("127.0.0.1", port, 0.1, what="the head")
     with socket.create_server(("127.0.0.1", 0)) as server:
         wait_for_port("127.0.0.1", server.getsockname()[1], 5, what="the head")
+
+
+def test_an_address_without_a_ray_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert checked_address(None) == "auto"
+    for wrong in ("nonsense", "head", ":6379", "head:port", "head:0"):
+        with pytest.raises(UserError, match=f"--ray-address: '{wrong}' is no address of a Ray cluster"):
+            checked_address(wrong)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = f"127.0.0.1:{server.getsockname()[1]}"
+        assert checked_address(here) == here
+        assert checked_address(f"ray://{here}") == f"ray://{here}"
+    monkeypatch.setenv("RAY_ADDRESS", here)
+    with pytest.raises(UserError, match=f"RAY_ADDRESS: no Ray answers at {here} "):
+        checked_address(None)
