@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -101,6 +102,8 @@ class Trainer:
                 + (f"did you mean {near}?" if near else f"there are: {', '.join(TRAINER_NAMES)}")
                 + ' Any other key goes into `config`, e.g. Trainer({"rollout.top_p": 0.9})'
             )
+        if config is not None and not isinstance(config, str | os.PathLike | Mapping):
+            raise ConfigError(f"Trainer: config is a YAML file or a dict of keys, not of type {type(config).__name__}")
         self._yaml = Path(config) if isinstance(config, str | os.PathLike) else None
         self._keys: dict[str, Any] = dict(_keys(config)) if isinstance(config, Mapping) else {}
         self._keys |= {TRAINER_NAMES[name]: value for name, value in keywords.items() if value is not None}
@@ -148,12 +151,17 @@ class Trainer:
         require_training("Trainer.evaluate")
         from ajet.backbone.validation import evaluate
 
-        return evaluate(self._config(agent, None, dataset, {"backbone": "debug"}))
+        return evaluate(self._config(agent, None, dataset, {"backbone": "debug"}, val_argument="dataset"))
 
     # ------------------------------------------------------------ the configuration
 
     def _config(
-        self, agent: Any, train_dataset: Any, val_dataset: Any, more: Mapping[str, Any] | None = None
+        self,
+        agent: Any,
+        train_dataset: Any,
+        val_dataset: Any,
+        more: Mapping[str, Any] | None = None,
+        val_argument: str = "val_dataset",
     ) -> Config:
         from ajet.config.loader import load_config
 
@@ -167,7 +175,7 @@ class Trainer:
         if train_dataset is not None:
             keys |= self._file_of(train_dataset, "training", "train_dataset")
         if val_dataset is not None:
-            keys |= self._file_of(val_dataset, "validation", "val_dataset")
+            keys |= self._file_of(val_dataset, "validation", val_argument)
             if train_dataset is None:  # the reader wants one, and validation alone reads none of it
                 file = keys["task_reader.jsonl_dataset_file.validation.file_path"]
                 keys.setdefault("task_reader.jsonl_dataset_file.training.file_path", file)
@@ -335,11 +343,16 @@ def _plain(value: Any, where: str) -> Any:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
     elif hasattr(value, "tolist"):
-        value = value.tolist()
-    if value is None or isinstance(value, str | int | float | bool | list):
+        return _plain(value.tolist(), where)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(
+            f"{where} is {value}, which a task can't hold\n"
+            "    tasks hold finite numbers: drop the record, or give it another value (None, in pandas `fillna`)"
+        )
+    if value is None or isinstance(value, str | int | float | bool):
         return value
     raise UserError(
-        f"{where} is a {type(value).__name__}, which a task can't hold\n"
+        f"{where} is of type {type(value).__name__}, which a task can't hold\n"
         "    tasks hold text, numbers, lists and dicts: pass a path or an id, and load the object in the agent"
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -141,6 +142,10 @@ def test_the_configuration_is_the_yamls(tmp_path: Path) -> None:
         (lambda path: config_of(Trainer(exp_dir=path), agent=3), "3 is no agent"),
         (lambda path: config_of(Trainer(exp_dir=path), agent="nothere.py->x"), "no file 'nothere.py'"),
         (lambda path: config_of(Trainer(exp_dir=path), train=[{"a": [object()]}]), r"train_dataset\[0\]\['a'\]\[0\]"),
+        (lambda path: config_of(Trainer(exp_dir=path), train=[{"x": 1}, {"x": math.nan}]), r"\[1\]\['x'\] is nan"),
+        (lambda path: config_of(Trainer(exp_dir=path), train=[{"x": np.array([1, math.inf])}]), r"\['x'\]\[1\] is inf"),
+        (lambda path: Trainer(exp_dir=path).evaluate(from_this_file, []), "^dataset is empty"),
+        (lambda path: Trainer([{"rollout.top_p": 0.9}]), "a YAML file or a dict of keys, not of type list"),
         (lambda path: config_of(Trainer(exp_dir=path), train=None), "file_path"),
     ],
 )

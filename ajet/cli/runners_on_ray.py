@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,25 +35,25 @@ class _RunnerActor:
         self._folder = folder
         self._key = key
         self._program: subprocess.Popen[bytes] | None = None
-        self._draining = False
+        self._draining = threading.Event()
 
     def run(self) -> int:
         """Until the runner ends; one that is killed is started anew. Its exit code."""
         command = [sys.executable, "-c", DIE_WITH_PARENT, sys.executable, "-m", "ajet", "runner", *self._arguments]
         environment = {**os.environ, KEY_VARIABLE: self._key}
-        while not self._draining:
+        while not self._draining.is_set():
             self._program = subprocess.Popen(command, cwd=self._folder, env=environment)
-            if self._draining:  # asked while it was being started
+            if self._draining.is_set():  # asked while it was being started
                 self._program.terminate()
             code = self._program.wait()
             if code >= 0:
                 return code
-            time.sleep(RESTART_S)
+            self._draining.wait(RESTART_S)
         return 0
 
     def drain(self) -> None:
         """Let it finish what it has begun."""
-        self._draining = True
+        self._draining.set()
         if self._program is not None:
             self._program.terminate()
 
