@@ -78,7 +78,10 @@ class ForkingServer:
 
     def _command(self) -> bool:
         """Carry out one command. False if the control socket is closed."""
-        packet, descriptors, _, _ = socket.recv_fds(self.control, PACKET, self.descriptors)
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(self.control, PACKET, self.descriptors)
+        except ConnectionResetError:  # closed, and our last events were never read
+            return False
         if not packet:
             return False
         command = json.loads(packet)
@@ -143,6 +146,13 @@ def serve(control_fd: int, make: Callable[[socket.socket, dict[str, Any]], Forki
         control.send(json.dumps({"event": "refused", "error": str(error)}).encode()[:PACKET])
         return
     server.serve()
+
+
+def reseed() -> None:
+    """To be called after a fork, which reseeds Python's generator, but not numpy's. numpy imports its own when it is
+    needed, which then seeds itself: importing it here would take longer than a short episode."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
 
 
 def kill_all(process: int) -> None:

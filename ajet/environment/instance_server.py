@@ -16,7 +16,7 @@ from typing import Any
 
 from ajet.environment.instance_process import serve_instance
 from ajet.environment.source import EnvironmentSettings, find_source
-from ajet.forking import ForkingServer, serve
+from ajet.forking import ForkingServer, reseed, serve
 
 PR_SET_PDEATHSIG = 1
 
@@ -52,8 +52,7 @@ class _InstanceServer(ForkingServer):
                 signal.signal(number, signal.SIG_DFL)
             if self._memory:
                 resource.setrlimit(resource.RLIMIT_DATA, (self._memory, self._memory))
-            if "numpy" in sys.modules:  # a fork reseeds Python's generator, but not numpy's
-                sys.modules["numpy"].random.seed()
+            reseed()
             serve_instance(self._source, socket.socket(fileno=descriptors[0]))
             return 0
         finally:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
-from ajet.forking import kill_all
+from ajet.forking import kill_all, reseed
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -86,8 +86,7 @@ class ForkedWorkers:
             for stopping in STOPPING:
                 signal.signal(stopping, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-            if "numpy" in sys.modules:  # a fork reseeds Python's generator, but not numpy's
-                sys.modules["numpy"].random.seed()
+            reseed()
             code = self._body(number, runner)
         except BaseException:  # noqa: BLE001 - a worker must never return to the runner's loop
             traceback.print_exc()

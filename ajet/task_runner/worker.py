@@ -23,6 +23,7 @@ from typing import Any
 from ajet.config import Config
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.source import EnvironmentSource
+from ajet.forking import reseed
 from ajet.sandbox import SandboxSettings
 from ajet.schema.episode import EnvironmentEvent
 from ajet.schema.task import WorkflowTask
@@ -72,8 +73,7 @@ def _detach(stderr: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    if "numpy" in sys.modules:  # a fork reseeds Python's generator, but not numpy's
-        sys.modules["numpy"].random.seed()
+    reseed()
 
 
 async def _serve(

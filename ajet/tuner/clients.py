@@ -20,8 +20,9 @@ from ajet.agents.model_function import ModelFunction
 from ajet.agents.openai_model import OpenAIModelFunction
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
-from ajet.tuner.connection import Connection
-from ajet.tuner.loop_bridge import AnsweredBridge, LoopBridge
+from ajet.tuner.connection import Connection, client_over
+from ajet.tuner.http_bridge import HttpBridge
+from ajet.tuner.loop_bridge import AnsweredBridge, Asked
 
 
 def agentscope_model(connection: Connection, *, context_size: int, stream: bool) -> Any:
@@ -104,6 +105,8 @@ def openai_client(connection: Connection) -> TunedOpenAI:
     )
     client.default_model = connection.model
     client.bridge = connection.bridge
+    if connection.bridge is None and not connection.proxied and HttpBridge.can_reach(connection.base_url):
+        client.bridge = HttpBridge(connection.base_url, connection.api_key)
     return client
 
 
@@ -129,8 +132,9 @@ class TunedOpenAI(openai.AsyncOpenAI):
     """OpenAI's client bound to one agent's model; `model` may be left out of a request."""
 
     default_model: str = ""
-    bridge: LoopBridge | None = None
-    """To a session in this process; used directly by requests that need nothing of HTTP."""
+    bridge: Asked | None = None
+    """To a session in this process, or to the gateway of this machine; used directly by requests that need nothing of
+    the HTTP library."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -143,23 +147,26 @@ class TunedOpenAI(openai.AsyncOpenAI):
     async def whole_reply(self, body: dict[str, Any]) -> ChatCompletion:
         """The reply to a request that is plain JSON already. OpenAI's own way searches it for parts to convert, then
         builds, sends and reads an HTTP request, which takes several times as long as everything we do."""
-        if self.bridge is None or self.timeout is not None:
+        if self.bridge is None or self.timeout is not None or self._custom_headers or self._custom_query:
             return await self.post(_PATH, cast_to=ChatCompletion, body=body)
         text = json.dumps(body, ensure_ascii=False, allow_nan=False)
-        answer = await self.bridge.ask("POST", f"/v1{_PATH}", text.encode())
+        try:
+            answer = await self.bridge.ask("POST", f"/v1{_PATH}", text.encode())
+        except OSError:  # no gateway: the client decides whether to ask again, and what to raise
+            return await self.post(_PATH, cast_to=ChatCompletion, body=body)
         if answer.status == HTTPStatus.OK and isinstance(answer.body, bytes):
             reply = ChatCompletion.construct(**json.loads(answer.body))
             reply._request_id = answer.headers.get("x-request-id")  # public in spite of its name
             return reply
         # The client decides what an error means and whether to ask again, as it does for any response.
-        answered = Connection.in_process(AnsweredBridge(self.bridge, answer), "")
-        asked = self.copy(http_client=answered.async_client(openai.DefaultAsyncHttpxClient))
+        answered = AnsweredBridge(self.bridge, answer)
+        asked = self.copy(http_client=client_over(answered, openai.DefaultAsyncHttpxClient))
         return await asked.post(_PATH, cast_to=ChatCompletion, body=body)
 
     def copy(self, **kwargs: Any) -> TunedOpenAI:
         copied = super().copy(**kwargs)
         copied.default_model = self.default_model
-        copied.bridge = None if {"http_client", "base_url"} & kwargs.keys() else self.bridge
+        copied.bridge = None if {"http_client", "base_url", "api_key"} & kwargs.keys() else self.bridge
         return copied
 
     with_options = copy

@@ -20,7 +20,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from ajet.http.answer import Answer
 from ajet.schema.errors import RewardError
-from ajet.tuner.loop_bridge import LoopBridge
+from ajet.tuner.loop_bridge import Asked, LoopBridge
 
 IN_PROCESS_URL = "http://ajet.in-process/v1"
 IN_PROCESS_KEY = "sk-ajet-in-process"
@@ -45,10 +45,10 @@ class Connection:
 
     def async_client(self, client_class: Any) -> Any:
         """An SDK's own asynchronous HTTP client, for any event loop."""
-        library = _http_library(client_class)
-        over_bridge, _, over_http = _transports(library)
         if self.bridge is not None:
-            return client_class(transport=over_bridge(self.bridge), timeout=None)
+            return client_over(self.bridge, client_class)
+        library = _http_library(client_class)
+        _, _, over_http = _transports(library)
         options = {"trust_env": self.proxied, "verify": _tls_context(library, self.proxied), "timeout": None}
         return client_class(transport=over_http(lambda: client_class(**options)), timeout=None)
 
@@ -59,6 +59,12 @@ class Connection:
             return client_class(trust_env=self.proxied, verify=_tls_context(library, self.proxied), timeout=None)
         _, transport, _ = _transports(library)
         return client_class(transport=transport(self.bridge), timeout=None)
+
+
+def client_over(bridge: Asked, client_class: Any) -> Any:
+    """An SDK's own asynchronous HTTP client, whose requests a bridge answers."""
+    over_bridge, _, _ = _transports(_http_library(client_class))
+    return client_class(transport=over_bridge(bridge), timeout=None)
 
 
 def post_reward(base_url: str, api_key: str, reward: dict[str, Any]) -> None:
@@ -119,7 +125,7 @@ def _transports(httpx: Any) -> tuple[type, type, type]:
         return httpx.Response(answer.status, headers=answer.headers, stream=body, request=request)
 
     class AsyncTransport(httpx.AsyncBaseTransport):  # type: ignore[misc]
-        def __init__(self, bridge: LoopBridge) -> None:
+        def __init__(self, bridge: Asked) -> None:
             self._bridge = bridge
 
         async def handle_async_request(self, request: Any) -> Any:

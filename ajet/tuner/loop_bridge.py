@@ -11,7 +11,7 @@ import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ajet.gateway.caller import Caller
 from ajet.gateway.endpoints import answer
@@ -20,6 +20,12 @@ from ajet.http.answer import Answer
 T = TypeVar("T")
 
 _END = object()
+
+
+class Asked(Protocol):
+    """What answers the requests of an event loop."""
+
+    async def ask(self, method: str, path: str, body: bytes) -> Answer: ...
 
 
 class LoopBridge:
@@ -79,16 +85,16 @@ class LoopBridge:
         return stop
 
 
-class AnsweredBridge(LoopBridge):
+class AnsweredBridge:
     """A bridge whose first request has already been made: asking it returns that answer."""
 
-    def __init__(self, bridge: LoopBridge, first: Answer) -> None:
-        super().__init__(bridge.caller, bridge._loop)
+    def __init__(self, bridge: Asked, first: Answer) -> None:
+        self._bridge = bridge
         self._first: Answer | None = first
 
     async def ask(self, method: str, path: str, body: bytes) -> Answer:
         first, self._first = self._first, None
-        return first if first is not None else await super().ask(method, path, body)
+        return first if first is not None else await self._bridge.ask(method, path, body)
 
 
 async def _call(function: Callable[[], T]) -> T:

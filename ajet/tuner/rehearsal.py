@@ -45,6 +45,7 @@ async def _rehearse() -> None:
         client = openai_client(Connection(f"http://{host}:{port}/v1", "none", "rehearsal", proxied=False))
         async with client:
             await client.chat.completions.create(messages=_MESSAGES, model="rehearsal")
+            await client.chat.completions.create(messages=_MESSAGES, model="rehearsal", timeout=60)  # over its library
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
