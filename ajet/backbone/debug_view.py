@@ -111,7 +111,7 @@ class EpisodeView(View):
                 (i for i, pair in enumerate(zip(told, call.new_messages, strict=False)) if not _alike(*pair)), len(told)
             )
             if call.fork is not None:
-                self._line(f"   branch: {call.fork.reason} {shortened(call.fork.detail, 200)}", "magenta")
+                self._line(f"   branch: {call.fork.reason} {shortened(call.fork.detail, 200)}".rstrip(), "magenta")
         for message in call.new_messages[same:]:
             self._message(message, "cyan" if message.get("role") == "tool" else "dim")
         cut = f", {call.finish_reason}" if call.finish_reason != "stop" else ""

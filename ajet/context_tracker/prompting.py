@@ -256,6 +256,7 @@ def top_reasons(trees: Iterable[CallTree], limit: int = 5) -> list[ForkReason]:
 def describe_reasons(trees: Iterable[CallTree], limit: int = 5) -> list[str]:
     """`top_reasons` as lines of text."""
     return [
-        f"{reason.count} × {reason.reason} ({reason.tokens} tokens rendered again), e.g. {reason.example}"
+        f"{reason.count} × {reason.reason} ({reason.tokens} tokens rendered again)"
+        + (f", e.g. {reason.example}" if reason.example else "")
         for reason in top_reasons(trees, limit)
     ]

@@ -36,12 +36,13 @@ class JsonlReader(BaseTaskReader):
         content = content.removeprefix(b"\xef\xbb\xbf")
         tasks: list[Task] = []
         skipped: list[str] = []
+        query_needed = not self._acts_in_an_environment()
         # split at \n only: JSON text may contain U+2028 and other separators
         for number, line in enumerate(content.split(b"\n"), start=1):
             if not line.strip():
                 continue
             try:
-                tasks.append(task_from_record(_parse(line), self.reader_config.fields))
+                tasks.append(task_from_record(_parse(line), self.reader_config.fields, query_needed=query_needed))
             except BadRecord as error:
                 place = f"{path}:{number}: {error}"
                 if len(skipped) >= self.reader_config.skip_bad_lines:
@@ -52,6 +53,11 @@ class JsonlReader(BaseTaskReader):
         if not tasks:
             raise TaskDataError(f"{path} contains no tasks: expected one JSON object per line")
         return tasks
+
+    def _acts_in_an_environment(self) -> bool:
+        """Its first observation then tells the agent what to do, where the record doesn't."""
+        config = getattr(self, "config", None)  # None: a reader on its own
+        return config is not None and config.ajet.rollout.environment is not None
 
     def _refuse(self, place: str, content: bytes, skipped: list[str]) -> NoReturn:
         if content.lstrip().startswith(b"["):

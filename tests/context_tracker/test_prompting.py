@@ -89,6 +89,14 @@ def test_the_most_expensive_reasons_come_first() -> None:
     assert top_reasons([]) == []
 
 
+def test_a_reason_that_says_all_has_no_example() -> None:
+    drive = Drive()
+    drive.ask([user("Go.")], said("Yes."), finish="length")
+    drive.ask([user("Go."), said("Yes."), user("More.")], said("b"))
+    (line,) = describe_reasons([drive.tracker.finish(1.0).tree])
+    assert line.startswith("1 × reply_cut_by_length (") and line.endswith(" tokens rendered again)")
+
+
 def test_a_later_reply_that_was_edited_is_named_although_an_earlier_one_matches() -> None:
     drive = Drive()
     messages = [system(), user("Go.")]

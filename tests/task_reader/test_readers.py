@@ -35,6 +35,16 @@ def test_fields_make_a_task_and_the_rest_is_metadata(tmp_path: Path) -> None:
     )
 
 
+def test_an_environment_may_say_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "lakes.jsonl").write_text('{"id": "3"}\n{"id": "4", "question": "Be quick."}\n')
+    keys = {"task_reader.jsonl_dataset_file.training.file_path": str(tmp_path / "lakes.jsonl")}
+    with pytest.raises(TaskDataError, match=r"lakes\.jsonl:1: no field main_query"):
+        read_training_tasks(build_reader(make_config(keys)))
+    acting = make_config({**keys, "rollout.environment": "gymnasium:FrozenLake-v1"})
+    tasks = read_training_tasks(build_reader(acting))
+    assert [(task.task_id, task.main_query) for task in tasks] == [("3", ""), ("4", "Be quick.")]
+
+
 @pytest.mark.parametrize("name", ["main_query", "question", "prompt", "query"])
 def test_the_problem_may_stand_in_several_fields(tmp_path: Path, name: str) -> None:
     assert jsonl(tmp_path, {name: "Why?"})[0].main_query == "Why?"
