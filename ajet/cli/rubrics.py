@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     from ajet.task_judge.rubrics_judge import RubricsJudge
 
     log_to_terminal()
-    config = load_config(arguments.conf, arguments.overrides)
+    config = load_config(arguments.conf, arguments.overrides, complete=False)  # no workflow is needed for this
     config.remember_folder(folder_of(config, arguments.exp_dir, config.yaml_path).resolve())
     judge = RubricsJudge(config)
     there = judge.path.is_file() and not arguments.again

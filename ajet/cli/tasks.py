@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 
     log_to_terminal()
-    config = load_config(arguments.conf, arguments.overrides)
+    config = load_config(arguments.conf, arguments.overrides, complete=False)  # no workflow is needed for this
     config.remember_folder(folder_of(config, arguments.exp_dir, config.yaml_path).resolve())
     reader = build_reader(config)
     try:

@@ -12,7 +12,6 @@ from pydantic.fields import FieldInfo
 
 from ajet.config.root import Config
 from ajet.config.section import Section
-from ajet.config.sections import ServiceConfig
 
 Path = tuple[str, ...]
 
@@ -82,8 +81,9 @@ def where_it_belongs(path: tuple[Any, ...]) -> str:
     parent, last = names[:-1], names[-1]
     siblings = {key.path[-1]: key for key in known_keys().values() if key.path[:-1] == parent}
     ours = [key for key in known_keys().values() if key.path[0] == "ajet" and len(key.path) > 1]
-    if parent[:2] == ("ajet", "services") and len(parent) == 3:
-        return f"the keys of a service: {', '.join(ServiceConfig.model_fields)}"
+    if parent not in known_keys() and (own := _keys_of(parent)):
+        meant = nearest(last, own)
+        return f"did you mean `{'.'.join((*parent, meant))}`?" if meant else f"its keys: {', '.join(own)}"
     near = nearest(last, siblings, cutoff=0.75)
     # the same name elsewhere is a better guess than a similar name here, unless they differ by a letter or so
     elsewhere = [key for key in ours if key.path[-1] == last]
@@ -101,6 +101,13 @@ def where_it_belongs(path: tuple[Any, ...]) -> str:
     if not siblings:
         return f"there is no `{place}`"
     return f"the keys of `{place}`: {', '.join(siblings)}" + PASS_THROUGH.get(place, "")
+
+
+def _keys_of(path: Path) -> list[str]:
+    """The keys of a group below a name that is the user's own, such as a service."""
+    fragment = fragment_at(path)
+    options = [fragment, *fragment.get("anyOf", [])] if fragment else []
+    return [name for option in options for name in _dereferenced(option).get("properties", {})]
 
 
 def _did_you_mean(key: KnownKey) -> str:

@@ -54,6 +54,16 @@ def test_defaults_yaml_and_overrides_are_layered(folder: Path) -> None:
     assert config.yaml_path == folder / "experiment.yaml"
 
 
+def test_keys_below_a_name_of_the_users_own(folder: Path) -> None:
+    part = "  task_judge:\n    judge_type: composite\n    parts:\n      style: {judge: llm_judge, weigt: 0.3}\n"
+    said = refused(folder, part)
+    assert "experiment.yaml:10: ajet.task_judge.parts.style.weigt: unknown key" in said
+    assert "did you mean `ajet.task_judge.parts.style.weight`?" in said
+    deeper = refused(folder, "", "task_judge.parts.style.llm_judge.promt=x")
+    assert "did you mean `ajet.task_judge.parts.style.llm_judge.prompt`?" in deeper
+    assert "its keys: command, folder, address" in refused(folder, "", "services.world.zzzz=1")
+
+
 def test_own_blocks_read_like_omegaconf(folder: Path) -> None:
     text = "  user: {note: {deep: 1}}\nfrozen_lake:\n  size: 4\n  maps: [{name: small}]\n  2: two\n"
     config = load(folder, text, "frozen_lake.size=5", "+puzzle.kind=sudoku")

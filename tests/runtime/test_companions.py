@@ -96,7 +96,8 @@ def test_services_of_the_yaml_and_of_flags(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_mistyped_key_of_a_service_is_explained() -> None:
     Path("run.yaml").write_text("ajet:\n  services:\n    world: {command: serve, adress: x}\n")
     with pytest.raises(
-        ConfigError, match=r"run.yaml:3: ajet.services.world.adress: unknown key\s+the keys of a service: "
+        ConfigError,
+        match=r"run.yaml:3: ajet.services.world.adress: unknown key\s+did you mean `ajet.services.world.address`",
     ):
         load_config("run.yaml", complete=False)
     Path("run.yaml").write_text("ajet:\n  services:\n    world: {folder: x}\n")

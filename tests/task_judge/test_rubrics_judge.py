@@ -181,14 +181,12 @@ def test_the_command_writes_and_shows_them(tmp_path: Path, capsys: pytest.Captur
             f"""
 ajet:
   helper: {{model: big, base_url: "{server.url}", api_key: none}}
-  rollout: {{user_workflow: agent.py->Agent}}
   task_reader: {{jsonl_dataset_file: {{training: {{file_path: tasks.jsonl}}}}}}
   task_judge:
     judge_type: rubrics_auto_grader
     rubrics_auto_grader: {{jsonl_dataset_file: {{training: {{file_path: examples.jsonl}}}}}}
 """
         )
-        (tmp_path / "agent.py").write_text("")
         command = ["rubrics", "make", str(tmp_path / "run.yaml"), "--exp-dir", str(tmp_path / "exps")]
         assert main(command) == 0 and main(command) == 0
     said = capsys.readouterr().out

@@ -155,13 +155,11 @@ def test_a_dead_helper_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_command_saves_both_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "a.txt").write_text(TEXT)
-    (tmp_path / "agent.py").write_text("")
     with helper(writer) as server:
         (tmp_path / "run.yaml").write_text(
             f"""
 ajet:
   helper: {{model: big, base_url: "{server.url}", api_key: none}}
-  rollout: {{user_workflow: agent.py->Agent}}
   task_reader:
     type: data_generation
     data_generation: {{task_num: 2, document_reader: {{document_path: [papers], languages: [eng]}}}}
