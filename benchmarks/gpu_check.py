@@ -10,8 +10,9 @@ Random weights in the shapes of Qwen3-0.6B, Qwen3-1.7B and, with LoRA, Qwen3-8B.
 - engine: tokens per second of the embedded engine, transformers' `generate`, and vLLM
 - step: a whole GRPO step with the embedded engine and with vLLM; its peak memory against the plan
 
-Each part is a process of its own that ends after 8 minutes at most. What is measured is kept in `--work`, and another
-call goes on from there. vLLM is measured if this Python has it, or the one that `--vllm-python` names.
+Each part is a process of its own that ends after 8 minutes at most; `--part-minutes` gives a busy machine more. What is
+measured is kept in `--work`, and another call goes on from there. vLLM is measured if this Python has it, or the one
+that `--vllm-python` names.
 
     python benchmarks/gpu_check.py                      # without a CUDA device it says so and changes nothing
     python benchmarks/gpu_check.py --device cuda        # the same, but a missing device is an error: `make gpu-check`
@@ -39,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PART_SECONDS = 480.0
+PART_MINUTES = 8.0
 CPU_LABEL = "in small on a CPU, to see that it works: these figures say nothing about a GPU"
 PARTS = ("gradient", "logprobs", "vllm", "memory", "layouts", "engine", "step")
 SHAPES = {"cuda": ("0.6b", "1.7b", "8b-lora"), "cpu": ("tiny", "tiny-lora")}
@@ -170,7 +171,7 @@ def conduct(name: str, told: dict[str, Any], work: Path, limit: float) -> dict[s
         try:
             child.wait(limit)
         except subprocess.TimeoutExpired:
-            return {"not_measured": f"it took longer than {limit:.0f} s; its output is in {log.name}"}
+            return {"not_measured": f"it took longer than {limit:g} s; its output is in {log.name}"}
         finally:
             with contextlib.suppress(ProcessLookupError):  # what it started may outlive it
                 os.killpg(child.pid, signal.SIGKILL)
@@ -241,6 +242,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cuda: a missing device is an error")
     parser.add_argument("--part", action="append", default=[], help="a part, or one of its shapes; may be repeated")
     parser.add_argument("--minutes", type=float, help="begin no part after this many minutes")
+    parser.add_argument(
+        "--part-minutes", type=float, default=PART_MINUTES, help="end a part after so many (default: 8)"
+    )
     parser.add_argument("--vllm-python", help="a Python that has vLLM; default: AJET_VLLM_PYTHON, or this one")
     parser.add_argument("--work", type=Path, default=HERE.parent / "build" / "gpu_check", help="what parts leave")
     how = parser.add_mutually_exclusive_group()
@@ -280,7 +284,7 @@ def main() -> int:
         if name.startswith("vllm-") and python is None:
             state.add(name, {"not_measured": why_not})
             continue
-        state.add(name, conduct(name, told, work, PART_SECONDS))
+        state.add(name, conduct(name, told, work, 60 * asked.part_minutes))
     every = list(all_parts(device))
     figures = {
         "device": facts,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from pages import ROOT
 
@@ -37,6 +38,22 @@ def test_an_unknown_part_is_refused_by_name() -> None:
     ran = gpu_check("--device", "cpu", "--part", "gradients")
     assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
     assert "--part gradients" in ran.stderr and "gradient-tiny" in ran.stderr
+
+
+@pytest.mark.slow
+def test_a_part_that_takes_too_long_is_ended_and_said(tmp_path: Path) -> None:
+    arguments = ("--device", "cpu", "--part", "gradient-tiny", "--part-minutes", "0.001", "--work", str(tmp_path))
+    ran = gpu_check(*arguments)
+    assert ran.returncode == 0 and "Traceback" not in ran.stderr
+    assert "not measured: it took longer than 0.06 s; its output is in gradient-tiny.log" in ran.stdout
+    assert not [one.pid for one in psutil.process_iter() if str(tmp_path) in " ".join(_arguments(one))]
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 @pytest.mark.slow
