@@ -11,6 +11,7 @@ from _gpu_models import LORA, Place, Shape, model_of
 from tree_training import group
 
 from ajet.backbone.local.learner import with_adapters
+from ajet.trainer.executor import Chosen
 from ajet.trainer.footprint import Pass, training_bytes
 from ajet.trainer.forward import BestForward
 from ajet.trainer.loss import LossSettings
@@ -42,12 +43,12 @@ def _memory_on_gpu(shape: Shape) -> dict[str, Any]:
         LossSettings(correction=None), OptimSettings(lr=1e-5), max_tokens=4096, gradient_checkpointing=True
     )
     trainer = Trainer(model, settings)
-    forward = trainer._forward = BestForward(trainer.budget)
+    trainer._chosen = Chosen(BestForward(trainer.budget), trees=True)
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):
         trainer.update(batch)
     measured = torch.cuda.max_memory_allocated()
-    longest = max(trainer._plan(items_of(batch), forward), key=len)
+    longest = max(trainer._plan(items_of(batch), trees=True), key=len)
     one = Pass(len(longest), len(longest.edges), "cuda", checkpointing=True)
     plan = training_bytes(trained("meta"), one)
     return {

@@ -21,6 +21,7 @@ from tree_training import group
 
 from ajet.credit.weights import CallCredit, EpisodeCredit
 from ajet.four_bits import quantise
+from ajet.trainer.executor import Chosen
 from ajet.trainer.footprint import Pass, training_bytes
 from ajet.trainer.forward import BestForward
 from ajet.trainer.loss import LossSettings
@@ -99,7 +100,7 @@ def measure(shape: Shape) -> dict[str, Any]:
     weights = sum(parameter.nbytes for parameter in model.parameters())
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         trainer = Trainer(model, settings)
-        forward = trainer._forward = BestForward(trainer.budget, shape.chunk)
+        trainer._chosen = Chosen(BestForward(trainer.budget, shape.chunk), trees=True)
         for _ in range(2):
             trainer.update(batch)
     now = peak = 0
@@ -107,7 +108,7 @@ def measure(shape: Shape) -> dict[str, Any]:
         if event.name() == "[memory]":
             now += event.nbytes()
             peak = max(peak, now)
-    packs = trainer._plan(items_of(batch), forward)
+    packs = trainer._plan(items_of(batch), trees=True)
     largest = max(packs, key=len)
     one = Pass(len(largest), len(largest.edges), "cpu", shape.checkpointing, shape.chunk)
     planned = training_bytes(model_of(shape, "meta"), one, base_bits=shape.base_bits)

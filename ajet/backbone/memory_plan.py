@@ -28,7 +28,7 @@ PROGRAM_BYTES = int(0.8 * GIB)
 """Of the interpreter with PyTorch and transformers imported, in main memory."""
 CUDA_BYTES = int(1.5 * GIB)
 """Of CUDA's context, its libraries' workspaces, and what the allocator can't use. Not yet measured on a GPU."""
-EIGHT_BITS, OFFLOAD = "state_bits", "optimizer_offload"
+EIGHT_BITS, MASTER, OFFLOAD = "state_bits", "master", "optimizer_offload"
 CONVERSATIONS = 8
 """Conversations of full length for which a smaller KV cache that is proposed has room."""
 VERL_SHARE = 0.5
@@ -152,7 +152,7 @@ def changes_that_help(config: Config, backbone: BackboneName, device: Device, pl
         if now.fits:
             break
     if any(change.key.endswith(OFFLOAD) for change in found):
-        found = [change for change in found if not change.key.endswith(EIGHT_BITS)]
+        found = [change for change in found if not change.key.endswith((EIGHT_BITS, f".{MASTER}"))]
     last = {change.key: change for change in found}  # 8192 in place of 16384
     return [change for change in found if last[change.key] is change]
 
@@ -183,7 +183,8 @@ def _local(config: Config, backbone: BackboneName, device: Device, model: Any) -
     tokens = longest_pack(config, device)
     one = _pass(config, device, tokens)
     bits = ajet.model.lora.base_bits if ajet.model.lora.enabled else None
-    found = _training_bytes(_Meta.key(config, device), one, common.optim.state_bits, bits)
+    optim = common.optim
+    found = _training_bytes(_Meta.key(config, device), one, optim.state_bits, bits, optim.master)
     offload = common.fsdp_config.optimizer_offload and device.kind == "cuda"
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     count = sum(p.numel() for p in model.parameters())
@@ -195,7 +196,7 @@ def _local(config: Config, backbone: BackboneName, device: Device, model: Any) -
         ),
         *_reference(config, found.weights),
         Part("gradients", found.gradients, f"{_short(trained)} trained parameters", True),
-        Part("optimiser", 0 if offload else found.moments, f"AdamW, {common.optim.state_bits} bits", True),
+        Part("optimiser", 0 if offload else found.moments, f"AdamW, {optim.state_bits} bits", True),
         Part("float32 copy", 0 if offload else found.copies, "of the trained weights", True),
         Part("activations", found.activations, f"of {tokens:,} tokens, {kept}"),
         Part("logits", found.logits, "in chunks" if one.logits_chunk != 0 else "of all tokens at once"),
@@ -248,7 +249,7 @@ def _sharded(config: Config, backbone: BackboneName, device: Device, model: Any)
         gpus = max(1, gpus - config.ajet.rollout.n_vllm_engine * config.ajet.rollout.tensor_model_parallel_size)
     tokens = micro_tokens(config) // common.ulysses_sequence_parallel_size
     one = _pass(config, device, tokens)
-    found = _training_bytes(_Meta.key(config, device), one, 32, None)
+    found = _training_bytes(_Meta.key(config, device), one, 32, None, "float32")
     count = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     offload = common.fsdp_config
@@ -352,10 +353,10 @@ def _model_of(key: _Meta) -> Any:
 
 
 @cache
-def _training_bytes(key: _Meta, one: Any, state_bits: int, base_bits: int | None) -> Any:
+def _training_bytes(key: _Meta, one: Any, state_bits: int, base_bits: int | None, master: str) -> Any:
     from ajet.trainer.footprint import training_bytes
 
-    return training_bytes(_model_of(key), one, state_bits=state_bits, base_bits=base_bits)
+    return training_bytes(_model_of(key), one, state_bits=state_bits, base_bits=base_bits, master=master)
 
 
 # ---------------------------------------------------------------- what helps
@@ -381,6 +382,7 @@ def _remedies(config: Config, backbone: BackboneName, device: Device) -> Iterato
     if device.kind == "cuda":
         if local:
             yield f"trainer_common.optim.{EIGHT_BITS}", 8
+            yield f"trainer_common.optim.{MASTER}", "none"
         yield f"trainer_common.fsdp_config.{OFFLOAD}", True
     if not ajet.model.lora.enabled:
         yield "trainer_common.use_kl_loss", False
@@ -396,6 +398,7 @@ def _set(config: Config, key: str, value: Any) -> None:
     setattr(attrgetter(group)(config), name, value)
     if name == OFFLOAD:  # whose state has 32 bits
         config.ajet.trainer_common.optim.state_bits = 32
+        config.ajet.trainer_common.optim.master = "float32"  # in main memory there is room for it
 
 
 def kv_of_one(config: Config, device: Device) -> int:

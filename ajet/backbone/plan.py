@@ -147,6 +147,8 @@ def needed(config: Config, backbone: BackboneName) -> list[Requirement]:
         packages.append("peft")
     if backbone == "local" and (ajet.trainer_common.optim.state_bits == 8 or ajet.model.lora.base_bits is not None):
         packages.append("bitsandbytes")
+    if backbone == "local" and ajet.trainer_common.logits_kernel == "liger":
+        packages.append("liger-kernel")
     if ajet.model.attn == "flash_attention_2":
         packages.append("flash-attn")
     packages += [TRACKERS[name] for name in ajet.trainer_common.logger if name in TRACKERS]

@@ -138,6 +138,8 @@ def train_settings(config: Config, total_steps: int, *, on_gpu: bool = False) ->
         max_tokens=pack_tokens(config),
         logits_chunk=logits_chunk(config),
         gradient_checkpointing=checkpointing(config, on_gpu=on_gpu),
+        compile=common.compile,
+        liger=common.logits_kernel == "liger",
         seed=common.seed,
     )
 
@@ -154,6 +156,7 @@ def optim_settings(config: Config, total_steps: int) -> OptimSettings:
         weight_decay=optim.weight_decay,
         clip_grad=optim.clip_grad,
         state_bits=optim.state_bits,
+        master=optim.master,
         in_main_memory=config.ajet.trainer_common.fsdp_config.optimizer_offload,
         warmup_steps=warmup_steps(config, total_steps),
         schedule=optim.lr_scheduler_type,

@@ -94,6 +94,25 @@ def _optimiser(ajet: AjetConfig) -> Iterator[Contradiction]:
         )
 
 
+def _kernels(ajet: AjetConfig) -> Iterator[Contradiction]:
+    trainer = ajet.trainer_common
+    if (ajet.backbone or "local") != "local":
+        return
+    if trainer.compile and ajet.rollout.deterministic:
+        yield Contradiction(
+            ("trainer_common.compile", "rollout.deterministic"),
+            "what the compiler makes depends on the first batch that it sees, so a resumed run doesn't repeat bit for "
+            "bit",
+            "leave one of them out",
+        )
+    if trainer.logits_kernel == "liger" and trainer.algorithm.entropy_coef:
+        yield Contradiction(
+            ("trainer_common.logits_kernel", "trainer_common.algorithm.entropy_coef"),
+            f"Liger's kernel gives no entropy, and entropy_coef is {trainer.algorithm.entropy_coef:g}",
+            "set logits_kernel: chunks, or entropy_coef: 0",
+        )
+
+
 def _teacher(ajet: AjetConfig) -> Iterator[Contradiction]:
     algorithm = ajet.trainer_common.algorithm
     teacher, place = algorithm.distillation.teacher, "trainer_common.algorithm"
@@ -355,6 +374,7 @@ CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _groups,
     _batches,
     _optimiser,
+    _kernels,
     _reference,
     _teacher,
     _replay,

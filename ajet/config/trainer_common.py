@@ -157,6 +157,10 @@ class OptimConfig(Section):
     """Added to the root of the second moment before dividing by it."""
     state_bits: Literal[32, 8] = 32
     """Bits of each number of the optimiser's state. 8 needs bitsandbytes, and a quarter of the memory."""
+    master: Literal["float32", "none"] = "float32"
+    """What keeps the exact values of weights in bfloat16: a `float32` copy of each, or nothing: updates are then
+    rounded up or down at random, in proportion to the distance, and every weight takes 4 bytes less. Weights in other
+    formats are as without this key."""
     clip_grad: AboveZero = 1.0
     """Norm at which the gradient is clipped."""
     lr_warmup_steps: Count = 0
@@ -244,6 +248,12 @@ class TrainerCommonConfig(Section):
     logits_chunk: Count | Literal["auto"] = "auto"
     """Most tokens whose logits exist at a time; those of a longer pack are computed again in the backward pass. `auto`:
     as many as take 256 MiB. 0: no limit."""
+    logits_kernel: Literal["chunks", "liger"] = "chunks"
+    """What computes log-probabilities from the last layer: `chunks`, as `logits_chunk` says, or `liger`: the fused
+    kernel of the package liger-kernel, on a CUDA GPU. It gives no entropy."""
+    compile: bool = False
+    """Compile the model's layers with `torch.compile`: fewer and larger kernels, after a minute or so of compiling in
+    the first step. Needs a C++ compiler on a CPU, Triton on a GPU."""
     keep_checkpoints: Positive = 3
     """How many of the newest checkpoints to keep."""
     keep_best: bool = True

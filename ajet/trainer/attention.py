@@ -106,6 +106,14 @@ def _register() -> None:
     transformers.AttentionMaskInterface.register(NAME, visibility_of_mask)
 
 
+@cache
+def attention_left_whole() -> None:
+    """From now on, PyTorch's compiler calls the attention of packs instead of looking into it."""
+    _register()
+    # disabling loads the compiler, which takes a second
+    transformers.AttentionInterface.register(NAME, torch.compiler.disable(_attention))
+
+
 def _attention(
     module: torch.nn.Module,
     query_BHND: Tensor,

@@ -73,9 +73,12 @@ class TrainingBytes(NamedTuple):
         return sum(self)
 
 
-def training_bytes(model: Any, one: Pass, *, state_bits: int = 32, base_bits: int | None = None) -> TrainingBytes:
+def training_bytes(
+    model: Any, one: Pass, *, state_bits: int = 32, base_bits: int | None = None, master: str = "float32"
+) -> TrainingBytes:
     """What an update of this model (on the `meta` device) takes if its longest pass is `one`. With `base_bits`, its
-    frozen linear layers rest in 4 bits, and one at a time is whole."""
+    frozen linear layers rest in 4 bits, and one at a time is whole; with the `master` none, a group of bfloat16 weights
+    at a time has a copy."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = sum(_size(parameter) for parameter in trained)
     copied = [4 * parameter.numel() for parameter in trained if parameter.dtype.itemsize < 4]
@@ -84,6 +87,10 @@ def training_bytes(model: Any, one: Pass, *, state_bits: int = 32, base_bits: in
     # a group's gradients in float32, whose half-precision ones are released meanwhile; and AdamW's own two denominators
     of_update = max(min(GROUP_BYTES, sum(copied)), *copied, 0) // 2
     of_update += 2 * max(4 * parameter.numel() for parameter in trained)
+    if master == "none":
+        passing = [4 * parameter.numel() for parameter in trained if parameter.dtype is torch.bfloat16]
+        of_update += max(min(GROUP_BYTES, sum(passing)), *passing, 0)
+        copied = [4 * parameter.numel() for parameter in trained if parameter.dtype is torch.float16]
     weights = sum(_size(parameter) for parameter in model.parameters())
     if base_bits is not None:
         frozen = [layer.weight for _, layer in linear_layers(model) if not layer.weight.requires_grad]

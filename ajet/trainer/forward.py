@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ajet.attention_rules import length_dependent_rope
 from ajet.trainer.attention import pack_arguments, plan_attention, tree_attention
+from ajet.trainer.liger import fused_logprobs
 from ajet.trainer.output_head import HiddenStates, chunk_positions, in_chunks, vocabulary_of
 from ajet.trainer.pack import Edges, Layout, Pack
 
@@ -55,14 +56,17 @@ class PackForward:
 
     chunk: int | None = None
     """Most positions whose logits exist at a time. None: depends on the vocabulary. 0: no limit."""
+    liger: bool = False
+    """Whether Liger's kernel computes the logprobs, without entropy."""
 
     def session(self, model: Any) -> Any:
         return tree_attention(model)
 
     def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
-        device = _device(model)
-        plan = plan_attention(pack, device)
-        return run_edges(model, pack_arguments(pack, plan), None, pack.edges, entropy, _chunk(model, pack, self.chunk))
+        arguments = pack_arguments(pack, plan_attention(pack, _device(model)))
+        if self.liger:
+            return run_fused(model, arguments, None, pack.edges)
+        return run_edges(model, arguments, None, pack.edges, entropy, _chunk(model, pack, self.chunk))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +75,16 @@ class BestForward:
 
     budget: int = 16384
     chunk: int | None = None
+    liger: bool = False
 
     def session(self, model: Any) -> Any:
         return tree_attention(model)
 
     def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
         tree = pack.layout is Layout.TREE
-        executor: Forward = PackForward(self.chunk) if tree else RowForward(self.budget, self.chunk)
+        executor: Forward = (
+            PackForward(self.chunk, self.liger) if tree else RowForward(self.budget, self.chunk, self.liger)
+        )
         return executor(model, pack, entropy=entropy)
 
 
@@ -88,6 +95,7 @@ class RowForward:
     budget: int = 16384
     """Tokens of a padded batch."""
     chunk: int | None = None
+    liger: bool = False
 
     def session(self, model: Any) -> Any:
         return nullcontext()
@@ -108,7 +116,10 @@ class RowForward:
             ids = _padded(pack, [rows[row] for row in batch])
             arguments = {"input_ids": torch.from_numpy(ids).to(device), "use_cache": False}
             chosen = _select(pack.edges, edges, columns)
-            parts.append(run_edges(model, arguments, lines, chosen, entropy, chunk))
+            if self.liger:
+                parts.append(run_fused(model, arguments, lines, chosen))
+            else:
+                parts.append(run_edges(model, arguments, lines, chosen, entropy, chunk))
             order.append(edges)
         back = torch.from_numpy(np.argsort(np.concatenate(order), kind="stable")).to(device)
         logprob_E = torch.cat([part.logprob_E for part in parts])[back]
@@ -188,15 +199,30 @@ def run_edges(
     targets = _Targets.of(edges, entropy, device)
     hidden = HiddenStates.of(model, arguments) if chunk is not None else None
     if hidden is not None and chunk is not None:
-        position_E = torch.from_numpy(edges.position).to(device)
-        line: Tensor | int = 0 if line_E is None else torch.from_numpy(line_E).to(device)
-        found = in_chunks(hidden, hidden.states_BNW[line, position_E], chunk, True, targets.take)
+        found = in_chunks(hidden, _states(hidden, line_E, edges), chunk, True, targets.take)
     else:
         places, edge_place = np.unique(edges.position, return_inverse=True)
         keep = torch.from_numpy(places).to(device)
         logits_BPV = model(**arguments, logits_to_keep=keep).logits
         found = targets.take(_at_places(logits_BPV, line_E, edge_place), 0)
     return EdgeLogprobs(found[0], found[1] if len(found) > 1 else None)
+
+
+def run_fused(model: Any, arguments: dict[str, Any], line_E: np.ndarray | None, edges: Edges) -> EdgeLogprobs:
+    """The same by Liger's kernel, without entropy."""
+    hidden = HiddenStates.of(model, arguments)
+    if hidden is None:
+        raise ValueError("the model can't be divided before its output layer")
+    targets = _Targets.of(edges, Entropy.NO, arguments["input_ids"].device)
+    states_EW = _states(hidden, line_E, edges)
+    return EdgeLogprobs(fused_logprobs(model, states_EW, targets.target_E, targets.temperature_E), None)
+
+
+def _states(hidden: HiddenStates, line_E: np.ndarray | None, edges: Edges) -> Tensor:
+    """[E, W] of every edge's position."""
+    device = hidden.states_BNW.device
+    line: Tensor | int = 0 if line_E is None else torch.from_numpy(line_E).to(device)
+    return hidden.states_BNW[line, torch.from_numpy(edges.position).to(device)]
 
 
 def _at_places(logits_BPV: Tensor, line_E: np.ndarray | None, place_E: np.ndarray) -> Tensor:

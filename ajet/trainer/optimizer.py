@@ -2,7 +2,8 @@
 
 Where weights have a float32 copy, the update goes through them in groups, so that the float32 gradients of all weights
 never exist together. With `in_main_memory`, copies and states of a GPU's weights stay in main memory, and the CPU
-computes the update.
+computes the update. With `master: none`, a copy exists only while its group is updated, and what bfloat16 can't hold is
+rounded at random: up or down, each as often as the exact value is near, so that small steps add up on average.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class OptimSettings:
     """Maximum gradient norm."""
     state_bits: Literal[32, 8] = 32
     """8: the moments of large parameters in blocks of 8-bit numbers, by bitsandbytes."""
+    master: Literal["float32", "none"] = "float32"
+    """Whether bfloat16 weights have a lasting float32 copy. Those in float16 always do."""
     in_main_memory: bool = False
     """Keep float32 copies and states in main memory."""
     warmup_steps: int = 0
@@ -76,16 +79,19 @@ def adam_8bit() -> Any:
 
 
 class MasterAdamW:
-    """AdamW over named parameters. Half-precision parameters have a float32 master copy with the exact values."""
+    """AdamW over named parameters. Half-precision parameters have a float32 master copy with the exact values, unless
+    `master` is `none`."""
 
     def __init__(self, named: Iterable[tuple[str, Parameter]], settings: OptimSettings) -> None:
         self.settings = settings
         self.parameters = {name: parameter for name, parameter in named if parameter.requires_grad}
         if not self.parameters:
             raise ValueError("the model has no trainable parameter")
-        self._masters = {name: self._master(parameter) for name, parameter in self.parameters.items()}
-        decayed = [self._masters[name] for name in self.parameters if self._masters[name].dim() > 1]
-        plain = [self._masters[name] for name in self.parameters if self._masters[name].dim() <= 1]
+        self._passing = {name for name, each in self.parameters.items() if self._is_passing(each)}
+        """Those whose copy exists only during an update; at other times its place is empty."""
+        self._masters = {name: self._master(name) for name in self.parameters}
+        decayed = [self._masters[name] for name, each in self.parameters.items() if each.dim() > 1]
+        plain = [self._masters[name] for name, each in self.parameters.items() if each.dim() <= 1]
         groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         common: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
         if settings.state_bits == 32:
@@ -114,20 +120,32 @@ class MasterAdamW:
         """Update float32 copies, and the weights from them."""
         for name in names:
             gradient, master = self.parameters[name].grad, self._masters[name]
+            if name in self._passing:
+                master.data = self.parameters[name].detach().to(master.device, torch.float32)
             master.grad = None if gradient is None else gradient.to(master.device, master.dtype)
             self.parameters[name].grad = None
         self._adam.step()
         with torch.no_grad():
             for name in names:
-                self.parameters[name].copy_(self._masters[name])
-                self._masters[name].grad = None
+                master = self._masters[name]
+                master.grad = None
+                if name in self._passing:
+                    _round_at_random(master, self._seed(name))
+                self.parameters[name].copy_(master)
+                if name in self._passing:
+                    master.data = master.new_empty(0)
+
+    def _seed(self, name: str) -> int:
+        """Of a weight's rounding: another one for every weight and step, and the same after a resume."""
+        step = self._adam.state.get(self._masters[name], {}).get("step", 0)
+        return int(step) * len(self.parameters) + list(self.parameters).index(name)
 
     def _groups(self, names: list[str]) -> Iterator[list[str]]:
         """Names of weights whose float32 gradients together take at most `GROUP_BYTES`, or of a single one."""
         group: list[str] = []
         size = 0
         for name in names:
-            more = 4 * self._masters[name].numel()
+            more = 4 * self.parameters[name].numel()
             if group and size + more > GROUP_BYTES:
                 yield group
                 group, size = [], 0
@@ -136,9 +154,15 @@ class MasterAdamW:
         if group:
             yield group
 
-    def _master(self, parameter: Parameter) -> Tensor:
+    def _is_passing(self, parameter: Parameter) -> bool:
+        return self.settings.master == "none" and parameter.dtype is torch.bfloat16
+
+    def _master(self, name: str) -> Tensor:
         """What the update is computed for: the parameter itself, if it is in float32 and where it should be."""
+        parameter = self.parameters[name]
         device = torch.device("cpu") if self.settings.in_main_memory else parameter.device
+        if name in self._passing:
+            return torch.empty(0, dtype=torch.float32, device=device)
         if parameter.dtype in (torch.float32, torch.float64) and device.type == parameter.device.type:
             return parameter
         dtype = torch.promote_types(parameter.dtype, torch.float32)
@@ -177,18 +201,24 @@ class MasterAdamW:
                 if key.startswith("qmap"):  # one table that all 8-bit states share; a file holds no shared tensors
                     value = value.clone()
                 found[f"{name}|{key}"] = torch.tensor(value) if isinstance(value, int) else value
-            if master is not self.parameters[name]:
+            if master is not self.parameters[name] and name not in self._passing:
                 found[f"{name}|master"] = master
         return found
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `tensors`."""
+        """The inverse of `tensors`, once the weights are loaded. Copies that it lacks are made from them."""
+        with torch.no_grad():
+            for name in set(self._masters) - self._passing:
+                if f"{name}|master" not in tensors and self._masters[name] is not self.parameters[name]:
+                    self._masters[name].copy_(self.parameters[name])
         for key, value in tensors.items():
             name, field = key.rsplit("|", 1)
             if name not in self._masters:
                 raise ValueError(f"the optimiser state holds {name!r}, which this model does not train")
             master = self._masters[name]
             if field == "master":
+                if name in self._passing:
+                    continue
                 with torch.no_grad():
                     master.copy_(value)
             else:
@@ -199,3 +229,11 @@ class MasterAdamW:
                     self._adam.state[master][field] = int(value)
                 else:
                     self._adam.state[master][field] = value.clone()
+
+
+def _round_at_random(exact: Tensor, seed: int) -> None:
+    """In place, to numbers that bfloat16 holds: a value between two becomes either, the nearer one more often."""
+    generator = torch.Generator(exact.device).manual_seed(seed)
+    bits = exact.view(torch.int32)  # bfloat16 is the upper half of float32
+    bits.add_(torch.randint(0, 1 << 16, bits.shape, generator=generator, device=exact.device, dtype=torch.int32))
+    bits.bitwise_and_(-(1 << 16))

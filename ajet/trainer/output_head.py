@@ -31,7 +31,7 @@ def chunk_positions(vocabulary: int) -> int:
 
 def vocabulary_of(model: Any) -> int:
     """How many logits a position has."""
-    size: int = _causal(model).config.get_text_config().vocab_size
+    size: int = causal_model(model).config.get_text_config().vocab_size
     return size
 
 
@@ -48,7 +48,7 @@ class HiddenStates:
     @classmethod
     def of(cls, model: Any, arguments: dict[str, Any]) -> HiddenStates | None:
         """Run the model up to its output layer. None if the model can't be divided there."""
-        causal = _causal(model)
+        causal = causal_model(model)
         body = causal.base_model
         if body is causal:
             return None
@@ -91,7 +91,7 @@ def in_chunks(hidden: HiddenStates, states_SW: Tensor, size: int, recompute: boo
     return tuple(torch.cat(values) for values in zip(*parts, strict=True))
 
 
-def _causal(model: Any) -> Any:
+def causal_model(model: Any) -> Any:
     """The model itself, without adapters around it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 

@@ -19,13 +19,14 @@ from ajet.credit.mini_batches import mini_batches
 from ajet.credit.weights import EpisodeCredit, LossNorm
 from ajet.schema.call_tree import CallTree
 from ajet.trainer.divergence import AdaptiveKL
-from ajet.trainer.forward import BestForward, Entropy, Forward, RowForward
+from ajet.trainer.executor import Chosen, choose
+from ajet.trainer.forward import Entropy, Forward
+from ajet.trainer.liger import require_liger
 from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss, trajectory_sums
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Item, Pack, items_of
 from ajet.trainer.planner import CostModel, plan
 from ajet.trainer.teacher import Logprobs
-from ajet.trainer.tree_check import check_trees, tree_support
 
 log = logging.getLogger("ajet.trainer")
 
@@ -68,6 +69,10 @@ class TrainSettings:
     """Most positions whose logits exist at a time. None: depends on the vocabulary. 0: no limit."""
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass, instead of keeping what it made."""
+    compile: bool = False
+    """Run the model's layers compiled."""
+    liger: bool = False
+    """Compute logprobs by Liger's kernel."""
     seed: int = 0
 
 
@@ -89,8 +94,10 @@ class Trainer:
         """Logprobs of the last batch under the weights before its update: the recorder stores them."""
         self.optimizer = MasterAdamW(model.named_parameters(), settings.optim)
         self._costs = CostModel.of(model)
-        self._forward: Forward | None = None
+        self._chosen: Chosen | None = None
         device = next(model.parameters()).device
+        if settings.liger:
+            require_liger(device.type)
         self._device = device
         self.budget = settings.max_tokens or (AUTO_TOKENS_CPU if device.type == "cpu" else AUTO_TOKENS_GPU)
         """Unique tokens per pass."""
@@ -123,8 +130,8 @@ class Trainer:
     def _train(self, items: list[Item], teacher: Logprobs | None, meter: _Meter) -> None:
         """Every pass over the batch."""
         began = time.perf_counter()
-        forward = self._executor(items)
-        packs_of = [self._plan(part, forward) for part in self._mini_batches(items)]
+        forward, trees = self._executor(items)
+        packs_of = [self._plan(part, trees) for part in self._mini_batches(items)]
         for packs in packs_of:
             meter.packs(packs)
         with self._checkpointing(), forward.session(self.model):
@@ -135,7 +142,7 @@ class Trainer:
             began = time.perf_counter()
             for epoch in range(self.settings.epochs):
                 if epoch:
-                    packs_of = [self._plan(part, forward) for part in self._mini_batches(items)]
+                    packs_of = [self._plan(part, trees) for part in self._mini_batches(items)]
                 for packs in packs_of:
                     self._step(forward, packs, _Known(old, reference, teacher), meter)
         meter.time("time/update", began)
@@ -245,22 +252,27 @@ class Trainer:
         items = items_of(batch)
         if not items:
             return {}
-        forward = self._executor(items)
+        forward, trees = self._executor(items)
         with forward.session(model):
-            return self._logprobs(forward, [self._plan(items, forward)], model)
+            return self._logprobs(forward, [self._plan(items, trees)], model)
 
-    def _plan(self, items: list[Item], forward: Forward) -> list[Pack]:
-        return plan(items, self._costs, self.budget, trees=isinstance(forward, BestForward))
+    def _plan(self, items: list[Item], trees: bool) -> list[Pack]:
+        return plan(items, self._costs, self.budget, trees=trees)
 
-    def _executor(self, items: list[Item]) -> Forward:
-        """Chosen once: trees, unless the model can't compute them or its first trees differ from rows."""
-        if self._forward is None:
-            why = tree_support(self.model) or check_trees(self.model, items)
-            if why is not None:
-                log.warning("training in rows, without sharing between branches: %s", why)
-            executor = RowForward if why is not None else BestForward
-            self._forward = executor(self.budget, self.settings.logits_chunk)
-        return self._forward
+    def _executor(self, items: list[Item]) -> Chosen:
+        """Chosen once."""
+        if self._chosen is None:
+            settings = self.settings
+            with self._checkpointing():
+                self._chosen = choose(
+                    self.model,
+                    items,
+                    self.budget,
+                    settings.logits_chunk,
+                    liger=settings.liger,
+                    compiled=settings.compile,
+                )
+        return self._chosen
 
     def _mini_batches(self, items: list[Item]) -> list[list[Item]]:
         """The items of each update, with their weights in it."""

@@ -2,7 +2,7 @@
 
 `tree_support(model)` judges by the configuration, `check_trees(model, items)` by comparing: the batch's own calls as a
 tree and as flat rows, forward and backward; and, if a layer has a window that these don't reach, a made-up tree that
-goes beyond it.
+goes beyond it. `check_same` compares any two ways to compute the same packs.
 """
 
 from __future__ import annotations
@@ -57,13 +57,7 @@ def tree_support(model: Any) -> str | None:
 
 def check_trees(model: Any, items: Sequence[Item]) -> str | None:
     """What differs between trees and flat rows, or None."""
-    chosen: list[Item] = []
-    tokens = 0
-    for item in items:
-        if chosen and tokens + item.row_tokens > CHECK_TOKENS:
-            break
-        chosen.append(item)
-        tokens += item.row_tokens
+    chosen = _first(items)
     try:
         window = max((layer.rule.visibility.size for layer in layer_shapes(model)), default=0)
         why = _difference_or_rounding(model, chosen, gradients=True)
@@ -75,26 +69,51 @@ def check_trees(model: Any, items: Sequence[Item]) -> str | None:
     return why
 
 
+def check_same(model: Any, items: Sequence[Item], one: Forward, other: Forward, layout: Layout) -> str | None:
+    """Why `other` is no way to compute what `one` does: it differs, or fails. None if it is one."""
+    try:
+        return _difference(model, _first(items), (other, layout), (one, layout), gradients=True)
+    except (*REFUSALS, RuntimeError) as error:  # a compiler's errors are RuntimeErrors
+        return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _first(items: Sequence[Item]) -> list[Item]:
+    """As many of them as are compared."""
+    chosen: list[Item] = []
+    tokens = 0
+    for item in items:
+        if chosen and tokens + item.row_tokens > CHECK_TOKENS:
+            break
+        chosen.append(item)
+        tokens += item.row_tokens
+    return chosen
+
+
 def _difference_or_rounding(model: Any, items: Sequence[Item], *, gradients: bool) -> str | None:
     """What differs. In half precision, a difference counts if it is there in float32, too: a mixture of experts may
     send a token elsewhere for a rounding error."""
-    why = _difference(model, items, gradients=gradients)
+    why = _difference(model, items, *TREE_AND_ROWS, gradients=gradients)
     if why is None or next(model.parameters()).dtype not in (torch.bfloat16, torch.float16):
         return why
     try:
         with _in_float32(model):
-            return _difference(model, items, gradients=gradients)
+            return _difference(model, items, *TREE_AND_ROWS, gradients=gradients)
     except torch.OutOfMemoryError:
         return f"{why}, and there is no memory to repeat this in float32"
 
 
-def _difference(model: Any, items: Sequence[Item], *, gradients: bool) -> str | None:
-    tree, tree_gradient = _run(model, PackForward(), items, Layout.TREE, gradients=gradients)
-    flat, flat_gradient = _run(model, RowForward(), items, Layout.FLAT, gradients=gradients)
+Way = tuple[Forward, Layout]
+
+TREE_AND_ROWS: tuple[Way, Way] = (PackForward(), Layout.TREE), (RowForward(), Layout.FLAT)
+
+
+def _difference(model: Any, items: Sequence[Item], one: Way, other: Way, *, gradients: bool) -> str | None:
+    values, gradient = _run(model, *one, items, gradients=gradients)
+    expected, expected_gradient = _run(model, *other, items, gradients=gradients)
     tolerance = TOLERANCE[next(model.parameters()).dtype]
-    gap = float((tree - flat).abs().max())
-    norm = max(_norm(flat_gradient), 1e-12)
-    off = _norm([a - b for a, b in zip(tree_gradient, flat_gradient, strict=True)])
+    gap = float((values - expected).abs().max())
+    norm = max(_norm(expected_gradient), 1e-12)
+    off = _norm([a - b for a, b in zip(gradient, expected_gradient, strict=True)])
     if gap <= tolerance and off <= tolerance * norm:
         return None
     return f"logprobs differ by up to {gap:.2g} and gradients by {off / norm:.2g} of their norm"
@@ -105,7 +124,7 @@ def _norm(gradients: Sequence[torch.Tensor]) -> float:
 
 
 def _run(
-    model: Any, forward: Forward, items: Sequence[Item], layout: Layout, *, gradients: bool
+    model: Any, forward: Forward, layout: Layout, items: Sequence[Item], *, gradients: bool
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Logprobs, and the gradient of their mean if it is asked for."""
     (pack,) = make_packs(items, layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -79,3 +80,58 @@ def test_states_in_main_memory_are_separate_only_where_the_weights_are_elsewhere
     with torch.device("meta"):
         elsewhere = small_model()
     assert len(MasterAdamW(elsewhere.named_parameters(), OptimSettings()).tensors()) == 0
+
+
+def nudge(model: Any, optim: MasterAdamW, steps: int, lr: float) -> None:
+    """Steps that all go the same way, far below bfloat16's resolution."""
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        assert optim.step(lr).applied
+
+
+def mean_move(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> float:
+    return float(torch.cat([(after[name].double() - before[name].double()).flatten() for name in before]).mean())
+
+
+def test_without_float32_copies_small_steps_add_up_on_average() -> None:
+    """40 steps of 1e-5, of weights around .2, whose neighbours in bfloat16 are .001 away."""
+    model = small_model().to(torch.bfloat16)
+    optim = MasterAdamW(model.named_parameters(), OptimSettings(master="none", weight_decay=0.0))
+    before = weights(model)
+    nudge(model, optim, 40, 1e-5)
+    assert mean_move(before, weights(model)) == pytest.approx(-40e-5, rel=0.1)
+    assert not any(name.endswith("|master") for name in optim.tensors())
+    assert sum(master.numel() for master in optim._masters.values()) == 0
+
+
+def test_its_rounding_is_the_same_after_a_resume() -> None:
+    whole, parts = (small_model().to(torch.bfloat16) for _ in range(2))
+    settings = OptimSettings(master="none")
+    nudge(whole, MasterAdamW(whole.named_parameters(), settings), 4, 1e-4)
+    first = MasterAdamW(parts.named_parameters(), settings)
+    nudge(parts, first, 2, 1e-4)
+    second = MasterAdamW(parts.named_parameters(), settings)
+    second.load(first.tensors())
+    nudge(parts, second, 2, 1e-4)
+    assert gap(weights(whole), weights(parts)) == 0.0
+
+
+@pytest.mark.parametrize(("saved", "resumed"), [("float32", "none"), ("none", "float32")])
+def test_a_run_may_go_on_with_the_other_choice(saved: Any, resumed: Any) -> None:
+    model = small_model().to(torch.bfloat16)
+    first = MasterAdamW(model.named_parameters(), OptimSettings(master=saved))
+    nudge(model, first, 2, 1e-3)
+    other = small_model(seed=1).to(torch.bfloat16)
+    second = MasterAdamW(other.named_parameters(), OptimSettings(master=resumed, weight_decay=0.0))
+    other.load_state_dict(model.state_dict())
+    second.load(first.tensors())
+    before = weights(other)
+    nudge(other, second, 1, 1e-2)
+    assert mean_move(before, weights(other)) == pytest.approx(-1e-2, rel=0.05)
+
+
+def test_float16_weights_keep_their_copy() -> None:
+    model = small_model().to(torch.float16)
+    tensors = MasterAdamW(model.named_parameters(), OptimSettings(master="none")).tensors()
+    assert len(tensors) == len(weights(model))

@@ -15,6 +15,7 @@ from ajet.credit.weights import CallCredit, EpisodeCredit, LossNorm
 from ajet.schema.generation import Sampling
 from ajet.trainer.correction import Correction, CorrectionMode, Level
 from ajet.trainer.divergence import AdaptiveKL
+from ajet.trainer.executor import Chosen
 from ajet.trainer.forward import RowForward
 from ajet.trainer.loss import LossSettings, PolicyLoss
 from ajet.trainer.optimizer import OptimSettings
@@ -146,7 +147,7 @@ def test_rows_and_trees_update_alike() -> None:
     row_model = copy.deepcopy(tree_model)
     tree = Trainer(tree_model, TrainSettings(optim=OptimSettings(lr=1e-3)))
     rows = Trainer(row_model, TrainSettings(optim=OptimSettings(lr=1e-3)))
-    rows._forward = RowForward(budget=100)
+    rows._chosen = Chosen(RowForward(budget=100), trees=False)
     assert tree.update(batch)["train/grad_norm"] == pytest.approx(rows.update(batch)["train/grad_norm"], rel=1e-5)
 
 

@@ -57,3 +57,5 @@ def _of_both(config: Config, title: str) -> Iterator[Note]:
         yield Note("ajet.model.lora.base_bits", f"{title} keeps the base weights whole", refused=True)
     if common.optim.state_bits != 32:
         yield Note(f"{PLACE}.optim.state_bits", f"{title} keeps the optimiser's state in 32 bits", refused=True)
+    if common.optim.master != "float32":
+        yield Note(f"{PLACE}.optim.master", f"{title} keeps the trained weights in float32", refused=True)

@@ -1,0 +1,61 @@
+"""`CompiledForward`: the same passes with the model's layers compiled by PyTorch's compiler.
+
+A layer is what the compiler gets, not the whole model: all layers of a kind share what is compiled, and the code around
+them (masks, chunks of logits) stays as it is. The attention of packs is left out: on a CPU it goes block by block, and
+FlexAttention is compiled by itself. Sizes are unknowns to the compiler (`dynamic`), so packs of any length share the
+result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ajet.trainer.attention import attention_left_whole
+from ajet.trainer.forward import EdgeLogprobs, Entropy, Forward
+from ajet.trainer.pack import Pack
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledForward:
+    """Runs another executor on compiled layers."""
+
+    inner: Forward
+
+    @contextmanager
+    def session(self, model: Any) -> Iterator[None]:
+        with self.inner.session(model), compiled_layers(model):
+            yield
+
+    def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
+        return self.inner(model, pack, entropy=entropy)
+
+
+def layers_to_compile(model: Any) -> list[Any]:
+    """The model's layers, as transformers marks them."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+@contextmanager
+def compiled_layers(model: Any) -> Iterator[None]:
+    """Inside it (forward *and* backward), the layers run compiled; afterwards they are what they were."""
+    layers = layers_to_compile(model)
+    attention_left_whole()
+    for layer in layers:
+        layer.__dict__["forward"] = partial(_compiled(type(layer)), layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.__dict__["forward"]
+
+
+@cache
+def _compiled(kind: type[Any]) -> Any:
+    return torch.compile(kind.forward, dynamic=True)
