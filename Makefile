@@ -10,7 +10,7 @@ DEVICE ?= cuda
 GPU_PYTHON ?=
 GPU_ARGS ?=
 
-.PHONY: help env demo test coverage check format bars gpu-check docs pictures clean test-agentscope1 test-oldest test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-bitsandbytes test-openenv test-verifiers test-openjudge
+.PHONY: help env demo test coverage check format bars gpu-check docs pictures clean test-agentscope1 test-oldest test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-bitsandbytes test-liger test-openenv test-verifiers test-openjudge
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -167,6 +167,14 @@ test-bitsandbytes: env .bitsandbytes/.ready  ## run the tests of 4-bit base weig
 	  $$(sed -nE 's/^bitsandbytes = .*"(bitsandbytes[^"]*)".*/\1/p' pyproject.toml)
 	@touch $@
 
+test-liger: env .liger/.ready  ## run the tests of Liger's kernel in Triton's interpreter, without a GPU (about 250 MB)
+	PYTHONPATH=$(CURDIR)/.liger $(BIN)/python -m pytest -rs tests/trainer/test_liger.py
+
+.liger/.ready: pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .liger triton \
+	  $$(sed -nE 's/^liger = .*"(liger-kernel[^"]*)".*/\1/p' pyproject.toml)
+	@touch $@
+
 test-openenv: .venv-openenv/.ready  ## run the OpenEnv tests in their own environment
 	.venv-openenv/bin/python -m pytest tests/environment/test_openenv.py
 
@@ -208,4 +216,4 @@ test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real v
 	@touch $@
 
 clean:  ## remove what the targets built
-	rm -rf .venv .venv-agentscope1 .venv-clients .venv-crewai .node-clients .node-cli-agents .venv-mini-swe-agent .venv-verl .venv-trinity .venv-vllm .bitsandbytes .venv-openenv .venv-verifiers .venv-openjudge site
+	rm -rf .venv .venv-agentscope1 .venv-clients .venv-crewai .node-clients .node-cli-agents .venv-mini-swe-agent .venv-verl .venv-trinity .venv-vllm .bitsandbytes .liger .venv-openenv .venv-verifiers .venv-openjudge site

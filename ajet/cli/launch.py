@@ -77,10 +77,12 @@ def launch(arguments: LaunchArguments, config: Config) -> int:
     if name in ("local", "debug"):  # the others say themselves what they need
         require_training(f"--backbone={name}")
     if name == "local":
+        from ajet.backbone.local.kernels import check_kernels
         from ajet.backbone.local.placement import place, visible_gpus
         from ajet.cli.memory import announce_plan
 
         place(config, visible_gpus)  # a GPU that is missing is said before a plan is made for the CPU
+        check_kernels(config, visible_gpus)
         announce_plan(config, name)
     backbone = import_module(BACKBONES[name])
     if arguments.debug_tags is not None or name == "debug":

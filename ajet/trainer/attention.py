@@ -5,7 +5,8 @@ with an attention function in which a token sees its ancestors, as far back as i
 else. There are three implementations:
 
 - CPU: block by block (see `block_attention`).
-- GPU: FlexAttention with a block mask. *Unverified*: it has no backward pass on CPUs and has not been run on a GPU yet.
+- GPU: FlexAttention with a block mask. Its formulas are tested on a CPU, forward and backward; its kernels have not been
+  run on a GPU yet.
 - Anything else (other devices, missing kernels): a dense mask, correct but slow.
 """
 
@@ -218,15 +219,21 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, rule: 
     if rule.softcap is not None:
         arguments["score_mod"] = _bent_by(rule.softcap)
     if rule.sinks_H is None:
-        output: Tensor = _compiled_flex()(query, key, value, **arguments)
+        output: Tensor = _run_flex(query, key, value, **arguments)
         return output.transpose(1, 2)
     try:
         from torch.nn.attention.flex_attention import AuxRequest
     except ImportError as error:
         raise UnsupportedAttentionError("attention sinks need PyTorch 2.9 on a GPU") from error
-    output, aux = _compiled_flex()(query, key, value, return_aux=AuxRequest(lse=True), **arguments)
+    output, aux = _run_flex(query, key, value, return_aux=AuxRequest(lse=True), **arguments)
     share_1HN = torch.sigmoid(aux.lse - rule.sinks_H.float()[None, :, None])
     return (output * share_1HN[..., None].to(output.dtype)).transpose(1, 2)
+
+
+def _run_flex(*tensors: Tensor, **arguments: Any) -> Any:
+    # once it has seen two scales or caps, the compiler would make them variables, which FlexAttention can't take
+    with torch._dynamo.config.patch(specialize_float=True):
+        return _compiled_flex()(*tensors, **arguments)
 
 
 def _bent_by(cap: float) -> Any:

@@ -21,6 +21,13 @@ from ajet.trainer.attention import attention_left_whole
 from ajet.trainer.forward import EdgeLogprobs, Entropy, Forward
 from ajet.trainer.pack import Pack
 
+MOST_VARIANTS = 32
+"""Of a function, before PyTorch leaves it as it is: with and without gradients, one row or several, adapters on or
+off, trained or frozen weights. Its own limit is 8."""
+
+CHECKPOINTING = "forward_with_checkpointing"
+"""The function that transformers puts around a layer's own code."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledForward:
@@ -48,14 +55,28 @@ def compiled_layers(model: Any) -> Iterator[None]:
     layers = layers_to_compile(model)
     attention_left_whole()
     for layer in layers:
-        layer.__dict__["forward"] = partial(_compiled(type(layer)), layer)
+        layer.__dict__["forward"] = partial(_run, layer)
     try:
-        yield
+        with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
+            yield
     finally:
         for layer in layers:
             del layer.__dict__["forward"]
 
 
+def _run(layer: Any, *inputs: Any, **options: Any) -> Any:
+    """A layer's forward. Newer versions of transformers checkpoint in there, older ones around it."""
+    own, checkpoints = _compiled(type(layer))
+    call = partial(own, layer, **options)
+    if checkpoints and layer.gradient_checkpointing and layer.training:
+        return layer._gradient_checkpointing_func(call, *inputs)
+    return call(*inputs)
+
+
 @cache
-def _compiled(kind: type[Any]) -> Any:
-    return torch.compile(kind.forward, dynamic=True)
+def _compiled(kind: type[Any]) -> tuple[Any, bool]:
+    """The layer's own code compiled, and whether a function that checkpoints was around it."""
+    forward, checkpoints = kind.forward, False
+    while forward.__code__.co_name == CHECKPOINTING:
+        forward, checkpoints = forward.__wrapped__, True
+    return torch.compile(forward, dynamic=True), checkpoints

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from ajet.config import Config
 
 
-def check_kernels(config: Config, *, on_gpu: bool) -> None:
-    """Refuse `compile` and `logits_kernel` where they can't work."""
+def check_kernels(config: Config, count_gpus: Callable[[], int]) -> None:
+    """Refuse `compile` and `logits_kernel` where they can't work. GPUs are counted only if that matters."""
     common = config.ajet.trainer_common
-    if common.val_only:
+    if common.val_only or not (common.compile or common.logits_kernel == "liger"):
         return
+    on_gpu = count_gpus() > 0
     if common.logits_kernel == "liger":
         from ajet.trainer.liger import require_liger
 

@@ -17,7 +17,6 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.early_stop import EarlyStop
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.local.demonstrations import demonstration_batches
-from ajet.backbone.local.kernels import check_kernels
 from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.placement import check_gpu, place, visible_gpus
 from ajet.backbone.local.replay import Replay
@@ -85,7 +84,7 @@ class LocalRun:
             keep_best=self.common.keep_best,
         )
         self.placement = place(config, visible_gpus)
-        check_kernels(config, on_gpu=check_gpu(self.placement))
+        check_gpu(self.placement)
         self.runtime = Runtime(config, make_engine=self._make_engine, on_episode=self.progress.episode)
         self.credit_settings = credit_settings(config)
         self.threshold = config.ajet.task_judge.success_threshold

@@ -93,9 +93,9 @@ def visible_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def check_gpu(placement: Placement) -> bool:
-    """Whether the trainer works on a GPU. Refuses one for which this PyTorch has no kernels. Warns of one that it can't
-    use at all, as the CPU takes its place."""
+def check_gpu(placement: Placement) -> None:
+    """Refuse a GPU for which this PyTorch has no kernels. Warn of one that it can't use at all, as the CPU takes its
+    place."""
     import torch
 
     if torch.cuda.is_available():
@@ -105,11 +105,10 @@ def check_gpu(placement: Placement) -> bool:
                 f"GPU {gpu}: {why}: install a PyTorch that is built for it (pytorch.org), or hide it with "
                 "CUDA_VISIBLE_DEVICES= to train on the CPU"
             )
-        return True
+        return
     none = why_no_gpu()
     if none.there and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
         log.warning("training on the CPU, though there is a GPU: %s. To use it: %s", none.cause, none.fix)
-    return False
 
 
 def why_unfit(gpu: int) -> str | None:
