@@ -68,7 +68,7 @@ def test_whole_weights_take_sixteen_bytes_each_and_adapters_hardly_any() -> None
     eight = planned(H200, **common, **lengths, trainer_common__optim__state_bits=8)
     assert size(eight, "optimiser") < size(whole, "optimiser") * 0.27
     bare = planned(H200, **common, **lengths, trainer_common__optim__master="none")
-    assert size(bare, "float32 copy") == 0 and bare.total < whole.total
+    assert size(bare, "float32 copy") == 0 < size(bare, "optimiser")
     away = planned(H200, **common, **lengths, **{"trainer_common__fsdp_config__optimizer_offload": True})
     assert size(away, "optimiser") == size(away, "float32 copy") == 0
     assert "main memory" in away.notes[0]
