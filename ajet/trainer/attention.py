@@ -5,8 +5,8 @@ with an attention function in which a token sees its ancestors, as far back as i
 else. There are three implementations:
 
 - CPU: block by block (see `block_attention`).
-- GPU: FlexAttention with a block mask. Its formulas are tested on a CPU, forward and backward. *Unverified*: its kernels
-  have not been run on a GPU yet.
+- GPU: FlexAttention with a block mask. *Unverified* on a GPU: a CPU can test its formulas, forward and backward, not
+  its kernels.
 - Anything else (other devices, missing kernels): a dense mask, correct but slow.
 """
 
