@@ -111,8 +111,8 @@ def _register() -> None:
 def attention_left_whole() -> None:
     """From now on, PyTorch's compiler calls the attention of packs instead of looking into it."""
     _register()
-    # disabling loads the compiler, which takes a second
-    transformers.AttentionInterface.register(NAME, torch.compiler.disable(_attention))
+    disable: Any = torch.compiler.disable  # it loads the compiler, which takes a second
+    transformers.AttentionInterface.register(NAME, disable(_attention))
 
 
 def _attention(

@@ -66,7 +66,8 @@ def compiled_layers(model: Any) -> Iterator[None]:
 
 def _run(layer: Any, *inputs: Any, **options: Any) -> Any:
     """A layer's forward. Newer versions of transformers checkpoint in there, older ones around it."""
-    own, checkpoints = _compiled(type(layer))
+    kind: Any = type(layer)
+    own, checkpoints = _compiled(kind)
     call = partial(own, layer, **options)
     if checkpoints and layer.gradient_checkpointing and layer.training:
         return layer._gradient_checkpointing_func(call, *inputs)
@@ -74,7 +75,7 @@ def _run(layer: Any, *inputs: Any, **options: Any) -> Any:
 
 
 @cache
-def _compiled(kind: type[Any]) -> tuple[Any, bool]:
+def _compiled(kind: Any) -> tuple[Any, bool]:
     """The layer's own code compiled, and whether a function that checkpoints was around it."""
     forward, checkpoints = kind.forward, False
     while forward.__code__.co_name == CHECKPOINTING:
