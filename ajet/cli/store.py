@@ -16,11 +16,13 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.store.database import Database
+    from ajet.store.database_store import Retention
     from ajet.store.tables import Tables
 
 DEFAULT_PORT = 4747
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 KEY_VARIABLE = "AJET_STORE_KEY"
+MOST_GB = 1e9
 
 
 class DurationError(UserError):
@@ -61,23 +63,31 @@ def _database(arguments: Namespace) -> Database:
     return PostgresDatabase(arguments.postgres)
 
 
+def _retention(arguments: Namespace) -> Retention:
+    """What is kept. A limit of nothing would delete all that has ended: that is no limit, but a mistake."""
+    from ajet.store.database_store import Retention
+
+    keep, gigabytes = arguments.keep, arguments.keep_gb
+    kept_for = None if keep is None else seconds(keep)
+    if kept_for == 0:
+        raise UserError(f"--keep {keep}: more than nothing, such as 12h or 30d")
+    if gigabytes is not None and not 0 < gigabytes < MOST_GB:
+        raise UserError(f"--keep-gb {gigabytes:g}: a number of gigabytes above 0, such as 10")
+    return Retention(kept_for, None if gigabytes is None else int(gigabytes * 1e9))
+
+
 async def _serve(arguments: Namespace) -> int:
     from ajet.http.access import LOOPBACK
     from ajet.http.server import tls_context
-    from ajet.store.database_store import DatabaseStore, Retention
+    from ajet.store.database_store import DatabaseStore
     from ajet.store.server import StoreServer
 
     tls = tls_context(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key") if arguments.tls_cert else None
-    keep = Retention(
-        keep_seconds=None if arguments.keep is None else seconds(arguments.keep),
-        keep_bytes=None if arguments.keep_gb is None else int(arguments.keep_gb * 1e9),
-    )
-    async with DatabaseStore(_database(arguments), keep) as store:
-        made = await store.tables(_first_keys)
+    async with DatabaseStore(_database(arguments), _retention(arguments)) as store:
+        _tell_keys(await store.tables(_first_keys))  # now: if it can't listen, the next start would not show them
         server = StoreServer(store, tls=tls)
         await server.start(arguments.host, arguments.port)
         try:
-            _tell_keys(made)
             if arguments.host not in LOOPBACK and tls is None:
                 print("warning: keys cross the network in the clear: use --tls-cert and --tls-key", file=sys.stderr)
             print(f"{arguments.path or 'PostgreSQL'} at {server.url} (Ctrl-C to stop)", flush=True)

@@ -88,7 +88,7 @@ class PostgresDatabase:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._set_up)
             listening = await self._listen()
         except psycopg.Error as error:
-            raise StoreError(f"--postgres: can't use {_without_password(self._url)}: {error}") from error
+            raise StoreError(f"--postgres: can't use {_without_password(self._url)}: {str(error).strip()}") from error
         self._listener = asyncio.create_task(self._pass_on(listening))
 
     async def transact(self, work: Callable[[Tables], T], *, durable: bool = True) -> T:
@@ -129,7 +129,7 @@ class PostgresDatabase:
         try:
             connection = self._connection()
         except psycopg.Error as error:
-            raise StoreUnavailableError(f"{_without_password(self._url)}: {error}") from error
+            raise StoreUnavailableError(f"{_without_password(self._url)}: {str(error).strip()}") from error
         try:
             with connection.raw.transaction():
                 if not durable:

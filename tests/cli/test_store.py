@@ -71,6 +71,9 @@ def test_serve_use_and_serve_again(tmp_path: Path) -> None:
         (["store", "--path", "no/such/folder/s.sqlite"], "there is no folder"),
         (["store", "--path", "x.sqlite", "--port", "99999"], "port"),
         (["store", "--path", "x.sqlite", "--keep", "soon"], "write 90s, 15m, 12h or 30d"),
+        (["store", "--path", "x.sqlite", "--keep", "0s"], "--keep 0s: more than nothing"),
+        (["store", "--path", "x.sqlite", "--keep-gb", "-1"], "--keep-gb -1: a number of gigabytes above 0"),
+        (["store", "--path", "x.sqlite", "--keep-gb", "nan"], "--keep-gb nan: a number"),
         (["store", "--path", "x.sqlite", "--tls-cert", "none", "--tls-key", "none"], "no file none"),
     ],
 )
@@ -80,6 +83,15 @@ def test_what_a_user_gets_wrong(
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     assert says in capsys.readouterr().err
+
+
+def test_keys_are_shown_even_if_it_cannot_listen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["store", "--path", "x.sqlite", "--port", "99999"]) == 2
+    shown = re.findall(r"^  (\w+) +sk-ajet-", capsys.readouterr().out, re.MULTILINE)
+    assert sorted(shown) == ["reader", "runner", "writer"], "the next start does not show them"
 
 
 def test_a_closed_pipe_ends_the_command(tmp_path: Path) -> None:
