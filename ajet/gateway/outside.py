@@ -6,6 +6,7 @@ To begin one needs the service's key; to end it, the control key that comes with
 from __future__ import annotations
 
 import hmac
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ajet.gateway import fields
@@ -62,6 +63,7 @@ async def answer_outside(method: str, path: str, body: bytes, episodes: OutsideE
             raise BadField("body", f"the body is larger than {MAX_BYTES} bytes")
         given = json_body(body) if body else {}
         if path == PATH:
+            _only(given, ("task",))
             return json_answer({**await episodes.begin(fields.mapping(given, "task")), "base_url": base_url})
         episode_id = path.split("/")[3]
         episodes.end(episode_id, _outcome(given))
@@ -70,12 +72,15 @@ async def answer_outside(method: str, path: str, body: bytes, episodes: OutsideE
         return error_answer(error, path)
 
 
-def _outcome(given: dict[str, Any]) -> dict[str, Any]:
-    unknown = given.keys() - {"reward", "is_success", "metadata", "failure"}
+def _only(given: dict[str, Any], known: Sequence[str]) -> None:
+    """Raise for a field of another name: left out, it would cost the episode its task or its reward."""
+    unknown = given.keys() - set(known)
     if unknown:
-        raise BadField(
-            min(unknown), f"no such field: {min(unknown):.80}; fields: reward, is_success, metadata, failure"
-        )
+        raise BadField(min(unknown), f"no such field: {min(unknown):.80}; fields: {', '.join(known)}")
+
+
+def _outcome(given: dict[str, Any]) -> dict[str, Any]:
+    _only(given, ("reward", "is_success", "metadata", "failure"))
     reward = given.get("reward")
     try:
         value = None if reward is None else finite_reward(reward, "reward")
