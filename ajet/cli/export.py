@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,9 @@ def run(argv: Sequence[str]) -> int:
     _episodes_arguments(kinds)
     _prompt_arguments(kinds)
     arguments = parser.parse_args(argv)
-    print(arguments.export(arguments))
+    said = arguments.export(arguments)
+    if said:
+        print(said)
     return 0
 
 
@@ -123,7 +126,7 @@ def _episodes_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:
 def _export_episodes(arguments: Namespace) -> str:
     from ajet.cli.view import opened_experiment
     from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
-    from ajet.observe.export import ExportFormat, export_episodes
+    from ajet.observe.export import ExportFormat, export_episodes, is_stream
 
     form = ExportFormat(arguments.format)
     target = arguments.target or Path(f"episodes.{'parquet' if form is ExportFormat.PARQUET else 'jsonl'}")
@@ -142,7 +145,11 @@ def _export_episodes(arguments: Namespace) -> str:
     )
     store = EpisodeStore(opened_experiment(arguments.experiment).path / "episodes.sqlite")
     count = export_episodes(store, where, form, target)
-    return f"{count} {RECORDS[arguments.format]} in {target}"
+    said = f"{count} {RECORDS[arguments.format]} in {target}"
+    if not is_stream(target):
+        return said
+    print(said, file=sys.stderr)  # the target may be standard output
+    return ""
 
 
 def _prompt_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:

@@ -7,17 +7,21 @@ from collections.abc import Iterator
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ajet.observe.episode_codec import episode_json
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore, RecordedEpisode
 from ajet.observe.episode_text import conversation, last_calls
 from ajet.schema.call_tree import ROOT
-from ajet.schema.errors import MissingDependencyError
+from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.tracing.episode_trace import episode_spans
 from ajet.tracing.otlp import to_json
 
 _ROW_GROUP = 256
+
+
+class ExportTargetError(UserError):
+    """Nothing can be written there."""
 
 
 class ExportFormat(StrEnum):
@@ -34,20 +38,38 @@ class ExportFormat(StrEnum):
 
 
 def export_episodes(store: EpisodeStore, where: EpisodeFilter, form: ExportFormat, target: Path) -> int:
-    """Write the episodes. Returns the number of records written."""
+    """Write the episodes. Returns the number of records written. A file appears whole or not at all; a pipe or a device
+    (`/dev/stdout`) is written to as it is. Raises ExportTargetError."""
+    recorded = store.all(where)
+    if is_stream(target):
+        if form is ExportFormat.PARQUET:
+            raise ExportTargetError(f"{target} is no file: Parquet is written to files only")
+        with target.open("w", encoding="utf-8") as stream:
+            return _write_lines(stream, recorded, form)
+    target = target.resolve()  # a link stays one
+    if target.is_dir():
+        raise ExportTargetError(f"{target} is a folder: name the file to write")
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f"{target.name}.tmp")
-    recorded = store.all(where)
     if form is ExportFormat.PARQUET:
         count = _write_parquet(scratch, recorded)
     else:
-        records = _records(recorded, form)
-        count = 0
         with scratch.open("w", encoding="utf-8") as file:
-            for record in records:
-                file.write(json.dumps(record, ensure_ascii=form is ExportFormat.JSONL) + "\n")
-                count += 1
+            count = _write_lines(file, recorded, form)
     scratch.replace(target)
+    return count
+
+
+def is_stream(target: Path) -> bool:
+    """Whether it is there already as something that can be written to, but not replaced."""
+    return target.exists() and not target.is_file() and not target.is_dir()
+
+
+def _write_lines(file: TextIO, recorded: Iterator[RecordedEpisode], form: ExportFormat) -> int:
+    count = 0
+    for record in _records(recorded, form):
+        file.write(json.dumps(record, ensure_ascii=form is ExportFormat.JSONL) + "\n")
+        count += 1
     return count
 
 

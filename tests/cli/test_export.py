@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from synthetic_run import write_experiment
 
 from ajet.cli.export import run
+from ajet.cli.main import main
 
 
 def test_export_with_filters(tmp_path: Path, capsys: object) -> None:
@@ -21,3 +26,28 @@ def test_export_with_filters(tmp_path: Path, capsys: object) -> None:
     everything = tmp_path / "all.jsonl"
     run(["episodes", str(experiment), str(everything)])
     assert {json.loads(line)["step"] for line in everything.read_text().splitlines()} == {1, 2, 3, 4}
+
+
+def test_a_pipe_or_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    """As root, a device would be replaced by a file: `/dev/stdout` for the whole machine."""
+    experiment = write_experiment(tmp_path, steps=1, tasks=1, repeats=2)
+    command = [sys.executable, "-m", "ajet", "export", "episodes", str(experiment), "/dev/stdout"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [json.loads(line)["step"] for line in done.stdout.splitlines()] == [1, 1]
+    assert done.stderr == "2 episodes in /dev/stdout\n"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen([*command[:-1], str(pipe)], stderr=subprocess.DEVNULL):
+        assert len(pipe.read_text().splitlines()) == 2
+    assert pipe.is_fifo()
+    assert main(["export", "episodes", str(experiment), str(pipe), "--format", "parquet"]) == 2
+
+
+def test_a_link_stays_one_and_a_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = write_experiment(tmp_path, steps=1, tasks=1, repeats=2)
+    link, file = tmp_path / "link", tmp_path / "file"
+    link.symlink_to(file)
+    assert main(["export", "episodes", str(experiment), str(link)]) == 0
+    assert link.is_symlink() and len(file.read_text().splitlines()) == 2
+    assert main(["export", "episodes", str(experiment), str(tmp_path)]) == 2
+    assert f"{tmp_path} is a folder: name the file to write" in capsys.readouterr().err
