@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from synthetic_run import Vocabulary, math_episode
 
 from ajet.http.access import Access
+from ajet.observe.episode_metrics import episode_metrics
+from ajet.observe.recorder import EpisodeRecorder
 from ajet.viewer.app import create_app
 from ajet.viewer.library import Library
 
@@ -91,3 +96,25 @@ def test_the_host_header_opens_no_door(experiments: Path, host: str) -> None:
             answer = visitor.get(path, headers={"host": host})
             assert answer.status_code in (303, 400, 401, 421), (hosts, path)
             assert "math-agent" not in answer.text
+
+
+def test_how_the_judge_graded_is_shown(tmp_path: Path) -> None:
+    """Its rubrics under *About*, and the parts of a reward with the episode and as curves."""
+    folder = tmp_path / "graded"
+    (folder / "cache").mkdir(parents=True)
+    (folder / "cache" / "rubrics.yaml").write_text("rubrics:\n- <b>Be right.</b>\n")
+    episode = math_episode(Vocabulary(), random.Random(0))
+    episode.reward_parts, episode.reward_weights = {"correct": 1.0, "style": 0.5}, {"style": 0.3}
+    recorder = EpisodeRecorder(folder / "episodes.sqlite")
+    recorder.record(episode, 1)
+    recorder.close()
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, **episode_metrics([episode])}) + "\n")
+    access = Access()
+    visitor = client(tmp_path, access)
+    visitor.get(f"/?token={access.token}")
+    about = visitor.get("/x/graded/about").text
+    assert "Rubrics of the judge" in about and "&lt;b&gt;Be right." in about and "<b>Be right" not in about
+    shown = visitor.get(f"/api/x/graded/episode/{episode.episode_id}").json()["episode"]
+    assert shown["reward_parts"] == {"correct": 1.0, "style": 0.5} and shown["reward_weights"] == {"style": 0.3}
+    columns = visitor.get("/api/x/graded/metrics").json()["series"]
+    assert columns["reward/correct"] == [1.0] and columns["reward/style"] == [0.5]
