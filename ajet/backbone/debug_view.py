@@ -148,7 +148,8 @@ class EpisodeView(View):
         table = Table(box=None, header_style="bold", pad_edge=False)
         table.add_column("task", overflow="fold")
         table.add_column("status")
-        for name in ("reward", "success", "turns", "tool calls", "tokens", "seconds"):
+        # short names: with an id made from a task's content and `workflow_error`, a line has 80 columns
+        for name in ("reward", "success", "turns", "tools", "tokens", "time s"):
             table.add_column(name, justify="right")
         for episode in self.episodes:
             row = facts(episode)

@@ -53,6 +53,16 @@ def test_turns_tool_calls_reward_and_status(capsys: pytest.CaptureFixture[str]) 
     assert "\x1b[31m" not in text
 
 
+def test_an_id_made_from_the_content_fits_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    view = EpisodeView(1.0)
+    view.started(1, 1)
+    status = EpisodeStatus.WORKFLOW_ERROR
+    view.episode(Episode("e", "task-43b77772246b", status, CallTree(calls=[]), Ledger()), "Say hello")
+    view.close(Path("folder"))
+    said = capsys.readouterr().out
+    assert "\ntask-43b77772246b  workflow_error  " in said
+
+
 def test_a_branch_is_shown_from_where_it_parts(capsys: pytest.CaptureFixture[str]) -> None:
     first = call("c0", 0, new_messages=[USER], reply=HOSTILE)
     other = {"role": "user", "content": "again"}
