@@ -163,6 +163,7 @@ class ContextTracker:
     ) -> PreparedCall:
         """Record a request made of token ids. It extends the longest recorded call whose tokens it begins with."""
         self._check_open(agent, choice)
+        self.check_room(len(prompt_ids))
         size = len(self.renderer.tokenizer)
         if not prompt_ids or not all(type(token) is int and 0 <= token < size for token in prompt_ids):
             raise InvalidRequestError(f"the prompt must be at least one token id, each from 0 to {size - 1}")

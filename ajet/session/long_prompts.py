@@ -69,6 +69,7 @@ class LongPrompts:
         if kwargs and _size(kwargs) > MAX_TEMPLATE_KWARGS_BYTES:
             raise InvalidRequestError(f"chat_template_kwargs has more than {MAX_TEMPLATE_KWARGS_BYTES} bytes")
         size = self._tracker.new_bytes(agent, messages, tools)
+        self.check_size(size)
         if self._held + size > MAX_EPISODE_BYTES:
             raise InvalidRequestError(f"this episode's requests hold more than {MAX_EPISODE_BYTES >> 20} MB in all")
         if size > LONG_TEXT:
