@@ -23,6 +23,8 @@ ESCAPED_MARK = "\\ufdd0"
 """The marker as written by a template that escapes JSON to ASCII."""
 CACHE_CHARACTERS = 64_000_000
 """Characters of cached pieces, a few hundred MB at most; beyond that the cache is cleared."""
+BEGINNING = 4
+"""So many characters for each id that is allowed hold too many already, in most texts that are far too long."""
 XML_TAG = re.compile(r"</?[A-Za-z][\w\-]*/?>")
 BRACKETED = re.compile(r"<\S+>|\[\S+\]")
 """What control tokens look like that their tokenizer doesn't mark as special: `<｜User｜>`, `[INST]`."""
@@ -97,6 +99,14 @@ class TextEncoder:
         for piece in rest:
             ids += self._continue(piece)
         return ids
+
+    def beyond(self, text: str, most: int) -> int:
+        """How many ids the beginning of a long text has, if that is more than `most` already; else 0."""
+        beginning = text[: BEGINNING * most]
+        if len(text) <= 2 * len(beginning):
+            return 0  # all of it would not take much longer
+        count = len(self.whole(beginning))
+        return count if count > most else 0
 
     def continuation(self, text: str) -> list[int]:
         """The ids of a text that follows others."""

@@ -7,15 +7,31 @@ after a recorded reply, or says why the template doesn't allow that. Neither dec
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from ajet.context_tracker.messages import plain_messages
 from ajet.context_tracker.settings import ReasoningHistory
 from ajet.context_tracker.template import ChatTemplate
 from ajet.context_tracker.template_probe import NotStable, Skeleton, TemplateProbe
 from ajet.schema.chat import Message, Tool
+from ajet.schema.errors import InvalidRequestError
 
 __all__ = ["NotStable", "Renderer"]
+
+LEAST_TOKENS = 2
+"""Of anything that a template writes for a message or a tool call."""
+_USER: Message = {"role": "user", "content": ""}
+_REPLY: Message = {"role": "assistant", "content": ""}
+_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+_ANSWER: Message = {"role": "tool", "tool_call_id": "c", "content": ""}
+
+
+class Least(NamedTuple):
+    """The fewest tokens that a template writes for these."""
+
+    message: int
+    call: int
 
 
 class Renderer:
@@ -41,6 +57,25 @@ class Renderer:
         """Whether the template tells the model about tools."""
         return self.template.takes_tools
 
+    @cached_property
+    def least(self) -> Least:
+        """From what the template makes of empty messages, whoever sends them."""
+        calls = [{**_REPLY, "tool_calls": [_CALL]}]
+        messages = (
+            self._added([_USER], [_REPLY, _USER]) // 2,
+            self._added([_USER], [_USER]),
+            self._added([_USER, *calls, _ANSWER], [_ANSWER]),
+        )
+        call = self._added([_USER], [{**_REPLY, "tool_calls": [_CALL] * 4}]) - self._added([_USER], calls)
+        return Least(max(LEAST_TOKENS, min(messages)), max(LEAST_TOKENS, call // 3))
+
+    def _added(self, messages: list[Message], more: list[Message]) -> int:
+        """How many tokens these messages add. 0 if the template doesn't take them."""
+        try:
+            return len(self.render([*messages, *more])) - len(self.render(messages))
+        except InvalidRequestError:
+            return 0
+
     def render(
         self,
         messages: Sequence[Message],
@@ -52,6 +87,13 @@ class Renderer:
         """The ids of a whole conversation, given in OpenAI's form."""
         plain = plain_messages(messages)
         return self.encoder.whole(self.text(plain, tools, template_kwargs or {}, generate=add_generation_prompt))
+
+    def length(
+        self, messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: Mapping[str, Any], most: int
+    ) -> int:
+        """How many ids a conversation has; if its beginning alone has more than `most`, how many that has."""
+        text = self.text(plain_messages(messages), tools, template_kwargs)
+        return self.encoder.beyond(text, most) or len(self.encoder.whole(text))
 
     def text(
         self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, Any], *, generate: bool = True

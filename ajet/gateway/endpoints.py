@@ -17,6 +17,7 @@ from ajet.gateway.openai_completions import completions
 from ajet.gateway.openai_responses import responses
 from ajet.gateway.traces import PATH as TRACES_PATH
 from ajet.gateway.traces import traces
+from ajet.gateway.turns import LARGE, Turns
 from ajet.http.answer import Answer, json_answer
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import InvalidRequestError, ModelCallError, RewardError
@@ -92,8 +93,11 @@ PROMPT_PATHS = (
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
 
-async def answer(method: str, path: str, body: bytes, caller: Caller, content_type: str = "") -> Answer:
-    """Answer an authorised request. What a client or the model does wrong becomes an error answer."""
+async def answer(
+    method: str, path: str, body: bytes, caller: Caller, content_type: str = "", turns: Turns | None = None
+) -> Answer:
+    """Answer an authorised request. What a client or the model does wrong becomes an error answer. `turns`: None for
+    this process's own workflows."""
     path = normal_path(path)
     if (missing := not_found(method, path)) is not None:
         return missing
@@ -103,12 +107,19 @@ async def answer(method: str, path: str, body: bytes, caller: Caller, content_ty
         if path == TRACES_PATH:
             return await traces(body, content_type, caller)
         if method == "POST":
-            return await POST[path](json_body(body), caller)
+            return await POST[path](await _read(body, caller, turns), caller)
         if path in GET:
             return await GET[path]({}, caller)
         return await model({"model": unquote(path.removeprefix(MODELS_PATH))}, caller)
     except ModelCallError as error:
         return error_answer(error, path)
+
+
+async def _read(body: bytes, caller: Caller, turns: Turns | None) -> dict[str, Any]:
+    if turns is None or len(body) <= LARGE:
+        return json_body(body)
+    async with turns.turn(caller.session):
+        return json_body(body)
 
 
 def error_answer(error: ModelCallError, path: str) -> Answer:

@@ -14,6 +14,7 @@ MAX_DEPTH = 64
 
 MAX_NODES = 16_384
 """Objects and arrays of a request: messages, their parts and tool calls, and what tools' schemas consist of."""
+_NO_BRACKETS = bytes(set(range(256)) - set(b'{}[]"'))
 
 
 class BadField(InvalidRequestError):
@@ -26,34 +27,35 @@ class BadField(InvalidRequestError):
 
 def json_body(body: bytes) -> dict[str, Any]:
     """The request's JSON object."""
+    deep = False
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
+        deep = _too_deep(body)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadField("body", f"the body is not JSON: {error}") from None
     except RecursionError:
-        raise BadField("body", f"the body is nested deeper than {MAX_DEPTH} levels") from None
+        deep = True
+    if deep:
+        raise BadField("body", f"the body is nested deeper than {MAX_DEPTH} levels")
     if not isinstance(value, dict):
         raise BadField("body", f"the body must be a JSON object, not {kind(value)}")
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
-        _check_structure(value)
     return value
 
 
-def _check_structure(value: Any) -> None:
-    level, count = [value], 1
+def _too_deep(body: bytes) -> bool:
+    """Whether JSON is nested too deeply, told from its brackets alone: that takes less time than to decode it. Raises
+    BadField if it has too many."""
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = unescaped.translate(None, _NO_BRACKETS).replace(b'""', b"")  # what is left of strings without any
+    brackets = b"".join(brackets.split(b'"')[::2])  # those outside of strings
+    if brackets.count(b"{") + brackets.count(b"[") > MAX_NODES:
+        raise BadField("body", f"the body holds more than {MAX_NODES} objects and arrays")
     for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return
-        count += len(level)
-        if count > MAX_NODES:
-            raise BadField("body", f"the body holds more than {MAX_NODES} objects and arrays")
-    raise BadField("body", f"the body is nested deeper than {MAX_DEPTH} levels")
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")  # at least the innermost level
+    return bool(brackets)
 
 
 def kind(value: Any) -> str:

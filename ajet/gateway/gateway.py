@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from ajet.gateway.endpoints import PROMPT_PATHS, answer, error_answer, normal_pa
 from ajet.gateway.model_name import AGENT_HEADER, read_agent_header
 from ajet.gateway.outside import PATH as EPISODES_PATH
 from ajet.gateway.outside import OutsideEpisodes, answer_outside, check_control_key, check_service_key, is_outside
+from ajet.gateway.turns import Turns
 from ajet.http.answer import Answer, json_answer
 from ajet.http.connection import HttpLimits, HttpRequest
 from ajet.http.keys import KeyRing, presented_key
@@ -29,6 +31,9 @@ from ajet.session import EpisodeSession
 
 ANY_HOST = ("0.0.0.0", "::", "")
 HOST = re.compile(r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+SWITCH_S = 0.0005
+"""How long a thread that computes lets others wait for the interpreter. By default it is 5 ms, and an answer has to
+wait several times while a long prompt is rendered on a thread, or a workflow computes."""
 KEY_TTL_S = 3600.0
 """How long keys are valid at least, unless the configuration says otherwise."""
 
@@ -107,6 +112,7 @@ class Gateway:
         """By the id of the control key."""
         self._registrations: dict[EpisodeSession, _Registration] = {}
         self._in_flight: Counter[EpisodeSession] = Counter()
+        self._turns = Turns()
         self.outside: OutsideEpisodes | None = None
         """Who begins episodes for programs elsewhere; None: nobody."""
         self._server = HttpServer(self, self.settings.limits, self.settings.tls)
@@ -116,6 +122,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Listen. Raises AddressError."""
+        if sys.getswitchinterval() > SWITCH_S:
+            sys.setswitchinterval(SWITCH_S)
         settings = self.settings
         await self._server.start(settings.host, settings.port, settings.address_settings)
 
@@ -242,7 +250,7 @@ class Gateway:
         streaming = False
         try:
             kind = request.headers.get(b"content-type", b"").decode("latin-1")
-            reply = await answer(request.method, request.path, request.body, caller, kind)
+            reply = await answer(request.method, request.path, request.body, caller, kind, self._turns)
             if not isinstance(reply.body, bytes):
                 streaming = True
                 self._leave_when_closed(reply, caller.session)

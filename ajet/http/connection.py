@@ -34,6 +34,8 @@ KEEP_ALIVE_S = 75.0
 LINGER_S = 2.0
 """How long input is still read and discarded after an early refusal: closing at once would reset the connection, and
 the client would never see the answer."""
+DISCARD_BYTES, DISCARD_PAUSE_S = 262_144, 0.02
+"""Discarding takes time, too: after so many bytes it pauses, so that what is refused keeps nobody else waiting."""
 STUCK_WRITE_S = 60.0
 """A client that reads nothing for this long is gone."""
 INTERNAL_ERROR = "internal error of the server: see its log"
@@ -104,6 +106,7 @@ class HttpConnection(asyncio.Protocol):
         """Set while the client keeps up with what is written; None until it first falls behind."""
         self._refused = False
         """The last answer is being sent: nothing more is read from this client."""
+        self._discarded = 0
         self._in_head = False
         self._in_body = False
         self._head_bytes = 0
@@ -144,6 +147,7 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
+            self._discard(len(data))
             return
         if not self._in_body:
             self._head_bytes += len(data)
@@ -164,6 +168,13 @@ class HttpConnection(asyncio.Protocol):
             self._framing_bytes = 0 if self._framed else self._framing_bytes + len(data)
         if (self._framing_bytes if self._in_body else self._head_bytes) > MAX_HEAD_BYTES and not self._refused:
             self._refuse(431, "headers_too_large", f"the headers or trailers are larger than {MAX_HEAD_BYTES} bytes")
+
+    def _discard(self, size: int) -> None:
+        self._discarded += size
+        if self._discarded >= DISCARD_BYTES:
+            self._discarded = 0
+            self._transport.pause_reading()
+            self._shared.loop.call_later(DISCARD_PAUSE_S, self._transport.resume_reading)
 
     def expire(self) -> None:
         """The deadline has passed."""

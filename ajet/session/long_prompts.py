@@ -74,25 +74,35 @@ class LongPrompts:
             raise InvalidRequestError(f"this episode's requests hold more than {MAX_EPISODE_BYTES >> 20} MB in all")
         if size > LONG_TEXT:
             rendered = await self.length(messages, tools, kwargs)
-            limit = self._tracker.settings.max_model_len
-            if rendered > limit + limit // 8:  # one that extends a recorded call may be a little shorter
+            if rendered > self._most_rendered:
                 self._tracker.check_room(rendered)
         self._held += size
 
+    @property
+    def _most_rendered(self) -> int:
+        """What is longer has no room, even if it extends a recorded call, which may be a little shorter."""
+        limit = self._tracker.settings.max_model_len
+        return limit + limit // 8
+
     async def length(self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: dict[str, Any]) -> int:
-        """How many tokens these messages render to. Raises a ModelCallError."""
-        pieces = len(messages) + len(tools) + sum(_calls(message) for message in messages)
-        self._tracker.check_room(2 * pieces)  # each has at least this many tokens
-        return len(await self._on_thread(self._renderer.render, messages, tools, kwargs or None))
+        """How many tokens these messages render to; of a text that is much too long, how many its beginning does.
+        Raises a ModelCallError."""
+        least, calls = self._renderer.least, sum(_calls(message) for message in messages)
+        self._tracker.check_room(least.message * len(messages) + least.call * calls + 2 * len(tools))
+        return await self._on_thread(self._renderer.length, messages, tools, kwargs, self._most_rendered)
 
     async def encode(self, text: str) -> list[int]:
-        """A raw prompt's tokens; control tokens in it count as such."""
-        encode: Callable[[str], list[int]] = self._renderer.tokenizer.encode
-        return encode(text) if len(text) <= LONG_TEXT else await self._on_thread(encode, text)
+        """A raw prompt's tokens; control tokens in it count as such. Raises a ModelCallError."""
+        return self._encode(text) if len(text) <= LONG_TEXT else await self._on_thread(self._encode, text)
+
+    def _encode(self, text: str) -> list[int]:
+        self._tracker.check_room(self._renderer.encoder.beyond(text, self._most_rendered))
+        ids: list[int] = self._renderer.tokenizer.encode(text)
+        return ids
 
     async def _on_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         global _threads
-        _threads = _threads or ThreadPoolExecutor(2, "long-prompts")
+        _threads = _threads or ThreadPoolExecutor(1, "long-prompts")
         await self._one.acquire()
         work = asyncio.get_running_loop().run_in_executor(_threads, function, *arguments)
         work.add_done_callback(lambda _: self._one.release())  # not before: nobody can stop the thread

@@ -514,14 +514,14 @@ def test_others_are_served_while_a_long_prompt_is_rendered(monkeypatch: pytest.M
     async def run() -> None:
         async with place() as here:
             renderer = here.session.tracker.renderer
-            rendering, go_on, render = threading.Event(), threading.Event(), renderer.render
+            rendering, go_on, length = threading.Event(), threading.Event(), renderer.length
 
-            def slow(*arguments: Any) -> list[int]:
+            def slow(*arguments: Any) -> int:
                 rendering.set()
                 assert go_on.wait(30)
-                return render(*arguments)
+                return length(*arguments)
 
-            monkeypatch.setattr(renderer, "render", slow)
+            monkeypatch.setattr(renderer, "length", slow)
             words = {"messages": [{"role": "user", "content": "word " * 4000}]}
             slow_call = asyncio.ensure_future(post(here, CHAT, words))
             await until(rendering.is_set)

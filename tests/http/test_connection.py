@@ -9,6 +9,7 @@ import resource
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from raw_http import read_reply, request_bytes, send, until
 
 from ajet.http.answer import Answer, event_stream, json_answer
-from ajet.http.connection import HttpLimits, HttpRequest
+from ajet.http.connection import DISCARD_BYTES, DISCARD_PAUSE_S, HttpLimits, HttpRequest
 from ajet.http.server import AddressError, HttpServer, listen
 
 KEY = "right"
@@ -114,6 +115,32 @@ def test_slow_clients_are_cut_while_honest_ones_are_served() -> None:
 
 
 # ---------------------------------------------------------------- bodies
+
+
+def test_what_is_thrown_away_is_read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a refused request keeps nobody else waiting, and the refusal still arrives."""
+    pauses = 0
+
+    async def run() -> None:
+        async with serving() as (_, port):
+            loop = asyncio.get_running_loop()
+            call_later = loop.call_later
+
+            def counting(delay: float, *arguments: Any) -> asyncio.TimerHandle:
+                nonlocal pauses
+                pauses += delay == DISCARD_PAUSE_S
+                return call_later(delay, *arguments)
+
+            monkeypatch.setattr(loop, "call_later", counting)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request_bytes("POST", "/", "wrong", b"x" * 8 * DISCARD_BYTES))
+            await writer.drain()
+            assert (await asyncio.wait_for(read_reply(reader), 10)).status == 401
+            await until(lambda: pauses >= 4)
+            assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
+            writer.close()
+
+    asyncio.run(run())
 
 
 def peak_mb() -> float:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from session_parts import LineEngine, new_session, renderer
 
-from ajet.context_tracker import TrackerSettings
+from ajet.context_tracker import TrackerSettings, encoder
+from ajet.context_tracker.encoder import BEGINNING, TextEncoder
 from ajet.schema.chat import ChatRequest
 from ajet.schema.errors import ContextOverflowError
+from ajet.session import long_prompts
 
 TRACKING = TrackerSettings(max_model_len=512, checks=())
 
@@ -18,16 +20,65 @@ TRACKING = TrackerSettings(max_model_len=512, checks=())
 def test_a_text_far_too_long_is_refused_before_it_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoding it would take a hundred times its size, and the encoder would keep it."""
 
-    def never(*_: Any, **__: Any) -> list[int]:
-        raise AssertionError("it was rendered")
-
     async def run() -> None:
         session = new_session(LineEngine("hi"), tracking=TRACKING)
-        monkeypatch.setattr(type(renderer()), "render", never)
+        monkeypatch.setattr(type(renderer()), "text", lambda *_, **__: pytest.fail("it was rendered"))
         with pytest.raises(ContextOverflowError, match="maximum context length is 512"):
             await session.complete(ChatRequest([{"role": "user", "content": "9" * 6_000_000}]))
         assert session.tracker.context_overflow
         assert session.tracker.calls == []
+
+    asyncio.run(run())
+
+
+def test_many_messages_are_refused_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The template writes at least four tokens for each."""
+
+    async def run() -> None:
+        session = new_session(LineEngine("hi"), tracking=TRACKING)
+        assert renderer().least.message == 4
+        assert renderer().least.call > 5
+        monkeypatch.setattr(type(renderer()), "text", lambda *_, **__: pytest.fail("they were rendered"))
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        messages: list[Any]
+        for messages in (
+            [{"role": "user", "content": "x" * 50}] * 200,
+            [{"role": "user", "content": "x" * 9000}, {"role": "assistant", "content": "", "tool_calls": [call] * 100}],
+        ):
+            with pytest.raises(ContextOverflowError):
+                await session.complete(ChatRequest(messages))
+
+    asyncio.run(run())
+
+
+def test_of_a_text_that_is_too_long_only_the_beginning_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        session = new_session(LineEngine("hi"), tracking=TRACKING)
+        whole, encoded = TextEncoder.whole, []
+
+        def spy(self: TextEncoder, text: str) -> list[int]:
+            encoded.append(len(text))
+            return whole(self, text)
+
+        monkeypatch.setattr(TextEncoder, "whole", spy)
+        with pytest.raises(ContextOverflowError):
+            await session.complete(ChatRequest([{"role": "user", "content": "word " * 10_000}]))
+        with pytest.raises(ContextOverflowError):
+            await session.prompts.encode("word " * 10_000)
+        assert encoded == [BEGINNING * (512 + 64)] * 2
+
+    asyncio.run(run())
+
+
+def test_what_fits_is_answered_however_many_characters_its_tokens_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        session = new_session(LineEngine("hi"), tracking=TRACKING)
+        monkeypatch.setattr(encoder, "BEGINNING", 1)
+        monkeypatch.setattr(long_prompts, "LONG_TEXT", 1000)
+        text = "the " * 400  # four characters to a token
+        assert 0 < len(renderer().render([{"role": "user", "content": text}])) < 512
+        assert (await session.complete(ChatRequest([{"role": "user", "content": text}])))[0].text == "hi"
+        assert len(await session.prompts.encode(text)) < 512
 
     asyncio.run(run())
 
