@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager
 
 LARGE = 8192
 """Bytes of a request that are read in a fraction of a millisecond: less needs no turn."""
-REST = 3.0
-"""How long the loop is free after a turn, in times of what the turn took: large requests get a quarter of its time."""
+REST = 7.0
+"""How long the loop is free after a turn, in times of what the turn took: large requests get an eighth of its time."""
 
 
 class Turns:

@@ -35,7 +35,8 @@ LINGER_S = 2.0
 """How long input is still read and discarded after an early refusal: closing at once would reset the connection, and
 the client would never see the answer."""
 DISCARD_BYTES, DISCARD_PAUSE_S = 262_144, 0.02
-"""Discarding takes time, too: after so many bytes it pauses, so that what is refused keeps nobody else waiting."""
+"""Discarding takes time, too: after so many bytes it pauses, for longer the more connections there are to discard from,
+so that what is refused keeps nobody else waiting."""
 STUCK_WRITE_S = 60.0
 """A client that reads nothing for this long is gone."""
 INTERNAL_ERROR = "internal error of the server: see its log"
@@ -131,6 +132,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.remove(self)
+        self._shared.refused -= self._refused
         self._forget_body()
         self._forget_waiting()
         if self._task is not None:
@@ -174,7 +176,7 @@ class HttpConnection(asyncio.Protocol):
         if self._discarded >= DISCARD_BYTES:
             self._discarded = 0
             self._transport.pause_reading()
-            self._shared.loop.call_later(DISCARD_PAUSE_S, self._transport.resume_reading)
+            self._shared.loop.call_later(DISCARD_PAUSE_S * self._shared.refused, self._transport.resume_reading)
 
     def expire(self) -> None:
         """The deadline has passed."""
@@ -422,6 +424,7 @@ class HttpConnection(asyncio.Protocol):
         if self._refused:
             return
         self._refused = True
+        self._shared.refused += 1
         self._forget_body()
         self._forget_waiting()
         if self._task is not None:

@@ -34,6 +34,8 @@ class Connections:
         self.handler = handler
         self.limits = limits
         self.loop = asyncio.get_running_loop()
+        self.refused = 0
+        """Connections whose last answer is a refusal, and from which the rest is read to be thrown away."""
         self._buffered = 0
         """Bytes of bodies that are being received, or wait behind other requests."""
         self._buffered_by: Counter[Hashable] = Counter()

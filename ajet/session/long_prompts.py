@@ -87,8 +87,10 @@ class LongPrompts:
     async def length(self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: dict[str, Any]) -> int:
         """How many tokens these messages render to; of a text that is much too long, how many its beginning does.
         Raises a ModelCallError."""
-        least, calls = self._renderer.least, sum(_calls(message) for message in messages)
-        self._tracker.check_room(least.message * len(messages) + least.call * calls + 2 * len(tools))
+        least = self._renderer.least
+        known = least.message * len(messages) + 2 * len(tools)
+        self._tracker.check_room(known)
+        self._tracker.check_room(known + least.call * sum(map(_calls, messages)))
         return await self._on_thread(self._renderer.length, messages, tools, kwargs, self._most_rendered)
 
     async def encode(self, text: str) -> list[int]:

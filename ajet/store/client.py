@@ -9,6 +9,7 @@ import asyncio
 import random
 import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -32,6 +33,8 @@ T = TypeVar("T")
 PATIENCE_S = 60.0
 """How long a request is repeated while the store can't be reached: longer than a server takes to restart."""
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
+HURRY_S = 5.0
+"""How long a client in a hurry has patience."""
 REQUEST_S = 30.0
 """How long one answer may take, beside the time that the request itself asks to wait."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
@@ -47,9 +50,16 @@ class StoreClient(RolloutStore):
     """`async with StoreClient(url, key) as store: …`. One event loop."""
 
     def __init__(
-        self, url: str, key: str, *, ca: str | Path | None = None, patience_seconds: float = PATIENCE_S
+        self,
+        url: str,
+        key: str,
+        *,
+        ca: str | Path | None = None,
+        patience_seconds: float = PATIENCE_S,
+        in_a_hurry: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`ca`: a PEM file with the authority that signed the server's certificate, if it is not a public one."""
+        """`ca`: a PEM file with the authority that signed the server's certificate, if it is not a public one.
+        `in_a_hurry`: whether the program wants to end, and has little patience left."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise StoreError(f"{url!r} is not the URL of a store: it looks like http://host:port")
@@ -57,6 +67,7 @@ class StoreClient(RolloutStore):
             raise KeyRefusedError(f"no key for {url}: a store's keys begin with {PREFIX} (see `ajet store keys`)")
         self.url = url.rstrip("/")
         self._patience_s = patience_seconds
+        self._in_a_hurry = in_a_hurry
         self._http = BoundedClient(
             base_url=self.url,
             headers={"authorization": f"Bearer {key}", PROTOCOL_HEADER: str(PROTOCOL)},
@@ -90,11 +101,13 @@ class StoreClient(RolloutStore):
 
     async def _patiently(self, method: str, path: str, body: bytes, timeout: float) -> bytes:
         until = time.monotonic() + self._patience_s
-        pause = FIRST_PAUSE_S
+        pause, hurried = FIRST_PAUSE_S, False
         while True:
             try:
                 return await self._once(method, path, body, timeout)
             except StoreUnavailableError:
+                if not hurried and (hurried := self._in_a_hurry()):
+                    until = min(until, time.monotonic() + HURRY_S)
                 if time.monotonic() + pause > until:
                     raise
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))

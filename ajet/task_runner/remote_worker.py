@@ -50,12 +50,17 @@ class WorkerSettings:
 
 
 async def work(settings: WorkerSettings, workflow_class: type[Workflow], stop: asyncio.Event) -> None:
-    """Run attempts until `stop` is set; the last one is finished. Raises a StoreError."""
-    store = StoreClient(settings.url, settings.key, ca=settings.ca, patience_seconds=settings.patience_seconds)
+    """Run attempts until `stop` is set or the runner is gone; the last one is finished. Raises a StoreError."""
+
+    def ending() -> bool:
+        return stop.is_set() or os.getppid() != settings.parent
+
+    patience = settings.patience_seconds
+    store = StoreClient(settings.url, settings.key, ca=settings.ca, patience_seconds=patience, in_a_hurry=ending)
     async with store:
         await store.info()
         configs: dict[str, Config] = {}
-        while not stop.is_set() and os.getppid() == settings.parent:
+        while not ending():
             for claimed in await store.claim(settings.worker_id, wait_seconds=CLAIM_S):
                 await _Run(store, settings, claimed, workflow_class, await _config(store, configs, claimed)).finish()
 

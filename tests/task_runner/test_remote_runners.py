@@ -285,6 +285,32 @@ def test_sigterm_drains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     play(tmp_path, scene, monkeypatch)
 
 
+def _ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_runners_whose_run_is_gone_can_be_stopped(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would wait for it for ten minutes. Killed, they leave no workers behind that do."""
+
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        program = started.runner(2)
+        assert (await episode(runner, "call")).status is EpisodeStatus.COMPLETED
+        await runner.attempts.aclose()
+        workers = psutil.Process(program.pid).children()
+        assert len(workers) == 2
+        program.send_signal(number)
+        assert await asyncio.to_thread(program.wait, 60) in (0, -number)
+        await until(lambda: all(_ended(worker) for worker in workers), 60)
+
+    play(tmp_path, scene, monkeypatch)
+
+
 def test_a_run_without_runners_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(runner: TaskRunner, started: Started) -> None:
         stop = asyncio.Event()
