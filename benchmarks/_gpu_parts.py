@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from _gpu_correctness import gradient, logprobs, vllm
+from _gpu_kernels import kernels
 from _gpu_memory import memory
 from _gpu_models import NotMeasured, Place, ProgramFailed, Shape, shapes_for
 from _gpu_speed import engine, layouts, step
@@ -21,7 +22,7 @@ from _gpu_speed import engine, layouts, step
 from ajet.schema.errors import UserError
 
 PARTS: dict[str, Callable[[Shape, Place], dict[str, Any]]] = {
-    part.__name__: part for part in (gradient, logprobs, vllm, memory, layouts, engine, step)
+    part.__name__: part for part in (gradient, logprobs, vllm, memory, kernels, layouts, engine, step)
 }
 
 

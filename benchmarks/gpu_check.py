@@ -6,6 +6,7 @@ Random weights in the shapes of Qwen3-0.6B, Qwen3-1.7B and, with LoRA, Qwen3-8B.
 - logprobs: the embedded engine against the trainer, before and after an update
 - vllm: the same for vLLM; whether it sleeps, wakes, and serves an update's weights
 - memory: the peak of two updates against the plan of `ajet validate --plan`
+- kernels: an update with compiled layers and with Liger's output layer, against one without
 - layouts: an update in trees against merged and flat rows, at packing ratios from 1 to 26
 - engine: tokens per second of the embedded engine, transformers' `generate`, and vLLM
 - step: a whole GRPO step with the embedded engine and with vLLM; its peak memory against the plan
@@ -42,9 +43,9 @@ from typing import Any
 HERE = Path(__file__).parent
 PART_MINUTES = 8.0
 CPU_LABEL = "in small on a CPU, to see that it works: these figures say nothing about a GPU"
-PARTS = ("gradient", "logprobs", "vllm", "memory", "layouts", "engine", "step")
+PARTS = ("gradient", "logprobs", "vllm", "memory", "kernels", "layouts", "engine", "step")
 SHAPES = {"cuda": ("0.6b", "1.7b", "8b-lora"), "cpu": ("tiny", "tiny-lora")}
-ONLY_WHOLE_ON_A_CPU = ("layouts", "engine", "step")
+ONLY_WHOLE_ON_A_CPU = ("kernels", "layouts", "engine", "step")
 """Parts that adapters would only repeat there."""
 
 
@@ -203,6 +204,9 @@ def rows_of(part: str, figures: dict[str, Any]) -> Iterator[str]:
     if part in ("gradient", "logprobs"):
         for dtype in ("float32", "bfloat16"):
             yield f"{dtype:<10}{_plain(figures[dtype])}"
+    elif part == "kernels":
+        for name in ("plain", "compiled", "liger", "both"):
+            yield f"{name:<10}{_plain(figures[name], ('seconds', 'memory_mib', 'first_s', 'why'))}"
     elif part == "layouts":
         for name, row in figures["shapes"].items():
             yield f"{name:<22}{_plain(row, ('tokens', 'ratio', 'speedup', 'against_merged'))}"
