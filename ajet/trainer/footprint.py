@@ -3,7 +3,7 @@ device. Nothing is loaded, and every model that the trainer can train can be ask
 
 `training_bytes` gives the parts. The largest, one pass over a pack, comes from `pass_bytes`, which runs the trainer's
 own forward and backward pass, with a stand-in for attention that makes and keeps what the real one would, and counts
-the bytes that are alive at once.
+the bytes that are alive at once. Where all layers are alike, two and three of them tell what all of them take.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -27,11 +27,14 @@ from ajet.attention_rules import ALL, Visibility, attending
 from ajet.four_bits import bytes_in_4_bits, linear_layers
 from ajet.trainer.forward import Entropy, run_edges
 from ajet.trainer.optimizer import GROUP_BYTES
-from ajet.trainer.output_head import chunk_positions, vocabulary_of
+from ajet.trainer.output_head import causal_model, chunk_positions, vocabulary_of
 from ajet.trainer.pack import Edges
 
 SMALL_8BIT, BLOCK_8BIT = 4096, 256
 """bitsandbytes: weights with fewer numbers keep 32 bits; numbers that share a factor."""
+
+FEW = (2, 3)
+"""Layers with which a pass is computed, where more would only repeat them."""
 
 NAME = {"cpu": "ajet_footprint_cpu", "cuda": "ajet_footprint_cuda"}
 """The stand-ins' names in transformers' registry, by the device that they stand for."""
@@ -126,6 +129,37 @@ def pass_bytes(model: Any, one: Pass) -> int:
 
 
 def _pass_bytes(model: Any, one: Pass) -> int:
+    """In each stage of a pass, every further layer adds the same."""
+    layers = layers_alike(model)
+    if layers is None:
+        return max(_peaks(model, one).values())
+    body = causal_model(model).base_model
+    found = []
+    try:
+        for count in FEW:
+            body.layers = nn.ModuleList(list(layers)[:count])
+            found.append(_peaks(model, one))
+    finally:
+        body.layers = layers
+    (fewer, more), steps = found, (len(layers) - FEW[0]) // (FEW[1] - FEW[0])
+    return max(peak + (more[stage] - peak) * steps for stage, peak in fewer.items())
+
+
+def layers_alike(model: Any) -> Any:
+    """The model's layers, if there are many and they are all alike."""
+    layers = getattr(causal_model(model).base_model, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or len(layers) <= FEW[1]:
+        return None
+    kinds = {
+        (type(layer), *((name, each.shape, each.dtype, each.requires_grad) for name, each in layer.named_parameters()))
+        for layer in layers
+    }
+    shared = len({id(each) for each in layers.parameters()}) < sum(len(list(each.parameters())) for each in layers)
+    return layers if len(kinds) == 1 and not shared else None
+
+
+def _peaks(model: Any, one: Pass) -> dict[str, int]:
+    """The most that is alive at once, by the stage of the pass."""
     if one.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     switched = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
@@ -136,9 +170,11 @@ def _pass_bytes(model: Any, one: Pass) -> int:
         with LiveBytes([*model.parameters(), *model.buffers()]) as counter, _stand_in(model, one.device):
             for parameter in trained:
                 parameter.grad = torch.empty_like(parameter)
-            _forward(model, one).backward()  # type: ignore[no-untyped-call]
-        peak: int = counter.peak
-        return peak
+            with _stages(getattr(causal_model(model).base_model, "layers", ()), counter):
+                loss = _forward(model, one)
+            loss.backward()  # type: ignore[no-untyped-call]
+        peaks: dict[str, int] = counter.peaks
+        return peaks
     finally:
         for parameter in trained:
             parameter.grad = None
@@ -146,6 +182,34 @@ def _pass_bytes(model: Any, one: Pass) -> int:
             module.training = False
         if one.checkpointing:
             model.gradient_checkpointing_disable()
+
+
+@contextmanager
+def _stages(layers: Any, counter: LiveBytes) -> Iterator[None]:
+    """Tells the counter where the pass is: before the layers, in the first, the last or one between, after them, and
+    the same ways back. The loss's backward pass may be outside."""
+    last = len(layers) - 1
+
+    def entered(index: int) -> None:
+        counter.enter("first" if index == 0 else "last" if index == last else "between")
+
+    def left(index: int, output: Any) -> None:
+        if index == last:
+            counter.enter("after")
+        states = output[0] if isinstance(output, tuple) else output
+        if states.requires_grad:
+            way = "first" if index == 0 else "last" if index == last else "between"
+            states.register_hook(lambda _gradient: counter.enter(f"{way}, backward"))
+
+    hooks = []
+    for index, layer in enumerate(layers):
+        hooks.append(layer.register_forward_pre_hook(lambda _layer, _given, index=index: entered(index)))
+        hooks.append(layer.register_forward_hook(lambda _layer, _given, output, index=index: left(index, output)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _forward(model: Any, one: Pass) -> Tensor:
@@ -183,7 +247,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, there_before: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
-        self.peak = 0
+        self.peaks = {"before": 0}
+        """The most so far, by stage."""
+        self._stage = "before"
         self._known: Any = WeakIdKeyDictionary()
         for tensor in there_before:
             self._known[tensor.untyped_storage()] = 0
@@ -195,6 +261,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._see(tensor)
         return result
 
+    def enter(self, stage: str) -> None:
+        """What is alive from now on counts for this stage."""
+        self._stage = stage
+        self.peaks[stage] = max(self.peaks.get(stage, 0), self.now)
+
     def _see(self, tensor: Tensor) -> None:
         storage: Any = tensor.untyped_storage()
         if storage in self._known:
@@ -202,7 +273,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size = storage.nbytes()
         self._known[storage] = size
         self.now += size
-        self.peak = max(self.peak, self.now)
+        self.peaks[self._stage] = max(self.peaks[self._stage], self.now)
         weakref.finalize(storage, self._forget, size)
 
     def _forget(self, size: int) -> None:

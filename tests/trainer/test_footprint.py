@@ -10,7 +10,10 @@ from random_batches import credited_batch
 from small_models import small_model
 from torch.profiler import ProfilerActivity, profile
 
-from ajet.trainer.footprint import Pass, pass_bytes, training_bytes
+from ajet.backbone.local.learner import with_adapters
+from ajet.config.sections import LoraConfig
+from ajet.trainer import footprint
+from ajet.trainer.footprint import Pass, layers_alike, pass_bytes, training_bytes
 from ajet.trainer.forward import BestForward, Entropy
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Pack, items_of, make_packs
@@ -89,3 +92,28 @@ def test_adapters_train_little() -> None:
     )
     assert adapted.gradients < whole.gradients / 2
     assert adapted.weights == whole.weights + adapted.gradients
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lora", [False, True])
+def test_three_layers_tell_what_six_take(lora: bool, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is the most: activations, logits of all tokens, or the embeddings' gradient."""
+    with torch.device("meta"):
+        model = small_model(**{**SHAPE, "vocab_size": 3000, "num_hidden_layers": 6, "tie_word_embeddings": lora})
+    if lora:
+        model = with_adapters(model, LoraConfig(enabled=True, rank=4))
+    assert layers_alike(model) is not None
+    passes = [Pass(n, n, checkpointing=checkpointing, logits_chunk=chunk) for n in (20, 3000) for chunk in (0, 100)]
+    found = [pass_bytes(model, one) for one in passes]
+    assert len(layers_alike(model)) == 6
+    monkeypatch.setattr(footprint, "layers_alike", lambda model: None)
+    assert found == [pass_bytes(model, one) for one in passes]
+
+
+def test_layers_that_are_not_alike_are_all_computed() -> None:
+    with torch.device("meta"):
+        model = small_model(**SHAPE | {"num_hidden_layers": 5})
+        assert layers_alike(model) is not None
+        model.model.layers[3].mlp.up_proj = torch.nn.Linear(64, 300, bias=False)
+        assert layers_alike(model) is None
+        assert layers_alike(small_model(**SHAPE)) is None
