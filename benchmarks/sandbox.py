@@ -86,6 +86,7 @@ def image_of(kind: str) -> str:
         return name
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
+        root.chmod(0o755)  # it becomes the image's /
         (root / "bin").mkdir()
         for applet in subprocess.run(["busybox", "--list"], capture_output=True, text=True, check=True).stdout.split():
             os.symlink("busybox", root / "bin" / applet)

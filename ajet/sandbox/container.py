@@ -268,6 +268,16 @@ def check(settings: SandboxSettings) -> None:
         raise SandboxError(
             f"sandbox image: {kind} has no image {settings.image!r} on this machine: {kind} pull {settings.image}"
         ) from None
+    user = _user(settings)
+    try:
+        as_user = ["--rm", "--pull", "never", "--network", "none", "--cap-drop", "ALL", "--user", user]
+        shell = ["--entrypoint", "/bin/sh", settings.image, "-c", "true"]
+        _answer(settings, ["run", *as_user, *_ulimits(settings), *shell])
+    except SandboxError as error:
+        raise SandboxError(
+            f"sandbox image: in a container of {settings.image!r}, the user {user} can't run /bin/sh: {error}\n"
+            "    check the permissions of the image's folders, or name another user: options: {user: …}"
+        ) from None
 
 
 def run_arguments(settings: SandboxSettings, name: str, profile: str) -> list[str]:
@@ -291,13 +301,16 @@ def run_arguments(settings: SandboxSettings, name: str, profile: str) -> list[st
         *("--tmpfs", f"/tmp:rw,exec,size={settings.disk_mb}m,mode=1777"),
         *("--memory", memory, "--memory-swap", memory, "--cpus", str(settings.cpus)),
         *("--pids-limit", str(settings.processes + 8)),
-        *("--ulimit", "nofile=1024:1024", "--ulimit", "core=0:0"),
-        *("--ulimit", f"nproc={settings.processes}:{settings.processes}"),
-        *("--ulimit", f"fsize={settings.disk_mb << 20}:{settings.disk_mb << 20}"),
+        *_ulimits(settings),
         *(part for folder in settings.read_only for part in ("--volume", f"{folder}:{folder}:ro")),
         *(part for key, value in variables.items() for part in ("--env", f"{key}={value}")),
         *("--entrypoint", "/bin/sh", str(settings.image), "-c", _FIRST),
     ]
+
+
+def _ulimits(settings: SandboxSettings) -> list[str]:
+    limits = {"nofile": 1024, "core": 0, "nproc": settings.processes, "fsize": settings.disk_mb << 20}
+    return [part for name, limit in limits.items() for part in ("--ulimit", f"{name}={limit}:{limit}")]
 
 
 def sweep(program: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -42,6 +43,7 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if subprocess.run([name, "info"], capture_output=True, check=False).returncode:
         pytest.skip(f"{name} does not work here")
     root = tmp_path_factory.mktemp("image")
+    root.chmod(0o755)  # it becomes the image's /
     (root / "bin").mkdir()
     for applet in subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split():
         os.symlink("busybox", root / "bin" / applet)
@@ -101,6 +103,20 @@ def test_commands_and_files(kind: str) -> None:
 
     asyncio.run(main())
     assert not containers(kind, os.getpid())
+
+
+@pytest.mark.slow
+def test_an_image_that_a_user_cannot_use_is_refused(kind: str, tmp_path: Path) -> None:
+    image = "ajet-test:closed" if kind == "docker" else "localhost/ajet-test:closed"
+    (tmp_path / "root" / "bin").mkdir(parents=True)
+    shutil.copy(shutil.which("busybox") or "", tmp_path / "root/bin/sh")
+    (tmp_path / "root" / "bin").chmod(0o700)
+    packed = subprocess.run(["tar", "-C", str(tmp_path / "root"), "-cf", "-", "."], capture_output=True, check=True)
+    subprocess.run([kind, "import", "-", image], input=packed.stdout, capture_output=True, check=True)
+    settings = dataclasses.replace(settings_of(kind), image=image)
+    with pytest.raises(SandboxError, match=r"the user 1000:1000 can't run /bin/sh(.|\n)*options: \{user"):
+        check_sandbox(settings)
+    check_sandbox(settings_of(kind))
 
 
 @pytest.mark.slow
