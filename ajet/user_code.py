@@ -156,24 +156,80 @@ def _load_file(file: Path) -> ModuleType:
     """Import a file under a unique name."""
     package = "ajet_user_" + hashlib.sha256(str(file.parent).encode()).hexdigest()[:12]
     name = f"{package}.{file.stem.replace('.', '_')}"
-    if name in sys.modules:
-        return sys.modules[name]
-    if package not in sys.modules:
-        folder = ModuleType(package)
-        folder.__path__ = [str(file.parent)]
-        sys.modules[package] = folder
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ImportPathError(f"{file} can't be imported: it isn't a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        with _first_on_path(file.parent), _errors_named(str(file), file):
-            spec.loader.exec_module(module)
-    except ImportPathError:
-        del sys.modules[name]
-        raise
-    return module
+    with _files.import_of(name) as known:
+        if known is not None:
+            return known
+        if package not in sys.modules:
+            folder = ModuleType(package)
+            folder.__path__ = [str(file.parent)]
+            sys.modules[package] = folder
+        spec = importlib.util.spec_from_file_location(name, file)
+        if spec is None or spec.loader is None:
+            raise ImportPathError(f"{file} can't be imported: it isn't a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            with _first_on_path(file.parent), _errors_named(str(file), file):
+                spec.loader.exec_module(module)
+        except ImportPathError:
+            del sys.modules[name]
+            raise
+        return module
+
+
+class _Files:
+    """Which thread imports which file now. Others that want the same file wait until it is imported."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._importing: dict[str, int] = {}
+        self._waiting: dict[int, str] = {}
+
+    @contextmanager
+    def import_of(self, name: str) -> Iterator[ModuleType | None]:
+        """What there is already, or None: then this thread imports it in the block."""
+        mine = self._begin(name)
+        try:
+            yield None if mine else sys.modules[name]
+        finally:
+            if mine:
+                with self._changed:
+                    self._importing.pop(name, None)
+                    self._changed.notify_all()
+
+    def _begin(self, name: str) -> bool:
+        me = threading.get_ident()
+        with self._changed:
+            while name in self._importing and not self._leads_to(me, name):
+                self._waiting[me] = name
+                self._changed.wait()
+                del self._waiting[me]
+            if name in sys.modules:
+                return False
+            self._importing[name] = me
+            return True
+
+    def _leads_to(self, thread: int, name: str) -> bool:
+        """Whether the import of a file waits for this thread, as with files that import each other: such a thread
+        gets what is there so far."""
+        wanted: str | None = name
+        while wanted is not None and (owner := self._importing.get(wanted)) is not None:
+            if owner == thread:
+                return True
+            wanted = self._waiting.get(owner)
+        return False
+
+
+_files = _Files()
+
+
+def _forget() -> None:
+    """In a forked process, the parent's threads import nothing."""
+    global _files
+    _files = _Files()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _load_module(name: str, base_dirs: Sequence[str | Path]) -> ModuleType:
@@ -272,15 +328,21 @@ def _first_on_path(folder: Path | None) -> Iterator[None]:
     giving_way = {top for top in own if (home := _home_of(top)) != folder and home in _FOLDERS}
     # list: another thread may be importing meanwhile
     for name in [name for name in list(sys.modules) if name.partition(".")[0] in giving_way]:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
     # A new list each time: another thread may be searching the old one for an import, and must not skip an entry.
-    sys.path = [str(folder), *sys.path]
+    with _path:
+        sys.path = [str(folder), *sys.path]
     try:
         yield
     finally:
-        without = list(sys.path)
-        without.remove(str(folder))
-        sys.path = without
+        with _path:
+            without = list(sys.path)
+            without.remove(str(folder))
+            sys.path = without
+
+
+_path = threading.Lock()
+"""Held while `sys.path` is changed, never during an import."""
 
 
 _FOLDERS: set[Path] = set()
@@ -298,5 +360,6 @@ def _home_of(top: str) -> Path | None:
 
 def _last_on_path(folder: Path) -> None:
     _FOLDERS.add(folder)
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    with _path:
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))

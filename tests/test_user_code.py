@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import subprocess
 import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -165,6 +169,36 @@ def test_an_import_in_another_thread_meanwhile_adds_modules(tmp_path: Path, monk
 
     monkeypatch.setitem(sys.modules, Importing("an_import_z"), sys)
     assert load_symbol(f"{tmp_path / 'two' / 'flow.py'}->Flow").n == "two"
+
+
+def test_threads_that_import_one_file_all_get_the_whole_of_it(tmp_path: Path) -> None:
+    write(tmp_path / "slow_one.py", "import time\ntime.sleep(0.3)\nclass Flow: n = 1")
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: load_symbol(f"{tmp_path / 'slow_one.py'}->Flow"), range(8)))
+    assert [flow.n for flow in found] == [1] * 8
+    assert len(set(found)) == 1, "imported once"
+
+
+def test_threads_that_import_files_which_need_each_other_both_end(tmp_path: Path) -> None:
+    """Each of two threads has begun one of them when it asks for the other."""
+    for own, other in (("left", "right"), ("right", "left")):
+        code = f"""
+        import builtins
+        from pathlib import Path
+        from ajet.user_code import load_symbol
+        builtins.both_z.wait(30)
+        try:
+            load_symbol(str(Path(__file__).with_name({other!r} + ".py")) + "->Flow")
+        except Exception:
+            pass  # one of them sees the other unfinished
+        class Flow: n = 1
+        """
+        write(tmp_path / f"{own}.py", textwrap.dedent(code))
+    builtins.both_z = threading.Barrier(2)  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(2) as threads:
+        paths = [f"{tmp_path / own}.py->Flow" for own in ("left", "right")]
+        found = [threads.submit(load_symbol, path) for path in paths]
+        assert [one.result(60).n for one in found] == [1, 1]
 
 
 def test_a_name_that_no_file_can_have() -> None:
