@@ -67,7 +67,9 @@ class Data:
     def metrics(self, request: Request) -> Response:
         after = request.query_params.get("after", "")
         experiment = self._named(request)
-        columns = experiment.metrics(int(after) if _INTEGER.fullmatch(after) else None)
+        if after and not _INTEGER.fullmatch(after):
+            raise HTTPException(400, "after: should be the number of a step")
+        columns = experiment.metrics(int(after) if after else None)
         return _json({**columns, "running": experiment.running})
 
     def episodes(self, request: Request) -> Response:

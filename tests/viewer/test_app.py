@@ -82,6 +82,11 @@ def test_bad_queries_say_what_is_wrong(experiments: Path) -> None:
     for query in ("step_min=x", "sort=reward;drop", "success=maybe", "reward_max=nan", "offset=1e400"):
         answer = visitor.get(f"/api/x/math-agent/episodes?{query}")
         assert answer.status_code == 400 and query.split("=")[0] in answer.json()["error"]
+    for after in ("--5", "1e9", "x", "9" * 400):
+        answer = visitor.get(f"/api/x/math-agent/metrics?after={after}")
+        assert answer.status_code == 400 and "after" in answer.json()["error"]
+    for after in ("", "-1", "3"):
+        assert visitor.get(f"/api/x/math-agent/metrics?after={after}").status_code == 200
     assert visitor.get("/api/x/math-agent/episode/none").status_code == 404
     assert visitor.get("/x/none").status_code == 404
 
