@@ -2,8 +2,8 @@
 
 Both sides have the same model (0.66 M parameters), questions, tool and batch (8 tasks x 8 episodes of two turns), use
 float32, make one update per step, and draw rewards at random. AgentJet runs as a user would run it: `ajet --conf …`, an
-agent written with the OpenAI client, episodes and metrics recorded. TRL needs its own environment
-(`pip install trl==1.16.0 jmespath`).
+agent written with the OpenAI client, episodes and metrics recorded, with the engine in a thread and in a process of its
+own. TRL needs its own environment (`pip install trl==1.16.0 jmespath`).
 
     python benchmarks/grpo_step.py --trl-python /path/to/its/bin/python [--steps 12] [--model FOLDER]
 """
@@ -31,6 +31,8 @@ from ajet.observe.metrics import read_metrics
 
 HERE = Path(__file__).parent
 IMITATION_STEPS = 300
+
+OURS: dict[str, tuple[str, ...]] = {"ajet": (), "ajet, engine in a process": ("rollout.engine_process=true",)}
 
 CONF = """
 ajet:
@@ -181,10 +183,13 @@ def main() -> None:
             return
         figures: dict[str, Any] = {"episodes_per_step": TASKS_PER_STEP * EPISODES_PER_TASK}
         for threads in arguments.threads:
-            found = {"ajet": run_ours(kept / "hf", folder, arguments.steps, threads)}
+            found = {
+                arm: run_ours(kept / "hf", folder, arguments.steps, threads, overrides)
+                for arm, overrides in OURS.items()
+            }
             if arguments.trl_python:
-                found["trl"] = run_trl(arguments.trl_python, kept / "hf", arguments.steps, threads)
-                found["speedup"] = found["trl"]["step_seconds"] / found["ajet"]["step_seconds"]
+                trl = found["trl"] = run_trl(arguments.trl_python, kept / "hf", arguments.steps, threads)
+                found["speedup"] = {arm: trl["step_seconds"] / found[arm]["step_seconds"] for arm in OURS}
             figures[f"{threads} thread{'s' if threads > 1 else ''}"] = found
             print(json.dumps({str(threads): found}, indent=1), flush=True)
     if arguments.trl_python:
