@@ -24,6 +24,7 @@ from waiting import wait_until
 from ajet.backbone import LaunchOptions
 from ajet.backbone.local import run
 from ajet.backbone.local.weights import LOCK, PREFIX, WeightFolder
+from ajet.cli.main import main
 from ajet.config.loader import load_config
 from ajet.engine.model_source import ModelSource
 from ajet.observe.episode_store import EpisodeStore
@@ -369,3 +370,24 @@ def test_a_server_that_dies_at_the_start_is_one_line_with_its_reason(tmp_path: P
     with pytest.raises(UserError, match=r"ValueError: no room for the cache.*vllm-0\.log") as caught:
         train(tmp_path, "Talker", f"rollout.vllm.python={dying}")
     assert "\n" not in str(caught.value)
+
+
+def test_an_engine_that_can_not_sleep_ends_the_command_with_code_2_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stand-in says what vLLM says on a device whose memory it can't release."""
+    awake = tmp_path / "awake_python"
+    said = "ValueError: Sleep mode is not supported on current platform."
+    awake.write_text(f"#!/bin/sh\necho $$ > {tmp_path / 'pid'}\necho '{said}'\nexit 1\n")
+    awake.chmod(0o755)
+    sleeps = [f"rollout.vllm.python={awake}", "rollout.vllm.sleep=true"]
+    with pytest.raises(
+        UserError, match=r"^rollout\.vllm\.sleep: vLLM can't release this device's memory: leave the key"
+    ):
+        train(tmp_path, "Talker", *sleeps)
+    command = ["--conf", str(tmp_path / "job.yaml"), "--exp-dir", str(tmp_path / "again"), "--quiet", *sleeps]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "rollout.vllm.sleep: vLLM can't release" in error
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
