@@ -189,6 +189,7 @@ def test_the_panel_on_a_terminal(columns: int) -> None:
     with panel(columns) as terminal:
         terminal.wait_for("load       ")
         assert "tiny:qwen2-0.3m, engine torch" in terminal.text
+        assert re.search("load +[⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏] tiny:", terminal.text), "how long it takes isn't known: it turns"
         shown = terminal.wait_for("ready")
         terminal.type("\n")
         shown = terminal.finish()

@@ -206,9 +206,13 @@ def test_a_program_is_the_agent(tmp_path: Path) -> None:
 
 
 @long
-def test_tutorials_with_an_environment_and_with_an_agent(tmp_path: Path) -> None:
-    lake = ray_runs.run_tutorial("trinity", tmp_path / "lake", "example_frozenlake/frozenlake.yaml")
+def test_a_tutorial_with_an_environment(tmp_path: Path) -> None:
+    lake = ray_runs.run_tutorial("trinity", tmp_path, "example_frozenlake/frozenlake.yaml")
     assert all(episode.environment is not None and episode.tree.calls for episode in lake)
+
+
+@long
+def test_a_tutorial_with_a_ready_agent(tmp_path: Path) -> None:
     short = ["rollout.max_response_length_in_one_turn=16", "rollout.agent.max_steps=2"]
-    coding = ray_runs.run_tutorial("trinity", tmp_path / "coding", "example_coding_agent/coding_agent.yaml", *short)
+    coding = ray_runs.run_tutorial("trinity", tmp_path, "example_coding_agent/coding_agent.yaml", *short)
     assert all(episode.reward is not None and episode.tree.calls for episode in coding)
