@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +13,7 @@ from ajet.schema.printable import printable
 
 if TYPE_CHECKING:
     from ajet.backbone.plan import RunPlan
-    from ajet.config import Config
+    from ajet.config import BackboneName, Config
     from ajet.config.agent import AgentConfig
     from ajet.environment.source import EnvironmentSource
     from ajet.schema.task import Task
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ajet.workflow import Workflow
 
 SHOWN_QUERY = 70
+READ_FROM_SERVICES = ("env_service", "data_generation", "tracing")
+"""Readers that may ask one of `ajet.services` for the tasks."""
 
 
 class Loaded(NamedTuple):
@@ -39,13 +41,27 @@ def run(argv: Sequence[str]) -> int:
     """Check one config and print what it would do."""
     arguments = _parser().parse_intermixed_args(argv)
     arguments.plan |= arguments.gpu is not None
-    from ajet.backbone.early_stop import EarlyStop
-    from ajet.backbone.plan import RunPlan, training_samples
-    from ajet.cli.launch import choose_backbone, known_backbone
+    from ajet.cli.launch import known_backbone
     from ajet.config import load_config
+    from ajet.helper import HelperError
+    from ajet.runtime.companions import yaml_services
 
     flag = known_backbone(arguments.backbone)
     config = load_config(arguments.conf, arguments.overrides, backbone=flag)
+    rehearsed = arguments.run or arguments.replies
+    needed = rehearsed or config.ajet.task_reader.type in READ_FROM_SERVICES
+    try:
+        with yaml_services(config, use_running=True) if needed else nullcontext():
+            return _check(config, arguments, flag)
+    except HelperError as error:
+        return fail(f"the tasks can't be read: {error}", EXIT_FAILED)
+
+
+def _check(config: Config, arguments: Namespace, flag: BackboneName | None) -> int:
+    from ajet.backbone.early_stop import EarlyStop
+    from ajet.backbone.plan import RunPlan, training_samples
+    from ajet.cli.launch import choose_backbone
+
     backbone, why = choose_backbone(flag, config)
     config.ajet.backbone = backbone
     loaded = load(config)

@@ -132,10 +132,13 @@ def _dot_env() -> dict[str, str]:
 
 
 @contextmanager
-def yaml_services(config: Config) -> Iterator[None]:
-    """The services of the YAML, for commands that need them without being a run: what is said goes to stderr."""
+def yaml_services(config: Config, *, use_running: bool = False) -> Iterator[None]:
+    """The services of the YAML, for commands that need them without being a run: what is said goes to stderr.
+    `use_running`: one whose address answers, because a run has it or the user has started it, is not started."""
     with ExitStack() as stack:
         for service in wanted_services(config, ()):
+            if use_running and service.address is not None and answers(service.address):
+                continue
             stack.enter_context(start_service(service, say=say_on_stderr))
         yield
 
@@ -173,6 +176,12 @@ class Started:
         return "\n    ".join(self.log.read_text(errors="replace").strip().splitlines()[-5:])
 
 
+def with_our_programs(env: dict[str, str]) -> dict[str, str]:
+    """`ajet env serve` is found although the run was started as `.venv/bin/ajet`, in an environment not activated."""
+    path = [folder for folder in (env.get("PATH"), str(Path(sys.executable).parent)) if folder]
+    return {**env, "PATH": os.pathsep.join(path)}
+
+
 @contextmanager
 def start_command(
     name: str,
@@ -192,7 +201,7 @@ def start_command(
         process = subprocess.Popen(
             command,
             cwd=cwd,
-            env={**os.environ, **(env or {}), STARTED_BY: mark},
+            env={**with_our_programs({**os.environ, **(env or {})}), STARTED_BY: mark},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import ajet.helper.model
 from ajet.cli.main import main
 from ajet.cli.out_of_memory import memory_advice
 from ajet.engine.tiny.models import tiny_folder
@@ -121,6 +122,18 @@ def test_a_judge_that_reads_what_the_workflow_does_not_give(project: Path, capsy
     code, _, error = validated(capsys, built_in)
     assert code == 2
     assert "MathAnswerAsJudge reads 'answer' of a task's metadata, and task 'train-0' has 'solution'" in error
+
+
+def test_tasks_of_a_helper_model_that_does_not_answer(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ajet.helper.model, "MAX_RETRIES", 0)
+    (project / "about.txt").write_text("The library opens at nine on weekdays. On Sunday it stays closed.")
+    helper = ["helper.model=big", "helper.base_url=http://127.0.0.1:9/v1", "helper.api_key=none"]
+    documents = "task_reader.data_generation.document_reader.document_path=[about.txt]"
+    code, _, error = validated(capsys, *helper, "task_reader.type=data_generation", documents)
+    assert code == 1
+    assert "error: the tasks can't be read: helper model 'big' at http://127.0.0.1:9/v1: APIConnectionError" in error
 
 
 def test_a_rehearsal_without_a_model_call(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from ports import free_port
 from waiting import wait_until
 
 from ajet.config import load_config, make_config
-from ajet.runtime.companions import Service, ServiceError, start_service, wanted_services
+from ajet.runtime.companions import Service, ServiceError, start_service, wanted_services, yaml_services
 from ajet.schema.errors import ConfigError
 
 
@@ -43,6 +44,31 @@ def test_the_run_waits_until_it_answers_and_nothing_is_left(capsys: pytest.Captu
     assert "started world (pid " in capsys.readouterr().out
     (log,) = Path("state").glob("world-*.log")
     assert log.read_text().startswith("hello")
+
+
+def test_our_own_command_is_found_without_an_activated_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = [folder for folder in os.environ["PATH"].split(os.pathsep) if not (Path(folder) / "ajet").exists()]
+    monkeypatch.setenv("PATH", os.pathsep.join(bare))
+    address = ("127.0.0.1", free_port())
+    where = "command -v ajet || command -v python"  # the tests' environment may lack the first
+    with start_service(service(f"{where}; {listening(address[1])}", address=address)):
+        (log,) = Path("state").glob("world-*.log")
+        assert Path(log.read_text().splitlines()[0]).parent == Path(sys.executable).parent
+
+
+def test_one_that_is_running_is_used_by_commands_that_are_no_run(capfd: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    keys = {"command": listening(port), "address": f"127.0.0.1:{port}"}
+    config = make_config({"services.w": keys})
+    with yaml_services(config, use_running=True):
+        said = capfd.readouterr()
+        assert "started w" in said.err and not said.out
+        with yaml_services(config, use_running=True):
+            socket.create_connection(("127.0.0.1", port)).close()
+        assert "started" not in capfd.readouterr().err
+        socket.create_connection(("127.0.0.1", port)).close()
+    with socket.socket() as gone:
+        assert gone.connect_ex(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize(

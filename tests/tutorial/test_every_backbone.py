@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ports import free_port
 from tutorial_runs import ROOT, TINY, TUTORIAL
 
 from ajet.cli.main import main
@@ -27,9 +28,10 @@ NEEDS = {
     "example_coding_agent/codex.yaml": "the program 'codex' isn't in the sandbox",
     "example_feedback_tracing/feedback_tracing.yaml": "studio.sqlite3",
     "example_appworld/appworld.yaml": "Connection refused",
-    "example_appworld/small_world.yaml": "Connection refused",
 }
-"""What must be installed, made or started first, where it is not there: validating starts no services."""
+"""What must be installed, made or started first, where it is not there."""
+PORTS = ("WORLD_PORT", "RULE_REVIEWER_PORT", "RULE_GRADER_PORT", "RULE_JUDGE_PORT")
+"""Where the services of the YAMLs answer: other tests run beside these."""
 CONFS = sorted(
     str(file.relative_to(TUTORIAL))
     for file in TUTORIAL.glob("example_*/*.yaml")
@@ -43,6 +45,8 @@ def test_it_is_valid(
     conf: str, backbone: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
+    for name in PORTS:
+        monkeypatch.setenv(name, str(free_port()))
     code = main(["validate", f"tutorial/{conf}", f"--backbone={backbone}", TINY])
     said = capsys.readouterr().err
     if conf in LOCAL_ALONE:
