@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.schema.errors import ConfigError
+from ajet.schema.streams import is_stream
 
 EPISODES_EPILOG = """\
 formats:
@@ -126,7 +127,7 @@ def _episodes_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:
 def _export_episodes(arguments: Namespace) -> str:
     from ajet.cli.view import opened_experiment
     from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
-    from ajet.observe.export import ExportFormat, export_episodes, is_stream
+    from ajet.observe.export import ExportFormat, export_episodes
 
     form = ExportFormat(arguments.format)
     target = arguments.target or Path(f"episodes.{'parquet' if form is ExportFormat.PARQUET else 'jsonl'}")
@@ -169,6 +170,9 @@ def _export_prompt(arguments: Namespace) -> str:
     target: Path | None = arguments.target
     if target is None:
         return text.rstrip("\n")
+    if is_stream(target):
+        target.write_text(text, encoding="utf-8")
+        return ""
     if target.exists() and not arguments.force:
         raise ConfigError(f"{target} exists: choose another file, or use --force")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from ajet.observe.episode_store import EpisodeFilter, EpisodeStore, RecordedEpis
 from ajet.observe.episode_text import conversation, last_calls
 from ajet.schema.call_tree import ROOT
 from ajet.schema.errors import MissingDependencyError, UserError
+from ajet.schema.streams import is_stream
 from ajet.tracing.episode_trace import episode_spans
 from ajet.tracing.otlp import to_json
 
@@ -58,11 +59,6 @@ def export_episodes(store: EpisodeStore, where: EpisodeFilter, form: ExportForma
             count = _write_lines(file, recorded, form)
     scratch.replace(target)
     return count
-
-
-def is_stream(target: Path) -> bool:
-    """Whether it is there already as something that can be written to, but not replaced."""
-    return target.exists() and not target.is_file() and not target.is_dir()
 
 
 def _write_lines(file: TextIO, recorded: Iterator[RecordedEpisode], form: ExportFormat) -> int:

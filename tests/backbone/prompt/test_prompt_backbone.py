@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,12 @@ def test_the_terminal_says_round_best_and_budget(
     assert main(["export", "prompt", "x-prompt", "best.yaml"]) == 0
     assert yaml.safe_load((tmp_path / "best.yaml").read_text()) == printed
     assert main(["export", "prompt", "x-prompt", "best.yaml"]) == 2
+    os.mkfifo("pipe")
+    with ThreadPoolExecutor(1) as thread:
+        read = thread.submit(Path("pipe").read_text)
+        assert main(["export", "prompt", "x-prompt", "pipe"]) == 0
+        assert yaml.safe_load(read.result()) == printed
+    assert Path("pipe").is_fifo(), "a pipe or a device is written to, and stays"
 
 
 def test_the_tuned_model_may_propose_itself(tmp_path: Path) -> None:
