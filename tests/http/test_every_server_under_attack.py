@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,8 +110,12 @@ async def collector() -> AsyncIterator[Target]:
         await server.aclose()
 
 
-SERVERS = [gateway, responses, anthropic, traces, store, environment, collector]
-every_server = pytest.mark.parametrize("serve", SERVERS, ids=lambda serve: serve.__name__)
+with_model = pytest.mark.skipif(find_spec("transformers") is None, reason="needs the `train` extra")
+SERVERS = [
+    *(pytest.param(serve, marks=with_model, id=serve.__name__) for serve in (gateway, responses, anthropic, traces)),
+    *(pytest.param(serve, id=serve.__name__) for serve in (store, environment, collector)),
+]
+every_server = pytest.mark.parametrize("serve", SERVERS)
 
 
 async def ask(target: Target, body: Any, path: str = "", key: str | None = None, **headers: str) -> Reply:
