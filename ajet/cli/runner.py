@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -53,6 +54,7 @@ def run(argv: Sequence[str]) -> int:
     address = urlsplit(arguments.connect)
     if address.scheme not in ("http", "https") or not address.hostname:
         raise UserError(f"--connect: {arguments.connect!r} is not an address: it looks like http://host:port")
+    _check(arguments)
     key = os.environ.get(KEY_VARIABLE)
     if not key:
         raise UserError(
@@ -63,6 +65,21 @@ def run(argv: Sequence[str]) -> int:
 
         return place(arguments, key)
     return _Runner(arguments, key).run()
+
+
+def _check(arguments: Namespace) -> None:
+    """What the workers would meet later, each for itself."""
+    from ajet.cli.store import seconds
+
+    seconds(arguments.patience)
+    if arguments.ca:
+        try:
+            ssl.create_default_context(cafile=arguments.ca)
+        except OSError as error:  # also what ssl raises
+            raise UserError(
+                f"--ca {arguments.ca}: {error.strerror or error}\n"
+                "    give the PEM file of the authority that signed the run's certificate"
+            ) from None
 
 
 async def _work(arguments: Namespace, key: str, number: int, runner: int, workflow_class: type[Workflow]) -> int:

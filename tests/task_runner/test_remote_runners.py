@@ -360,7 +360,10 @@ def test_what_runners_elsewhere_cannot_do_is_refused(keys: dict[str, Any], says:
     ("arguments", "key", "code", "says"),
     [
         (["--connect", "http://127.0.0.1:1"], "", 2, f"{KEY_VARIABLE} is not set"),
-        (["--connect", "127.0.0.1:1"], KEY, 2, "not the URL of a store"),
+        (["--connect", "127.0.0.1:1"], KEY, 2, "'127.0.0.1:1' is not an address: it looks like http://host:port"),
+        (["--connect", "http://127.0.0.1:1", "--patience", "soon"], KEY, 2, "'soon' is not a length of time"),
+        (["--connect", "https://127.0.0.1:1", "--ca", "no.pem"], KEY, 2, "--ca no.pem: No such file"),
+        (["--connect", "https://127.0.0.1:1", "--ca", "agent.py"], KEY, 2, "--ca agent.py: "),
         (["--connect", "http://127.0.0.1:1", "--patience", "0s"], KEY, 1, "can't be reached"),
         (["--connect", "http://127.0.0.1:1", "--workflow", "none.py->Agent"], KEY, 2, "no file 'none.py'"),
     ],
