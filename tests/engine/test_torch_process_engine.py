@@ -80,6 +80,17 @@ def test_replies_are_those_of_the_engine_in_this_process(engine: TorchProcessEng
     assert there[-2].top_logprobs is not None and len(there[-2].top_logprobs) == len(there[-2].token_ids)
 
 
+def test_deterministic_replies_are_the_same_to_the_last_bit() -> None:
+    settings = TorchEngineSettings(max_model_len=128, max_num_seqs=4, deterministic=True)
+    requests = [request(list(range(40, 50 + n)), max_tokens=10, seed=n) for n in range(5)]
+    drawn = []
+    for made in (TorchEngine, TorchProcessEngine):
+        engine = made(MODEL, settings)
+        drawn.append([(reply.token_ids, reply.logprobs) for reply in ask_all(engine, requests)])
+        asyncio.run(engine.aclose())
+    assert drawn[0] == drawn[1]
+
+
 def test_agents_whose_turns_interleave_get_the_same_conversations(
     engine: TorchProcessEngine, embedded: TorchEngine
 ) -> None:
