@@ -64,6 +64,8 @@ CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (text, content='', tokenize=
 """
 """What lists show is kept apart from the bodies, so scanning 100,000 rows reads no body. Files of older versions lack
 `task_record` until they are written to again."""
+_NO_QUERY = "[not defined]"
+"""What tasks of an environment service have for a question: the first observation says what to do."""
 _LONGEST_VALUE = 20_000
 """Characters of one text in a task's record; of a longer one, its beginning is kept."""
 
@@ -149,7 +151,7 @@ def insert_episode(
     recorded: float,
 ) -> int:
     """Add an episode, replacing one with the same id. Returns its row."""
-    tree = episode.tree
+    tree, query = episode.tree, "" if query == _NO_QUERY else query
     found = connection.execute("SELECT id FROM episode WHERE episode_id = ?", (episode.episode_id,)).fetchone()
     if found:
         _delete(connection, [found[0]])

@@ -149,6 +149,17 @@ def test_size_is_bounded_and_the_oldest_are_deleted(tmp_path: Path) -> None:
     assert store.page(EpisodeFilter(text="apples"))[1] == total, "the text index forgot the deleted episodes"
 
 
+def test_a_task_without_a_question_is_shown_by_what_the_agent_was_told(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path / "episodes.sqlite")
+    for number, query in enumerate(("", "[not defined]", "How many?")):
+        episode = math_episode(Vocabulary(), random.Random(number), task=0)
+        recorder.record(episode, 1, task=Task(main_query=query, task_id=episode.task_id))
+    recorder.close()
+    rows, _ = EpisodeStore(tmp_path / "episodes.sqlite").page(sort="id", descending=False)
+    told, same, asked = (row["preview"] for row in rows)
+    assert told == same != "" and told.startswith("A shop sells") and asked == "How many?"
+
+
 def test_a_resume_forgets_later_steps(tmp_path: Path) -> None:
     recorder = EpisodeRecorder(tmp_path / "e.sqlite")
     group = [episode for episode in episodes(40) if episode.usable]
