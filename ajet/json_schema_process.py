@@ -4,6 +4,7 @@ each line of standard output, both JSON. It never prints anything else, and ends
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import signal
@@ -74,8 +75,11 @@ def main() -> None:
             said = {"too_slow": "applying it takes too much memory"}
         except HOSTILE as error:
             said = {"not_a_schema": f"{type(error).__name__}: {error}"[:SHOWN]}
-        sys.stdout.buffer.write(json.dumps(said).encode() + b"\n")
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.buffer.write(json.dumps(said).encode() + b"\n")
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:  # whoever asked was killed
+            os._exit(0)  # what is still buffered would be tried, and complained about, once more
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ajet.json_schemas import MAX_SCHEMA_BYTES, SchemaRefused, SchemaTooSlow, breach, check_schema, on_loop
+from ajet.json_schemas import MAX_SCHEMA_BYTES, PROGRAM, SchemaRefused, SchemaTooSlow, breach, check_schema, on_loop
 
 SLOW_PATTERN = {"type": "string", "pattern": "^(a+)+$"}
 PATTERN_VALUE = "a" * 40 + "!"
@@ -106,3 +106,17 @@ def test_forked_processes_have_their_own() -> None:
         os._exit(0 if breach({"type": "string"}, 1) is not None else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert breach({"type": "string"}, "a") is None
+
+
+def test_its_process_ends_quietly_when_who_asked_is_gone() -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-P", str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert program.stdin is not None and program.stdout is not None and program.stderr is not None
+    program.stdout.close()
+    program.stdin.write(b'{"schema": "{}", "value": 1}\n')
+    program.stdin.flush()
+    said = program.stderr.read()
+    assert (program.wait(60), said) == (0, b"")
+    program.stdin.close()
+    program.stderr.close()
