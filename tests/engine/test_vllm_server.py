@@ -21,6 +21,7 @@ import torch
 from ajet.engine.base import Engine
 from ajet.engine.vllm.arguments import VllmSettings, server_arguments, server_environment
 from ajet.engine.vllm.in_process import VllmInProcessEngine
+from ajet.engine.vllm.server import VllmServer
 from ajet.engine.vllm.server_engine import VllmServerEngine
 from ajet.schema.errors import (
     ConfigError,
@@ -72,6 +73,42 @@ async def own(folder, fake):
 
 asyncio.run(own(Path(sys.argv[1]), sys.argv[2]))
 """
+
+
+WITH_A_WORKER = """
+import os, runpy, signal, sys, time
+from multiprocessing.shared_memory import SharedMemory
+
+if os.fork() == 0:
+    block = SharedMemory(create=True, size=8)
+    def end(*_):
+        time.sleep(0.5)
+        block.unlink()
+        os._exit(0)
+    signal.signal(signal.SIGTERM, end)
+    open(sys.argv[3], "w").write(block.name)
+    time.sleep(60)
+while not os.path.exists(sys.argv[3]):
+    time.sleep(0.01)
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+def test_workers_that_end_after_their_server_remove_their_shared_memory(tmp_path: Path) -> None:
+    note = tmp_path / "block"
+    settings = VllmSettings("m", log_folder=tmp_path, start_timeout_s=20.0)
+    command = [sys.executable, "-c", WITH_A_WORKER, str(FAKE)]
+    server = VllmServer(settings, 0, lambda _, port: [*command, str(port), str(note)])
+
+    async def start_and_stop() -> None:
+        await server.start()
+        await server.stop()
+
+    asyncio.run(start_and_stop())
+    block = Path("/dev/shm") / note.read_text()
+    left = block.exists()
+    block.unlink(missing_ok=True)
+    assert not left
 
 
 def test_a_server_ends_when_its_owner_is_killed(tmp_path: Path) -> None:

@@ -149,13 +149,14 @@ class VllmServer:
         return answer.status_code == 200
 
     async def stop(self) -> None:
-        """End it and its workers; kill those that don't end in time."""
+        """End it and its workers; kill those that don't end in time. The last to end is Python's resource tracker,
+        which removes their shared memory."""
         process = self._process
         if process is None:
             return
         _signal_group(process, signal.SIGTERM)
         end = time.monotonic() + STOP_SECONDS
-        while process.poll() is None and time.monotonic() < end:
+        while (process.poll() is None or _group_lives(process)) and time.monotonic() < end:
             await asyncio.sleep(0.05)
         _signal_group(process, signal.SIGKILL)
         await asyncio.to_thread(process.wait)
@@ -177,6 +178,15 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
     """To the whole process group, which may outlive its first process."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
+
+
+def _group_lives(process: subprocess.Popen[bytes]) -> bool:
+    """Whether anything of the process group is left."""
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _free_port() -> int:
