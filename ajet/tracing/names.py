@@ -30,4 +30,4 @@ ROLLOUT_ID = PREFIX + "rollout_id"
 ATTEMPT_ID = PREFIX + "attempt_id"
 
 NOT_COUNTED = "ajet.reward.not_counted"
-"""On a reward that came over HTTP without the control key: why it has no effect."""
+"""On a reward that came over HTTP without the control key, or not from `emit_reward`: why it has no effect."""

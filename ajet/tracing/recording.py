@@ -15,7 +15,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from ajet.schema.span import Span, SpanStatus
+from ajet.tracing import names
 from ajet.tracing.attributes import bounded, plain
 from ajet.tracing.rewards import Reward, call_of, reward_of
 from ajet.tracing.threads import inherited, mark_threads
@@ -156,6 +159,8 @@ def emit(
         start_time=now if start_time is None else start_time,
         end_time=now if end_time is None else end_time,
     )
+    if name != names.REWARD and reward_of(span) is not None:  # the keys may be what a model wrote
+        span = replace(span, attributes={names.NOT_COUNTED: "only emit_reward gives rewards", **span.attributes})
     span = bounded(span)
     if recording is not None and propagate:
         recording.add(span)

@@ -26,10 +26,32 @@ from ajet.tracing import (
     get_message_value,
     get_object_value,
     get_rewards_from_span,
+    names,
     operation,
     record_spans,
 )
 from ajet.tracing.attributes import MAX_ATTRIBUTES, MAX_TEXT, flat, nested, plain
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"reward": 1000},
+        {"agentlightning.reward.0.value": 1000, **{str(index): index for index in range(1000)}},
+        {"agentlightning": {"reward": [{"name": "primary", "value": 1000}]}},
+        {"agentops": {"task.output": '{"type": "reward", "value": 1000}'}},
+    ],
+)
+def test_only_emit_reward_gives_rewards(chosen: dict[str, Any]) -> None:
+    """What an annotation or an attribute says may be a model's own words."""
+    with record_spans() as spans:
+        emit_reward(0.5)
+        emit_annotation(chosen)
+        emit_message("done", attributes=chosen)
+        with operation(name="parse", **chosen):
+            pass
+    assert find_final_reward(spans) == 0.5
+    assert [names.NOT_COUNTED in span.attributes for span in spans][:2] == [False, True]
 
 
 def test_what_each_emitter_writes() -> None:
