@@ -33,6 +33,8 @@ class _Pause:
 
 class _Thread(threading.local):
     wanted: _Pause | None = None
+    pausing: asyncio.AbstractEventLoop | None = None
+    """The loop that `run_with_pauses` is running."""
 
 
 _thread = _Thread()
@@ -41,6 +43,8 @@ _thread = _Thread()
 async def outside_loop(function: Callable[[], T]) -> T:
     """Call `function` with no event loop running. If this is cancelled, the function has returned all the same."""
     loop = asyncio.get_running_loop()
+    if loop is not _thread.pausing:
+        raise asyncio.CancelledError("what would call this has ended")
     pause = _thread.wanted = _Pause(function, loop.create_future())
     loop.stop()
     await pause.called
@@ -56,6 +60,7 @@ def run_with_pauses(
     """Run a coroutine that may call `outside_loop`. `passes`: what such a call raises that ends everything at once."""
     task = loop.create_task(work)
     ended = False
+    before, _thread.pausing = _thread.pausing, loop
 
     def stop(_: asyncio.Task[T]) -> None:
         if not ended:  # an interrupt may come between the task's end and this call
@@ -70,6 +75,7 @@ def run_with_pauses(
                 _call(pause, loop, passes)
     finally:
         ended = True
+        _thread.pausing = before
         if task.done() and not task.cancelled():
             task.exception()  # raised below, or replaced by what is being raised: not to be logged
     return task.result()

@@ -6,6 +6,7 @@ it back as JSON.
 
 from __future__ import annotations
 
+import asyncio
 import bdb
 import inspect
 import json
@@ -306,10 +307,16 @@ async def _ask(
         except (WorkflowInterrupted, JudgeFault, bdb.BdbQuit):
             raise
         except BaseException as error:
-            if attempt == retries:
+            if attempt == retries or _being_cancelled():
                 raise
             log.log(level, "the judge raised %s: %s; asking it again", type(error).__name__, _said(error))
     raise AssertionError("unreachable")
+
+
+def _being_cancelled() -> bool:
+    """Has the episode been ended, other than by an error of its own?"""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _is_success(value: Any) -> bool | None:

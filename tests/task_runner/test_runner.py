@@ -482,6 +482,27 @@ def test_the_deadline_covers_the_judge() -> None:
     assert episode.status is EpisodeStatus.TIMEOUT
 
 
+def test_a_judge_that_was_interrupted_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[threading.Thread] = []
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+
+    def endless() -> None:
+        calls.append(threading.current_thread())
+        while True:
+            time.sleep(0.01)
+
+    async def main() -> Episode:
+        judge = judge_that(endless)
+        runner = runner_of(workflow_that(no_reward), judge=judge, rollout__episode_timeout=0.2)
+        episode = await runner.run(TASK)
+        await until(lambda: not calls[0].is_alive())
+        return episode
+
+    assert asyncio.run(main()).status is EpisodeStatus.TIMEOUT
+    assert len(calls) == 1 and not raised
+
+
 def test_no_deadline_while_debugging(monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(_task: WorkflowTask, _tuner: Any) -> WorkflowOutput:
         await asyncio.sleep(0.3)

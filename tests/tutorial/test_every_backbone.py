@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,10 +28,9 @@ IN_README = {
 }
 NEEDS = {
     "example_coding_agent/codex.yaml": "the program 'codex' isn't in the sandbox",
-    "example_feedback_tracing/feedback_tracing.yaml": "studio.sqlite3",
     "example_appworld/appworld.yaml": "Connection refused",
 }
-"""What must be installed, made or started first, where it is not there."""
+"""What must be installed or started first, where it is not there."""
 PORTS = ("WORLD_PORT", "RULE_REVIEWER_PORT", "RULE_GRADER_PORT", "RULE_JUDGE_PORT")
 """Where the services of the YAMLs answer: other tests run beside these."""
 CONFS = sorted(
@@ -39,15 +40,27 @@ CONFS = sorted(
 )
 
 
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What feedback_tracing's own script makes, which its users run first."""
+    file = tmp_path_factory.mktemp("traces") / "studio.sqlite3"
+    subprocess.run([sys.executable, str(TUTORIAL / "example_feedback_tracing/make_traces.py"), str(file)], check=True)
+    return [
+        f"task_reader.feedback_tracing.base_url={file}",
+        f"trainer_common.algorithm.sft.demonstrations={file.with_name('conversations.jsonl')}",
+    ]
+
+
 @pytest.mark.parametrize("backbone", ["verl", "trinity"])
 @pytest.mark.parametrize("conf", CONFS)
 def test_it_is_valid(
-    conf: str, backbone: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    conf: str, backbone: str, traces: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
     for name in PORTS:
         monkeypatch.setenv(name, str(free_port()))
-    code = main(["validate", f"tutorial/{conf}", f"--backbone={backbone}", TINY])
+    made = traces if "feedback_tracing" in conf else []
+    code = main(["validate", f"tutorial/{conf}", f"--backbone={backbone}", TINY, *made])
     said = capsys.readouterr().err
     if conf in LOCAL_ALONE:
         assert code and LOCAL_ALONE[conf] in said
