@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -188,6 +189,22 @@ def test_adapters_are_swapped_and_prefixes_of_the_last_one_not_used(
     loop.run(engine.load_weights(tmp_path / "base", 23))
     (reply,) = ask_all(vllm, [asked])
     assert reply.logprobs == pytest.approx(forward_logprobs(base, prompt, reply.token_ids), abs=1e-4)
+
+
+def test_without_its_key_a_server_does_nothing(vllm: tuple[VllmServerEngine, Loop]) -> None:
+    """Not on any route that the real server has, among them those that call into its workers."""
+    (replica,) = vllm[0]._replicas
+    with httpx.Client(base_url=replica.server.base_url) as client:
+        right = {"Authorization": f"Bearer {replica.server.key}"}
+        routes = client.get("/openapi.json", headers=right).json()["paths"]
+        assert {"/collective_rpc", "/pause", "/resume", "/v1/completions"} <= set(routes)
+        assert client.get("/health").status_code == 200
+        for path in {"/openapi.json", "/docs", "/metrics", *routes} - {"/health"}:
+            for method in ("GET", "POST"):
+                for headers in ({}, {"Authorization": f"Bearer {replica.server.key}x"}):
+                    assert client.request(method, path, headers=headers).status_code == 401, (method, path)
+    (reply,) = ask_all(vllm, [request(list(range(40, 60)), temperature=0.0, max_tokens=4, ignore_eos=True)])
+    assert len(reply.token_ids) == 4
 
 
 def test_a_cancelled_request_frees_its_place(vllm: tuple[VllmServerEngine, Loop]) -> None:
