@@ -17,6 +17,13 @@ from ajet.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, ToolSe
 
 OnText = Callable[[str], None]
 
+COMMAND_BYTES = 120_000
+"""Linux takes no argument of 128 KiB."""
+TOO_LONG = (
+    f"the command was not run: it has more than {COMMAND_BYTES} bytes. Write long texts into a file first "
+    "(file_editor, or several commands that append to one)"
+)
+
 
 class Bash:
     """The tool."""
@@ -86,6 +93,8 @@ class _OpenBash:
         self._turn = asyncio.Lock()
 
     async def call(self, arguments: Arguments) -> ToolResult:
+        if len(arguments["command"].encode("utf-8", "replace")) > COMMAND_BYTES:
+            return ToolResult(TOO_LONG, success=False)
         timeout = min(float(arguments.get("timeout", self._timeout)), self._timeout)
         show = self._on_output
         async with self._turn:
@@ -98,16 +107,17 @@ class _OpenBash:
         return self._answer(result, timeout)
 
     def _script(self, command: str) -> list[str]:
-        """The command, between what the last one left and what this one leaves. A `trap` keeps it: it may `exit`."""
+        """The command, between what the last one left and what this one leaves. A `trap` keeps it: it may `exit`. It
+        may also set a trap of its own, or a PATH without any program: so it is kept once more, by the shell alone."""
         state, home = self._state, shlex.quote(self._sandbox.workspace)
-        keep = f"code=$?; pwd > {state}.new && mv {state}.new {state}; export -p > {state}.env; exit $code"
+        keep = f"code=$?; pwd >| {state}; export -p >| {state}.env; exit $code"
         script = (
             f"[ -f {state}.env ] && . {state}.env 2>/dev/null; "
             f"cd {shlex.quote(self._folder)} 2>/dev/null || "
             f"{{ cd {home}; echo 'the working directory is gone; this is '$PWD >&2; }}; "
             f"trap {shlex.quote(keep)} EXIT; "
             # `eval` of the text as it is: a syntax error in it is the model's, and this script still runs to its end
-            'eval "$1"'
+            f'eval "$1"; {keep}'
         )
         shell = 'command -v bash >/dev/null && exec bash -c "$1" bash "$2"; exec sh -c "$1" sh "$2"'
         return ["/bin/sh", "-c", shell, "sh", script, command]

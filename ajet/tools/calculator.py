@@ -7,8 +7,10 @@ executed. Every operation is checked before it runs, so that no expression can t
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 import operator
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,6 +41,8 @@ _SPELLINGS = {
     "√": "sqrt",
     "∞": "inf",
 }
+_ROOT = re.compile(r"sqrt(\d+(?:\.\d+)?)")
+"""`√9`, spelled out."""
 _CONSTANTS = {"pi": math.pi, "e": math.e, "tau": math.tau}
 
 
@@ -51,6 +55,7 @@ def calculate(expression: str) -> Value:
     if len(expression) > EXPRESSION_CHARS:
         raise CalculatorError(f"the expression has {len(expression)} characters; at most {EXPRESSION_CHARS} are read")
     text = "".join(_SPELLINGS.get(character, character) for character in expression).strip()
+    text = _ROOT.sub(r"sqrt(\1)", text)
     if not text:
         raise CalculatorError("the expression is empty")
     try:
@@ -62,6 +67,8 @@ def calculate(expression: str) -> Value:
         raise CalculatorError("the expression can't be read: it is nested too deeply or has an unknown sign") from None
     if sum(1 for _ in ast.walk(tree)) > _MAX_NODES:
         raise CalculatorError("the expression has too many parts: split it")
+    if isinstance(tree.body, ast.Tuple):  # 1,234 + 5 would be the list [1, 239]
+        raise CalculatorError("a comma only separates a function's arguments and a list's items: write 1234, not 1,234")
     try:
         return _tidy(_value(tree.body))
     except CalculatorError:
@@ -143,6 +150,10 @@ def _call(name: str, arguments: list[Value]) -> Value:
     function = _FUNCTIONS.get(name)
     if function is None:
         raise CalculatorError(f"unknown function {name!r}; there are: {', '.join(_FUNCTIONS)}")
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        raise CalculatorError(f"{name} can't take {len(arguments)} argument{'s' * (len(arguments) != 1)}") from None
     result = function(*arguments)
     return result if isinstance(result, list) else _bounded(_number(result))
 

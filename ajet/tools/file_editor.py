@@ -1,13 +1,15 @@
 """`FileEditor`: view, create and edit text files in the episode's sandbox, byte for byte, with undo.
 
 What is not edited keeps every byte: line ends, tabs, a missing newline at the end, and even bytes that are no UTF-8
-(they survive an edit elsewhere in the file). A file is replaced whole or not at all.
+(they survive an edit elsewhere in the file). Where all lines end with CRLF, so do those that are written. A file is
+replaced whole or not at all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import posixpath
+from typing import NamedTuple
 
 from ajet.sandbox.sandbox import Sandbox
 from ajet.tools.bash import need_sandbox
@@ -83,6 +85,14 @@ class FileEditor:
         return _OpenEditor(sandbox, self._root, self._max_bytes, self._output_chars)
 
 
+class _Change(NamedTuple):
+    """What an edit did to a file."""
+
+    before: str | None
+    """None: there was no file."""
+    after: bytes
+
+
 class _OpenEditor:
     """One episode's editor, with what it has changed."""
 
@@ -91,8 +101,8 @@ class _OpenEditor:
         self._root = None if root is None else posixpath.normpath(posixpath.join(sandbox.workspace, root))
         self._max_bytes = max_bytes
         self._output_chars = output_chars
-        self._undo: dict[str, list[str | None]] = {}
-        """Earlier texts by path, latest last; None: there was no file."""
+        self._undo: dict[str, list[_Change]] = {}
+        """Changes by path, latest last."""
         self._turn = asyncio.Lock()
 
     async def call(self, arguments: Arguments) -> ToolResult:
@@ -151,7 +161,9 @@ class _OpenEditor:
 
     async def _str_replace(self, path: str, arguments: Arguments) -> str:
         text = await self._text(path)
-        old, new = arguments["old_str"], arguments.get("new_str", "")
+        old, new = arguments["old_str"], _with_ends_of(text, arguments.get("new_str", ""))
+        if old not in text:
+            old = _with_ends_of(text, old)
         if not old:
             raise EditError("old_str is empty: give the text to replace, or use insert")
         count = text.count(old)
@@ -169,21 +181,27 @@ class _OpenEditor:
     async def _insert(self, path: str, arguments: Arguments) -> str:
         text = await self._text(path)
         lines = _split(text)
-        line, added = arguments["insert_line"], arguments["insert_text"]
+        end = "\r\n" if _all_crlf(text) else "\n"
+        line, added = arguments["insert_line"], _with_ends_of(text, arguments["insert_text"])
         if line > len(lines):
             raise EditError(f"insert_line: {path} has {len(lines)} lines; {line} is beyond them")
         before, after = "".join(lines[:line]), "".join(lines[line:])
         if before and not before.endswith("\n"):  # the last line has no newline: it gets one, the new end has none
-            before, added = before + "\n", added.removesuffix("\n")
+            before, added = before + end, added.removesuffix(end)
         elif added and not added.endswith("\n"):
-            added += "\n"
+            added += end
         await self._write(path, before + added + after, text)
         return f"{path} now reads:\n{_around(before + added + after, len(before), len(added))}"
 
     async def _undo_edit(self, path: str, arguments: Arguments) -> str:
         if not self._undo.get(path):
             raise EditError(f"{path}: there is no change of yours to take back")
-        earlier = self._undo[path][-1]
+        earlier, after = self._undo[path][-1]
+        if await self._content(path) != after:
+            raise EditError(
+                f"{path} was changed by something else since your last change, which can't be taken back without "
+                "losing that: edit it instead"
+            )
         if earlier is None:
             await self._sandbox.exec(["rm", "-f", "--", path])
             self._undo[path].pop()
@@ -205,25 +223,33 @@ class _OpenEditor:
             raise EditError(f"{path} is a binary file")
         return content.decode("utf-8", "surrogateescape")
 
+    async def _content(self, path: str) -> bytes | None:
+        """None: there is no file."""
+        try:
+            return await self._sandbox.read(path)
+        except FileNotFoundError:
+            return None
+
     async def _write(self, path: str, text: str, before: str | None) -> None:
         content = _bytes(text)
         if len(content) > self._max_bytes:
             raise EditError(f"{path} would have {len(content)} bytes; at most {self._max_bytes} are allowed")
         await self._sandbox.write(path, content)
         history = self._undo.setdefault(path, [])
-        history.append(before)
+        history.append(_Change(before, content))
         del history[:-UNDO_STEPS]
 
     async def _folder(self, path: str) -> str:
         """Two levels of a folder, without what is hidden."""
         found = await self._sandbox.exec(
-            ["find", path, "-maxdepth", "2", "-not", "-path", "*/.*", "-printf", "%y %p\\n"], timeout=20
+            ["find", path, "-mindepth", "1", "-maxdepth", "2", "-name", ".*", "-prune", "-o", "-printf", "%y %p\\n"],
+            timeout=20,
         )
         entries = sorted(
             line[2:] + ("/" if line[:1] == "d" else "") for line in found.stdout.decode("utf-8", "replace").splitlines()
         )
         more = [f"… and {len(entries) - LISTED} more"] if len(entries) > LISTED else []
-        return "\n".join([*entries[:LISTED], *more])
+        return "\n".join([path.rstrip("/") + "/", *entries[:LISTED], *more])
 
 
 def _bytes(text: str) -> bytes:
@@ -232,6 +258,15 @@ def _bytes(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise EditError("the text holds half of a surrogate pair, which no file can hold") from error
+
+
+def _all_crlf(text: str) -> bool:
+    return 0 < text.count("\n") == text.count("\r\n")
+
+
+def _with_ends_of(text: str, written: str) -> str:
+    """What a model wrote, with the line ends of `text`: it sees no difference, and writes none."""
+    return written.replace("\n", "\r\n") if _all_crlf(text) and "\r" not in written else written
 
 
 def _split(text: str) -> list[str]:

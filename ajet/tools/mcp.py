@@ -97,8 +97,7 @@ class McpServer:
                     client = httpx.AsyncClient(headers=self._headers, timeout=patience, follow_redirects=True)
                     await stack.enter_async_context(client)
                     streams = await stack.enter_async_context(streamable_http_client(self._url, http_client=client))
-                limit = timedelta(seconds=self._timeout)
-                session = await stack.enter_async_context(ClientSession(streams[0], streams[1], limit))
+                session = await stack.enter_async_context(ClientSession(streams[0], streams[1]))
                 await session.initialize()
             except Exception as error:
                 said.seek(0)
@@ -114,7 +113,9 @@ class McpServer:
             if name not in names:
                 raise ToolSetupError(f"mcp: {self.place} has no tool {name!r}; it has {', '.join(names)}")
         return [
-            McpTool(tool, session, self._prefix) for tool in listed if self._only is None or tool.name in self._only
+            McpTool(tool, session, self._prefix, self._timeout)
+            for tool in listed
+            if self._only is None or tool.name in self._only
         ]
 
 
@@ -162,18 +163,19 @@ class _Connection:
 class McpTool(StatelessTool):
     """One tool of a server."""
 
-    def __init__(self, tool: Any, session: Any, prefix: str) -> None:
+    def __init__(self, tool: Any, session: Any, prefix: str, timeout: float) -> None:
         self.name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix + tool.name)[:64]
         self.description = tool.description or tool.name
         self.parameters = {"type": "object", "properties": {}, **tool.inputSchema}
         self._remote = tool.name
         self._session = session
+        self._limit = timedelta(seconds=timeout)
 
     async def open(self, context: ToolContext) -> OpenTool:
         return await super().open(context)
 
     async def run(self, arguments: Arguments, context: ToolContext) -> ToolResult:
-        answer = await self._session.call_tool(self._remote, arguments)
+        answer = await self._session.call_tool(self._remote, arguments, read_timeout_seconds=self._limit)
         texts = [_shown(part) for part in answer.content]
         return ToolResult("\n".join(texts) or "done", not answer.isError, answer.structuredContent)
 

@@ -65,30 +65,38 @@ class _OpenSearch:
             return await self._files(arguments, path)
         command = _ripgrep(arguments, path) if self._ripgrep else _grep(arguments, path)
         result = await self._sandbox.exec(command, timeout=TIMEOUT_S)
-        if result.exit_code > 1 and not result.stdout:
+        if result.exit_code > 1 and not result.stdout and not _only_unreadable(result, path):
             return _failed(result, arguments, path)
         lines = decode(result.stdout).splitlines()
         if not arguments.get("context_lines"):
             lines.sort(key=lambda line: line.partition(":")[0])  # grep goes through a folder in any order
-        return self._answer(lines, f"No line matches in {path}.")
+        return self._answer(result, lines, f"No line matches in {path}.")
 
     async def _files(self, arguments: Arguments, path: str) -> ToolResult:
-        name = (
-            arguments["pattern"] if any(sign in arguments["pattern"] for sign in "*?[") else f"*{arguments['pattern']}*"
-        )
-        test = "-name" if arguments.get("case_sensitive", True) else "-iname"
+        name: str = arguments["pattern"]
+        if not any(sign in name for sign in "*?["):
+            name = f"*{name}*"
+        whole = "/" in name  # a folder with it: `-name` looks at the last part alone
+        test = f"-{'' if arguments.get('case_sensitive', True) else 'i'}{'path' if whole else 'name'}"
+        name = f"*/{name}" if whole and not name.startswith(("*", "/")) else name
         skipped = [part for folder in SKIPPED for part in ("-name", folder, "-o")][:-1]
         command = ["find", path, "-type", "d", "(", *skipped, ")", "-prune", "-o", "-type", "f", test, name, "-print"]
         result = await self._sandbox.exec(command, timeout=TIMEOUT_S)
-        if result.exit_code and not result.stdout:
+        if result.exit_code and not result.stdout and not _only_unreadable(result, path):
             return _failed(result, arguments, path)
-        return self._answer(sorted(decode(result.stdout).splitlines()), f"No file matches in {path}.")
+        return self._answer(result, sorted(decode(result.stdout).splitlines()), f"No file matches in {path}.")
 
-    def _answer(self, lines: list[str], nothing: str) -> ToolResult:
+    def _answer(self, result: ExecResult, lines: list[str], nothing: str) -> ToolResult:
         shown = [line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]} …" for line in lines[: self._max_results]]
         more = len(lines) - len(shown)
         if more:
             shown.append(f"[{more} more lines: narrow the search]")
+        if result.timed_out:
+            shown.append(f"[stopped after {TIMEOUT_S:g} s: not everything was searched; name a smaller folder]")
+        elif result.truncated:
+            shown.append("[there was more than can be read, and some lines are missing: narrow the search]")
+        elif "Permission denied" in decode(result.stderr):
+            shown += [*([] if lines else [nothing]), "[some files or folders can't be read, and were left out]"]
         data = {"lines": lines[: self._max_results], "total": len(lines)}
         return ToolResult(shorten("\n".join(shown) or nothing, self._output_chars), data=data)
 
@@ -119,6 +127,16 @@ def _grep(arguments: Arguments, path: str) -> list[str]:
         *([f"--context={arguments['context_lines']}"] if arguments.get("context_lines") else []),
         *("--regexp", arguments["pattern"], "--", path),
     ]
+
+
+def _only_unreadable(result: ExecResult, path: str) -> bool:
+    """Whether all that went wrong are files below `path` that this user may not read."""
+    problems = decode(result.stderr).strip().splitlines()
+    return (
+        not result.timed_out
+        and bool(problems)
+        and all("Permission denied" in line and f"{path.rstrip('/')}/" in line for line in problems)
+    )
 
 
 def _failed(result: ExecResult, arguments: Arguments, path: str) -> ToolResult:

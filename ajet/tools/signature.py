@@ -16,6 +16,9 @@ from pydantic.errors import PydanticUserError
 from ajet.tools.tool import ToolContext, ToolSetupError
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$")
+_UNDERLINED = re.compile(
+    r"^(Parameters|Other Parameters|Returns|Yields|Raises|Warns|Notes?|Examples?|See Also|References) *\n-{3,} *$", re.M
+)
 _ENTRY = re.compile(r"^\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?\s*:\s*(.*)$")
 _FIELD = re.compile(r"^\s*:param\s+(?:[\w\[\], |]+\s+)?(\w+)\s*:\s*(.*)$")
 
@@ -80,7 +83,9 @@ def values_of(arguments: BaseModel) -> dict[str, Any]:
 
 
 def parse_docstring(text: str) -> Docstring:
-    """Read Google's style (`Args:`) and Sphinx's (`:param x:`)."""
+    """Read Google's style (`Args:`), Sphinx's (`:param x:`) and NumPy's (`Parameters`, underlined)."""
+    if headings := list(_UNDERLINED.finditer(text)):
+        return _numpy_docstring(text, headings)
     summary: list[str] = []
     parameters: dict[str, str] = {}
     section, current = "", ""
@@ -101,6 +106,23 @@ def parse_docstring(text: str) -> Docstring:
         elif not section and not line.startswith(":"):
             summary.append(line)
     return Docstring("\n".join(summary).strip(), parameters)
+
+
+def _numpy_docstring(text: str, headings: list[re.Match[str]]) -> Docstring:
+    """`name : type`, with the description indented below."""
+    parameters: dict[str, str] = {}
+    ends = [heading.start() for heading in headings[1:]] + [len(text)]
+    for heading, end in zip(headings, ends, strict=True):
+        if heading[1] not in ("Parameters", "Other Parameters"):
+            continue
+        names: list[str] = []
+        for line in text[heading.end() : end].splitlines():
+            if line.strip() and line[0] != " ":
+                names = [name.strip(" *") for name in line.partition(":")[0].split(",")]
+                parameters |= dict.fromkeys(names, "")
+            else:
+                parameters |= {name: f"{parameters[name]} {line.strip()}".strip() for name in names}
+    return Docstring(text[: headings[0].start()].strip(), parameters)
 
 
 def _indent(line: str) -> int:

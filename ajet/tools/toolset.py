@@ -16,7 +16,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from difflib import get_close_matches
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 ARGUMENT_CHARS = 4_000_000
 """A call with longer arguments is refused before it is parsed."""
+INTEGER_DIGITS = 4000
+"""Python itself reads no more than 4300."""
 PROBLEMS_SHOWN = 5
 """How many problems of one call's arguments the model is told at once."""
 
@@ -189,7 +191,10 @@ def signature_line(tool: Tool) -> str:
     """A tool's arguments on one line: `search(pattern: string, path?: string)`."""
     properties: dict[str, Any] = tool.parameters.get("properties", {})
     required = tool.parameters.get("required", [])
-    shown = [f"{name}{'' if name in required else '?'}: {type_of(schema)}" for name, schema in properties.items()]
+    defined: dict[str, Any] = tool.parameters.get("$defs", {})
+    shown = [
+        f"{name}{'' if name in required else '?'}: {type_of(schema, defined)}" for name, schema in properties.items()
+    ]
     return f"{tool.name}({', '.join(shown)})"
 
 
@@ -204,7 +209,7 @@ def parse_arguments(arguments: str | dict[str, Any]) -> Arguments:
     if not arguments.strip():
         return {}
     try:
-        parsed = json.loads(arguments, parse_constant=_no_constant)
+        parsed = json.loads(arguments, parse_constant=_no_constant, parse_int=_integer)
     except json.JSONDecodeError as error:
         near = arguments[max(0, error.pos - 20) : error.pos + 20]
         raise ValueError(
@@ -216,6 +221,12 @@ def parse_arguments(arguments: str | dict[str, Any]) -> Arguments:
     if not isinstance(parsed, dict):
         raise ValueError(f"the arguments must be a JSON object, not {_json_type(parsed)}")
     return parsed
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > INTEGER_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits; at most {INTEGER_DIGITS} are accepted")
+    return int(digits)
 
 
 def _no_constant(name: str) -> Any:
@@ -244,6 +255,12 @@ def _problem(error: Any, tool: Tool) -> str:
         return f"{place or 'the call'} lacks {', '.join(map(repr, missing))}"
     if error.validator == "type":
         return f"{place or 'the value'} must be {_types(error.validator_value)}, not {_json_type(error.instance)}"
+    if error.validator in ("anyOf", "oneOf") and error.context:
+        inner = [one for one in error.context if one.absolute_path != error.absolute_path or one.validator != "type"]
+        if not inner:
+            wanted = " or ".join(_types(one.validator_value) for one in error.context)
+            return f"{place or 'the value'} must be {wanted}, not {_json_type(error.instance)}"
+        return _problem(max(inner, key=lambda one: len(one.absolute_path)), tool)
     if error.validator == "enum":
         return f"{place} must be one of {', '.join(map(str, error.validator_value))}"
     return f"{place or 'the call'}: {shorten(error.message, 300)}"
@@ -253,16 +270,19 @@ def _types(value: Any) -> str:
     return " or ".join(value) if isinstance(value, list) else str(value)
 
 
-def type_of(schema: Any) -> str:
-    """The type that a JSON schema asks for, in short."""
+def type_of(schema: Any, defined: Mapping[str, Any] | None = None) -> str:
+    """The type that a JSON schema asks for, in short. `defined`: what a `$ref` in it may mean."""
     if not isinstance(schema, dict):
         return "any"
+    meant = (defined or {}).get(str(schema.get("$ref", "")).removeprefix("#/$defs/"))
+    if isinstance(meant, dict) and "$ref" not in meant:
+        return type_of(meant)
     if "enum" in schema:
         return " | ".join(json.dumps(value) for value in schema["enum"])
     if "type" in schema:
         return _types(schema["type"])
     choices = schema.get("anyOf") or schema.get("oneOf")
-    return " or ".join(type_of(choice) for choice in choices) if choices else "any"
+    return " or ".join(type_of(choice, defined) for choice in choices) if choices else "any"
 
 
 def _json_type(value: Any) -> str:

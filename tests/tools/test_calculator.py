@@ -30,6 +30,7 @@ from ajet.tools.calculator import Calculator, CalculatorError, calculate
         ("5²", 25),
         ("sqrt(16)", 4),
         ("√(2)", math.sqrt(2)),
+        ("√9 + √2.25", 4.5),
         ("factorial(20)", math.factorial(20)),
         ("mean([1, 2, 3, 6])", 3),
         ("mean(1, 2)", 1.5),
@@ -61,6 +62,9 @@ def test_values(expression: str, value: Any) -> None:
     [
         ("", "empty"),
         ("1 2", "can't be read"),
+        ("1,234 + 5", "write 1234, not 1,234"),
+        ("(1,000 + 1)", "write 1234, not 1,234"),
+        ("comb(5)", "comb can't take 1 argument"),
         ("9**9**9", "more than 4000 digits"),
         ("factorial(10**9)", "more than 4000 digits"),
         ("factorial(99999)", "more than 4000 digits"),

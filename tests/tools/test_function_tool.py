@@ -64,6 +64,33 @@ def test_sphinx_docstrings_are_read_too() -> None:
     assert f.description == "Do it." and f.parameters["properties"]["a"]["description"] == "The number."
 
 
+def test_numpy_docstrings_are_read_too() -> None:
+    @tool
+    def f(a: int, b: str = "", c: str = "") -> int:
+        """Do it.
+
+        Well.
+
+        Parameters
+        ----------
+        a : int, optional
+            The number,
+            on two lines.
+        b, c : {'x', 'y'}
+            Two texts.
+
+        Returns
+        -------
+        int
+            Another.
+        """
+        return a
+
+    assert f.description == "Do it.\n\nWell."
+    described = {name: schema["description"] for name, schema in f.parameters["properties"].items()}
+    assert described == {"a": "The number, on two lines.", "b": "Two texts.", "c": "Two texts."}
+
+
 def test_arguments_arrive_as_what_is_annotated() -> None:
     got: list[Any] = []
 

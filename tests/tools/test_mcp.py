@@ -22,6 +22,8 @@ SERVER = """
 import sys
 from mcp.server.fastmcp import FastMCP, Image
 
+import time
+time.sleep(float(sys.argv[3]) if len(sys.argv) > 3 else 0)
 server = FastMCP("test", port=int(sys.argv[2]) if len(sys.argv) > 2 else 8000)
 
 @server.tool()
@@ -104,6 +106,12 @@ def url(server: Path) -> Iterator[str]:
     yield f"http://127.0.0.1:{port}/mcp"
     process.kill()
     process.wait()
+
+
+def test_the_time_of_a_call_is_not_that_of_the_start(server: Path) -> None:
+    command = [PYTHON, str(server), "stdio", "8000", "2.5"]
+    (result,) = asyncio.run(calls({"command": command, "timeout": 2.0}, ("double", {"x": 21})))
+    assert result.output == "42"
 
 
 def test_over_http(url: str) -> None:

@@ -67,6 +67,20 @@ def test_bash_keeps_folder_and_variables() -> None:
     using(["bash"], use)
 
 
+def test_bash_goes_on_after_a_trap_or_a_path_without_programs() -> None:
+    async def use(call: Call, sandbox: Sandbox) -> None:
+        async def bash(command: str) -> str:
+            return (await call("bash", command=command)).output
+
+        assert await bash("mkdir a; cd a; export X=1; trap 'echo bye' EXIT; set -C") == "bye"
+        assert await bash("pwd; echo $X") == "/workspace/a\n1", "its own trap loses neither folder nor variables"
+        assert await bash("export PATH=/nowhere; cd ..") == "[no output]"
+        assert await bash("pwd") == "/workspace", "nothing but what the shell has itself is needed"
+        assert "more than 120000 bytes" in await bash("echo " + "x" * 130_000)
+
+    using(["bash"], use)
+
+
 def test_bash_says_what_went_wrong() -> None:
     async def use(call: Call, sandbox: Sandbox) -> None:
         result = await call("bash", command="echo out; echo err >&2; false")
@@ -164,6 +178,39 @@ def test_what_is_not_edited_keeps_its_bytes() -> None:
     using(["file_editor"], use)
 
 
+def test_lines_that_end_with_crlf_stay_so() -> None:
+    async def use(call: Call, sandbox: Sandbox) -> None:
+        await sandbox.write("x", b"a\r\nb\r\nc\r\n")
+        edited = await call("file_editor", command="str_replace", path="x", old_str="a\nb", new_str="1\n2\n3")
+        assert edited.success, edited.output
+        await call("file_editor", command="insert", path="x", insert_line=4, insert_text="d")
+        assert await sandbox.read("x") == b"1\r\n2\r\n3\r\nc\r\nd\r\n"
+
+    using(["file_editor"], use)
+
+
+def test_undo_loses_no_change_of_others() -> None:
+    async def use(call: Call, sandbox: Sandbox) -> None:
+        await call("file_editor", command="create", path="x", file_text="a\n")
+        await sandbox.exec("echo b >> x")
+        taken_back = await call("file_editor", command="undo_edit", path="x")
+        assert not taken_back.success and "changed by something else" in taken_back.output
+        assert await sandbox.read("x") == b"a\nb\n"
+
+    using(["file_editor"], use)
+
+
+def test_a_hidden_folder_can_be_viewed() -> None:
+    async def use(call: Call, sandbox: Sandbox) -> None:
+        await sandbox.write(".github/ci.yml", b"")
+        await sandbox.write(".github/.secret", b"")
+        shown = (await call("file_editor", command="view", path=".github")).output
+        assert shown == "/workspace/.github/\n/workspace/.github/ci.yml"
+        assert (await call("file_editor", command="view", path=".")).output == "/workspace/"
+
+    using(["file_editor"], use)
+
+
 def test_only_below_the_root() -> None:
     async def use(call: Call, sandbox: Sandbox) -> None:
         await sandbox.exec("mkdir in; ln -s /tmp in/out; echo x > /tmp/x")
@@ -184,6 +231,8 @@ def test_any_edit_can_be_taken_back(text: str, data: st.DataObject) -> None:
         await sandbox.write("x", text.encode())
         result = await call("file_editor", command="str_replace", path="x", old_str=old, new_str=new)
         if result.success:
+            if "\r\n" in text:  # what is written may get its line ends
+                return
             assert await sandbox.read("x") == text.replace(old, new, 1).encode()
             await call("file_editor", command="undo_edit", path="x")
         assert await sandbox.read("x") == text.encode()
@@ -228,5 +277,43 @@ def test_searching(ripgrep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (await search(pattern="line")).endswith("[900 more lines: narrow the search]")
         await sandbox.write("long", b"needle" + b"x" * 100_000)
         assert len(await search(pattern="needle")) < 3000
+
+    using(["search"], use)
+
+
+def test_a_search_says_what_it_left_out() -> None:
+    async def use(call: Call, sandbox: Sandbox) -> None:
+        async def search(**arguments: Any) -> str:
+            return (await call("search", **arguments)).output
+
+        await sandbox.exec("mkdir -p src/sub locked; touch src/sub/m.py; echo needle > src/x; chmod 000 locked")
+        assert await search(pattern="sub/m.py", target="files", path="src") == "/workspace/src/sub/m.py"
+        for target in ("text", "files"):
+            said = await search(pattern="absent", target=target)
+            assert "matches in /workspace." in said and "can't be read" in said
+        assert (await search(pattern="needle")).splitlines()[0] == "/workspace/src/x:1:needle"
+        await sandbox.exec("yes line | head -c 3000000 > many")
+        assert "some lines are missing" in await search(pattern="line")
+
+    using(["search"], use)
+
+
+def test_a_search_that_is_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ajet.tools import search as module
+
+    async def use(call: Call, sandbox: Sandbox) -> None:
+        await sandbox.write("x", b"needle\n")
+        execute = type(sandbox).exec
+
+        async def slow(self: Sandbox, command: Any, **options: Any) -> Any:
+            """The program itself, that finds one thing and then goes on for ever."""
+            if command[0] in ("rg", "grep") and "--version" not in command:
+                command = ["sh", "-c", "echo /workspace/x:1:needle; sleep 600"]
+            return await execute(self, command, **options)
+
+        monkeypatch.setattr(type(sandbox), "exec", slow)
+        monkeypatch.setattr(module, "TIMEOUT_S", 0.5)
+        said = (await call("search", pattern="needle")).output
+        assert said.startswith("/workspace/x:1:needle\n[stopped after 0.5 s: not everything was searched")
 
     using(["search"], use)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from ajet.sandbox.sandbox import SandboxError
 from ajet.tools import OpenTool, StatelessTool, ToolContext, ToolResult, Toolset, ToolSetupError, tool
@@ -82,7 +83,7 @@ def test_schemas_are_openais() -> None:
         ('{"text": "a", "times": NaN}', "NaN is not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
         ('{"text": "' + "a" * 5_000_000 + '"}', "at most"),
-        ('{"text": "a", "times": ' + "9" * 5000 + "}", "was not called"),
+        ('{"text": "a", "times": ' + "9" * 5000 + "}", "a number has 5000 digits; at most 4000 are accepted"),
         (5, "must be a JSON object, not int"),
     ],
 )
@@ -90,6 +91,31 @@ def test_bad_arguments_are_explained(arguments: Any, said: str) -> None:
     result = answer(repeat, arguments)
     assert not result.success and said in result.output
     assert "Expected: repeat(text: string, times?: integer)" in result.output
+
+
+class Place(BaseModel):
+    x: int
+
+
+@tool
+def go(days: int | None = None, place: Place | None = None, mode: Literal["a", "b"] | None = None) -> str:
+    """Go there."""
+    return "gone"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ('{"days": "1"}', "days must be integer or null, not string"),
+        ('{"place": {"x": "1"}}', "place.x must be integer, not string"),
+        ('{"place": {}}', "place lacks 'x'"),
+        ('{"mode": "c"}', "mode must be one of a, b"),
+    ],
+)
+def test_what_may_be_left_out_is_explained_too(arguments: str, said: str) -> None:
+    result = answer(go, arguments)
+    assert not result.success and said in result.output
+    assert 'Expected: go(days?: integer or null, place?: object or null, mode?: "a" | "b" or null)' in result.output
 
 
 def test_a_name_that_does_not_exist_is_answered_with_those_that_do() -> None:
