@@ -22,6 +22,9 @@ KEY = "ajet.task_reader.options"
 KNOWN = ("env", "python", "num_tasks", "num_validation_tasks")
 
 
+NO_PACKAGE = "No module named 'verifiers'"
+
+
 class VerifiersHost(InterpreterHost):
     """One process. Any thread may ask it."""
 
@@ -39,9 +42,10 @@ class VerifiersHost(InterpreterHost):
             self.started()
         except EnvironmentFault as error:
             self.close()
+            what = "'verifiers>=0.4'" if NO_PACKAGE in str(error) else "the environment's package"
             raise ConfigError(
                 f"{KEY}: verifiers can't load this environment with {self.interpreter}: {error}\n"
-                "    install it there (pip install 'verifiers>=0.4'), or name another interpreter in options.python"
+                f"    {self.interpreter} -m pip install {what}, or name another interpreter in options.python"
             ) from None
         except TimeoutError:
             self.close()

@@ -37,6 +37,8 @@ def main() -> None:
         env = _load(json.loads(sys.argv[2]))
     except BaseException as error:
         tell(id="ready", error=f"{type(error).__name__}: {error}")
+        if isinstance(error, ImportError):  # it says itself what is missing
+            raise SystemExit(1) from None
         raise
     tell(id="ready")
     asyncio.run(_serve(env, tell))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -17,8 +18,23 @@ log = logging.getLogger("ajet.task_reader")
 KEY = "ajet.task_reader.data_generation.document_reader.document_path"
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 PARAGRAPH = re.compile(r"\n\s*\n")
-UNSEEN = ("script", "style", "head", "template", "noscript")
-BLOCKS = ("p", "div", "br", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "section", "article", "pre", "table", "ul")
+UNSEEN = ("script", "style", "title", "template", "noscript")
+"""`head` isn't among them: its end tag may be left out, and these are all that it holds of text."""
+SPACED = ("p", "section", "article", "main", "pre", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6", "hr")
+LINES = ("div", "br", "li", "ul", "ol", "dl", "dt", "dd", "tr", "table", "caption", "option", "nav", "aside", "footer")
+CELLS = ("td", "th")
+MARKS = (
+    *((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32")),  # first: one begins like that of UTF-16
+    *((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")),
+)
+"""What a text file may begin with, and the encoding that this tells."""
+CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.IGNORECASE)
+CHARSET_WITHIN = 1024
+"""Where a page must have told its encoding."""
+OVERLONG = 4
+"""A sentence or paragraph of more than this many chunks is none (a table, a log): it is cut."""
+HIDDEN = (".", "~$")
+"""How the names of files begin that a folder holds for programs: what Word and macOS leave there, `.git`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +64,7 @@ def read_documents(paths: Sequence[str], base_dirs: Sequence[Path] = ()) -> list
         if path.is_file():
             found.append(Document(given, _text(path)))
             continue
-        files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix.lower() in READERS]
+        files = [file for file in sorted(path.rglob("*")) if _is_document(file, path)]
         if not files:
             raise TaskDataError(f"{KEY}: the folder {given} holds no document ({', '.join(READERS)})")
         found += [Document(str(file.relative_to(path.parent)), _text(file)) for file in files]
@@ -62,7 +78,8 @@ def read_documents(paths: Sequence[str], base_dirs: Sequence[Path] = ()) -> list
 
 
 def chunks_of(document: Document, size: int, split_by: str) -> list[Chunk]:
-    """The document in pieces of at most `size` characters, but for single sentences or paragraphs that are longer."""
+    """The document in pieces of at most `size` characters, but for single sentences or paragraphs that are longer; one
+    that is longer than OVERLONG times that is cut at white space."""
     text = document.text
     pieces: list[Chunk] = []
     start = 0
@@ -80,12 +97,29 @@ def _ends(text: str, size: int, split_by: str) -> Iterator[int]:
         return
     pattern = PARAGRAPH if split_by == "paragraph" else SENTENCE_END
     begun = last = 0
-    for end in (*(found.end() for found in pattern.finditer(text)), len(text)):
+    for end in _ends_of_sentences(text, pattern, OVERLONG * size):
         if end - begun > size and last > begun:
             yield last
             begun = last
         last = end
     yield len(text)
+
+
+def _ends_of_sentences(text: str, pattern: re.Pattern[str], longest: int) -> Iterator[int]:
+    last = 0
+    for end in (*(found.end() for found in pattern.finditer(text)), len(text)):
+        while end - last > longest:
+            space = max(text.rfind(mark, last + 1, last + longest) for mark in " \n")
+            last = space + 1 if space > 0 else last + longest
+            yield last
+        yield end
+        last = end
+
+
+def _is_document(file: Path, folder: Path) -> bool:
+    if any(part.startswith(HIDDEN) for part in file.relative_to(folder).parts):
+        return False
+    return file.suffix.lower() in READERS and file.is_file()
 
 
 def _there(given: str, base_dirs: Sequence[Path]) -> Path:
@@ -102,20 +136,40 @@ def _text(path: Path) -> str:
         raise TaskDataError(f"{KEY}: {path}: can't read {path.suffix or 'a file without ending'}; {', '.join(READERS)}")
     try:
         return read(path)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise TaskDataError(f"{KEY}: {path}: can't be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise TaskDataError(f"{KEY}: {path}: can't be read: {error}\n    save it as UTF-8") from None
 
 
 def _plain(path: Path) -> str:
-    return path.read_text(encoding="utf-8-sig")
+    return _decoded(path.read_bytes())
+
+
+def _decoded(data: bytes, encoding: str = "utf-8") -> str:
+    """The text, in the encoding that its first bytes tell, or else in this one."""
+    told = next((name for mark, name in MARKS if data.startswith(mark)), encoding)
+    return data.decode(told).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _html(path: Path) -> str:
+    data = path.read_bytes()
     parser = _Text()
-    parser.feed(_plain(path))
+    parser.feed(_decoded(data, _told_encoding(data)))
     parser.close()
     lines = (" ".join(line.split()) for line in "".join(parser.parts).splitlines())
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _told_encoding(page: bytes) -> str:
+    """What a page says about its encoding; UTF-8 if it says nothing that can be used."""
+    found = CHARSET.search(page[:CHARSET_WITHIN])
+    name = found[1].decode() if found else "utf-8"
+    try:
+        b"x".decode(name)  # unknown, not for text, or not of one byte, as which it was read so far
+    except (LookupError, UnicodeError):
+        return "utf-8"
+    return name
 
 
 class _Text(HTMLParser):
@@ -125,11 +179,18 @@ class _Text(HTMLParser):
         super().__init__()
         self.parts: list[str] = []
         self._hidden = 0
+        self._cells = 0
+        """How many the row has so far."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._hidden += tag in UNSEEN
-        if tag in BLOCKS:
-            self.parts.append("\n\n" if tag in ("p", "section", "article") or tag[0] == "h" else "\n")
+        if tag in CELLS:
+            self.parts.append(" | " if self._cells else "")
+            self._cells += 1
+        elif tag == "tr":
+            self._cells = 0
+        if tag in SPACED or tag in LINES:
+            self.parts.append("\n\n" if tag in SPACED else "\n")
 
     def handle_endtag(self, tag: str) -> None:
         self._hidden = max(0, self._hidden - (tag in UNSEEN))
@@ -142,34 +203,29 @@ class _Text(HTMLParser):
 def _pdf(path: Path) -> str:
     try:
         from pypdf import PdfReader
-        from pypdf.errors import PyPdfError
     except ImportError:
         raise MissingDependencyError(f"{KEY}: {path} needs pypdf: {install_command('documents')}") from None
     try:
         return "\n\n".join(page.extract_text() for page in PdfReader(path).pages)
-    except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        # a damaged or encrypted file makes the library raise many kinds of errors
+    except Exception as error:  # noqa: BLE001 - a damaged or encrypted file makes the library raise errors of any kind
         raise TaskDataError(f"{KEY}: {path}: not a readable PDF: {type(error).__name__}: {error}") from None
 
 
 def _docx(path: Path) -> str:
     try:
         import docx
-        from docx.opc.exceptions import PackageNotFoundError
     except ImportError:
         raise MissingDependencyError(f"{KEY}: {path} needs python-docx: {install_command('documents')}") from None
-    from zipfile import BadZipFile
-
-    try:
-        document = docx.Document(str(path))
-    except (BadZipFile, KeyError, ValueError, PackageNotFoundError) as error:
-        raise TaskDataError(f"{KEY}: {path}: not a readable Word document: {error}") from None
     parts = []
-    for block in document.iter_inner_content():
-        if hasattr(block, "rows"):
-            parts.append("\n".join(" | ".join(cell.text.strip() for cell in row.cells) for row in block.rows))
-        else:
-            parts.append(block.text)
+    try:
+        for block in docx.Document(str(path)).iter_inner_content():
+            if hasattr(block, "rows"):
+                parts.append("\n".join(" | ".join(cell.text.strip() for cell in row.cells) for row in block.rows))
+            else:
+                parts.append(block.text)
+    except Exception as error:  # noqa: BLE001 - likewise: errors of zip, of compression, of XML, and of its own
+        why = f"{type(error).__name__}: {error}"
+        raise TaskDataError(f"{KEY}: {path}: not a readable Word document: {why}") from None
     return "\n\n".join(part for part in parts if part.strip())
 
 

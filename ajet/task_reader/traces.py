@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ajet.schema.codec import decode_episode
 from ajet.schema.errors import EpisodeFormatError, TaskDataError
+from ajet.schema.printable import encodable
 from ajet.tracing.adapters import read_call
 from ajet.tracing.otlp import attributes_of, objects, raw_spans
 
@@ -26,8 +27,9 @@ log = logging.getLogger("ajet.task_reader")
 KEY = "ajet.task_reader.tracing.base_url"
 SQLITE = (".sqlite", ".sqlite3", ".db", ".database")
 JSON = (".json", ".jsonl", ".ndjson")
-PRINTED = re.compile(r"content=(.*), role=(?:'|\")(\w+)(?:'|\")", re.DOTALL)
-"""The end of a printed `Msg(…)`; its content is a Python literal."""
+CONTENT = "content="
+ROLE = re.compile(r", role=(?:'|\")(\w+)(?:'|\")")
+"""The end of a printed `Msg(…)`. What is between the two is a Python literal."""
 
 
 class Exchange(NamedTuple):
@@ -63,7 +65,7 @@ def exchanges(path: Path, min_reward: float | None = None) -> Iterator[Exchange]
 
 def _sqlite(path: Path, min_reward: float | None) -> Iterator[Exchange]:
     try:
-        connection = sqlite3.connect(f"file:{path.resolve()}?mode=ro", uri=True)
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         try:
             tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "span_table" in tables:
@@ -94,7 +96,7 @@ def _studio(connection: sqlite3.Connection, path: Path) -> Iterator[Exchange]:
             lost += 1
             continue
         found = _of_attributes(attributes if isinstance(attributes, dict) else {})
-        if found is None:
+        if found is None or not _whole(found):
             lost += 1
         else:
             yield Exchange(*found, f"{path.name}, span {row}")
@@ -128,10 +130,11 @@ def _printed(value: Any, role: str) -> str | None:
     """The text of a printed `Msg(id='…', name='…', content=…, role='…')`."""
     if not isinstance(value, str):
         return _content(value.get("content")) if isinstance(value, dict) else None
-    found = PRINTED.search(value)
-    if found is None or found[2] != role:
+    _, _, rest = value.partition(CONTENT)
+    *_, found = (None, *ROLE.finditer(rest))
+    if found is None or found[1] != role:
         return None
-    literal = found[1].strip()
+    literal = rest[: found.start()].strip()
     try:
         return _content(ast.literal_eval(literal))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -181,7 +184,7 @@ def _otlp(path: Path) -> Iterator[Exchange]:
     lost = 0
     for trace, spans in traces.items():
         found = _of_trace(spans)
-        if found is None:
+        if found is None or not _whole(found):
             lost += 1
         else:
             yield Exchange(*found, f"{path.name}, trace {trace}")
@@ -225,12 +228,17 @@ def _of_trace(spans: list[dict[str, Any]]) -> tuple[str, str] | None:
     return (asked, said) if asked and said else None
 
 
+def _whole(texts: tuple[str, str]) -> bool:
+    """Without halves of surrogate pairs, which a cut leaves and no tokenizer or server takes."""
+    return all(encodable(text) == text for text in texts)
+
+
 def _first(texts: list[str | None]) -> str | None:
     return next((text for text in texts if text), None)
 
 
 def _number(value: Any) -> int:
-    return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdigit()) else 0
+    return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()) else 0
 
 
 def _otlp_attributes(span: dict[str, Any]) -> dict[str, Any]:

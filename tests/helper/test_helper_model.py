@@ -58,6 +58,12 @@ def test_a_reply_without_text_is_empty(server: Server) -> None:
     assert asyncio.run(HelperModel("m", server.url).complete(ASK)) == ""
 
 
+def test_half_a_surrogate_pair_is_sent_escaped(server: Server) -> None:
+    half = [{"role": "user", "content": [{"type": "text", "text": "Größe \ud83d"}]}]
+    assert asyncio.run(HelperModel("m", server.url).complete(half)) == "yes"
+    assert server.seen[0][1]["messages"][0]["content"] == [{"type": "text", "text": "Größe \\ud83d"}]
+
+
 def test_many_threads_and_loops_share_one_model(server: Server) -> None:
     config = configured(server)
     said: list[str] = []

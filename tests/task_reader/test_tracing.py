@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,33 @@ def test_otlp_files(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(otlp(outer, call)))
     (tmp_path / "b.jsonl").write_text(f"{json.dumps(otlp(last))}\n{json.dumps(otlp(first))}\n")
     assert [(found.query, found.reply) for found in exchanges(tmp_path)] == [("outer?", "outer!"), ("first?", "last!")]
+
+
+@pytest.mark.parametrize("folder", ["a #1", "a?b", "50%20 off"])
+def test_any_path_will_do_and_is_only_read(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir()
+    path = studio(tmp_path / folder / "s.db", printed("q?", "r"))
+    assert [found.query for found in exchanges(path)] == ["q?"]
+    assert [each.name for each in tmp_path.iterdir()] == [folder]
+
+
+def test_a_message_that_repeats_a_mark_is_read_in_no_time(tmp_path: Path) -> None:
+    many = studio(tmp_path / "s.db", printed("content=" * 100_000, "r"), {"input.kwargs.msg": "content=" * 100_000})
+    began = time.process_time()
+    assert [len(found.query) for found in exchanges(many)] == [800_000]
+    assert time.process_time() - began < 10  # seconds; it was hours
+
+
+def test_half_a_character_and_an_odd_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    half, whole = (
+        span("1", "invoke_agent a", 1, input=said("user", f"q{end}?"), output=said("assistant", "r"))
+        for end in ("\ud83d", "")
+    )
+    (tmp_path / "a.json").write_text(json.dumps(otlp({**whole, "startTimeUnixNano": "²"})))
+    (tmp_path / "b.json").write_text(json.dumps(otlp(half)))
+    studio(tmp_path / "c.db", printed("\ud83d", "r"), {"input.kwargs.msg": 3})
+    assert [found.query for found in exchanges(tmp_path)] == ["q?"]
+    assert "1 traces hold no question" in caplog.text and "2 spans hold no question" in caplog.text
 
 
 @pytest.mark.parametrize(
