@@ -36,13 +36,11 @@ def claim(context: Context, request: ask.Claim) -> list[AttemptedRollout]:
     taken = context.tables.head_of_queue(request.limit)
     begin(context, taken, request.worker_id)
     write(context, taken)
-    worker = context.tables.worker(request.worker_id)
     if not taken:
+        worker = context.tables.worker(request.worker_id)
         if worker.status != "idle" or worker.last_idle_time is None:
             context.tables.save_worker(states.idle(worker, context.now))
         return []
-    assert taken[-1].attempt is not None
-    context.tables.save_worker(states.busy(worker, taken[-1].attempt, context.now))
     claimed = [attempted(one) for one in taken]
     remember(context, request, [(one.rollout.rollout_id, one.attempt.attempt_id) for one in taken if one.attempt])
     return claimed

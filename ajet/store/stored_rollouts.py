@@ -58,13 +58,16 @@ def find_attempt(context: Context, one: Stored, attempt_id: str) -> StoredAttemp
 
 
 def begin(context: Context, taken: Sequence[Stored], worker_id: str | None) -> None:
-    """Start these rollouts' next attempts. The caller saves the rollouts."""
+    """Start these rollouts' next attempts; the worker is busy with the last one. The caller saves the rollouts."""
+    attempt = None
     for one in taken:
         one.attempts += 1
         attempt_id = f"at-{os.urandom(8).hex()}"
-        one.rollout, one.attempt = states.begin(one.rollout, one.attempts, attempt_id, worker_id, context.now)
-        one.owner = context.owner
+        one.rollout, attempt = states.begin(one.rollout, one.attempts, attempt_id, worker_id, context.now)
+        one.attempt, one.owner = attempt, context.owner
     context.tables.add_attempts([(one, one.attempt) for one in taken if one.attempt is not None])
+    if worker_id is not None and attempt is not None:
+        context.tables.save_worker(states.busy(context.tables.worker(worker_id), attempt, context.now))
 
 
 def heard(context: Context, one: Stored, *, span: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from ports import free_port
 from runner_fakes import LineEngine, SmallProvider
 from waiting import until
 
@@ -26,12 +27,17 @@ from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import EngineError
 from ajet.schema.resources import PromptSet, PromptTemplate
 from ajet.schema.task import Task, WorkflowTask
+from ajet.store.access_keys import issue
 from ajet.store.client import StoreClient
 from ajet.store.errors import StoreError
+from ajet.store.open_store import memory_store
+from ajet.store.requests import Role
+from ajet.store.server import StoreServer
 from ajet.task_judge.base_judge import load_judge
 from ajet.task_runner.remote import KEY_VARIABLE, RemoteRunner
 from ajet.task_runner.runner import TaskRunner
 
+NODE_RUNNER = Path(__file__).parents[2] / "tutorial" / "example_other_clients" / "runner.mjs"
 KEY = "sk-ajet-" + "k" * 40
 AJET = (sys.executable, "-m", "ajet", "runner", "--workflow", "agent.py->Agent")
 CODE = """
@@ -391,11 +397,10 @@ def test_what_a_user_gets_wrong(
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
 def test_an_agent_in_another_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = Path(__file__).parents[2] / "tutorial" / "example_other_clients" / "runner.mjs"
 
     async def scene(runner: TaskRunner, started: Started) -> None:
         environment = {**os.environ, KEY_VARIABLE: KEY}
-        started.programs.append(subprocess.Popen(["node", str(agent), started.url], env=environment))
+        started.programs.append(subprocess.Popen(["node", str(NODE_RUNNER), started.url], env=environment))
         task = Task(task_id="t", main_query="hi", metadata={"answer": "ell"})
         done = await runner.run(WorkflowTask(task=task))
         assert (done.status, done.reward) == (EpisodeStatus.COMPLETED, 1.0)
@@ -406,12 +411,54 @@ def test_an_agent_in_another_language(tmp_path: Path, monkeypatch: pytest.Monkey
     play(tmp_path, scene, monkeypatch)
 
 
-def test_a_runner_in_another_language_says_what_is_wrong() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["http://127.0.0.1:1", "0"], "error: http://127.0.0.1:1: "),
+        (["127.0.0.1:4747"], "error: 127.0.0.1:4747: "),
+        (["http://127.0.0.1:{free}", "0"], "ECONNREFUSED"),
+        (["http://127.0.0.1:{free}", "soon"], "'soon' is no number of seconds"),
+    ],
+)
+def test_a_runner_in_another_language_says_what_is_wrong(arguments: list[str], says: str) -> None:
     node = shutil.which("node") or pytest.skip("needs Node")
-    agent = Path(__file__).parents[2] / "tutorial" / "example_other_clients" / "runner.mjs"
-    done = subprocess.run([node, str(agent), "http://127.0.0.1:1"], capture_output=True, text=True, timeout=60)
+    command = [node, str(NODE_RUNNER), *(one.format(free=free_port()) for one in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: http://127.0.0.1:1")
+    assert says in done.stderr
+    assert done.stderr.startswith("error: ")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+def test_a_runner_in_another_language_waits_for_the_trainer() -> None:
+    port = free_port()
+
+    async def scene() -> None:
+        async with memory_store() as store:
+            key = await store.tables(lambda tables: issue(tables, "runner", [Role.RUNNER]))
+            program = await asyncio.create_subprocess_exec(
+                "node", str(NODE_RUNNER), f"http://127.0.0.1:{port}",
+                env={**os.environ, KEY_VARIABLE: key}, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            assert program.stderr is not None
+            assert b"waiting for it" in await program.stderr.readline()
+            server = StoreServer(store)
+            await server.start(port=port)
+            try:
+                task = {"ticket": "none", "task": {"task": {"main_query": "hi", "metadata": {}}}}
+                rollout = await store.enqueue_one(task)
+                (ended,) = await store.wait([rollout.rollout_id], timeout=60)
+                assert ended.attempt is not None
+                assert '"finished":false' in ended.attempt.result  # a store alone opens no episodes
+                program.terminate()
+                assert await program.wait() == 0
+            finally:
+                if program.returncode is None:
+                    program.kill()
+                    await program.wait()
+                await server.aclose()
+
+    asyncio.run(asyncio.wait_for(scene(), 120))
 
 
 def test_a_runner_gets_the_templates_of_the_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

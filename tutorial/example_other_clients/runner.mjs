@@ -1,24 +1,59 @@
 // A runner in another language: claims episodes of a training run, runs an agent, reports its reward.
 //
-//   AJET_RUNNER_KEY=… node runner.mjs http://trainer:4747
+//   AJET_RUNNER_KEY=… node runner.mjs http://trainer:4747 [patience]
 //
+// While the trainer is not there, it waits for it: `patience` seconds (600), and five if it was asked to end.
 // It needs nothing but Node 18 or later. docs/runners.md says how the trainer is started.
 
 import { randomUUID } from "node:crypto";
 
-const [trainer = "http://127.0.0.1:4747"] = process.argv.slice(2);
+const [trainer = "http://127.0.0.1:4747", patience = "600"] = process.argv.slice(2);
 const headers = {
   authorization: `Bearer ${process.env.AJET_RUNNER_KEY}`,
   "content-type": "application/json",
   "x-ajet-protocol": "2",
 };
+let draining = false;
+process.on("SIGTERM", () => (draining = true));
 const worker_id = `node-${process.pid}`;
 
-async function ask(path, body) {
-  const reply = await fetch(`${trainer}/v1/${path}`, { method: "POST", headers, body: JSON.stringify(body) });
-  const answer = await reply.json();
-  if (!reply.ok) throw new Error(`${path}: ${answer.error.code}: ${answer.error.message}`);
+const AWAY = /^(E(?!RR_)[A-Z_]+|UND_ERR_\w+)$/; // ECONNREFUSED and its like
+class Away extends Error {}
+
+async function askOnce(path, body) {
+  let reply, text;
+  try {
+    reply = await fetch(`${trainer}/v1/${path}`, { method: "POST", headers, body: JSON.stringify(body) });
+    text = await reply.text();
+  } catch (error) {
+    const { code, message } = error.cause ?? error;
+    if (AWAY.test(code)) throw new Away(message || code);
+    throw new Error(message); // no URL, or a certificate that nobody signed: waiting doesn't help
+  }
+  if ([429, 502, 503, 504].includes(reply.status)) throw new Away(`${reply.status} ${text.slice(0, 200)}`);
+  let answer;
+  try {
+    answer = JSON.parse(text);
+  } catch {
+    throw new Error(`${path}: ${reply.status}, and no JSON: is this the trainer's address?`);
+  }
+  if (!reply.ok) throw new Error(`${path}: ${answer.error?.code}: ${answer.error?.message}`);
   return answer;
+}
+
+// Every request here is safe to repeat, so one whose answer was lost is simply sent again.
+async function ask(path, body) {
+  const began = Date.now();
+  for (let pause = 50; ; pause = Math.min(2 * pause, 2000)) {
+    try {
+      return await askOnce(path, body);
+    } catch (error) {
+      const limit = draining ? Math.min(5, patience) : patience;
+      if (!(error instanceof Away) || Date.now() + pause > began + 1000 * limit) throw error;
+      if (pause === 50) console.error(`${trainer}: ${error.message}: waiting for it`);
+    }
+    await new Promise((wake) => setTimeout(wake, pause));
+  }
 }
 
 // The agent itself: any code that calls an OpenAI-compatible endpoint. Returns a reward, or null to ask the judge.
@@ -36,7 +71,7 @@ async function agent(task, model) {
 async function run({ rollout, attempt }) {
   const ids = { rollout_id: rollout.rollout_id, attempt_id: attempt.attempt_id };
   const beat = setInterval(
-    () => ask("store/attempts/heartbeat", { worker_id, attempts: [ids] }).catch(() => {}),
+    () => askOnce("store/attempts/heartbeat", { worker_id, attempts: [ids] }).catch(() => {}),
     (rollout.config.unresponsive_seconds ?? 40) * 250,
   );
   let result;
@@ -53,9 +88,8 @@ async function run({ rollout, attempt }) {
   await ask("store/attempts/update", { updates: [update] });
 }
 
-let draining = false;
-process.on("SIGTERM", () => (draining = true));
 try {
+  if (!(patience >= 0)) throw new Error(`'${patience}' is no number of seconds to wait for it`);
   while (!draining) {
     const request_id = randomUUID(); // a claim that is repeated gets the same episodes
     for (const claimed of await ask("store/rollouts/claim", { worker_id, wait_seconds: 5, request_id })) {
@@ -63,6 +97,6 @@ try {
     }
   }
 } catch (error) {
-  console.error(`error: ${trainer}: ${error.cause?.message ?? error.message}`);
+  console.error(`error: ${trainer}: ${error.message}`);
   process.exitCode = 1;
 }

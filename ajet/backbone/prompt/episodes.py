@@ -52,19 +52,18 @@ class EpisodeTrials:
     ) -> list[list[Trial]]:
         pairs = [(candidate, task) for candidate in candidates for task in tasks]
         self._progress.phase(str(purpose), len(pairs) * self._repeats)
-        groups = await concurrently(
-            self._group(candidate, task, purpose, round, index, draw) for index, (candidate, task) in enumerate(pairs)
+        tried = await concurrently(
+            self._try(candidate, task, purpose, round, index, draw) for index, (candidate, task) in enumerate(pairs)
         )
+        groups, trials = [group for group, _ in tried], [trial for _, trial in tried]
         self.episodes += [(purpose, one) for group in groups for one in (*group.episodes, *group.failed)]
         self._watch.look_at_groups(f"round {round} ({purpose})", groups)
-        read = purpose is Purpose.SEARCH
-        trials = [self._trial(task, group, read) for (_, task), group in zip(pairs, groups, strict=True)]
         return [trials[first : first + len(tasks)] for first in range(0, len(trials), len(tasks))]
 
-    async def _group(
+    async def _try(
         self, candidate: Candidate, task: str, purpose: Purpose, round: int, index: int, draw: int
-    ) -> EpisodeGroup:
-        """Run a task, and record its episodes while the others run."""
+    ) -> tuple[EpisodeGroup, Trial]:
+        """Run a task; record and read its episodes while the others run."""
         group = await self._runtime.pool.run_group(
             self._tasks[task],
             num_repeat=self._repeats,
@@ -76,7 +75,7 @@ class EpisodeTrials:
         )
         for episode in (*group.episodes, *group.failed):
             self._recorder.record(episode, round, validation=purpose is not Purpose.SEARCH, task=self._tasks[task])
-        return group
+        return group, self._trial(task, group, read=purpose is Purpose.SEARCH)
 
     def _trial(self, task: str, group: EpisodeGroup, read: bool) -> Trial:
         episodes = sorted([*group.episodes, *group.failed], key=lambda episode: episode.repeat)
