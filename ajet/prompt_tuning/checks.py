@@ -41,7 +41,8 @@ class Checks:
             return f"it has {len(text):,} characters; at most {self.max_length:,} are allowed"
         start = self.start.templates[name]
         try:
-            placeholders = PromptTemplate(text, start.engine).placeholders
+            template = PromptTemplate(text, start.engine)
+            placeholders, more = template.placeholders, template.forms - start.forms
         except PromptTemplateError as error:
             return str(error)
         lost, added = sorted(start.placeholders - placeholders), sorted(placeholders - start.placeholders)
@@ -53,6 +54,8 @@ class Checks:
             return f"nothing fills {_shown(added[0], start.engine)}; the placeholders are: {there}. {literal}".rstrip(
                 ". "
             )
+        if more:  # a model's arithmetic, loops and widths can take all of the machine
+            return f"it has {min(more)!r}, which the start hasn't, or has less often: only the words may change"
         return ""
 
 

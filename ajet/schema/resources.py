@@ -6,11 +6,12 @@ import hashlib
 import json
 import logging
 import string
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ajet.schema.errors import UserError
 
@@ -61,7 +62,22 @@ class PromptTemplate:
                 raise PromptTemplateError(f"prompt template, line {error.lineno}: {error.message}") from None
         if self.engine != "f-string":
             raise PromptTemplateError(f"prompt template: engine {self.engine!r}; there is: f-string, jinja")
-        return frozenset(_names(self.template))
+        return frozenset(field.name for field in _fields(self.template))
+
+    @cached_property
+    def forms(self) -> Counter[str]:
+        """How often the template does more with its values than to show them: `{name!r}` and `{name:>9}`; in Jinja
+        everything but texts and plain names. Raises `PromptTemplateError`."""
+        if self.engine != "jinja":
+            shaped = (field for field in _fields(self.template) if field.conversion or field.spec)
+            return Counter(f"{{{one.name}{_marked('!', one.conversion)}{_marked(':', one.spec)}}}" for one in shaped)
+        from jinja2 import nodes
+
+        _ = self.placeholders  # what can't be read is said there
+        plain = (nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name)
+        return Counter(
+            _form(one) for one in _jinja().parse(self.template).find_all(nodes.Node) if type(one) not in plain
+        )
 
     def format(self, **values: Any) -> str:
         """The text with every placeholder filled; further values are ignored. A template without any is warned of."""
@@ -78,6 +94,8 @@ class PromptTemplate:
                 return str(_jinja().from_string(self.template).render(values))
             except TemplateError as error:
                 raise PromptTemplateError(f"prompt template: {error}") from None
+            except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+                raise PromptTemplateError(f"prompt template: {type(error).__name__}: {error}") from None
         try:
             return self.template.format_map({name: values[name] for name in self.placeholders})
         except (ValueError, TypeError) as error:
@@ -147,20 +165,42 @@ def _read_template(key: str, given: Any) -> PromptTemplate:
     return template
 
 
-def _names(template: str) -> Iterator[str]:
+class _Field(NamedTuple):
+    """A placeholder of an f-string."""
+
+    name: str
+    conversion: str = ""
+    spec: str = ""
+
+
+def _fields(template: str) -> Iterator[_Field]:
     try:
-        for _, name, spec, _ in string.Formatter().parse(template):
+        for _, name, spec, conversion in string.Formatter().parse(template):
             if name is None:
                 continue
             if not name.isidentifier():
                 raise PromptTemplateError(
                     f"prompt template: {{{name}}} isn't a plain name; write {{{{ and }}}} for braces in the text"
                 )
-            yield name
+            if conversion not in (None, "r", "s", "a"):
+                raise PromptTemplateError(f"prompt template: {{{name}!{conversion}}}: there are !r, !s and !a")
+            yield _Field(name, conversion or "", spec or "")
             if spec:
-                yield from _names(spec)
+                yield from _fields(spec)
     except ValueError as error:
         raise PromptTemplateError(f"prompt template: {error}; write {{{{ and }}}} for braces in the text") from None
+
+
+def _marked(mark: str, text: str) -> str:
+    return mark + text if text else ""
+
+
+def _form(node: Any) -> str:
+    """A part of a Jinja template, as its author knows it."""
+    kind = type(node).__name__.lower()
+    if kind == "getattr":
+        return f".{node.attr}"
+    return f"|{node.name}" if kind == "filter" else kind
 
 
 def _jinja() -> Any:

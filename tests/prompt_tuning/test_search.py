@@ -72,7 +72,29 @@ def test_jinja_placeholders_are_checked_too() -> None:
     checks = Checks(start)
     assert "lacks the placeholder {{ question }}" in checks.refusal({"solver": "nothing"}, start, [])
     assert "nothing fills {{ hint }}" in checks.refusal({"solver": "{{ question }} {{ hint }}"}, start, [])
-    assert checks.refusal({"solver": "{% for w in question %}{{ w }}{% endfor %}"}, start, []) == ""
+    assert checks.refusal({"solver": "Think. {{ question }} {# once more: #} {{ question }}"}, start, []) == ""
+    loop = PromptSet({"solver": PromptTemplate("{% for w in question %}{{ w.text|trim }}{% endfor %}", "jinja")})
+    kept = {"solver": "Read: {% for w in question %}- {{ w.text|trim }}{% endfor %}"}
+    assert Checks(loop).refusal(kept, loop, []) == ""
+
+
+@pytest.mark.parametrize(
+    ("start", "engine", "text", "has"),
+    [
+        ("{question}", "f-string", "{question:>999999999}", "{question:>999999999}"),
+        ("{question}", "f-string", "Solve {question!r}", "{question!r}"),
+        ("{question}", "f-string", "Solve {question:zz}", "{question:zz}"),
+        ("{{ q }}", "jinja", "{{ q }} {{ 9 ** 9 ** 9 }}", "pow"),
+        ("{{ q }}", "jinja", "{{ q * 1000000000 }}", "mul"),
+        ("{{ q }}", "jinja", "{{ q.missing }}", ".missing"),
+        ("{{ q }}", "jinja", "{% for i in range(99999) %}{{ q }}{% endfor %}", "call"),
+        ("{% for w in q %}{% endfor %}", "jinja", "{% for a in q %}{% for b in q %}{% endfor %}{% endfor %}", "for"),
+    ],
+)  # fmt: skip
+def test_a_proposal_may_change_words_and_no_more(start: str, engine: Any, text: str, has: str) -> None:
+    templates = PromptSet({"solver": PromptTemplate(start, engine)})
+    refusal = Checks(templates).refusal({"solver": text}, templates, [])
+    assert f"it has {has!r}, which the start hasn't" in refusal
 
 
 def test_no_episode_is_spent_on_a_refused_proposal_and_the_proposer_hears_why() -> None:

@@ -58,3 +58,23 @@ def test_a_template_without_placeholders_is_warned_of_once(caplog: pytest.LogCap
     assert PromptTemplate("Be brief.").format() == "Be brief."
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "values for it (puzzle) don't reach the model: write {name}" in warning
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ value + 1 }}", "TypeError"),
+        ("{{ value() }}", "TypeError"),
+        ("{% for i in range(1000000) %}x{% endfor %}", "Range too big"),
+        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "RecursionError"),
+    ],
+)
+def test_whatever_a_jinja_template_does_wrong_is_the_templates_error(text: str, says: str) -> None:
+    with pytest.raises(PromptTemplateError, match=says):
+        PromptTemplate(text, "jinja").format(value="a")
+
+
+def test_a_conversion_that_does_not_exist_is_said_before_any_episode() -> None:
+    with pytest.raises(PromptTemplateError, match="there are !r, !s and !a"):
+        _ = PromptTemplate("{value!z}").placeholders

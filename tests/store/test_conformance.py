@@ -334,9 +334,8 @@ def test_no_rollout_goes_to_two_claims(kind: Opener) -> None:
 def test_a_claim_waits_for_work(kind: Opener) -> None:
     async def test(store: RolloutStore, behind: DatabaseStore) -> None:
         waiting = [asyncio.create_task(store.claim(f"w{n}", wait_seconds=30)) for n in range(5)]
-        while len(behind.waiting._claimers) < 5:
+        while (await store.query_workers()).total < 5:  # each has looked at the empty queue
             await asyncio.sleep(0.005)
-        await asyncio.sleep(0.05)
         turns = behind.waiting.turns
         await store.enqueue([new(0), new(1)])
         done, rest = set[Any](), set(waiting)
