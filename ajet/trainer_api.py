@@ -23,7 +23,7 @@ import yaml
 from ajet.config.short_names import TRAINER_NAMES
 from ajet.rollout_function import RECORD_KEY, RolloutFunction
 from ajet.schema.errors import AjetError, ConfigError, UserError
-from ajet.schema.resources import PromptTemplate
+from ajet.schema.resources import PromptTemplate, PromptTemplateError
 from ajet.schema.task import Task
 from ajet.user_code import ARROW, PROGRAM, importing, publish
 from ajet.workflow import Workflow
@@ -180,8 +180,17 @@ class Trainer:
                 file = keys["task_reader.jsonl_dataset_file.validation.file_path"]
                 keys.setdefault("task_reader.jsonl_dataset_file.training.file_path", file)
         keys.setdefault("experiment_name", None if self._yaml else getattr(agent, "__name__", "run"))
-        overrides = [f"{key}={json.dumps(value)}" for key, value in keys.items() if value is not None]
-        config = load_config(self._yaml or self._empty_yaml(), overrides, overrides_from="Trainer")
+        overrides = [f"{key}={_as_text(key, value)}" for key, value in keys.items() if value is not None]
+        file = self._yaml or self._empty_yaml()
+        try:
+            config = load_config(file, overrides, overrides_from="Trainer")
+        except ConfigError as error:
+            if self._yaml is not None:
+                raise
+            missing = str(error).replace(f"{file}:1: ", "Trainer: ")  # nobody has written that file
+            if train_dataset is None and "task_reader." in missing:
+                missing += ", or pass a data set"
+            raise ConfigError(missing) from None
         config.ajet.backbone = config.ajet.backbone or "local"
         _refuse_elsewhere(config)
         return config
@@ -298,9 +307,29 @@ def _flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
             yield key, value
 
 
+def _as_text(key: str, value: Any) -> str:
+    """A key's value as on the command line. NumPy's numbers and paths are what they stand for."""
+
+    def plain(inner: Any) -> Any:
+        if isinstance(inner, os.PathLike):
+            return os.fspath(inner)
+        if hasattr(inner, "tolist"):
+            return inner.tolist()
+        raise ConfigError(f"Trainer: {key} is of type {type(inner).__name__}, which no key can hold")
+
+    return json.dumps(value, default=plain)
+
+
 def _templates(given: PromptTemplate | str | Mapping[str, PromptTemplate | str]) -> dict[str, Any]:
     named = given if isinstance(given, Mapping) else {"prompt_template": given}
     templates = {name: PromptTemplate(item) if isinstance(item, str) else item for name, item in named.items()}
+    for name, template in templates.items():
+        if not isinstance(template, PromptTemplate):
+            raise ConfigError(f"Trainer: {name} is a text or a PromptTemplate, not of type {type(template).__name__}")
+        try:
+            _ = template.placeholders
+        except PromptTemplateError as error:
+            raise PromptTemplateError(f"Trainer: {name}: {error}") from None
     return {name: {"text": template.template, "engine": template.engine} for name, template in templates.items()}
 
 

@@ -146,12 +146,30 @@ def test_the_configuration_is_the_yamls(tmp_path: Path) -> None:
         (lambda path: config_of(Trainer(exp_dir=path), train=[{"x": np.array([1, math.inf])}]), r"\['x'\]\[1\] is inf"),
         (lambda path: Trainer(exp_dir=path).evaluate(from_this_file, []), "^dataset is empty"),
         (lambda path: Trainer([{"rollout.top_p": 0.9}]), "a YAML file or a dict of keys, not of type list"),
-        (lambda path: config_of(Trainer(exp_dir=path), train=None), "file_path"),
+        (
+            lambda path: config_of(Trainer(exp_dir=path), train=None),
+            r"^Trainer: ajet.task_reader.jsonl_dataset_file.training.file_path: (?s:.*), or pass a data set$",
+        ),
+        (lambda path: config_of(Trainer({"rollout.top_p": object()}, exp_dir=path)), "rollout.top_p is of type object"),
+        (
+            lambda path: Trainer(prompt_template=5),
+            "Trainer: prompt_template is a text or a PromptTemplate, not of type int",
+        ),
+        (lambda path: Trainer(prompt_template={"solver": "{q"}), "Trainer: solver: prompt template: expected '}'"),
     ],
 )
 def test_mistakes_are_named(make: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         make(tmp_path)
+
+
+def test_paths_and_numpys_numbers_are_values(tmp_path: Path) -> None:
+    made = Trainer(
+        {"rollout": {"num_repeat": np.int64(3)}}, model=tmp_path / "model", lr=np.float32(0.5), exp_dir=tmp_path
+    )
+    ajet = config_of(made).ajet
+    assert (ajet.rollout.num_repeat, ajet.trainer_common.optim.lr) == (3, 0.5)
+    assert ajet.model.path == str(tmp_path / "model")
 
 
 @pytest.mark.parametrize("keys", [{"backbone": "verl"}, {"task_runner.wrapper_type": "multi-processing"}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ def by_our_clock(spans: Sequence[Span], now: float) -> list[Span]:
     for span in spans:
         clock = clock_of(span)
         said = span.resource.get(SENT_AT)
-        if isinstance(said, int | float) and not isinstance(said, bool):
+        if isinstance(said, int | float) and not isinstance(said, bool) and math.isfinite(said):
             offsets[clock] = now - said
         elif span.end_time is not None and now < span.end_time:
             offsets[clock] = min(offsets.get(clock, 0.0), now - span.end_time)

@@ -80,7 +80,7 @@ def any_value(value: Any, depth: int = 0) -> Any:
     if isinstance(pairs := value.get("kvlistValue"), dict):
         return {str(each.get("key")): any_value(each.get("value"), depth + 1) for each in objects(pairs, "values")}
     if isinstance(number := value.get("intValue"), str) and re.fullmatch(r"-?\d{1,20}", number):
-        return int(number)
+        return int(number) if -(2**63) <= int(number) < 2**63 else number
     return next((value[name] for name in _SCALARS if name in value), None)
 
 

@@ -7,6 +7,7 @@ Threads that the code starts, and functions that it passes to a thread pool, inh
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -53,6 +54,8 @@ class Recording:
         self.attempt_id = attempt_id
         self.rollout_id = rollout_id or attempt_id
         self.trace_id = trace_id_of(attempt_id)
+        self.process = os.getpid()
+        """A process that is forked from it inherits the recording, and nobody sees what it adds there."""
         self.reward: Reward | None = None
         """The latest that was emitted for the episode."""
 
@@ -92,10 +95,9 @@ _place: ContextVar[Place | None] = ContextVar("ajet_span_place", default=None)
 
 def current_place() -> Place | None:
     """Of the running code: by its context, else by the thread that started its thread."""
-    place = _place.get()
-    if place is None:
-        place = inherited()
-    return place if place is not None and place.recording is not None else None
+    place = _place.get() or inherited()
+    here = place is not None and place.recording is not None and place.recording.process == os.getpid()
+    return place if here else None
 
 
 @contextmanager
@@ -127,6 +129,19 @@ def new_span_id() -> str:
     return secrets.token_hex(8)
 
 
+def _why_nobody_records() -> str:
+    place = _place.get() or inherited()
+    if place is not None and place.recording is not None:
+        return (
+            "this is another process than the episode's, so nobody records this span\n"
+            "    return the value and emit it in the workflow, or send spans from here (tuner.otlp_environment)"
+        )
+    return (
+        "no episode is running here, so nobody records this span\n"
+        "    in a script, use `with ajet.tracing.record_spans() as spans:`"
+    )
+
+
 def emit(
     emitter: str,
     name: str,
@@ -141,10 +156,7 @@ def emit(
     """Make a span, and give it to the recording at hand. `propagate=False`: only return it. `emitter`: for messages."""
     place = current_place()
     if place is None and propagate:
-        raise NoRecordingError(
-            f"{emitter}: no episode is running here, so nobody records this span\n"
-            "    in a script, use `with ajet.tracing.record_spans() as spans:`; propagate=False only returns the span"
-        )
+        raise NoRecordingError(f"{emitter}: {_why_nobody_records()}; propagate=False only returns the span")
     now = time.time()
     recording = None if place is None else place.recording
     span = Span(

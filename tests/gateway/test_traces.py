@@ -11,6 +11,7 @@ import sys
 import textwrap
 from typing import Any
 
+import msgspec
 import pytest
 from gateway_parts import Place, place, post
 from raw_http import Reply, request_bytes, send
@@ -228,6 +229,19 @@ def test_bombs_and_strangers() -> None:
             assert here.session.spans.left_out == 101
             here.session.revoke()
             assert (await send_json(here, document(span(5000)))).status == 409
+
+    asyncio.run(run())
+
+
+def test_numbers_that_no_span_can_hold() -> None:
+    async def run() -> None:
+        async with place() as here:
+            many = {"key": "many", "value": {"intValue": "99999999999999999999"}}
+            sent_at = {"key": "ajet.sent_at", "value": {"doubleValue": 1e308}}
+            assert (await send_json(here, document({**span(1), "attributes": [many, sent_at]}))).status == 200
+            (kept,) = here.session.spans.spans
+            assert kept.attributes["many"] == "99999999999999999999"
+            assert msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=Span) == kept
 
     asyncio.run(run())
 

@@ -30,7 +30,7 @@ def test_a_sender_that_is_ahead() -> None:
     assert (first.start_time, second.end_time) == (90.0, 100.0)
 
 
-@pytest.mark.parametrize("said", ["now", True, float("inf"), -1e300])
+@pytest.mark.parametrize("said", ["now", True, float("inf"), float("nan"), -1e300])
 def test_what_makes_no_sense_changes_nothing(said: Any) -> None:
     (one,) = by_our_clock([span(90, 95, **{SENT_AT: said})], 100.0)
     assert (one.start_time, one.end_time) == (90, 95)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -118,6 +119,32 @@ def test_outside_of_an_episode() -> None:
         return a + b
 
     assert add(1, b=2) == 3
+
+
+def _reward_from_here(answer: Any) -> None:
+    @operation
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    try:
+        emit_reward(float(add(0, 1)))
+        answer.send("nobody would see it")
+    except NoRecordingError as error:
+        answer.send(str(error))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_process_cant_lose_a_reward() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    with record_spans() as spans:
+        child = multiprocessing.get_context("fork").Process(target=_reward_from_here, args=(theirs,))
+        child.start()
+        said = ours.recv()
+        child.join()
+        assert "emit_reward: this is another process than the episode's" in said
+        assert spans == []
+        emit_reward(1.0)
+    assert len(spans) == 1
 
 
 def test_operations_nest_and_record_what_went_in_and_out() -> None:
