@@ -164,12 +164,10 @@ def test_mistakes_are_named(make: Any, message: str, tmp_path: Path) -> None:
 
 
 def test_paths_and_numpys_numbers_are_values(tmp_path: Path) -> None:
-    made = Trainer(
-        {"rollout": {"num_repeat": np.int64(3)}}, model=tmp_path / "model", lr=np.float32(0.5), exp_dir=tmp_path
-    )
-    ajet = config_of(made).ajet
+    keys = {"experiment_dir": tmp_path / "runs", "rollout": {"num_repeat": np.int64(3)}}
+    ajet = config_of(Trainer(keys, lr=np.float32(0.5), exp_dir=tmp_path)).ajet
     assert (ajet.rollout.num_repeat, ajet.trainer_common.optim.lr) == (3, 0.5)
-    assert ajet.model.path == str(tmp_path / "model")
+    assert ajet.experiment_dir == str(tmp_path / "runs")
 
 
 @pytest.mark.parametrize("keys", [{"backbone": "verl"}, {"task_runner.wrapper_type": "multi-processing"}])

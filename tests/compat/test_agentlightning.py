@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 
 import ajet.compat.agentlightning as agl
 from ajet.schema.errors import ConfigError, UserError
+from ajet.store.errors import UnknownIdError
 from ajet.trainer_api import Trainer as OurTrainer
 
 MY_FIRST_AGENT = """
@@ -153,6 +154,35 @@ def test_a_store_is_served_and_used() -> None:
         await server.stop()
 
     asyncio.run(run())
+
+
+def test_many_at_once_and_what_is_missing() -> None:
+    async def run() -> None:
+        async with agl.InMemoryLightningStore() as store:
+            await store.add_resources({"main": agl.PromptTemplate("{q}")})
+            both = await store.enqueue_many_rollouts([{"input": 1, "mode": "train"}, {"input": 2, "metadata": None}])
+            assert [(one.input, one.mode, one.resources_id is not None) for one in both] == [
+                (1, "train", True),
+                (2, None, True),
+            ]
+            with pytest.raises(UnknownIdError, match="has no attempt yet"):
+                await store.update_attempt(both[0].rollout_id, "latest", status="failed")
+            claimed = await store.dequeue_many_rollouts(limit=2, worker_id="w-1")
+            references = [(one.rollout_id, one.attempt.attempt_id) for one in claimed if one.attempt]
+            assert await store.get_many_span_sequence_ids([*references, references[0]]) == [1, 1, 2]
+            assert [one.version for one in await store.query_resources()] == [1]
+            assert [one.worker_id for one in await store.query_workers(status_in=["busy"])] == ["w-1"]
+            assert await store.query_workers(worker_id_contains="x") == []
+            server = agl.LightningStoreServer(store, "127.0.0.1", 0)
+            await server.start()
+            try:
+                assert len(await server.query_rollouts()) == 2, "the same store, still open"
+            finally:
+                await server.stop()
+
+    asyncio.run(run())
+    with pytest.raises(AttributeError, match="LLMProxy is not here: the gateway"):
+        _ = agl.LLMProxy
 
 
 def test_spans_become_triplets_and_conversations() -> None:

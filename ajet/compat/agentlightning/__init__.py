@@ -116,6 +116,25 @@ __all__ = [
     "setup_logging",
 ]
 
+_NOT_HERE = {
+    "algo": "an algorithm of your own over a store is a coroutine: docs/store.md",
+    "Algorithm": "an algorithm of your own over a store is a coroutine: docs/store.md",
+    "LLMProxy": "the gateway serves each episode's model: take the parameter `llm`",
+    "lightning_cli": "write a YAML, and override its keys on the command line",
+    "MongoLightningStore": "`ajet store` keeps a SQLite file or PostgreSQL: LightningStoreClient",
+    "reward": "use emit_reward",
+    "WeaveTracer": "use OtelTracer",
+    "SharedMemoryExecutionStrategy": "runners are tasks of the trainer's process, or `ajet runner` elsewhere",
+    "ClientServerExecutionStrategy": "runners are tasks of the trainer's process, or `ajet runner` elsewhere",
+}
+"""Names of Agent-lightning without a counterpart, and what to use."""
+
+
+def __getattr__(name: str) -> object:
+    if name in _NOT_HERE:
+        raise AttributeError(f"Agent-lightning's {name} is not here: {_NOT_HERE[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 def setup_logging(level: str | int = "INFO", *, propagate: bool = False, **_: object) -> None:
     """Show this program's log on standard error."""

@@ -18,7 +18,17 @@ from ajet.store.client import StoreClient
 from ajet.store.database_store import DatabaseStore
 from ajet.store.errors import UnknownIdError
 from ajet.store.open_store import memory_store
-from ajet.store.records import Attempt, Mode, Resources, Rollout, RolloutConfig, RolloutStatus, Statistics, Worker
+from ajet.store.records import (
+    Attempt,
+    Mode,
+    Resources,
+    Rollout,
+    RolloutConfig,
+    RolloutStatus,
+    Statistics,
+    Worker,
+    WorkerStatus,
+)
 from ajet.store.requests import AttemptUpdate, NewRollout, Role
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.server import StoreServer
@@ -90,6 +100,11 @@ class LightningStore:
     ) -> Rollout:
         store = await self.ready()
         return await store.enqueue_one(input, mode=mode, resources_id=resources_id, config=config, metadata=metadata)
+
+    async def enqueue_many_rollouts(self, rollouts: Sequence[Mapping[str, Any]]) -> list[Rollout]:
+        """Each with the arguments of `enqueue_rollout`."""
+        new = [NewRollout(**{"input": None, **{k: v for k, v in one.items() if v is not None}}) for one in rollouts]
+        return await (await self.ready()).enqueue(new)
 
     async def start_rollout(
         self,
@@ -172,7 +187,10 @@ class LightningStore:
     ) -> Attempt:
         store = await self.ready()
         if attempt_id == LATEST:
-            attempt_id = (await store.query_attempts(rollout_id))[-1].attempt_id
+            latest = await self.get_latest_attempt(rollout_id)
+            if latest is None:
+                raise UnknownIdError(f"rollout {rollout_id} has no attempt yet")
+            attempt_id = latest.attempt_id
         update = AttemptUpdate(
             rollout_id=rollout_id,
             attempt_id=attempt_id,
@@ -226,6 +244,10 @@ class LightningStore:
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
         return (await (await self.ready()).next_sequence_ids(rollout_id))[0]
 
+    async def get_many_span_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> list[int]:
+        """One for each rollout and attempt."""
+        return [await self.get_next_span_sequence_id(*one) for one in attempts]
+
     # ------------------------------------------------------------ resources, workers
 
     async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
@@ -243,11 +265,31 @@ class LightningStore:
         page = await (await self.ready()).query_resources(resources_id=resources_id, limit=1)
         return _update(page.items[0]) if page.items else None
 
-    async def query_workers(self) -> list[Worker]:
-        return (await (await self.ready()).query_workers(limit=PAGE)).items
+    async def query_resources(self, *, resources_id: str | None = None) -> list[ResourcesUpdate]:
+        """All versions, the newest first."""
+        store, found = await self.ready(), list[ResourcesUpdate]()
+        while True:
+            page = await store.query_resources(resources_id=resources_id, limit=PAGE, offset=len(found))
+            found += map(_update, page.items)
+            if not page.items or len(found) >= page.total:
+                return found
+
+    async def query_workers(
+        self, *, status_in: Sequence[str] | None = None, worker_id_contains: str | None = None
+    ) -> list[Worker]:
+        store, found = await self.ready(), list[Worker]()
+        statuses = None if status_in is None else [WorkerStatus(one) for one in status_in]
+        while True:
+            page = await store.query_workers(
+                status_in=statuses, id_contains=worker_id_contains or "", limit=PAGE, offset=len(found)
+            )
+            found += page.items
+            if not page.items or len(found) >= page.total:
+                return found
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
-        return next((one for one in await self.query_workers() if one.worker_id == worker_id), None)
+        found = await self.query_workers(worker_id_contains=worker_id)
+        return next((one for one in found if one.worker_id == worker_id), None)
 
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | None = None) -> None:
         await (await self.ready()).heartbeat(worker_id, stats=heartbeat_stats)
@@ -272,9 +314,14 @@ class LightningStoreServer(LightningStore):
 
     def __init__(self, store: LightningStore, host: str | None = None, port: int = 4747, **_: Any) -> None:
         super().__init__(store.ours)
+        self._served = store
         self._host, self._port = host or "127.0.0.1", port
         self._server: StoreServer | None = None
         self.key = ""
+
+    async def ready(self) -> RolloutStore:
+        """The store that is served, opened once."""
+        return await self._served.ready()
 
     async def start(self) -> None:
         store = cast(DatabaseStore, await self.ready())
