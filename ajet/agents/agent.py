@@ -24,6 +24,7 @@ from ajet.agents.reply_format import NativeFormat, ReplyFormat, TextFormat
 from ajet.agents.run import AgentRun, OnStep
 from ajet.agents.world import OneAtATime, World, world_tools
 from ajet.schema.episode import Failure
+from ajet.schema.error_chain import address_of
 from ajet.schema.trajectory import StepType, StopReason, Trajectory, TrajectoryStep
 from ajet.schema.trajectory_file import file_name
 from ajet.tools import Toolset, make_tools
@@ -156,7 +157,7 @@ class Agent:
                 run.end(StopReason.MAX_SECONDS)
             else:
                 reason = StopReason.MODEL_ERROR if run.asking else StopReason.AGENT_ERROR
-                run.end(reason, failure=Failure(type(error).__name__, str(error) or repr(error)))
+                run.end(reason, failure=Failure(type(error).__name__, _said(error)))
                 raise
         await self.finalize(run)
 
@@ -347,6 +348,12 @@ def takes_tools(function: Any) -> bool:
         return said
     parameters = inspect.signature(function).parameters.values()
     return any(entry.name == "tools" or entry.kind is entry.VAR_KEYWORD for entry in parameters)
+
+
+def _said(error: Exception) -> str:
+    """Its message, and which address it is about, if it doesn't say so itself."""
+    message, address = str(error) or repr(error), address_of(error)
+    return f"{message} ({address})" if address and address not in message else message
 
 
 def _without_time(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -58,7 +58,7 @@ def agent_class(name: str, base_dirs: Sequence[str | Path] = ()) -> type[Agent]:
         )
     near = get_close_matches(name, agent_names(), n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise AgentSettingsError(f"no agent {name!r}{hint} There are: {', '.join(agent_names())}, module->Class")
+    raise AgentSettingsError(f"no agent {name!r}{hint}; there are: {', '.join(agent_names())}, module->Class")
 
 
 def make_agent(name: str, options: Mapping[str, Any] | None = None, base_dirs: Sequence[str | Path] = ()) -> Agent:

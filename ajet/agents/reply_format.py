@@ -177,9 +177,14 @@ def _end_of_call(label: str, text: str, start: int) -> int:
 def _action(body: str, given: str | None, tools: Sequence[ToolSchema], index: int) -> ToolCall | str:
     """The call that an `Action:` asks for, or what is wrong with it."""
     call_id = f"call_{index}"
-    answer = re.match(r"final answer\s*:?\s*", body, re.I)
+    answer = re.match(r"[`\"']?final answer[`\"']?\s*:?\s*", body, re.I)
     if answer is not None:
-        return ToolCall("final answer", body[answer.end() :])
+        said = body[answer.end() :]
+        if not said and given is not None:
+            said = _bare_answer(given)
+        elif ":" not in answer[0]:
+            said = _bare_answer(said)
+        return ToolCall("final answer", said)
     name = body.strip().strip("`\"'")
     if given is not None:
         return ToolCall(name, _arguments_of(given), call_id)
@@ -194,6 +199,21 @@ def _action(body: str, given: str | None, tools: Sequence[ToolSchema], index: in
     if body[end:].strip().strip("`"):
         return f"There is more after the action: {body[end:].strip()[:60]!r}"
     return ToolCall(tool, arguments, call_id)
+
+
+def _bare_answer(text: str) -> str:
+    """An answer that was given like a tool's argument: `"7"`, `("7")`, `{"answer": 7}`. All else is text as it is."""
+    bare = text.strip()
+    if bare.startswith("(") and bare.endswith(")"):
+        bare = bare[1:-1].strip()
+    try:
+        value, end = read_value(bare)
+    except CallSyntaxError:
+        return bare
+    if isinstance(value, dict) and len(value) == 1:
+        (value,) = value.values()
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) and end == len(bare) else bare
 
 
 def _arguments_of(text: str) -> str | dict[str, Any]:

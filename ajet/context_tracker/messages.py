@@ -80,6 +80,8 @@ def plain_message(raw: Any, where: str) -> Message:
         calls = raw.get("tool_calls")
         if calls is not None and not isinstance(calls, list | tuple):
             raise InvalidRequestError(f"{where}.tool_calls must be a list, not {_kind(calls)}")
+        if not calls and raw.get("function_call"):  # as it was before there were tools
+            calls = [{"function": raw["function_call"]}]
         if calls:
             message["tool_calls"] = [_plain_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
     elif role == "tool":

@@ -31,6 +31,8 @@ class TrackerSettings:
     checks: tuple[str, ...] = ("nonsense",)
     """`compute_madness_checklist`."""
     terminate_on_abnormal: bool = True
+    call_prefix: str = "call"
+    """What the names of its calls begin with, and so the ids of replies: unique within the episode."""
     detect_forks: bool = True
     """Whether to explain each fork (`detect_timeline_snap`); this doesn't change the tree."""
 

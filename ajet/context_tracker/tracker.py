@@ -200,7 +200,7 @@ class ContextTracker:
         self._clock += 1
         self._steps[request.agent] += choice == 0
         call = Call(
-            name=f"call-{len(self._records)}",
+            name=f"{self.settings.call_prefix}-{len(self._records)}",
             agent=request.agent,
             target=target,
             turn=0 if parent is None else parent.call.turn + 1,

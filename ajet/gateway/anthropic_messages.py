@@ -52,8 +52,21 @@ def read_request(body: dict[str, Any], caller: Caller) -> tuple[ChatRequest, str
         agent=asked.agent,
         target=caller.target or DEFAULT_TARGET,
         trainable=asked.trainable,
+        response_format=_response_format(body),
     )
     return request, asked.name
+
+
+def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
+    """`output_config.format`, or `output_format` as it was called before, as chat's `response_format`."""
+    key, given = "output_config.format", fields.mapping(fields.mapping(body, "output_config"), "format")
+    if not given:
+        key, given = "output_format", fields.mapping(body, "output_format")
+    if not given:
+        return None
+    if given.get("type") != "json_schema" or not isinstance(given.get("schema"), dict):
+        raise BadField(key, f"{key} must be {{type: json_schema, schema: an object}}")
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": given["schema"]}}
 
 
 def _system(value: Any) -> list[Message]:
@@ -232,7 +245,12 @@ async def messages(body: dict[str, Any], caller: Caller) -> Answer:
     answer = {**_head(reply.call_id, model), "content": _blocks(reply), **_ending(reply), "usage": _usage(reply)}
     if fields.flag(body, "return_token_ids"):
         answer |= {"prompt_token_ids": reply.prompt_ids, "token_ids": reply.completion.token_ids}
-    return json_answer(answer)
+    return json_answer(answer | _malformed(reply))
+
+
+def _malformed(reply: ChatReply) -> dict[str, Any]:
+    """What was wrong with the reply, as in the other protocols."""
+    return {"malformed": reply.malformed} if reply.malformed else {}
 
 
 def _head(call_id: str, model: str) -> dict[str, Any]:
@@ -304,7 +322,7 @@ async def message_events(model: str, stream: ReplyStream, event: Event) -> Async
             yield _event(anthropic_error_body(event))
             return
         (reply,) = event
-        yield _event({"type": "message_delta", "delta": _ending(reply), "usage": _usage(reply)})
+        yield _event({"type": "message_delta", "delta": _ending(reply), "usage": _usage(reply), **_malformed(reply)})
         yield _event({"type": "message_stop"})
     finally:
         stream.close()

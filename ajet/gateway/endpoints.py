@@ -65,7 +65,9 @@ async def model(body: dict[str, Any], caller: Caller) -> Answer:
 
 
 def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "ajet"}
+    """A model as both protocols describe one."""
+    for_anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    return {"id": name, "object": "model", "created": 0, "owned_by": "ajet", **for_anthropic}
 
 
 POST: dict[str, Endpoint] = {

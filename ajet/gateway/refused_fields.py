@@ -43,6 +43,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "echo": ((), NO_EFFECT),
     "suffix": ((), NO_EFFECT),
     "mcp_servers": ((), NO_EFFECT),
+    "container": ((), NO_EFFECT),
 }
 """Field → values besides unset ones that ask for nothing, and why anything else is refused."""
 

@@ -52,7 +52,9 @@ class Model:
 
     def open_conversation(self, max_model_len: int) -> EpisodeSession:
         """A session that isn't trained on: clients choose the sampling, and only the model's length is limited."""
+        seed = SeedKey(seed=random.SystemRandom().getrandbits(48))
         limits = TrackerSettings(
+            call_prefix=f"{seed.seed:x}",  # clients of `ajet serve` see the replies of many conversations
             max_model_len=max_model_len,
             max_prompt_length=max_model_len,
             max_response_length=max_model_len,
@@ -62,7 +64,6 @@ class Model:
             terminate_on_abnormal=False,
             detect_forks=False,
         )
-        seed = SeedKey(seed=random.SystemRandom().getrandbits(48))
         return self.open_session(f"served-{seed.seed:x}", SessionSettings(training=False, seed_key=seed), limits)
 
 

@@ -218,7 +218,7 @@ class Trajectory:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        plain: dict[str, Any] = msgspec.to_builtins(self, str_keys=True, enc_hook=_as_text)
+        plain: dict[str, Any] = msgspec.to_builtins(self, str_keys=True, enc_hook=as_plain)
         return plain
 
     @classmethod
@@ -230,7 +230,7 @@ class Trajectory:
             raise TrajectoryFormatError(f"not a trajectory: {error}") from None
 
 
-def _as_text(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
     """What a tool returned may be anything: values without a JSON form are kept as text."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")

@@ -7,6 +7,7 @@ killed reads as a trajectory that is still running; a torn last line is left out
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ajet.schema.trajectory import ModelCall, Trajectory, TrajectoryFormatError, TrajectoryStep
+from ajet.schema.trajectory import ModelCall, Trajectory, TrajectoryFormatError, TrajectoryStep, as_plain
 
 SUFFIX = ".jsonl"
 _GROWING = ("calls", "steps")
@@ -120,7 +121,19 @@ def _lines(path: Path) -> list[str]:
 
 
 def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False) + "\n"
+    try:
+        return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(_finite(record), ensure_ascii=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: other programs could not read the file."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value
 
 
 def _without_growing(trajectory: Trajectory) -> dict[str, Any]:
@@ -129,4 +142,4 @@ def _without_growing(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _plain(item: ModelCall | TrajectoryStep) -> Any:
-    return msgspec.to_builtins(item, str_keys=True, enc_hook=repr)
+    return msgspec.to_builtins(item, str_keys=True, enc_hook=as_plain)

@@ -16,13 +16,13 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 
 from ajet.environment.leased import LeasedEnvironment
 from ajet.sandbox import SandboxError
 from ajet.schema.episode import Failure
+from ajet.schema.error_chain import address_of, error_chain
 from ajet.schema.errors import (
     EnvironmentFault,
     EnvironmentUnavailableError,
@@ -352,14 +352,14 @@ def _blame(result: WorkflowResult, where: Literal["workflow", "judge"], error: B
     result.failure = describe(error)
     result.model_error = _model_error_code(error)
     result.environment_error = _environment_error(error)
-    result.cut_reply = any(type(link).__name__ in LENGTH_ERRORS for link in _chain(error))
+    result.cut_reply = any(type(link).__name__ in LENGTH_ERRORS for link in error_chain(error))
     result.debugger_quit = _quits(error)
 
 
 def _environment_error(error: BaseException) -> Literal["", "fault", "unavailable"]:
-    if any(isinstance(link, SandboxError) for link in _chain(error)):
+    if any(isinstance(link, SandboxError) for link in error_chain(error)):
         return "unavailable"  # it could not be made, or it died
-    faults = [link for link in _chain(error) if isinstance(link, EnvironmentFault)]
+    faults = [link for link in error_chain(error) if isinstance(link, EnvironmentFault)]
     if any(isinstance(fault, EnvironmentUnavailableError) for fault in faults):
         return "unavailable"
     return "fault" if faults else ""
@@ -400,34 +400,11 @@ def _address(error: BaseException) -> str:
     of our own model, and if there is none. Without user name, password and query, which may be secret."""
     if _model_error_code(error):
         return ""
-    for link in _chain(error):
-        try:
-            url = str(link.request.url)  # type: ignore[attr-defined] # of httpx, and of clients built on it or on requests
-        except (AttributeError, RuntimeError):  # httpx raises the latter if it has no request
-            continue
-        parts = urlsplit(url)
-        if parts.hostname:
-            return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    return ""
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, its causes, and the members of exception groups."""
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        link = waiting.pop()
-        if link is None or id(link) in seen:
-            continue
-        seen.add(id(link))
-        yield link
-        waiting += [link.__cause__, link.__context__]
-        if isinstance(link, BaseExceptionGroup):
-            waiting += link.exceptions
+    return address_of(error)
 
 
 def _quits(error: BaseException) -> bool:
-    return any(isinstance(link, bdb.BdbQuit) for link in _chain(error))
+    return any(isinstance(link, bdb.BdbQuit) for link in error_chain(error))
 
 
 def _codes(family: type[ModelCallError]) -> Iterator[str]:
@@ -441,7 +418,7 @@ _MODEL_ERROR_CODES = frozenset(_codes(ModelCallError))
 
 def _model_error_code(error: BaseException) -> str:
     """The code of the failed model call that caused `error`: one of our errors, or a client library's with our code."""
-    for link in _chain(error):
+    for link in error_chain(error):
         code = getattr(link, "code", None)
         if isinstance(code, str) and code in _MODEL_ERROR_CODES:
             return code

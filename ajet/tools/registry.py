@@ -84,8 +84,8 @@ class ToolRegistry:
             return _build(getattr(import_module(module), symbol), options or {}, name)
         if name not in self._tools:
             near = get_close_matches(name, self.names(), n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ToolSetupError(f"no tool {name!r}; {hint}There are {', '.join(self.names())}, and module->object")
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ToolSetupError(f"no tool {name!r}{hint}; there are {', '.join(self.names())}, and module->object")
         made = _build(self._tools[name], options or {}, name)
         return made if not isinstance(made, Tool) or made.name == name else _Renamed(made, name)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -133,6 +134,8 @@ class Toolset:
             return _failed(f"{name} failed: {describe_error(error)}")
         if not isinstance(result, ToolResult):
             return ToolResult(as_text(result))
+        if result.reward is not None and not math.isfinite(result.reward):
+            return _failed(f"{name} failed: its reward is {result.reward}, which is no finite number")
         return result
 
     def _unknown(self, name: str) -> str:

@@ -115,7 +115,15 @@ def test_functions_get_what_they_take() -> None:
     assert ask(as_model_function(Object()), **given)["content"] == "9 ['temperature', 'tools']"
 
 
-@pytest.mark.parametrize("reply", [None, 42, {"text": "x"}, {"content": 7}, {"content": "", "tool_calls": "x"}, []])
+def test_content_in_parts_is_text() -> None:
+    parts = [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]
+    assert ask(as_model_function(lambda messages: {"content": parts}))["content"] == "42"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [None, 42, {"text": "x"}, {"content": 7}, {"content": [{"type": "image"}]}, {"content": "", "tool_calls": "x"}, []],
+)
 def test_what_is_no_reply_is_not_taken_for_one(reply: Any) -> None:
     with pytest.raises(ModelReplyError, match=r"reply|returned"):
         ask(as_model_function(lambda messages: reply))
@@ -133,6 +141,8 @@ def test_a_server_that_is_down() -> None:
     client = openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="k", max_retries=0)
     with pytest.raises(openai.APIConnectionError):
         asyncio.run(ReActAgent().run_trajectory("?", as_model_function(client, "m")))
+    failed = asyncio.run(ReActAgent().run_trajectory("?", as_model_function(client, "m"), raise_errors=False))
+    assert failed.failure is not None and "(http://127.0.0.1:9/v1/chat/completions)" in failed.failure.message
 
 
 def test_broken_arguments_still_make_a_conversation() -> None:

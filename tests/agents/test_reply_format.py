@@ -110,6 +110,11 @@ def test_several_actions_in_one_reply() -> None:
         ("Final Answer: two lines:\nThought: of text\nand a third", "two lines:\nThought: of text\nand a third"),
         ("Thought: so\nAction: Final Answer: 42", "42"),
         ("Final Answer: 42\nObservation: nothing", "42"),
+        ("Action: Final Answer\nAction Input: 42", "42"),
+        ('Action: Final Answer\nAction Input: "the text"', "the text"),
+        ('Action: `Final Answer`\nAction Input: {"answer": 7}', "7"),
+        ("Action: Final Answer(3.10)", "3.10"),
+        ("Action: Final Answer: [1]", "[1]"),
     ],
 )
 def test_final_answers(reply: str, answer: str) -> None:

@@ -122,3 +122,20 @@ def test_results_without_a_json_form_are_kept_as_text(tmp_path: Path) -> None:
 def test_file_names() -> None:
     assert file_name("../../etc/passwd") == "_.._etc_passwd.jsonl"
     assert file_name("task-1#2") == "task-1_2.jsonl"
+
+
+def test_the_file_is_json_for_other_programs_too(tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    @tool
+    def measure() -> dict[str, float]:
+        """Measure."""
+        return {"loss": float("nan"), "most": float("inf"), "least": 1.5}
+
+    model = Scripted(asks(call("measure", {})), "done")
+    asyncio.run(ReActAgent(tools=[measure]).run_trajectory("?", model, save_to=tmp_path, request_id="a"))
+    for line in (tmp_path / "a.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    results = [step.tool_result for step in read_trajectory(tmp_path / "a.jsonl").steps]
+    assert {"loss": None, "most": None, "least": 1.5} in results

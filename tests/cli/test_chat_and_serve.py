@@ -73,6 +73,7 @@ def test_serve_speaks_openais_protocol(served: str) -> None:
     assert first["choices"][0]["message"]["role"] == "assistant"
     assert first["usage"]["completion_tokens"] <= 5
     assert first["choices"][0]["message"] != second["choices"][0]["message"]  # no seed was asked for
+    assert first["id"] != second["id"], "clients tell replies by their ids"
     seeded = [post(f"{served}/chat/completions", {**body, "seed": 1})["choices"][0]["message"] for _ in range(2)]
     assert seeded[0]["content"] == seeded[1]["content"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, result, said, system, user
 
-from ajet.context_tracker.messages import plain_message
+from ajet.context_tracker.messages import plain_message, plain_messages
 from ajet.schema.errors import InvalidRequestError, SessionClosedError, UnsupportedContentError
 
 
@@ -315,3 +315,14 @@ def test_requests_as_json_and_as_objects_give_the_same_tree() -> None:
             messages.append(user("More."))
         trees.append(drive.tracker.finish(1.0).tree)
     assert trees[0].isomorphic(trees[1])
+
+
+def test_a_function_call_of_before_there_were_tools_is_read_as_one() -> None:
+    raw = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}},
+        {"role": "function", "name": "f", "content": "done"},
+    ]
+    _, called, result = plain_messages(raw)
+    assert called["tool_calls"] == [{"id": "", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
+    assert result["role"] == "tool"

@@ -45,3 +45,31 @@ def test_a_call_without_text_comes_back_with_what_stands_for_none(texts: list[st
 def test_any_other_text_is_another_reply() -> None:
     assert extends("by the way") == [-1, -1]
     assert extends(STAND_INS[0], said=f"by the way\n{CALL}") == [-1, -1]
+
+
+@pytest.mark.parametrize("where", ["output_config", "output_format"])
+def test_a_schema_for_the_answer_is_asked_for_and_checked(where: str) -> None:
+    wanted = {"type": "json_schema", "schema": {"type": "object", "required": ["answer"]}}
+    body: dict[str, Any] = {"model": "m", "max_tokens": 99, "messages": [ASK]}
+
+    async def run(given: dict[str, Any], **more: Any) -> tuple[int, bytes]:
+        async with place(LineEngine("{}")) as here:
+            field = {"format": given} if where == "output_config" else given
+            reply = await post(here, "/v1/messages", {**body, where: field, **more})
+            return reply.status, reply.body
+
+    for stream in (False, True):
+        status, said = asyncio.run(run(wanted, stream=stream))
+        assert status == 200 and b"response_format: " in said and b"answer" in said
+    for wrong in ({"type": "regex"}, {"type": "json_schema"}):
+        status, said = asyncio.run(run(wrong))
+        assert status == 400 and where.encode() in said
+
+
+def test_what_would_change_the_request_is_refused() -> None:
+    async def run() -> Any:
+        async with place(LineEngine("hi")) as here:
+            body = {"model": "m", "max_tokens": 99, "messages": [ASK], "container": "box"}
+            return (await post(here, "/v1/messages", body)).json()
+
+    assert "container is not supported" in asyncio.run(run())["error"]["message"]

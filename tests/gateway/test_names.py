@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -167,3 +168,13 @@ def test_only_configured_pages_may_call_from_a_browser() -> None:
             assert (await ask(here, "OPTIONS", "http://elsewhere")).status == 204
 
     asyncio.run(run())
+
+
+def test_a_model_is_one_for_both_protocols() -> None:
+    async def run() -> tuple[Any, Any]:
+        async with place() as here:
+            page = json.loads((await get(here, "/v1/models")).body)
+            return page["data"][0], json.loads((await get(here, "/v1/models/any")).body)
+
+    for found in asyncio.run(run()):
+        assert found["object"] == found["type"] == "model" and found["display_name"] == found["id"]

@@ -249,3 +249,13 @@ def test_any_text_as_arguments_is_answered(arguments: str) -> None:
 @given(st.text())
 def test_any_text_as_a_name_is_answered(name: str) -> None:
     assert not answer(Calculator(), "{}", name=name or "?").success
+
+
+def test_a_reward_that_is_no_number_is_none() -> None:
+    @tool
+    def grade() -> ToolResult:
+        """Grade it."""
+        return ToolResult("graded", reward=float("nan"))
+
+    result = answer(grade, {})
+    assert not result.success and result.reward is None and "no finite number" in result.output
