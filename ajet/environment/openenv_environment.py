@@ -108,11 +108,14 @@ class OpenEnvEnvironment(Environment):
         except HttpFailure as error:
             raise EnvironmentUnavailableError(f"OpenEnv server {self._url}: {error}") from None
         except (ValueError, KeyError, TypeError):
-            raise EnvironmentFault(f"{self._url}/schema does not describe actions: is it an OpenEnv server?") from None
+            why = f"{self._url}/schema does not describe actions: is it an OpenEnv server?"
+            raise EnvironmentUnavailableError(why) from None
         finally:
             client.close()
         if not isinstance(schema, dict):
-            raise EnvironmentFault(f"{self._url}/schema describes actions by {type(schema).__name__}, not an object")
+            raise EnvironmentUnavailableError(
+                f"{self._url}/schema describes actions by {type(schema).__name__}, not an object"
+            )
         return schema
 
     async def _asked(self, what: str, answer: Any) -> Any:
@@ -127,7 +130,8 @@ class OpenEnvEnvironment(Environment):
         except (OSError, ConnectionClosed) as error:
             raise EnvironmentUnavailableError(f"OpenEnv server {self._url}: {error}") from None
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # an error message, or no OpenEnv answer
-            raise EnvironmentFault(f"{self._url}: {what}: {error}") from None
+            why = f"{self._url}: {what}: {error}"
+            raise (EnvironmentUnavailableError(why) if what == "reset" else EnvironmentFault(why)) from None
 
 
 def _seen(observation: Any) -> str:

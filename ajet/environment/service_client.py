@@ -60,15 +60,15 @@ class ServiceClient:
         return [str(item) for item in data]
 
     def create(self, env_type: str, task_id: str, instance_id: str, params: Mapping[str, Any]) -> Instance:
-        """Begin a task in an instance of this id."""
+        """Begin a task in an instance of this id. Whatever goes wrong, no action of the model is its cause."""
         try:
             answer = self._call("/create", env_type=env_type, task_id=task_id, instance_id=instance_id, params=params)
-        except EnvironmentUnavailableError:
+            data = answer.get("data")
+            if not isinstance(data, dict) or "state" not in data:
+                raise EnvironmentFault(f"{self.url}/create answered {data!r:.80}, not an object with `state`")
+        except EnvironmentFault as error:
             self.release(instance_id)  # it may have been created all the same
-            raise
-        data = answer.get("data")
-        if not isinstance(data, dict) or "state" not in data:
-            raise EnvironmentFault(f"{self.url}/create answered {data!r:.80}, not an object with `state`")
+            raise EnvironmentUnavailableError(str(error)) from None
         info = data.get("info")
         return Instance(_unnested(data["state"]), info if isinstance(info, dict) else {})
 
@@ -162,7 +162,7 @@ class ServiceClient:
             raise EnvironmentFault(f"{where} answered something that is not JSON: {answer.body[:80]!r}") from None
         if not isinstance(record, dict):
             raise EnvironmentFault(f"{where} answered {type(record).__name__}, not an object")
-        if record.get("success") is not True:
+        if record.get("success", bool({"data", "task_ids"} & record.keys())) is not True:
             raise EnvironmentFault(f"{where} answered without success: {_detail(answer)}")
         return record
 

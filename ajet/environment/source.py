@@ -67,9 +67,7 @@ class EnvironmentSource(Protocol):
 def find_source(settings: EnvironmentSettings, base_dirs: Sequence[Path] = ()) -> EnvironmentSource:
     """The source that the settings name. Raises a `UserError` that names `settings.key`."""
     if settings.url is not None:
-        parts = urlsplit(settings.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{settings.key}: {settings.url!r} is not an address\n    write http://host:port")
+        check_address(settings.url, settings.api_key, settings.key)
         if settings.protocol == "openenv":
             from ajet.environment.openenv_environment import OpenEnvSource
 
@@ -88,6 +86,24 @@ def find_source(settings: EnvironmentSettings, base_dirs: Sequence[Path] = ()) -
             "`gymnasium:CartPole-v1`, or `{url: http://host:port}` for a service"
         )
     return ClassSource(text, settings.options, settings.key, base_dirs)
+
+
+def check_address(url: str, api_key: str | None, key: str) -> None:
+    """Raises ConfigError, which names `key`, if a service can't be at this address or have this key."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of the port, or of brackets
+        fits = False
+    if not fits:
+        raise ConfigError(f"{key}: {url!r} is not an address\n    write http://host:port")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ConfigError(f"{key}: an address ends with its path, and holds no user\n    write http://host:port/path")
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise ConfigError(
+            f"{key}: `api_key` holds a line break or another character that no header can\n    write the key alone, "
+            "without the end of the line that it was read from"
+        )
 
 
 class ClassSource:

@@ -162,6 +162,8 @@ def _templates(section: LlmJudgeConfig, scale: Scale) -> tuple[Template, Templat
         pointwise = own
     if section.mode == "listwise" and "{answers}" not in listwise:
         raise ConfigError(f"{key}: a listwise prompt needs {{answers}}, where the numbered answers go")
+    if section.mode == "listwise":
+        _refuse_single(Template(listwise, key, more=("answers",)).names, key)
     templates = (
         Template(f"{pointwise}\n{form(scale)}", key),
         Template(f"{listwise}\n{RANKING_FORM}", key, more=("answers",)),
@@ -170,6 +172,16 @@ def _templates(section: LlmJudgeConfig, scale: Scale) -> tuple[Template, Templat
     if section.mode == "pointwise" and not any(name in pointwise for name in needed):
         raise ConfigError(f"{key}: the prompt needs {{answer}}, or else the judge doesn't see what it grades")
     return templates
+
+
+def _refuse_single(names: set[str], key: str) -> None:
+    """A prompt about several episodes can't hold what each has of its own, but for the answers."""
+    single = sorted(n for n in names if n in ("answer", "conversation", "environment") or n.startswith("output."))
+    if single:
+        raise ConfigError(
+            f"{key}: {{{single[0]}}} is another one in each episode; a listwise prompt has {{answers}}, and what the "
+            "episodes of a group have in common: {query}, {reference} and {task.KEY}"
+        )
 
 
 def _own_prompt(section: LlmJudgeConfig) -> tuple[str | None, str]:

@@ -57,7 +57,12 @@ def episode_values(
         elif name == "conversation":
             values[name] = conversation(judged)
         elif name == "environment":
-            values[name] = as_text(judged.later.kept.get("environment", "(no environment)"))
+            if "environment" not in judged.later.kept:
+                raise JudgeFault(
+                    "the judge's prompt has {environment}, and the episode has none: set ajet.rollout.environment, or "
+                    "leave it out of the prompt"
+                )
+            values[name] = as_text(judged.later.kept["environment"])
         elif group == "task" and field:
             values[name] = as_text(_field(task.metadata, field, "the task's metadata", "prompt"))
         elif group == "output" and field:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ajet.environment.service_client import ServiceClient
+from ajet.environment.source import check_address
 from ajet.schema.errors import EnvironmentFault, TaskDataError
 from ajet.schema.task import Task
 from ajet.task_reader.task_reader_base import BaseTaskReader
 
+KEY = "ajet.task_reader.env_service.env_url"
 UNKNOWN_QUERY = "[not defined]"
 """The episode's environment puts its first observation in its place."""
 
@@ -22,11 +24,12 @@ class EnvServiceReader(BaseTaskReader):
 
     def _tasks(self, split: str) -> list[Task]:
         settings = self.reader_config.env_service
+        check_address(settings.env_url, settings.api_key, KEY)
         client = ServiceClient(settings.env_url, settings.api_key)
         try:
             ids = client.profile(settings.env_type or "default", split)
         except EnvironmentFault as error:
-            raise TaskDataError(f"ajet.task_reader.env_service.env_url: {error}") from error
+            raise TaskDataError(f"{KEY}: {error}") from error
         finally:
             client.close()
         if not ids:

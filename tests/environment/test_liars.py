@@ -141,6 +141,31 @@ def test_a_creation_of_unknown_outcome_is_released() -> None:
         assert seen[1].startswith(b"POST /release ") and b"e-1" in seen[1]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        http({"detail": "Traceback\nRuntimeError: no disk"}, "500 Internal Server Error"),
+        http({"success": False, "error": "no such task"}),
+        http({"success": True, "data": "x"}),
+        http(b"<html>"),
+        http({}, "307 Temporary Redirect"),
+    ],
+)
+def test_a_task_that_cannot_begin_is_no_fault_of_the_model(answer: bytes) -> None:
+    with liar(answer, http({"success": True, "data": None})) as (url, seen):
+        with pytest.raises(EnvironmentUnavailableError, match=r"/create answered"):
+            ServiceClient(url, timeout_s=5).create("w", "t", "e-1", {})
+        assert seen[1].startswith(b"POST /release ")
+
+
+def test_a_service_that_names_tasks_need_not_speak_of_success() -> None:
+    with liar(http({"task_ids": ["a", 2]}), http({"success": False, "task_ids": ["a"]})) as (url, _):
+        client = ServiceClient(url, timeout_s=5)
+        assert client.profile("w", "train") == ["a", "2"]
+        with pytest.raises(EnvironmentFault, match="without success"):
+            client.profile("w", "train")
+
+
 def test_an_unknown_instance_is_a_lost_one() -> None:
     with (
         liar(http({"detail": "Instance e not found"}, "400 Bad Request")) as (url, _),

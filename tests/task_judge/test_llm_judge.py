@@ -165,6 +165,11 @@ def test_the_budget_holds_for_judges(tmp_path: Path) -> None:
         ({"prompt": "Grade {anwser}"}, r"llm_judge\.prompt: unknown placeholder \{anwser\}; did you mean \{answer\}\?"),
         ({"prompt": "Grade it."}, r"llm_judge\.prompt: the prompt needs \{answer\}"),
         ({"prompt": "{answer}", "mode": "listwise"}, r"a listwise prompt needs \{answers\}"),
+        (
+            {"prompt": "{answers} {conversation}", "mode": "listwise"},
+            r"\{conversation\} is another one in each episode",
+        ),
+        ({"prompt": "{answers} {output.x} {query}", "mode": "listwise"}, r"\{output\.x\} is another one in each"),
         ({"prompt": "{answer}", "prompt_file": "p.txt"}, "there is a prompt as well"),
         ({"prompt_file": "nowhere.txt"}, r"prompt_file: can't read nowhere\.txt"),
     ],
@@ -200,6 +205,14 @@ def test_the_environment_is_asked_while_it_is_open(tmp_path: Path) -> None:
     task = WorkflowTask(task=Task(main_query="?"), gym_env=Environment())
     said = asyncio.run(ask_judge(found, task, WorkflowOutput()))
     assert said == Later({"environment": 0.25})
+
+
+def test_a_prompt_about_an_environment_needs_one(tmp_path: Path) -> None:
+    with helper(lambda _: '{"score": 5}') as server:
+        config = configured(tmp_path, server.url, task_judge__llm_judge={"prompt": "{environment} then {answer}"})
+        with pytest.raises(JudgeFault, match=r"has \{environment\}, and the episode has none"):
+            rewards(config, episode())
+        assert not server.seen
 
 
 PARTS = """
