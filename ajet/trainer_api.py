@@ -212,7 +212,8 @@ class Trainer:
         """Write a data set to a file named after its content, so that the same call resumes the same run."""
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(dataset, argument)]
         if not lines:
-            raise UserError(f"{argument} is empty: a run needs at least one task")
+            once = " (a generator gives its items only once)" if isinstance(dataset, Iterator) else ""
+            raise UserError(f"{argument} is empty{once}: a run needs at least one task")
         text = "".join(lines)
         file = self._datasets / f"{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:16]}.jsonl"
         if not file.exists():
@@ -340,7 +341,13 @@ def _rows(dataset: Any, argument: str) -> Iterator[dict[str, Any]]:
     if isinstance(dataset, str | bytes | Mapping) or not (
         isinstance(dataset, Iterable) or (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"))
     ):
-        raise UserError(f"{argument} should be a list, generator, data set or data frame, not {type(dataset).__name__}")
+        part = (
+            f"\n    pass a part of it: {argument}[{next(iter(dataset))!r}]"
+            if isinstance(dataset, Mapping) and dataset
+            else ""
+        )
+        kind = type(dataset).__name__
+        raise UserError(f"{argument} should be a list, generator, data set or data frame, not {kind}{part}")
     items = dataset if isinstance(dataset, Iterable) else (dataset[index] for index in range(len(dataset)))
     for index, item in enumerate(items):
         yield _row(item, f"{argument}[{index}]")

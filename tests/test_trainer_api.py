@@ -139,6 +139,11 @@ def test_the_configuration_is_the_yamls(tmp_path: Path) -> None:
         (lambda path: config_of(Trainer(n_runners="many", exp_dir=path)), "max_env_worker"),
         (lambda path: config_of(Trainer(exp_dir=path), train=[]), "train_dataset is empty"),
         (lambda path: config_of(Trainer(exp_dir=path), train="tasks.jsonl"), "train_dataset should be a list"),
+        (lambda path: config_of(Trainer(exp_dir=path), train=iter([])), "empty .a generator gives its items only once"),
+        (
+            lambda path: config_of(Trainer(exp_dir=path), train={"train": []}),
+            r"not dict\n    pass a part of it: .*'train'",
+        ),
         (lambda path: config_of(Trainer(exp_dir=path), agent=3), "3 is no agent"),
         (lambda path: config_of(Trainer(exp_dir=path), agent="nothere.py->x"), "no file 'nothere.py'"),
         (lambda path: config_of(Trainer(exp_dir=path), train=[{"a": [object()]}]), r"train_dataset\[0\]\['a'\]\[0\]"),

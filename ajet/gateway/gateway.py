@@ -226,7 +226,7 @@ class Gateway:
             return Caller(session, control=True)
         session = self._episodes.get(claim.id)
         if session is None:
-            raise SessionClosedError("this key's episode is over: it takes no more model calls")
+            raise SessionClosedError("this key's episode is over: it takes no more model calls, rewards or spans")
         return Caller(session, *agent_scope(claim.scope))
 
     async def handle(self, request: HttpRequest) -> Answer:

@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 KEY_VARIABLE = "AJET_SERVICE_KEY"
 """It holds the key with which programs begin episodes."""
 SHORTEST_KEY = 16
+PATIENCE_GROUPS = 16
+"""As many episodes as so many groups have may end without a complete one before the user is told."""
+LONGEST_ID = 200
+"""Characters of a task's id."""
 NO_TASK = "outside"
 """The task id of episodes that name none."""
 
@@ -80,6 +84,8 @@ class OutsideEpisodes:
         self._tasks: dict[str, Task] = {}
         self._step = 1
         self._error: UserError | None = None
+        self._fruitless = 0
+        """Episodes that have ended since a group was complete, or since somebody was told of them."""
 
     def say_how(self, base_url: str) -> None:
         """Tell the user how programs begin episodes."""
@@ -102,7 +108,12 @@ class OutsideEpisodes:
             raise InvalidRequestError(f"task.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
         if unknown := task.keys() - Task.model_fields.keys():
             raise InvalidRequestError(f"task has no field {min(unknown)!r:.80}; fields: {', '.join(Task.model_fields)}")
-        given.task_id = given.task_id[:200] or NO_TASK
+        if len(given.task_id) > LONGEST_ID:
+            raise InvalidRequestError(
+                f"task.task_id: {len(given.task_id)} characters, at most {LONGEST_ID} are allowed: "
+                "a text belongs into main_query"
+            )
+        given.task_id = given.task_id or NO_TASK
         self._tasks[given.task_id] = given
         episode_id = uuid.uuid4().hex
         occurrence, repeat = divmod(self._counts[given.task_id], self._size)
@@ -191,7 +202,26 @@ class OutsideEpisodes:
         members.append(episode)
         if sum(member.usable for member in members) >= self._size:
             del self._gathered[work.task_id]
+            self._fruitless = 0
             await self._complete(work.task_id, members)
+        else:
+            self._tell_if_fruitless(episode)
+
+    def _tell_if_fruitless(self, last: Episode) -> None:
+        """Training waits for groups, so whoever waits in vain has to hear why."""
+        self._fruitless += 1
+        if self._fruitless < PATIENCE_GROUPS * self._size:
+            return
+        waiting = [members for members in self._gathered.values() if any(member.usable for member in members)]
+        if not waiting:
+            why = "none was usable" if last.failure is None else f"none was usable; the last: {last.failure.in_short}"
+        else:
+            why = f"they belong to {len(waiting)} task ids: give those that should be compared the same task_id"
+        log.warning(
+            "%d episodes have ended, and no group of %d (ajet.rollout.num_repeat) became complete: %s",
+            *(self._fruitless, self._size, why),
+        )
+        self._fruitless = 0
 
     async def _complete(self, task_id: str, members: list[Episode]) -> None:
         group_id = f"outside-{uuid.uuid4().hex[:12]}-{task_id}"

@@ -54,6 +54,13 @@ def test_defaults_yaml_and_overrides_are_layered(folder: Path) -> None:
     assert config.yaml_path == folder / "experiment.yaml"
 
 
+@pytest.mark.parametrize("name", [".", "..", "../../elsewhere", "/absolute", "a//b"])
+def test_a_run_stays_below_the_folder_of_experiments(name: str) -> None:
+    with pytest.raises(ConfigError, match="should be a name below the folder of experiments"):
+        make_config({"experiment_name": name})
+    assert make_config({"experiment_name": "group/run.1"}).ajet.experiment_name == "group/run.1"
+
+
 def test_keys_below_a_name_of_the_users_own(folder: Path) -> None:
     part = "  task_judge:\n    judge_type: composite\n    parts:\n      style: {judge: llm_judge, weigt: 0.3}\n"
     said = refused(folder, part)

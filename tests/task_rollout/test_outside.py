@@ -192,6 +192,60 @@ def test_as_many_as_the_pool_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     play(scene, monkeypatch, rollout__max_env_worker=3)
 
 
+def test_an_episode_ends_once_whoever_says_so_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service) -> None:
+        episode = await service.begin()
+        replies = await asyncio.gather(*(service.end(episode, reward=reward) for reward in range(8)))
+        assert sorted(reply.status_code for reply in replies) == [200] + [409] * 7
+        (first,) = [reward for reward, reply in enumerate(replies) if reply.status_code == 200]
+        assert "is over" in (await service.end(episode, reward=9)).json()["error"]["message"]
+        while not service.ended:
+            await asyncio.sleep(0.01)
+        assert service.ended[0].reward == first
+
+    play(scene, monkeypatch)
+
+
+@pytest.mark.parametrize("body", [b'{"reward": NaN}', b'{"reward": 1e999}', b'{"reward": ' + b"9" * 400 + b"}", b"[1]"])
+def test_a_reward_that_is_no_number_ends_nothing(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    async def scene(service: Service) -> None:
+        episode = await service.begin()
+        path = f"{service.base_url}/episodes/{episode['episode_id']}/end"
+        headers = {"authorization": f"Bearer {episode['control_key']}"}
+        assert (await service.http.post(path, content=body, headers=headers)).status_code == 400
+        assert (await service.end(episode, reward=1)).status_code == 200
+
+    play(scene, monkeypatch)
+
+
+def test_long_task_ids_are_refused_and_not_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service) -> None:
+        reply = await service.post("episodes", KEY, {"task": {"task_id": "x" * 201}})
+        assert (reply.status_code, "task.task_id: 201 characters, at most 200" in reply.text) == (400, True)
+        await service.begin(task_id="x" * 200)
+
+    play(scene, monkeypatch)
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_who_waits_for_groups_in_vain_hears_why(
+    usable: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ajet.task_rollout.outside.PATIENCE_GROUPS", 2)
+
+    async def scene(service: Service) -> None:
+        for number in range(4):
+            outcome: dict[str, Any] = {"reward": 1} if usable else {"failure": "the user left"}
+            await service.end(await service.begin(task_id=f"chat-{number}" if usable else "chat"), **outcome)
+        while len(service.ended) < 4:
+            await asyncio.sleep(0.01)
+
+    play(scene, monkeypatch)
+    (said,) = [record.getMessage() for record in caplog.records if "no group of 2" in record.getMessage()]
+    assert said.startswith("4 episodes have ended")
+    assert ("4 task ids" if usable else "none was usable; the last: OutsideFailure: the user left") in said
+
+
 def test_a_stale_group_is_recorded_and_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(service: Service) -> None:
         monkeypatch.setattr("ajet.task_rollout.outside._age", lambda episode, step: step if episode.reward == 0 else 0)
