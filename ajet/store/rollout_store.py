@@ -6,6 +6,7 @@ loop.
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from typing import Literal, Self, TypeVar
 from msgspec import UNSET, UnsetType
 
 from ajet.store import requests as ask
+from ajet.store.errors import StoreError
 from ajet.store.records import (
     Attempt,
     AttemptedRollout,
@@ -128,6 +130,8 @@ class RolloutStore(ABC):
 
     async def wait(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[AttemptedRollout]:
         """Wait until all of these have ended, at most `timeout` seconds. Returns those that have."""
+        if timeout is not None and math.isnan(timeout):
+            raise StoreError("wait: timeout is nan: expected a number of seconds, or None")
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = ask.MAX_WAIT_S if until is None else max(0.0, until - time.monotonic())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.config import Config, load_config
+from ajet.config import Config, load_config, make_config
 from ajet.config.effects import notes
 from ajet.schema.errors import ConfigError
 

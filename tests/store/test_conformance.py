@@ -400,6 +400,16 @@ def test_a_wait_that_runs_out_returns_those_that_have_ended(kind: Opener) -> Non
     kind.run(test)
 
 
+def test_a_timeout_that_is_no_number_is_refused(kind: Opener) -> None:
+    async def test(store: RolloutStore) -> None:
+        one = await store.enqueue_one(1)
+        with pytest.raises(StoreError, match="wait: timeout is nan"):
+            await store.wait([one.rollout_id], timeout=math.nan)
+        assert await store.wait([one.rollout_id], timeout=-1) == []
+
+    kind.run(test)
+
+
 def test_only_finite_numbers_are_stored(kind: Opener) -> None:
     async def test(store: RolloutStore) -> None:
         await store.enqueue_one(1)
