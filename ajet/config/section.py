@@ -18,7 +18,7 @@ MOST = 10**18
 """No count or size is larger; arithmetic with larger numbers leaves what floats and 64 bits hold."""
 LONG_NUMBER = re.compile(r"\s*[+-]?[\d_]{19,}\s*$")
 LONGEST_NAME = 200
-OWN_TYPES = ("number_too_large", "name_not_printable", "name_too_long")
+OWN_TYPES = ("number_too_large", "name_not_printable", "name_of_no_folder", "name_too_long")
 """Errors whose message says more than the type of the key."""
 
 

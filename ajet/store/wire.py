@@ -15,7 +15,7 @@ from ajet.store.errors import StoreError
 from ajet.store.requests import OPERATIONS, Request
 
 T = TypeVar("T")
-_REFUSED = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, NotImplementedError)
+_REFUSED = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, NotImplementedError, RecursionError)
 
 _encode = msgspec.msgpack.Encoder(enc_hook=lambda value: _plain(value)).encode
 _encode_json = msgspec.json.Encoder(enc_hook=lambda value: _plain(value)).encode

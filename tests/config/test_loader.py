@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.config import Config, load_config, make_config
+from ajet.config import Config, load_config
 from ajet.config.effects import notes
 from ajet.schema.errors import ConfigError
 
@@ -55,10 +55,10 @@ def test_defaults_yaml_and_overrides_are_layered(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".", "..", "../../elsewhere", "/absolute", "a//b"])
-def test_a_run_stays_below_the_folder_of_experiments(name: str) -> None:
+def test_a_run_stays_below_the_folder_of_experiments(name: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match="should be a name below the folder of experiments"):
-        make_config({"experiment_name": name})
-    assert make_config({"experiment_name": "group/run.1"}).ajet.experiment_name == "group/run.1"
+        load(folder, "", f"experiment_name={name}")
+    assert load(folder, "", "experiment_name=group/run.1").ajet.experiment_name == "group/run.1"
 
 
 def test_keys_below_a_name_of_the_users_own(folder: Path) -> None:

@@ -428,9 +428,14 @@ def test_only_finite_numbers_are_stored(kind: Opener) -> None:
 
 
 def test_what_is_no_data_is_refused(kind: Opener) -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+
     async def test(store: RolloutStore) -> None:
         with pytest.raises(StoreError, match="object is not data"):
             await store.enqueue_one(object())
+        with pytest.raises(StoreError, match="recursion depth"):
+            await store.enqueue_one(endless)
         with pytest.raises(StoreError, match=r"no rollout 'with\\nbreak'"):
             await store.wait(["with\nbreak"])
         with pytest.raises(StoreError, match="limit"):
