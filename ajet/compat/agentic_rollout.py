@@ -10,7 +10,6 @@ counterpart here.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.agents import Agent, StepType, StopReason, as_model_function, register_agent
+from ajet.agents import CodingAgent as _CodingAgent
 from ajet.agents import ReActAgent as _ReActAgent
 from ajet.agents import ToolAgent as _ToolAgent
 from ajet.agents.call_grammar import CallSyntaxError, read_value
@@ -28,31 +28,36 @@ from ajet.agents.reply import ParsedReply, ToolCall
 from ajet.agents.reply_format import ReplyFormat, TextFormat
 from ajet.agents.run import AgentRun
 from ajet.compat.agentic_rollout_client import LLMAPIClient, create_llm_client
+from ajet.compat.agentic_rollout_tools import (
+    BaseAgenticTool,
+    SimpleAgenticTool,
+    ToolCallInfo,
+    ToolRegistry,
+    ToolResult,
+    as_tool,
+    create_openai_tool_schema,
+    create_tool,
+    create_tools,
+)
 from ajet.schema.trajectory import Trajectory as _Trajectory
 from ajet.schema.trajectory import TrajectoryStep
 from ajet.schema.trajectory_file import write_trajectory
-from ajet.tools import (
-    FunctionTool,
-    Tool,
-    ToolContext,
-    ToolResult,
-    Toolset,
-    get_global_tool_registry,
-    make_tools,
-    register_tool,
-)
-from ajet.tools.toolset import tool_schema
+from ajet.tools import ToolContext, Toolset, get_global_tool_registry, make_tools, register_tool
 
 __all__ = [
     "AgenticRollout",
     "AgenticRolloutConfig",
     "BaseAgent",
+    "BaseAgenticTool",
+    "CodingAgent",
     "GeneralAgent",
     "LLMAPIClient",
     "ReactAgent",
     "SimpleAgenticTool",
     "StepType",
     "ToolAgent",
+    "ToolCallInfo",
+    "ToolRegistry",
     "ToolResult",
     "Trajectory",
     "TrajectoryStep",
@@ -117,13 +122,14 @@ class _Former(Agent):
         ours |= {key: config.pop(key) for key in ("system_prompt", "format", "name") if key in config}
         super().__init__(max_steps=max_steps, sampling=sampling, **ours)
         self.config = config
+        self.max_steps, self.max_tokens_per_step, self.temperature = max_steps, max_tokens_per_step, temperature
         if tools_config:
             self.set_tools(create_tools(tools_config))
 
     def set_tools(self, tools: Mapping[str, Any]) -> None:
         """The tools; the key is the name that the model sees."""
         finish = [tool for tool in self.tools if getattr(tool, "name", "") == "finish" and "finish" not in tools]
-        self.tools = [*(_as_tool(tool, name) for name, tool in tools.items()), *finish]
+        self.tools = [*(as_tool(tool, name) for name, tool in tools.items()), *finish]
 
     def set_interactions(self, interactions: Mapping[str, Any]) -> None:
         self.interactions = dict(interactions)
@@ -143,6 +149,10 @@ class ReactAgent(_Former, _ReActAgent):
 
 class ToolAgent(_Former, _ToolAgent):
     """`ToolAgent`."""
+
+
+class CodingAgent(_Former, _CodingAgent):
+    """`CodingAgent`; `run_trajectory(…, context=ToolContext(sandbox=…))` says where it works."""
 
 
 GENERAL = """\
@@ -361,7 +371,7 @@ def create_agentic_rollout(config: Mapping[str, Any], **more: Any) -> AgenticRol
     return AgenticRollout(config, **more)
 
 
-_OWN: dict[str, type[Agent]] = {"react": ReactAgent, "tool": ToolAgent, "general": GeneralAgent}
+_OWN: dict[str, type[Agent]] = {"react": ReactAgent, "tool": ToolAgent, "coding": CodingAgent, "general": GeneralAgent}
 
 
 def get_agent_class(name: str) -> Any:
@@ -374,61 +384,6 @@ def get_agent_class(name: str) -> Any:
 
 def list_agents() -> list[str]:
     return [*agent_names(), "general"]
-
-
-class SimpleAgenticTool:
-    """Derive from it and define `async def simple_execute(self, parameters)`."""
-
-    def __init__(
-        self,
-        name: str,
-        description: str,
-        parameters: Mapping[str, Any] | None = None,
-        required: Sequence[str] = (),
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.name, self.description, self.config = name, description, dict(config or {})
-        schema = create_openai_tool_schema(name, description, parameters or {}, required)
-        self.parameters: dict[str, Any] = schema["function"]["parameters"]
-
-    async def simple_execute(self, parameters: dict[str, Any]) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} must define `async def simple_execute(self, parameters)`")
-
-    async def open(self, context: ToolContext) -> SimpleAgenticTool:
-        return self
-
-    async def call(self, arguments: dict[str, Any]) -> ToolResult:
-        value = await self.simple_execute(arguments)
-        return value if isinstance(value, ToolResult) else ToolResult(_text(value), data=value)
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-    def get_openai_tool_schema(self) -> dict[str, Any]:
-        return tool_schema(self)
-
-    async def execute_tool(self, instance_id: str, parameters: dict[str, Any]) -> ToolResult:
-        return await self.call(parameters)
-
-
-def create_openai_tool_schema(
-    name: str, description: str, properties: Mapping[str, Any], required: Sequence[str] = ()
-) -> dict[str, Any]:
-    """A function's schema in OpenAI's form."""
-    parameters = {"type": "object", "properties": dict(properties), "required": list(required)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
-def create_tool(name: str, config: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    """A tool by its name here, or by the library's (`Calculator`, `BashExecutor`, `FileEditor`, `Search`, `Finish`)."""
-    former = {"calculator": "calculator", "bashexecutor": "bash", "bash_executor": "bash", "fileeditor": "file_editor"}
-    own = former.get(name.lower(), name.lower())
-    return get_global_tool_registry().make(own, {**(config or {}), **options})
-
-
-def create_tools(configs: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
-    """Tools by name. One that can't be made raises, instead of being left out."""
-    return {name: create_tool(name, config) for name, config in configs.items()}
 
 
 def dump_trajectory(trajectory: _Trajectory, path: str | Path, format: str = "json") -> None:
@@ -459,39 +414,3 @@ def save_trajectory_as_messages(
     file.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     file.write_text(text, "utf-8", "replace")
-
-
-def _as_tool(tool: Any, name: str) -> Any:
-    """A tool of ours, one of the library's kind (`execute_tool` or `execute`), or a function."""
-    if isinstance(tool, Tool):
-        return tool
-    if inspect.isroutine(tool):
-        return FunctionTool(tool, name=name)
-    return _FormerTool(tool, name)
-
-
-class _FormerTool(SimpleAgenticTool):
-    """An object with `get_openai_tool_schema` and `execute_tool`, or only with `execute`."""
-
-    def __init__(self, tool: Any, name: str) -> None:
-        said = tool.get_openai_tool_schema() if hasattr(tool, "get_openai_tool_schema") else {}
-        function = said.get("function", {}) if isinstance(said, dict) else said.model_dump()["function"]
-        parameters = function.get("parameters", {})
-        description = function.get("description") or inspect.getdoc(type(tool)) or name
-        super().__init__(name, description, parameters.get("properties"), parameters.get("required") or ())
-        self._tool = tool
-
-    async def simple_execute(self, parameters: dict[str, Any]) -> Any:
-        if hasattr(self._tool, "execute_tool"):
-            value = self._tool.execute_tool(uuid.uuid4().hex, parameters)
-        else:
-            value = self._tool.execute(**parameters)
-        value = await value if inspect.isawaitable(value) else value
-        if hasattr(value, "success") and not isinstance(value, ToolResult):
-            text = _text(value.result if value.success else getattr(value, "error", None) or value.result)
-            return ToolResult(text, bool(value.success), value.result, getattr(value, "reward_score", None) or None)
-        return value
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)

@@ -18,11 +18,15 @@ from ajet.compat.agentic_rollout import (
     AgenticRollout,
     AgenticRolloutConfig,
     BaseAgent,
+    BaseAgenticTool,
+    CodingAgent,
     GeneralAgent,
     ReactAgent,
     SimpleAgenticTool,
     StepType,
     ToolAgent,
+    ToolCallInfo,
+    ToolRegistry,
     ToolResult,
     Trajectory,
     TrajectoryStep,
@@ -37,6 +41,7 @@ from ajet.compat.agentic_rollout import (
     register_agent,
     save_trajectory_as_messages,
 )
+from ajet.tools import ToolSetupError
 
 
 class Scripted:
@@ -252,3 +257,109 @@ def test_a_client_of_a_server() -> None:
     assert asyncio.run(main()) == "four"
     ((_, body, key),) = server.seen
     assert (body["max_tokens"], body["temperature"], key) == (8, 0.7, "key")
+
+
+def test_tools_without_an_agent() -> None:
+    async def run() -> None:
+        calculator = create_tool("Calculator", {"precision": 10, "debug": True})
+        made = await calculator.create_instance()
+        for asked, value in (
+            ({"expression": "2 * 7"}, 14),
+            ({"operation": "power", "base": 2, "exponent": 8}, 256),
+            ({"operation": "factorial", "n": 5}, 120),
+            ({"operation": "multiply", "numbers": [4, 7]}, 28),
+            ({"operation": "average", "numbers": [2, 3, 4]}, 3),
+            ({"a": 1, "b": 2}, 3),
+        ):
+            answer = await calculator.execute_tool(made, asked)
+            assert answer.success and answer.result["result"] == value, answer
+        wrong = await calculator.execute_tool(made, {"expression": "1/0"})
+        assert not wrong.success and "division by zero" in (wrong.error or "")
+        await calculator.release_instance(made)
+        with pytest.raises(ValueError, match="no instance"):
+            await calculator.execute_tool(made, {"expression": "1"})
+
+    asyncio.run(run())
+
+
+def test_a_registry_of_tools() -> None:
+    class Counter(BaseAgenticTool):
+        def get_openai_tool_schema(self) -> dict[str, Any]:
+            return create_openai_tool_schema("count", "Counts.", {"by": {"type": "integer"}}, ["by"])
+
+        async def execute_tool(self, instance_id: str, parameters: dict[str, Any], **more: Any) -> ToolResult:
+            if parameters["by"] < 0:
+                raise RuntimeError("backwards")
+            return ToolResult(success=True, result=parameters["by"], reward_score=0.5)
+
+    async def run() -> None:
+        registry = ToolRegistry()
+        registry.register_tool(Counter, {})
+        registry.register_tool_instance(DoubleTool())
+        registry.register_tool_instance(create_tool("calculator"))
+        assert registry.get_tool_names() == ["count", "double", "calculator"] and registry.has_tool("double")
+        made = await registry.create_tool_instance("calculator")
+        assert registry.get_tool_info("calculator")["active_instances"] == 1
+        call = ToolCallInfo("calculator", made, {"expression": "5 * 5"})
+        assert (await registry.execute_tool_call(call)).result["result"] == 25
+        other = await registry.create_tool_instance("count")
+        assert (await registry.execute_tool("count", other, {"by": 2})).reward_score == 0.5
+        assert not (await registry.execute_tool("count", other, {})).success
+        assert "backwards" in ((await registry.execute_tool("count", other, {"by": -1})).error or "")
+        with pytest.raises(ValueError, match="no instance"):
+            await registry.execute_tool("count", made, {"by": 1})
+        with pytest.raises(ValueError, match="there is no tool"):
+            await registry.create_tool_instance("nothing")
+        await registry.release_all_instances()
+        assert registry.get_tool_info("calculator")["active_instances"] == 0
+
+    asyncio.run(run())
+
+
+def test_instances_of_a_run() -> None:
+    class Diary(BaseAgenticTool):
+        """Writes a diary."""
+
+        def __init__(self) -> None:
+            super().__init__(tool_schema=create_openai_tool_schema("note", "Note.", {"text": {"type": "string"}}))
+            self.seen: list[tuple[str, str]] = []
+
+        async def execute_tool(self, instance_id: str, parameters: dict[str, Any], **more: Any) -> ToolResult:
+            assert instance_id in self.instances
+            self.seen.append((instance_id, parameters["text"]))
+            return ToolResult(result="noted")
+
+    diary, agent = Diary(), ReactAgent()
+    agent.set_tools({"note": diary, "calc": create_tool("Calculator")})
+    model = Scripted('Action: note(text="a")\nAction: note(text="b")\nAction: calc("1+1")', "Final Answer: done")
+    trajectory = asyncio.run(agent.run_trajectory("?", model))
+    assert [step.success for step in trajectory.steps if step.step_type is StepType.ACTION_RESULT] == [True] * 3
+    assert len({made for made, _ in diary.seen}) == 1 and not diary.instances, "one instance, released at the end"
+
+
+def test_an_agent_that_calls_the_model_itself() -> None:
+    class Own(BaseAgent):
+        async def run_trajectory(
+            self, prompt: Any, llm_generate_func: Any = None, request_id: str = "", **_: Any
+        ) -> Any:
+            trajectory = Trajectory(request_id=request_id)
+            trajectory.add_step(TrajectoryStep(step_type=StepType.OBSERVATION, content=prompt))
+            said = await llm_generate_func(
+                self.format_messages_for_llm(trajectory),
+                max_tokens=self.max_tokens_per_step,
+                temperature=self.temperature,
+            )
+            trajectory.add_step(TrajectoryStep(step_type=StepType.FINAL_ANSWER, content=said))
+            self.finalize_trajectory(trajectory)
+            return trajectory
+
+    model = Scripted("42")
+    trajectory = asyncio.run(Own(max_tokens_per_step=9, temperature=0.1).run_trajectory("?", model, "r"))
+    assert trajectory.get_final_response() == "42" and model.sampling == {"max_tokens": 9, "temperature": 0.1}
+
+
+def test_the_coding_agent_by_name() -> None:
+    rollout = AgenticRollout(AgenticRolloutConfig(agent_type="coding", max_steps=4), Scripted("Final Answer: x"))
+    assert isinstance(rollout.agent, CodingAgent)
+    with pytest.raises(ToolSetupError, match="needs a sandbox"):
+        asyncio.run(rollout.agent.run_trajectory("?", Scripted("Final Answer: x"), "r"))
