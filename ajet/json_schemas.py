@@ -8,19 +8,16 @@ but a service loop; `on_loop` has a service loop wait for them. What takes too l
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import select
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+from ajet.child_process import ChildProcess
 
 T = TypeVar("T")
 
@@ -81,48 +78,8 @@ async def on_loop(function: Callable[..., T], *arguments: Any) -> T:
 # ------------------------------------------------------------ the processes
 
 
-class _Process:
-    """One child. For one thread at a time."""
-
-    def __init__(self) -> None:
-        # -P: our folder's modules mustn't hide the standard library's. A session of its own: Ctrl-C is not for it.
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", str(PROGRAM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-
-    def ask(self, question: bytes) -> bytes:
-        """One line for one line. Raises TimeoutError, or ConnectionError if it ended."""
-        assert self._child.stdin is not None and self._child.stdout is not None
-        try:
-            self._child.stdin.write(question + b"\n")
-            self._child.stdin.flush()
-        except OSError as error:
-            raise ConnectionError(str(error)) from error
-        until = time.monotonic() + ANSWER_S
-        answer = b""
-        while not answer.endswith(b"\n"):
-            if not select.select([self._child.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise TimeoutError
-            piece = os.read(self._child.stdout.fileno(), 65_536)
-            if not piece:
-                raise ConnectionError("it ended")
-            answer += piece
-        return answer
-
-    def end(self) -> None:
-        self._child.kill()
-        self._child.wait()
-        for pipe in (self._child.stdin, self._child.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # what it didn't read any more
-                    pipe.close()
-
-
 _sound: set[bytes] = set()
-_free: list[_Process] = []
+_free: list[ChildProcess] = []
 _slots = threading.BoundedSemaphore(PROCESSES)
 _executor: ThreadPoolExecutor | None = None
 
@@ -146,11 +103,11 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _ask(question: dict[str, Any]) -> dict[str, Any]:
-    line = json.dumps(question).encode()
+    line = json.dumps(question).encode() + b"\n"
     with _slots:
-        process = _free.pop() if _free else _Process()
+        process = _free.pop() if _free else ChildProcess(PROGRAM)
         try:
-            answer = process.ask(line)
+            answer = process.ask(line, ANSWER_S)
         except (TimeoutError, ConnectionError):
             process.end()
             raise SchemaTooSlow("applying it takes too long, or too much memory") from None

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 from ajet.gateway import fields
 from ajet.gateway.anthropic_messages import anthropic_error_body, count_tokens, messages
+from ajet.gateway.body_reader import BodyReader
 from ajet.gateway.caller import MODEL_PREFIX, Caller, KeyScopeError
 from ajet.gateway.embeddings import embeddings
 from ajet.gateway.fields import BadField, json_body
@@ -17,7 +18,6 @@ from ajet.gateway.openai_completions import completions
 from ajet.gateway.openai_responses import responses
 from ajet.gateway.traces import PATH as TRACES_PATH
 from ajet.gateway.traces import traces
-from ajet.gateway.turns import LARGE, Turns
 from ajet.http.answer import Answer, json_answer
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import InvalidRequestError, ModelCallError, RewardError
@@ -96,9 +96,9 @@ ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
 
 async def answer(
-    method: str, path: str, body: bytes, caller: Caller, content_type: str = "", turns: Turns | None = None
+    method: str, path: str, body: bytes, caller: Caller, content_type: str = "", reader: BodyReader | None = None
 ) -> Answer:
-    """Answer an authorised request. What a client or the model does wrong becomes an error answer. `turns`: None for
+    """Answer an authorised request. What a client or the model does wrong becomes an error answer. `reader`: None for
     this process's own workflows."""
     path = normal_path(path)
     if (missing := not_found(method, path)) is not None:
@@ -109,19 +109,13 @@ async def answer(
         if path == TRACES_PATH:
             return await traces(body, content_type, caller)
         if method == "POST":
-            return await POST[path](await _read(body, caller, turns), caller)
+            read = json_body(body) if reader is None else await reader.read(path, body, caller.session)
+            return await POST[path](read, caller)
         if path in GET:
             return await GET[path]({}, caller)
         return await model({"model": unquote(path.removeprefix(MODELS_PATH))}, caller)
     except ModelCallError as error:
         return error_answer(error, path)
-
-
-async def _read(body: bytes, caller: Caller, turns: Turns | None) -> dict[str, Any]:
-    if turns is None or len(body) <= LARGE:
-        return json_body(body)
-    async with turns.turn(caller.session):
-        return json_body(body)
 
 
 def error_answer(error: ModelCallError, path: str) -> Answer:
@@ -131,8 +125,9 @@ def error_answer(error: ModelCallError, path: str) -> Answer:
 
 
 def _error_headers(error: ModelCallError) -> dict[str, str]:
-    """Official clients retry 409 and 5xx by themselves; here a retry helps only if the server is overloaded."""
-    if error.http_status == 429:
+    """Official clients retry 409 and 5xx by themselves; here a retry helps only if the server is overloaded, or a process
+    of it was killed."""
+    if error.http_status in (429, 503):
         return {"retry-after": str(RETRY_AFTER_S), "x-should-retry": "true"}
     return {"x-should-retry": "false"}
 

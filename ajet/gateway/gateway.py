@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from ajet.gateway.body_reader import BodyReader
 from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_scope
 from ajet.gateway.cors import AllowedOrigins
 from ajet.gateway.endpoints import PROMPT_PATHS, answer, error_answer, normal_path, not_found
 from ajet.gateway.model_name import AGENT_HEADER, read_agent_header
 from ajet.gateway.outside import PATH as EPISODES_PATH
 from ajet.gateway.outside import OutsideEpisodes, answer_outside, check_control_key, check_service_key, is_outside
-from ajet.gateway.turns import Turns
 from ajet.http.answer import Answer, json_answer
 from ajet.http.connection import HttpLimits, HttpRequest
 from ajet.http.keys import KeyRing, presented_key
@@ -112,7 +112,7 @@ class Gateway:
         """By the id of the control key."""
         self._registrations: dict[EpisodeSession, _Registration] = {}
         self._in_flight: Counter[EpisodeSession] = Counter()
-        self._turns = Turns()
+        self._reader = BodyReader()
         self.outside: OutsideEpisodes | None = None
         """Who begins episodes for programs elsewhere; None: nobody."""
         self._server = HttpServer(self, self.settings.limits, self.settings.tls)
@@ -157,6 +157,7 @@ class Gateway:
         await self._server.aclose()
         if self._local is not None:
             await self._local.aclose()
+        await self._reader.aclose()
 
     # ------------------------------------------------------------ episodes
 
@@ -250,7 +251,7 @@ class Gateway:
         streaming = False
         try:
             kind = request.headers.get(b"content-type", b"").decode("latin-1")
-            reply = await answer(request.method, request.path, request.body, caller, kind, self._turns)
+            reply = await answer(request.method, request.path, request.body, caller, kind, self._reader)
             if not isinstance(reply.body, bytes):
                 streaming = True
                 self._leave_when_closed(reply, caller.session)

@@ -23,14 +23,16 @@ REST = 7.0
 class Turns:
     """Lives on the service loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, rest: float = REST) -> None:
+        self._rest = rest
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
         """By key, in the order in which they are next."""
         self._taken = False
 
     @asynccontextmanager
     async def turn(self, key: Hashable) -> AsyncIterator[None]:
-        """Wait for a turn of `key`; it lasts as long as the block, which must not await anything."""
+        """Wait for a turn of `key`; it lasts as long as the block, which must not await anything unless there is no
+        rest after it."""
         if self._taken:
             await self._wait(key)
         self._taken = True
@@ -39,7 +41,7 @@ class Turns:
             yield
         finally:
             took = time.thread_time() - began
-            asyncio.get_running_loop().call_later(REST * took, self._next)
+            asyncio.get_running_loop().call_later(self._rest * took, self._next)
 
     async def _wait(self, key: Hashable) -> None:
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -62,12 +62,21 @@ class LongPrompts:
         if size > self.most_bytes:
             self._tracker.check_room(size // BYTES_PER_TOKEN)
 
+    def check_counts(self, messages: int, calls: int, tokens: int) -> None:
+        """Refuse a request by how many messages and tool calls, or token ids, it has, before they are read. Raises
+        ContextOverflowError."""
+        least = self._renderer.least
+        known = max(tokens, least.message * messages + least.call * calls)
+        if known > self._most_rendered:
+            self._tracker.check_room(known)
+
     async def render_ahead(
         self, agent: str, messages: Sequence[Message], tools: Sequence[Tool], kwargs: dict[str, Any]
     ) -> None:
         """Prepare for `ContextTracker.begin`. Raises a ModelCallError if it would."""
         if kwargs and _size(kwargs) > MAX_TEMPLATE_KWARGS_BYTES:
             raise InvalidRequestError(f"chat_template_kwargs has more than {MAX_TEMPLATE_KWARGS_BYTES} bytes")
+        self.check_counts(len(messages), 0, 0)
         size = self._tracker.new_bytes(agent, messages, tools)
         self.check_size(size)
         if self._held + size > MAX_EPISODE_BYTES:

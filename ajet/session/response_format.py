@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -40,14 +41,17 @@ class ResponseFormat:
         """The messages, with the format requested at the end of the system message."""
         if self.kind == "text":
             return list(messages)
-        wanted = "Answer with JSON only."
-        if self._schema is not None:
-            schema = json.dumps(self._schema, ensure_ascii=False)
-            wanted = f"Answer with JSON only, valid under this JSON schema:\n{schema}"
         first, *rest = messages
         if first.get("role") in ("system", "developer") and isinstance(first.get("content"), str):
-            return [{**first, "content": f"{first['content']}\n\n{wanted}"}, *rest]
-        return [{"role": "system", "content": wanted}, *messages]
+            return [{**first, "content": f"{first['content']}\n\n{self._wanted}"}, *rest]
+        return [{"role": "system", "content": self._wanted}, *messages]
+
+    @cached_property
+    def _wanted(self) -> str:
+        if self._schema is None:
+            return "Answer with JSON only."
+        schema = json.dumps(self._schema, ensure_ascii=False)
+        return f"Answer with JSON only, valid under this JSON schema:\n{schema}"
 
     async def check(self) -> None:
         """Raises InvalidRequestError if the schema isn't one."""
