@@ -29,21 +29,23 @@ class Refused(ValueError):
 
 def read_json(body: bytes) -> dict[str, Any]:
     """The object in a body. Raises Refused."""
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
-        _check_nesting(body)
+    deep = body.count(b"{") + body.count(b"[") > MAX_DEPTH and _too_deep(body)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused(f"the body is not JSON: {error}") from None
     except RecursionError:
-        raise Refused(f"the body is nested deeper than {MAX_DEPTH} levels") from None
+        deep = True
+    if deep:
+        raise Refused(f"the body is nested deeper than {MAX_DEPTH} levels")
     if not isinstance(value, dict):
         raise Refused(f"the body must be a JSON object, not {kind(value)}")
     return value
 
 
-def _check_nesting(body: bytes) -> None:
-    """By the brackets alone: that takes less time than to decode it."""
+def _too_deep(body: bytes) -> bool:
+    """Whether JSON is nested too deeply, told from its brackets alone: that takes less time than to decode it. Raises
+    Refused if it has too many."""
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     brackets = unescaped.translate(None, _NO_BRACKETS).replace(b'""', b"")  # what is left of strings without any
     brackets = b"".join(brackets.split(b'"')[::2])  # those outside of strings
@@ -51,10 +53,9 @@ def _check_nesting(body: bytes) -> None:
         raise Refused(f"the body holds more than {MAX_NODES} objects and arrays")
     for _ in range(MAX_DEPTH):
         if not brackets:
-            return
+            return False
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")  # at least the innermost level
-    if brackets:
-        raise Refused(f"the body is nested deeper than {MAX_DEPTH} levels")
+    return bool(brackets)
 
 
 def kind(value: Any) -> str:

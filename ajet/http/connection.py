@@ -34,9 +34,9 @@ KEEP_ALIVE_S = 75.0
 LINGER_S = 2.0
 """How long input is still read and discarded after an early refusal: closing at once would reset the connection, and
 the client would never see the answer."""
-DISCARD_BYTES, DISCARD_PAUSE_S = 262_144, 0.02
-"""Discarding takes time, too: after so many bytes it pauses, for longer the more connections there are to discard from,
-so that what is refused keeps nobody else waiting."""
+DISCARD_BYTES, DISCARD_PAUSE_S = 65_536, 0.005
+"""Discarding takes time, too: after so many bytes it pauses, so much longer the more connections there are to discard
+from that all of them together get less, and what is refused keeps nobody else waiting."""
 STUCK_WRITE_S = 60.0
 """A client that reads nothing for this long is gone."""
 INTERNAL_ERROR = "internal error of the server: see its log"
@@ -95,7 +95,7 @@ class HttpHandler(Protocol):
         """An error in the form that suits the request's path. Its body must be bytes."""
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(asyncio.BufferedProtocol):
     def __init__(self, shared: Connections) -> None:
         self._shared = shared
         self._parser: Any = None
@@ -147,7 +147,14 @@ class HttpConnection(asyncio.Protocol):
         if self._writable is not None:
             self._writable.set()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._shared.received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        with memoryview(self._shared.received) as received:
+            self._received(received[:nbytes])
+
+    def _received(self, data: bytes | memoryview) -> None:
         if self._refused:
             self._discard(len(data))
             return
@@ -157,7 +164,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._read_again(data[upgrade.args[0] :])
+            self._read_again(bytes(data[upgrade.args[0] :]))
             return
         except httptools.HttpParserCallbackError:
             log.exception("internal error while reading a request")
@@ -176,7 +183,7 @@ class HttpConnection(asyncio.Protocol):
         if self._discarded >= DISCARD_BYTES:
             self._discarded = 0
             self._transport.pause_reading()
-            self._shared.loop.call_later(DISCARD_PAUSE_S * self._shared.refused, self._transport.resume_reading)
+            self._shared.loop.call_later(DISCARD_PAUSE_S * self._shared.refused**2, self._transport.resume_reading)
 
     def expire(self) -> None:
         """The deadline has passed."""
@@ -209,7 +216,7 @@ class HttpConnection(asyncio.Protocol):
         lines = [parser.get_method() + b" " + self._url + b" HTTP/" + parser.get_http_version().encode()]
         lines += [b"%b: %b" % item for item in request.headers.items() if item[0] not in (b"connection", b"upgrade")]
         self._parser = httptools.HttpRequestParser(self)
-        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+        self._received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
 
     # ------------------------------------------------------------ the parser's side
 

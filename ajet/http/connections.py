@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ajet.http.connection import HttpConnection, HttpHandler, HttpLimits
 
+RECEIVED_BYTES = 65_536
+"""So much of one connection is read before it is another's turn."""
 MOST_CONNECTIONS = 16_384
 FEWEST_CONNECTIONS = 16
 STRANGERS = 4
@@ -34,6 +36,9 @@ class Connections:
         self.handler = handler
         self.limits = limits
         self.loop = asyncio.get_running_loop()
+        self.received = bytearray(RECEIVED_BYTES)
+        """What a connection has just received: one after the other they read it at once. A buffer of its own for each
+        piece would cost several times what is done with it."""
         self.refused = 0
         """Connections whose last answer is a refusal, and from which the rest is read to be thrown away."""
         self._buffered = 0

@@ -58,12 +58,17 @@ class ResponseFormat:
         if self._schema is None:
             return
         try:
-            await on_loop(check_schema, self._schema)
+            await on_loop(self._check)
         except SchemaRefused as error:
             self.too_slow = isinstance(error, SchemaTooSlow)
             raise InvalidRequestError(
                 f"response_format.json_schema.schema is not a JSON schema: {error!s:.200}"
             ) from None
+
+    def _check(self) -> None:
+        """On a thread, with what else takes long."""
+        check_schema(self._schema or {})
+        _ = self._wanted
 
     async def violation(self, message: Message) -> str:
         """How a reply violates the format, or an empty string. Tool calls are exempt."""

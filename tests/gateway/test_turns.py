@@ -11,7 +11,8 @@ from gateway_parts import place, post
 from session_parts import USER
 
 from ajet.gateway import turns as turns_module
-from ajet.gateway.fields import MAX_DEPTH, MAX_NODES, BadField, json_body
+from ajet.gateway.body_shape import MAX_DEPTH, MAX_NODES
+from ajet.gateway.fields import BadField, json_body
 from ajet.gateway.turns import LARGE, REST, Turns
 
 CHAT = "/v1/chat/completions"
@@ -80,9 +81,9 @@ def test_the_loop_is_free_for_a_while_after_a_turn(monkeypatch: pytest.MonkeyPat
 def test_small_requests_pass_while_large_ones_wait() -> None:
     async def run() -> None:
         async with place() as here:
-            async with here.gateway._turns.turn("another"):
+            async with here.gateway._reader.turns.turn("another"):
                 large = asyncio.create_task(post(here, CHAT, LONG))
-                while not here.gateway._turns._waiting:
+                while not here.gateway._reader.turns._waiting:
                     await asyncio.sleep(0.001)
                 assert (await post(here, CHAT, {"messages": USER})).status == 200
                 assert not large.done()
