@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hmac
 import ipaddress
 import signal
@@ -57,6 +58,8 @@ async def _serve(arguments: Namespace) -> int:
     try:
         await gateway.start()
         await model.engine.ready()
+        gc.collect()
+        gc.freeze()  # what is loaded by now stays: going through it again and again would hold up all answers
         print(f"{arguments.target} at {gateway.base_url} (Ctrl-C to stop)", flush=True)
         await _interrupted()
     finally:

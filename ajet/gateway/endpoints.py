@@ -125,8 +125,8 @@ def error_answer(error: ModelCallError, path: str) -> Answer:
 
 
 def _error_headers(error: ModelCallError) -> dict[str, str]:
-    """Official clients retry 409 and 5xx by themselves; here a retry helps only if the server is overloaded, or a process
-    of it was killed."""
+    """Official clients retry 409 and 5xx by themselves; here a retry helps only if the server is overloaded, or lost a
+    process."""
     if error.http_status in (429, 503):
         return {"retry-after": str(RETRY_AFTER_S), "x-should-retry": "true"}
     return {"x-should-retry": "false"}

@@ -9,6 +9,7 @@ from ajet.gateway.body_shape import Refused, read_json
 from ajet.gateway.body_shape import kind as kind
 from ajet.schema.errors import InvalidRequestError
 
+
 class BadField(InvalidRequestError):
     """One field of a request is wrong; `param` names it."""
 

@@ -147,12 +147,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._writable is not None:
             self._writable.set()
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         return self._shared.received
 
     def buffer_updated(self, nbytes: int) -> None:
-        with memoryview(self._shared.received) as received:
-            self._received(received[:nbytes])
+        self._received(self._shared.received[:nbytes])
 
     def _received(self, data: bytes | memoryview) -> None:
         if self._refused:

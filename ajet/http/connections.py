@@ -36,7 +36,7 @@ class Connections:
         self.handler = handler
         self.limits = limits
         self.loop = asyncio.get_running_loop()
-        self.received = bytearray(RECEIVED_BYTES)
+        self.received = memoryview(bytearray(RECEIVED_BYTES))
         """What a connection has just received: one after the other they read it at once. A buffer of its own for each
         piece would cost several times what is done with it."""
         self.refused = 0

@@ -32,6 +32,7 @@ class Echo:
         self.waiting = 0
         self.cancelled = 0
         self.closed = 0
+        self.server: HttpServer | None = None
 
     def admit(self, request: HttpRequest) -> Answer | None:
         if request.headers.get(b"authorization") != b"Bearer " + KEY.encode():
@@ -73,7 +74,7 @@ class Echo:
 @asynccontextmanager
 async def serving(limits: HttpLimits | None = None) -> AsyncIterator[tuple[Echo, int]]:
     echo = Echo()
-    server = HttpServer(echo, limits)
+    server = echo.server = HttpServer(echo, limits)
     await server.start("127.0.0.1", 0, "--port")
     try:
         yield echo, server.address.port
@@ -186,11 +187,13 @@ def test_oversized_bombed_and_truncated_bodies() -> None:
 def test_large_bodies_share_one_allowance() -> None:
     async def run() -> None:
         limits = HttpLimits(max_body_bytes=1_000_000, max_buffered_bytes=1_500_000)
-        async with serving(limits) as (_, port):
+        async with serving(limits) as (echo, port):
             whole = request_bytes("POST", "/", KEY, b"x" * 900_000)
             held, held_writer = await asyncio.open_connection("127.0.0.1", port)
             held_writer.write(whole[:-1])
-            await held_writer.drain()
+            assert echo.server is not None and echo.server._connections is not None
+            connections = echo.server._connections
+            await until(lambda: connections._buffered == 899_999)
             reply = await send(port, whole)
             assert (reply.status, reply.json()["code"]) == (429, "overloaded")
             assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200, "small ones still pass"
