@@ -544,6 +544,8 @@ def test_one_key_does_not_take_all_the_memory_for_bodies() -> None:
                 writer.write(request_bytes("POST", CHAT, here.key.api_key, b"x" * 900_000)[:-1])
                 await writer.drain()
                 held.append(writer)
+            connections = here.gateway._server._connections
+            await until(lambda: connections is not None and connections._buffered == 899_999)  # one is let in
             words = {"messages": [{"role": "user", "content": "word " * 20_000}]}
             assert (await post(here, CHAT, words)).status == 429
             assert (await post(here, CHAT, words, other)).status == 200
