@@ -11,7 +11,8 @@ from typing import Any
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.source import EnvironmentSource
 from ajet.environment.spaces import plain_value
-from ajet.environment.texts import NOTHING_OBSERVED, observation_messages
+from ajet.environment.texts import NOTHING_OBSERVED, action_message, observation_messages
+from ajet.schema.printable import encodable_values
 from ajet.schema.task import Task
 
 TRACEBACK_CHARS = 8000
@@ -33,7 +34,8 @@ def serve_instance(source: EnvironmentSource, channel: socket.socket) -> None:
             else:
                 assert lease is not None
                 answer = _answered(lambda: _asked(lease, request))  # noqa: B023
-            channel.sendall(json.dumps(answer, default=plain_value).encode() + b"\n")
+            plain = json.loads(json.dumps(answer, default=plain_value))
+            channel.sendall(json.dumps(encodable_values(plain)).encode() + b"\n")
     except ConnectionError:
         return  # the server has ended this instance, or itself
     finally:
@@ -57,7 +59,7 @@ def _created(lease: LeasedEnvironment, request: dict[str, Any]) -> dict[str, Any
 
 def _asked(lease: LeasedEnvironment, request: dict[str, Any]) -> Any:
     if request["do"] == "step":
-        observation, reward, done, info = lease.step(request["action"])
+        observation, reward, done, info = lease.step(action_message(request["action"]))
         state = observation_messages(observation or NOTHING_OBSERVED)
         return {"state": state, "reward": reward, "is_terminated": done, "info": info}
     if request["do"] == "evaluate":

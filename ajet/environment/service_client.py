@@ -17,6 +17,7 @@ from ajet.environment.environment import StepResult, checked_reward, checked_ste
 from ajet.environment.texts import NOTHING_OBSERVED, observation_text
 from ajet.http.client import HttpAnswer, HttpClient, HttpFailure
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError
+from ajet.schema.printable import encodable_values
 
 REPEATABLE = frozenset({"/get_env_profile", "/evaluate", "/get_info", "/release"})
 GONE_S = 10.0
@@ -117,7 +118,7 @@ class ServiceClient:
 
     def _call(self, endpoint: str, timeout_s: float | None = None, **fields: Any) -> dict[str, Any]:
         body = {"env_type": "default", "task_id": None, "instance_id": None, "messages": {}, "params": {}, **fields}
-        encoded = json.dumps(body, default=str).encode()
+        encoded = json.dumps(encodable_values(body), default=str).encode()
         began = time.monotonic()
         until = began + (timeout_s or self._timeout_s)
         while True:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.schema.chat import Message
 from ajet.schema.errors import AjetError, ConfigError, UserError
-from ajet.schema.printable import encodable
+from ajet.schema.printable import encodable_values
 
 if TYPE_CHECKING:
     import openai
@@ -197,7 +197,7 @@ class HelperModel:
         try:
             reply: ChatCompletion = await self._client.chat.completions.create(
                 model=self.model,
-                messages=_sendable(messages),
+                messages=encodable_values(messages),  # an agent may have written half a surrogate pair
                 **sampling,
             )
         except OpenAIError as error:
@@ -229,16 +229,6 @@ class HelperModel:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="ajet-helper", daemon=True).start()
             return self._loop
-
-
-def _sendable(value: Any) -> Any:
-    """Messages without halves of surrogate pairs (an agent may have written one as a JSON escape): escaped, since no
-    request can hold them."""
-    if isinstance(value, str):
-        return encodable(value)
-    if isinstance(value, dict):
-        return {key: _sendable(item) for key, item in value.items()}
-    return [_sendable(item) for item in value] if isinstance(value, list) else value
 
 
 _shared: dict[int, HelperModel] = {}

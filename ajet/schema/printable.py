@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 _ODD = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
@@ -20,6 +21,15 @@ def printable(text: str) -> str:
 def encodable(text: str) -> str:
     """The text with halves of surrogate pairs escaped, which no UTF-8 can hold."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def encodable_values(value: Any) -> Any:
+    """`encodable`, for all texts in plain data, names included."""
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, dict):
+        return {encodable_values(key): encodable_values(item) for key, item in value.items()}
+    return [encodable_values(item) for item in value] if isinstance(value, list) else value
 
 
 def _escaped(found: re.Match[str]) -> str:

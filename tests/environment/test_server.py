@@ -107,6 +107,24 @@ def test_an_error_in_the_environment_ends_its_request_and_nothing_else() -> None
     serve(scene)
 
 
+def test_half_a_surrogate_pair_passes_escaped_and_an_action_is_always_a_message() -> None:
+    async def scene(server: EnvironmentServer) -> None:
+        def episode() -> None:
+            env = lease(server).open()
+            escaped = "half \\ud83d"
+            assert tuple(env.step("half \ud83d")) == (escaped, 0.0, False, {escaped: escaped})
+            parts = {"role": "assistant", "content": [{"type": "text", "text": "one"}]}
+            for number, action in enumerate((parts, [parts], "one"), start=1):
+                body = json.dumps({"instance_id": "e", "messages": action}).encode()
+                answer = HttpClient(server.address.url).request("POST", "/step", body, 30)
+                assert json.loads(answer.body)["data"]["state"][0]["content"] == str(number)
+            env.close()
+
+        await asyncio.to_thread(episode)
+
+    serve(scene)
+
+
 def test_a_crash_or_hang_ends_its_instance_alone() -> None:
     async def scene(server: EnvironmentServer) -> None:
         def episode() -> None:
