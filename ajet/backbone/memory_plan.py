@@ -6,6 +6,7 @@ a run's first lines and `make gpu-check` show the same plan.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,8 @@ from ajet.schema.errors import ConfigError
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config
 
+log = logging.getLogger("ajet.backbone.memory_plan")
+
 GIB = 1024**3
 WIDTH = 80
 """Columns of the table."""
@@ -28,7 +31,7 @@ PROGRAM_BYTES = int(0.8 * GIB)
 """Of the interpreter with PyTorch and transformers imported, in main memory."""
 CUDA_BYTES = int(1.5 * GIB)
 """Of CUDA's context, its libraries' workspaces, and what the allocator can't use. Not yet measured on a GPU."""
-EIGHT_BITS, MASTER, OFFLOAD = "state_bits", "master", "optimizer_offload"
+EIGHT_BITS, MASTER, OFFLOAD, KL_TERM = "state_bits", "master", "optimizer_offload", "use_kl_loss"
 CONVERSATIONS = 8
 """Conversations of full length for which a smaller KV cache that is proposed has room."""
 VERL_SHARE = 0.5
@@ -123,17 +126,33 @@ class MemoryPlan:
 
 
 def plan_memory(config: Config, backbone: BackboneName, device: Device) -> MemoryPlan | None:
-    """The plan. None if the run trains nothing here, or nothing is known of the model's shape."""
+    """The plan. None if the run trains nothing here, nothing is known of the model's shape, or a pass of it can't be
+    computed without weights (`has_shape` tells the last two apart)."""
     if backbone not in ("local", "verl", "trinity") or config.ajet.trainer_common.val_only:
         return None
     model = _meta_model(config, device)
-    if model is None:
+    if model is None or _is_recurrent(model):
         return None
-    parts, notes = (_local if backbone == "local" else _sharded)(config, backbone, device, model)
+    try:
+        parts, notes = (_local if backbone == "local" else _sharded)(config, backbone, device, model)
+    except RuntimeError as error:  # an operation that PyTorch doesn't have where tensors are only shapes
+        log.info("no memory plan of %s: %s", config.ajet.model.path, str(error).partition("\n")[0])
+        return None
     ajet = config.ajet
     how = "LoRA" if ajet.model.lora.enabled else "all weights"
     title = f"memory: {_place(ajet.model.path)}, {how}, on {backbone}"
     return MemoryPlan(title, device, tuple(part for part in parts if part.size), tuple(notes))
+
+
+def has_shape(config: Config, device: Device) -> bool:
+    """Whether the model's shape is known."""
+    return _meta_model(config, device) is not None
+
+
+def _is_recurrent(model: Any) -> bool:
+    """Whether a pass goes token by token where the kernels of a GPU are missing: it would take hours."""
+    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return bool(getattr(causal, "_is_stateful", False))
 
 
 def changes_that_help(config: Config, backbone: BackboneName, device: Device, plan: MemoryPlan) -> list[Change]:
@@ -151,6 +170,8 @@ def changes_that_help(config: Config, backbone: BackboneName, device: Device, pl
         found.append(Change(f"{key}: {str(value).lower()}", best))
         if now.fits:
             break
+    if present.ajet.model.lora.enabled:  # whose reference is the base model: the KL term takes nothing
+        found = [change for change in found if not change.key.endswith(KL_TERM)]
     if any(change.key.endswith(OFFLOAD) for change in found):
         found = [change for change in found if not change.key.endswith((EIGHT_BITS, f".{MASTER}"))]
     last = {change.key: change for change in found}  # 8192 in place of 16384
@@ -385,7 +406,7 @@ def _remedies(config: Config, backbone: BackboneName, device: Device) -> Iterato
             yield f"trainer_common.optim.{MASTER}", "none"
         yield f"trainer_common.fsdp_config.{OFFLOAD}", True
     if not ajet.model.lora.enabled:
-        yield "trainer_common.use_kl_loss", False
+        yield f"trainer_common.{KL_TERM}", False
         yield "model.lora.enabled", True
     if local and rollout.engine == "torch":
         yield "model.lora.base_bits", 4

@@ -26,7 +26,7 @@ def show_plan(config: Config, backbone: BackboneName, gpu: float | None) -> list
     device = Device.here(backbone) if gpu is None else Device("cuda", int(gpu * GIB))
     plan = plan_memory(config, backbone, device)
     if plan is None:
-        print(_no_plan(config, backbone))
+        print(_no_plan(config, backbone, device))
         return []
     changes = changes_that_help(config, backbone, device, plan) if plan.fits is False else []
     print("\n".join(plan.lines(changes)))
@@ -47,7 +47,7 @@ def announce_plan(config: Config, backbone: BackboneName) -> None:
         return
     plan = plan_memory(config, backbone, device)
     if plan is None:
-        log.info("%s", _no_plan(config, backbone))
+        log.info("%s", _no_plan(config, backbone, device))
         return
     changes = changes_that_help(config, backbone, device, plan) if plan.fits is False else []
     refuse_if_hopeless(plan, changes)
@@ -64,9 +64,13 @@ def _is_worth_it(config: Config, device: Device) -> bool:
     return not folder.is_dir() or sum(file.stat().st_size for file in folder.glob("*.safetensors")) > SMALL_BYTES
 
 
-def _no_plan(config: Config, backbone: BackboneName) -> str:
+def _no_plan(config: Config, backbone: BackboneName, device: Device) -> str:
+    from ajet.backbone.memory_plan import has_shape
+
     if backbone not in ("local", "verl", "trinity") or config.ajet.trainer_common.val_only:
         return f"memory: not planned, because {backbone} trains no weights here"
+    if has_shape(config, device):
+        return f"memory: not planned, because a pass of {config.ajet.model.path} can't be computed without its weights"
     return (
         f"memory: not planned, because no config.json of {config.ajet.model.path} is at hand: put its folder into "
         "ajet.model.path, or load it once"

@@ -276,6 +276,31 @@ def _baselines(ajet: AjetConfig) -> Iterator[Contradiction]:
         )
 
 
+def _resampling(ajet: AjetConfig) -> Iterator[Contradiction]:
+    algorithm = ajet.trainer_common.algorithm
+    if algorithm.zero_variance_groups != "resample":
+        return
+    place = "trainer_common.algorithm"
+    unfit = {
+        f"{place}.adv_estimator": (
+            algorithm.adv_estimator == "reinforce_plus_plus",
+            "reinforce_plus_plus trains groups whose rewards are all equal, too",
+        ),
+        f"{place}.policy_loss": (algorithm.policy_loss == "sft", "policy_loss: sft compares no rewards"),
+        f"{place}.distillation.teacher": (
+            algorithm.distillation.teacher is not None,
+            "a teacher's opinion is trained whatever the rewards",
+        ),
+    }
+    for key, (applies, why) in unfit.items():
+        if applies:
+            yield Contradiction(
+                (key, f"{place}.zero_variance_groups"),
+                f"zero_variance_groups: resample runs further tasks in place of groups that teach nothing, and {why}",
+                "leave zero_variance_groups out",
+            )
+
+
 def _pass_at_k(ajet: AjetConfig) -> Iterator[Contradiction]:
     algorithm, rollout = ajet.trainer_common.algorithm, ajet.rollout
     if algorithm.adv_estimator != "pass_at_k" or algorithm.policy_loss == "sft":
@@ -384,5 +409,6 @@ CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _keys,
     _helper,
     _baselines,
+    _resampling,
     _pass_at_k,
 )

@@ -130,8 +130,8 @@ def compute_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditS
     metrics = _metrics(groups, credited, flat) | {
         "credit/agents_alone": float(sum(one.alone for one in compared)),
         "credit/fallback_calls": float(sum(one.fallbacks for one in compared)),
-        "credit/masked_overlong": float(sum(_masked(episode, settings) for group in groups for episode in group)),
     }
+    metrics |= _masked_overlong(groups, settings)
     return Credit(credited, zero_variance_groups=sum(flat), metrics=metrics)
 
 
@@ -144,16 +144,19 @@ def imitation_credit(
     groups: Sequence[Sequence[EpisodeSummary]], settings: CreditSettings, *, advantage: float = 1.0
 ) -> Credit:
     """The same advantage for every call, with the usual weights: 1 to imitate, 0 where a teacher adds its own."""
-    trained = [[True] * len(group) for group in groups]
+    trained = [[not _masked(episode, settings) for episode in group] for group in groups]
     weights = token_weights(groups, trained, settings.loss_norm, settings.dr_grpo_length, settings.multiplicity)
     credited = []
     for group, group_weights in zip(groups, weights, strict=True):
         row = []
         for episode, weight in zip(group, group_weights, strict=True):
-            calls = _entries(episode, [advantage] * len(episode.calls), weight, settings.multiplicity)
+            calls = [CallCredit() for _ in episode.calls]
+            if not _masked(episode, settings):
+                calls = _entries(episode, [advantage] * len(episode.calls), weight, settings.multiplicity)
             row.append(EpisodeCredit(episode.episode_id, calls))
         credited.append(row)
-    return Credit(credited, metrics=_metrics(groups, credited, [False] * len(groups)))
+    metrics = _metrics(groups, credited, [False] * len(groups)) | _masked_overlong(groups, settings)
+    return Credit(credited, metrics=metrics)
 
 
 def _returns(episode: EpisodeSummary, settings: CreditSettings) -> Returns:
@@ -162,6 +165,10 @@ def _returns(episode: EpisodeSummary, settings: CreditSettings) -> Returns:
 
 def _masked(episode: EpisodeSummary, settings: CreditSettings) -> bool:
     return settings.mask_overlong and episode.cut
+
+
+def _masked_overlong(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditSettings) -> dict[str, float]:
+    return {"credit/masked_overlong": float(sum(_masked(episode, settings) for group in groups for episode in group))}
 
 
 def _compare(episodes: Sequence[EpisodeSummary], settings: CreditSettings) -> Compared:

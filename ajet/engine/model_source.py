@@ -65,7 +65,8 @@ class ModelSource:
     def model(
         self, dtype: str = "auto", attn: str = "auto", device: str | None = None, base_bits: int | None = None
     ) -> PreTrainedModel:
-        """Load the weights in evaluation mode. `auto`: SDPA attention, bfloat16 on a GPU, float32 on a CPU.
+        """Load the weights in evaluation mode. `auto`: SDPA attention (plain attention for models that have no other),
+        bfloat16 on a GPU, float32 on a CPU.
 
         `base_bits`: 4 for linear layers that rest in 4 bits, as frozen base of adapters.
         """
@@ -80,7 +81,7 @@ class ModelSource:
                     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
                         self.path,
                         dtype=torch_dtype(dtype, device),
-                        attn_implementation="sdpa" if attn == "auto" else attn,
+                        attn_implementation=None if attn == "auto" else attn,
                     )
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(f"model {self.name!r} could not be loaded: {error}") from error
@@ -113,8 +114,9 @@ class ModelSource:
                 found = transformers.AutoConfig.for_model(**shape)
             try:
                 with torch.device("meta"):
+                    # every model has plain attention; a plan replaces it anyway
                     model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                        found, dtype=torch_dtype(dtype, device), attn_implementation="sdpa"
+                        found, dtype=torch_dtype(dtype, device), attn_implementation="eager"
                     )
             except (OSError, ValueError, ImportError) as error:
                 raise ConfigError(f"model {self.name!r} can't be built: {error}") from error

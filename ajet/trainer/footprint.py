@@ -22,6 +22,7 @@ import transformers
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
+from transformers.integrations import moe
 
 from ajet.attention_rules import ALL, Visibility, attending
 from ajet.four_bits import bytes_in_4_bits, linear_layers
@@ -287,8 +288,20 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _stand_in(model: Any, device: str) -> Iterator[None]:
     _register()
     causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-    with attending(causal, NAME[device]):
+    with attending(causal, NAME[device]), _experts_of_any_format():
         yield
+
+
+@contextmanager
+def _experts_of_any_format() -> Iterator[None]:
+    """PyTorch's product of grouped experts takes nothing but bfloat16 on `meta`; the one that transformers has for
+    other cases makes the same tensors."""
+    chosen = moe._can_use_grouped_mm
+    moe._can_use_grouped_mm = lambda _input, weight, _offsets: weight.dtype is torch.bfloat16
+    try:
+        yield
+    finally:
+        moe._can_use_grouped_mm = chosen
 
 
 @cache

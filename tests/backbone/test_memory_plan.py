@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ajet.backbone import memory_plan
 from ajet.backbone.memory_plan import (
     CUDA_BYTES,
     GIB,
@@ -113,6 +114,65 @@ def test_what_can_never_fit_is_refused_with_the_fix() -> None:
 def test_a_model_of_which_nothing_is_known_is_not_planned() -> None:
     assert plan_memory(make_config({"model.path": "nobody/nothing-9B"}), "local", H200) is None
     assert plan_memory(make_config(), "debug", H200) is None
+
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1_000_003,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+
+def shape_of(folder: Path, family: str) -> str:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(family, **SMALL).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "gemma3_text"])
+def test_experts_sinks_and_huge_vocabularies_are_planned_anywhere(tmp_path: Path, family: str) -> None:
+    """In float32 on a CPU and in bfloat16 on a GPU, although `meta` lacks some operations."""
+    path = shape_of(tmp_path, family)
+    short = {"rollout__max_model_len": 512, "trainer_common__max_tokens_per_step": 512}
+    for device in (Device("cpu", 900 * GIB), H200):
+        plan = planned(device, model__path=path, **short)
+        assert plan.fits and size(plan, "activations") > 0
+    assert size(plan, "gradients") == size(plan, "weights") >= 1_000_003 * 64 * 2
+
+
+def test_what_can_not_be_computed_without_weights_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mamba = shape_of(tmp_path / "mamba", "mamba")
+    assert plan_memory(make_config({"model.path": mamba}), "local", H200) is None
+
+    def lacks(*_given: Any, **_options: Any) -> Any:
+        raise RuntimeError("unsupported scalarType\nand more")
+
+    monkeypatch.setattr(memory_plan, "_training_bytes", lacks)
+    assert plan_memory(make_config({"model.path": TINY}), "local", H200) is None
+    assert main(["validate", "configs/quickstart.yaml", "--plan", f"model.path={TINY}"]) == 0
+    assert f"memory: not planned, because a pass of {TINY} can't be computed" in capsys.readouterr().out
+
+
+def test_the_kl_term_is_not_given_up_where_adapters_help() -> None:
+    config = make_config({"model.path": TINY, "rollout.max_model_len": 512, "trainer_common.max_tokens_per_step": 512})
+    small = Device("cuda", 8 * 2**20)
+    plan = plan_memory(config, "local", small)
+    assert plan is not None and size(plan, "reference") > 0
+    keys = [change.key for change in changes_that_help(config, "local", small, plan)]
+    assert "model.lora.enabled" in keys and "trainer_common.use_kl_loss" not in keys
 
 
 def test_a_broken_config_json_is_named(tmp_path: Path) -> None:

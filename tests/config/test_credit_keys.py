@@ -13,6 +13,7 @@ from ajet.credit import Baseline, LossNorm
 
 ALGORITHM = "trainer_common.algorithm"
 REPLAY = {f"{ALGORITHM}.replay.groups": 2}
+RESAMPLE = {f"{ALGORITHM}.zero_variance_groups": "resample"}
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,9 @@ def test_kl_in_the_reward_switches_the_loss_term_off() -> None:
         ({f"{ALGORITHM}.adv_estimator": "pass_at_k", "rollout.num_repeat": 4}, "not below rollout.num_repeat"),
         ({f"{ALGORITHM}.adv_estimator": "pass_at_k", "rollout.num_repeat": 8, "rollout.gamma": 0.9}, "rollout.gamma"),
         ({f"{ALGORITHM}.adv_estimator": "reinforce_plus_plus_baseline", "rollout.num_repeat": 1}, "nothing would be"),
+        ({**RESAMPLE, f"{ALGORITHM}.adv_estimator": "reinforce_plus_plus"}, "trains groups whose rewards"),
+        ({**RESAMPLE, f"{ALGORITHM}.policy_loss": "sft"}, "compares no rewards"),
+        ({**RESAMPLE, f"{ALGORITHM}.distillation.teacher": "some/model"}, "whatever the rewards"),
         ({**REPLAY, f"{ALGORITHM}.rollout_correction.mode": "none"}, "without a correction"),
         ({**REPLAY, f"{ALGORITHM}.policy_loss": "sft"}, "no probability ratios"),
         ({**REPLAY, f"{ALGORITHM}.adv_estimator": "reinforce_plus_plus"}, "rewards of several policies"),

@@ -21,6 +21,7 @@ from ajet.credit import (
     Overlong,
     ZeroVariance,
     compute_credit,
+    imitation_credit,
     mini_batches,
     summarise,
     teaches,
@@ -264,6 +265,23 @@ def test_what_was_cut_by_its_length_is_compared_but_not_trained() -> None:
         [(pytest.approx(1 / 3), 1 / 20)],
         [],
     ]
+    assert [episode.trained for episode in credit.episodes] == [True, True, False]
+    assert credit.metrics["credit/masked_overlong"] == 1.0
+
+
+@pytest.mark.parametrize("norm", list(LossNorm))
+def test_what_was_cut_by_its_length_is_not_imitated(norm: LossNorm) -> None:
+    """Nor trained by a teacher alone: `overlong.mask` means the same without a baseline."""
+    group = [single(1.0, 10), single(1.0, 30), single(1.0, 100)]
+    group[2].cut = True
+    credit = imitation_credit([group], CreditSettings(loss_norm=norm, mask_overlong=True, dr_grpo_length=50.0))
+    weights = [call.weight for episode in credit.episodes for call in episode.calls]
+    expected = {
+        LossNorm.TOKEN_MEAN: [1 / 40, 1 / 40, 0.0],
+        LossNorm.SEQUENCE_MEAN: [1 / 20, 1 / 60, 0.0],
+        LossNorm.DR_GRPO: [1 / 150, 1 / 150, 0.0],
+    }
+    assert weights == pytest.approx(expected[norm])
     assert [episode.trained for episode in credit.episodes] == [True, True, False]
     assert credit.metrics["credit/masked_overlong"] == 1.0
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from ajet.engine import model_source
 from ajet.engine.model_source import ModelSource
@@ -49,3 +51,14 @@ def test_a_proxy_may_know_the_way(asked: list[Any], monkeypatch: pytest.MonkeyPa
 def test_folders_need_no_hub(asked: list[Any]) -> None:
     assert ModelSource.resolve("tiny:qwen2-0.3m").tokenizer() is not None
     assert asked == [] and not constants.HF_HUB_OFFLINE
+
+
+@pytest.mark.parametrize(("family", "attention"), [("qwen2", "sdpa"), ("gpt_oss", "eager")])
+def test_auto_takes_the_attention_that_the_model_has(tmp_path: Path, family: str, attention: str) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model(
+        family, **sizes, num_key_value_heads=2, head_dim=16, vocab_size=64, num_local_experts=2
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    model = ModelSource.resolve(str(tmp_path)).model("float32")
+    assert model.config._attn_implementation == attention

@@ -80,3 +80,8 @@ def test_the_adaptive_coefficient_follows_its_target() -> None:
     assert adaptive.next(0.5, 0.11) == pytest.approx(0.5 * 1.01)
     assert adaptive.next(0.5, 9.0) == pytest.approx(0.5 * 1.02)
     assert adaptive.next(0.5, 0.0) == pytest.approx(0.5 * 0.98)
+
+
+def test_a_divergence_that_is_no_number_leaves_the_adaptive_coefficient() -> None:
+    """The weights of such a step are unchanged; the steps after it must still count."""
+    assert AdaptiveKL(target=0.1, horizon=10.0).next(0.5, float("nan")) == 0.5

@@ -39,9 +39,11 @@ def allocated(model: Any, pack: Pack, *, chunk: int | None) -> int:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe"])
 def test_a_pass_takes_what_was_said(family: str, checkpointing: bool) -> None:
     options = {**SHAPE, "vocab_size": 5000, "tie_word_embeddings": family == "qwen3"}
+    if family == "qwen3_moe":
+        options |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     (pack,) = make_packs(items_of(credited_batch(3, groups=8, repeat=4)))
     with torch.device("meta"):
         planned = small_model(family, **options)

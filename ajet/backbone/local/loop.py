@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,16 @@ from ajet.backbone.report import EXIT_NOTHING_TRAINED, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, taught_alone
 from ajet.backbone.validation import validation_metrics
 from ajet.context_tracker import describe_reasons, top_reasons
-from ajet.credit import Credit, compute_credit, imitation_credit, summarise, teaches
+from ajet.credit import (
+    CallCredit,
+    Credit,
+    EpisodeCredit,
+    EpisodeSummary,
+    compute_credit,
+    imitation_credit,
+    summarise,
+    teaches,
+)
 from ajet.engine.base import Engine, build_engine
 from ajet.observe.episode_metrics import episode_metrics, staleness
 from ajet.observe.metric_names import step_names
@@ -250,19 +260,14 @@ class LocalRun:
             chosen = [[s for s in group if s.reward >= least] for group in summaries]
             kept = imitation_credit(chosen, self.credit_settings)
             by_id = {episode.episode_id: episode for episode in kept.episodes}
-            blank = compute_credit(summaries, self.credit_settings)
-            for row in blank.groups:
-                for index, episode in enumerate(row):
-                    for call in episode.calls:
-                        call.entries = []
-                    row[index] = by_id.get(episode.episode_id, episode)
-            return blank, {"train/imitated_episodes": float(len(by_id))}
+            rows = [[by_id.get(summary.episode_id) or _untrained(summary) for summary in group] for group in summaries]
+            return Credit(rows, metrics=kept.metrics), {"train/imitated_episodes": float(len(by_id))}
         if taught_alone(self.config):
             return imitation_credit(summaries, self.credit_settings, advantage=0.0), {}
         extra: dict[str, float] = {}
         if self.common.algorithm.use_kl_in_reward:
             flat = [summary for group in summaries for summary in group]
-            everything = imitation_credit(summaries, self.credit_settings)
+            everything = imitation_credit(summaries, replace(self.credit_settings, mask_overlong=False))
             episodes = [episode for group in groups for episode in group.episodes]
             extra["train/kl_in_reward"] = self.learner.penalise_drift(episodes, flat, everything)
         return compute_credit(summaries, self.credit_settings), extra
@@ -428,6 +433,10 @@ class Hints:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def _untrained(summary: EpisodeSummary) -> EpisodeCredit:
+    return EpisodeCredit(summary.episode_id, [CallCredit() for _ in summary.calls])
 
 
 def _ledger(episodes: Sequence[Episode]) -> dict[str, float]:

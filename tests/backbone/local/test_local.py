@@ -375,6 +375,8 @@ def test_imitation_of_the_best_of_its_own_episodes(tmp_path: Path) -> None:
     assert code == 0
     steps = read_metrics(experiment / "metrics.jsonl")
     assert all(0 < step["train/imitated_episodes"] < 6 for step in steps)
+    assert all(step["credit/episodes_trained"] == step["train/imitated_episodes"] for step in steps)
+    assert all(step["credit/advantage/mean"] == 1.0 for step in steps)
     # then of what this run recorded
     again = tmp_path / "again"
     again.mkdir()
