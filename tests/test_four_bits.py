@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from ajet.config import load_config, make_config
 from ajet.engine.model_source import ModelSource
 from ajet.observe.metrics import read_metrics
 from ajet.schema.errors import ConfigError, MissingDependencyError
+from ajet.trainer import compiled
 from ajet.trainer.checkpoint import CheckpointFolder, read_trainer, write_trainer
+from ajet.trainer.compiled import CompiledForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.trainer import Trainer, TrainSettings
@@ -82,6 +85,24 @@ def test_the_gradient_is_that_of_the_numbers_that_4_bits_stand_for(dtype: torch.
     size = sum(float(each.norm()) ** 2 for each in whole.values()) ** 0.5
     difference = sum(float((packed[name] - whole[name]).norm()) ** 2 for name in whole) ** 0.5
     assert size > 0 and difference <= TOLERANCE[dtype] * size
+
+
+@pytest.mark.slow
+def test_compiled_layers_in_4_bits_update_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With checkpointed layers, a KL term, two mini-batches and several packs; traced, but no code generated."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    compiled._compiled.cache_clear()
+    loss = LossSettings(kl_coef=0.1)
+    optim = OptimSettings(lr=1e-3, eps=1.0, weight_decay=0.0)
+    options: dict[str, Any] = {"gradient_checkpointing": True, "mini_batches": 2, "max_tokens": 60}
+    trainers = [Trainer(in_4_bits(), TrainSettings(loss, optim, compile=asked, **options)) for asked in (False, True)]
+    one, other = (trainer.update(credited_batch()) for trainer in trainers)
+    assert other["train/grad_norm"] == pytest.approx(one["train/grad_norm"], rel=1e-4)
+    assert isinstance(trainers[1]._executor([]).forward, CompiledForward)
+    adapters = [dict(trainer.optimizer.parameters) for trainer in trainers]
+    assert gap(*adapters) < 1e-5
+    compiled._compiled.cache_clear()
 
 
 def test_only_frozen_linear_layers_are_in_4_bits_and_take_what_the_plan_says() -> None:

@@ -33,7 +33,7 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of weights and computation. `auto`: float32 on a CPU, bfloat16 on a GPU."""
     attn: Literal["auto", "eager", "sdpa", "flex_attention", "flash_attention_2"] = "auto"
-    """Attention implementation. `auto` picks the fastest that this machine supports."""
+    """Attention implementation. `auto`: SDPA, or plain attention for models that have no other."""
     lora: LoraConfig = LoraConfig()
     """Train small adapters instead of all weights."""
 

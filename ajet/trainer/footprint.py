@@ -296,12 +296,13 @@ def _stand_in(model: Any, device: str) -> Iterator[None]:
 def _experts_of_any_format() -> Iterator[None]:
     """PyTorch's product of grouped experts takes nothing but bfloat16 on `meta`; the one that transformers has for
     other cases makes the same tensors."""
-    chosen = moe._can_use_grouped_mm
-    moe._can_use_grouped_mm = lambda _input, weight, _offsets: weight.dtype is torch.bfloat16
+    experts: Any = moe
+    chosen = experts._can_use_grouped_mm
+    experts._can_use_grouped_mm = lambda _input, weight, _offsets: weight.dtype is torch.bfloat16
     try:
         yield
     finally:
-        moe._can_use_grouped_mm = chosen
+        experts._can_use_grouped_mm = chosen
 
 
 @cache
