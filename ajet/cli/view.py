@@ -12,6 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from ajet.schema.errors import UserError
+
 if TYPE_CHECKING:
     from ajet.viewer.library import Experiment
 
@@ -38,6 +40,8 @@ def run(argv: Sequence[str]) -> int:
     from ajet.viewer.serve import Viewer, ViewerSettings
 
     given = find_experiment(arguments.experiment)
+    if given.is_file():
+        raise UserError(f"{given} is a file: give the folder of a run, of several, or of trajectories")
     with shown_folder(given) as root:
         trajectories = None if root == given else given
         settings = ViewerSettings(root, arguments.host, arguments.port, arguments.password, trajectories)

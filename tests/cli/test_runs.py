@@ -87,6 +87,13 @@ def test_a_name_that_is_no_run(here: Path, capsys: pytest.CaptureFixture[str], c
     assert "no such run" in error and "did you mean math-agent?" in error
 
 
+def test_a_file_is_nothing_to_view(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"question": "?"}\n')
+    code, _, error = said(capsys, "view", str(tasks))
+    assert code == 2 and "is a file: give the folder" in error
+
+
 def test_weights_are_found_by_name(here: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     hf = here / "saved_experiments" / "math-agent" / "hf"
     hf.mkdir(exist_ok=True)
