@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from ajet.gateway.reply_stream import Event, ReplyStream
 from ajet.gateway.tool_choice import read_tool_choice
 from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
-from ajet.schema.errors import ModelCallError
+from ajet.schema.errors import InvalidRequestError, ModelCallError
 from ajet.schema.generation import Completion, Sampling
 from ajet.session import CallPiece, EpisodeSession, ReplyDelta
 
@@ -133,11 +134,16 @@ def read_tools(values: list[Any]) -> list[Tool]:
 # ---------------------------------------------------------------- the answer
 
 
+_FIELD = re.compile(r"(messages|input|response_format|tools)[\w.\[\]]*")
+"""A message about a field that is read beyond the gateway begins with its name."""
+
+
 def openai_error_body(error: ModelCallError) -> dict[str, Any]:
+    named = _FIELD.match(str(error)) if isinstance(error, InvalidRequestError) else None
     return {
         "message": str(error),
         "type": error.error_type,
-        "param": getattr(error, "param", None),
+        "param": getattr(error, "param", None) or (named[0].rstrip(".") if named else None),
         "code": error.code,
     }
 

@@ -178,3 +178,21 @@ def test_a_model_is_one_for_both_protocols() -> None:
 
     for found in asyncio.run(run()):
         assert found["object"] == found["type"] == "model" and found["display_name"] == found["id"]
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"messages": [{"role": "boss", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"response_format": {"type": "regex"}}, "response_format.type"),
+    ],
+)
+def test_the_field_that_is_wrong_is_named(given: dict[str, Any], param: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **given}
+
+    async def run() -> Any:
+        async with place() as here:
+            return (await post(here, CHAT, body)).json()
+
+    assert asyncio.run(run())["error"]["param"] == param
