@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
+from ajet.named_files import find_named, folders_above, likely_places
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.install import TRAIN, TRAIN_PACKAGES, install_command
 
@@ -57,16 +58,13 @@ def split_import_path(text: str) -> ImportPath:
 
 
 def find_file(path: str, base_dirs: Sequence[str | Path] = ()) -> Path:
-    """The file that a relative `path` refers to, looked up in the working directory, then in each of `base_dirs`, then
-    in the folders above those."""
+    """The file of code that `path` refers to. An `ImportPathError` names the files that are there instead."""
     given = Path(path).expanduser()
     if any(len(os.fsencode(part)) > LONGEST_NAME for part in given.parts):
         raise ImportPathError(f"{path[:60]!r}… can't be a file: its name is too long")
-    candidates = [given] if given.is_absolute() else [Path.cwd() / given, *(Path(base) / given for base in base_dirs)]
-    above = [] if given.is_absolute() else [folder / given for folder in _folders_above(base_dirs)]
-    for candidate in (*candidates, *above):
-        if candidate.is_file():
-            return candidate.resolve()
+    if (found := find_named(path, base_dirs, Path.is_file)) is not None:
+        return found
+    candidates = likely_places(path, base_dirs)
     looked = " or ".join(dict.fromkeys(str(candidate.parent) for candidate in candidates))
     message = f"no file {given.name!r} in {looked}"
     near = [
@@ -77,11 +75,6 @@ def find_file(path: str, base_dirs: Sequence[str | Path] = ()) -> Path:
         if neighbour.suffix == given.suffix and neighbour.is_file()
     ]
     raise ImportPathError(message + _instead(given.name, near))
-
-
-def _folders_above(base_dirs: Sequence[str | Path]) -> list[Path]:
-    """The folders above `base_dirs`, nearest first. A repository's YAML names its code from the repository's root."""
-    return list(dict.fromkeys(folder for base in base_dirs for folder in Path(base).resolve().parents))
 
 
 def load_symbol(text: str, base_dirs: Sequence[str | Path] = (), *, expects: type | None = None) -> Any:
@@ -235,7 +228,7 @@ os.register_at_fork(after_in_child=_forget)
 def _load_module(name: str, base_dirs: Sequence[str | Path]) -> ModuleType:
     """Import a module by its dotted name, also from the working directory, `base_dirs` and the folders above."""
     folders = [Path.cwd(), *(Path(base).resolve() for base in base_dirs)]
-    home = _home_of_module(name, [*folders, *_folders_above(base_dirs)])
+    home = _home_of_module(name, [*folders, *folders_above(base_dirs)])
     if home is None:
         home = _home_of_module(name.partition(".")[0], folders)
     for folder in folders:

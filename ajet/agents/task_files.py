@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet.named_files import find_named, likely_places
 from ajet.sandbox.sandbox import ExecResult, Sandbox
 from ajet.schema.errors import TaskDataError
 
@@ -85,11 +85,11 @@ def said(result: ExecResult) -> str:
 def _found(folder: Any, base_dirs: Sequence[str | Path]) -> Path:
     if not isinstance(folder, str):
         raise TaskDataError(f"a task's `folder` must be the path of a folder, not {folder!r:.100}")
-    places = [Path(base) / Path(folder).expanduser() for base in (*base_dirs, os.getcwd())]
-    for place in places:
-        if place.is_dir():
-            return place
-    raise TaskDataError(f"a task's `folder`: there is no folder {' or '.join(dict.fromkeys(map(str, places)))}")
+    if (found := find_named(folder, base_dirs, Path.is_dir)) is not None:
+        return found
+    raise TaskDataError(
+        f"a task's `folder`: there is no folder {' or '.join(map(str, likely_places(folder, base_dirs)))}"
+    )
 
 
 def _packed(folder: Path) -> bytes:

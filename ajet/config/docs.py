@@ -37,7 +37,7 @@ ajet --conf my_agent.yaml rollout.num_repeat=8 trainer_common.optim.lr=2e-6
 - A key that has no effect on the chosen backbone or engine is named by `ajet validate` and in the run's log.
 - Values may refer to others (`${ajet.rollout.num_repeat}`, `${.neighbour}`) and to the environment
   (`${oc.env:NAME}`, `${oc.env:NAME,default}`).
-- File names are looked up in the working directory, then in the YAML's folder.
+- File names are looked up in the working directory, then in the YAML's folder, then in the folders above it.
 
 `ajet validate FILE` checks a file and says what would run, `ajet config show FILE` prints it with all defaults filled
 in and secrets masked, and `ajet config schema` prints the JSON schema. For completion and checks in an editor with a

@@ -1,4 +1,4 @@
-"""The files that a config names: looked up in the working directory or the YAML's folder, and made absolute.
+"""The files that a config names: looked up (see `ajet.named_files`) and made absolute.
 
 Only files that the run will use are looked up. A missing one is reported here, before anything heavy loads.
 """
@@ -15,6 +15,7 @@ from ajet.config.root import AjetConfig
 from ajet.config.section import Section
 from ajet.config.sections import ModelConfig
 from ajet.config.tasks import TaskJudgeConfig
+from ajet.named_files import find_named, holds, likely_places, looked_in
 from ajet.schema.errors import ImportPathError
 from ajet.user_code import find_file, split_import_path
 
@@ -76,8 +77,8 @@ def _judge_files(judge: TaskJudgeConfig, folder: Path) -> Iterator[Problem]:
             for split in ("training", "validation"):
                 at_split = (*at, own["input_data_type"], split)
                 yield from _existing(examples[split], "file_path", at_split, folder, Path.is_file)
-            if own["rubrics_file"] is not None and (folder / own["rubrics_file"]).is_file():
-                own.__dict__["rubrics_file"] = str((folder / own["rubrics_file"]).resolve())
+            if own["rubrics_file"] is not None and (found := find_named(own["rubrics_file"], [folder], Path.is_file)):
+                own.__dict__["rubrics_file"] = str(found)
 
 
 def _own_block(
@@ -107,24 +108,20 @@ def _existing(
     text = section[key]
     if text is None:
         return
-    given = Path(text).expanduser()
-    candidates = [Path.cwd() / given, folder / given]
-    found = next((candidate for candidate in candidates if _holds(is_there, candidate)), None)
-    if found is not None:
-        section.__dict__[key] = str(found.resolve())
+    if (found := find_named(text, [folder], is_there)) is not None:
+        section.__dict__[key] = str(found)
         return
+    candidates = likely_places(text, [folder])
     kind = "folder" if is_there == Path.is_dir else "file"
     present = [
         entry.name
         for candidate in candidates
-        if _holds(Path.is_dir, candidate.parent)
+        if holds(Path.is_dir, candidate.parent)
         for entry in candidate.parent.iterdir()
     ]
+    given = Path(text).expanduser()
     near = nearest(given.name, present)
-    if near:
-        fix = f"did you mean `{given.with_name(near)}`?"
-    else:
-        fix = f"looked in {' and '.join(dict.fromkeys(str(candidate.parent.resolve()) for candidate in candidates))}"
+    fix = f"did you mean `{given.with_name(near)}`?" if near else f"looked in {looked_in(text, [folder])}"
     yield Problem((*place, key), f"no {kind} {_named(text)}", fix)
 
 
@@ -132,35 +129,29 @@ def _named(path: str) -> str:
     return repr(path) if len(path) <= LONGEST_SHOWN else f"{path[:LONGEST_SHOWN]!r}…"
 
 
-def _holds(check: Callable[[Path], bool], path: Path) -> bool:
-    """`check(path)`; a path that no file can have isn't there."""
-    try:
-        return check(path)
-    except (OSError, ValueError):  # too long, a NUL in it, or in a folder that may not be entered
-        return False
-
-
 def _model_folder(model: ModelConfig, folder: Path) -> Iterator[Problem]:
     """As `_folder_or_hub`; a folder has to hold a model."""
     problems = list(_folder_or_hub(model, "path", ("ajet", "model"), folder))
     yield from problems
-    if problems or not (found := Path(model.path)).is_absolute() or _holds(Path.is_file, found / "config.json"):
+    if problems or not (found := Path(model.path)).is_absolute() or holds(Path.is_file, found / "config.json"):
         return
     what = f"{model.path!r} holds no config.json" if found.is_dir() else f"{model.path!r} is not a folder"
     yield Problem(("ajet", "model", "path"), what, "name a model's folder in Hugging Face form, or a hub id")
 
 
 def _folder_or_hub(section: Section, key: str, place: tuple[str, ...], folder: Path) -> Iterator[Problem]:
-    """A local path, if it exists or looks like one; else a hub's id, which is looked up when it is used."""
+    """A local path, if it exists or looks like one; else a hub's id, which is looked up when it is used.
+
+    What could be an id isn't looked up in the folders above: a folder there may bear a hub's name by chance.
+    """
     text = section[key]
     if text is None:
         return
-    given = Path(text).expanduser()
-    for candidate in (Path.cwd() / given, folder / given):
-        if _holds(Path.exists, candidate):
-            section.__dict__[key] = str(candidate.resolve())
-            return
-    if HUB_ID.match(text) and not text.startswith((".", "~", "/")):
+    is_id = bool(HUB_ID.match(text)) and not text.startswith((".", "~", "/"))
+    near = next((place.resolve() for place in likely_places(text, [folder]) if holds(Path.exists, place)), None)
+    if (found := near if is_id else find_named(text, [folder])) is not None:
+        section.__dict__[key] = str(found)
+    if is_id or found is not None:
         return
     yield Problem(
         (*place, key), f"no file or folder {_named(text)}", "write a path that exists, or a hub id such as `owner/name`"

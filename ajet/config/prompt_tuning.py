@@ -88,7 +88,7 @@ class PromptTuningConfig(Section):
 
     templates: dict[str, str | TemplateConfig] = {}
     """First texts by name, for `tuner.prompt("name")`: a text, or `{text: …}` or `{file: …}` with `engine: f-string |
-    jinja`. A file is looked up in the working directory, or else in the YAML's folder."""
+    jinja`. A file is looked up as any other."""
     tune: Literal["together", "in_turn"] = "together"
     """Several templates: each proposal may change all of them, or one template changes in each round."""
     algorithm: str = "apo"

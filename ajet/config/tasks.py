@@ -47,7 +47,8 @@ class FileConfig(Section):
     """One file of tasks."""
 
     file_path: str | None = None
-    """A JSON Lines file: one task per line. Relative to the working directory, or else to the YAML's folder."""
+    """A JSON Lines file: one task per line. Looked up in the working directory, then in the YAML's folder,
+    then in the folders above it."""
 
 
 class FieldsConfig(Section):

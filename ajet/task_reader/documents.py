@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
+from ajet.named_files import find_named, looked_in
 from ajet.schema.errors import MissingDependencyError, TaskDataError
 from ajet.schema.install import install_command
 
@@ -123,11 +124,9 @@ def _is_document(file: Path, folder: Path) -> bool:
 
 
 def _there(given: str, base_dirs: Sequence[Path]) -> Path:
-    path = Path(given).expanduser()
-    for candidate in (path, *(folder / path for folder in base_dirs)):
-        if candidate.exists():
-            return candidate
-    raise TaskDataError(f"{KEY}: no file or folder {given!r}, neither here nor beside the YAML")
+    if (found := find_named(given, base_dirs)) is not None:
+        return found
+    raise TaskDataError(f"{KEY}: no file or folder {given!r}\n    looked in {looked_in(given, base_dirs)}")
 
 
 def _text(path: Path) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ajet.config.tasks import TaskReaderConfig, TraceFilterConfig
 from ajet.helper import AnswerCache, Asker, HelperModel, NearDuplicates
+from ajet.named_files import find_named, looked_in
 from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task
 from ajet.task_reader.review import review
@@ -111,11 +112,11 @@ class TracingReader(BaseTaskReader):
         return asyncio.run_coroutine_threadsafe(reviewing, helper.loop()).result()
 
     def _there(self, given: str) -> Path:
-        path = Path(given).expanduser()
-        for candidate in (path, *(folder / path for folder in self.config.base_dirs)):
-            if candidate.exists():
-                return candidate
-        raise TaskDataError(f"{KEY}: no file or folder {given!r}, neither here nor beside the YAML")
+        if (found := find_named(given, self.config.base_dirs)) is not None:
+            return found
+        raise TaskDataError(
+            f"{KEY}: no file or folder {given!r}\n    looked in {looked_in(given, self.config.base_dirs)}"
+        )
 
 
 def _task(exchange: Exchange) -> Task:

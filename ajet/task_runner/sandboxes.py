@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.named_files import find_named, looked_in
 from ajet.sandbox import SandboxError, SandboxSettings, check_sandbox, open_sandbox
 from ajet.task_runner.cli_workflow import check_program
 
@@ -28,10 +28,9 @@ def sandbox_settings(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxS
     episode_s = config.ajet.rollout.episode_timeout
     agent = config.ajet.rollout.agent
     program = agent is not None and agent.type == "cli"
-    bases = [*map(str, base_dirs), os.getcwd()]
-    shown = [_found(folder, bases) for folder in asked.read_only]
+    shown = [_found(folder, base_dirs) for folder in asked.read_only]
     if agent is not None and agent.installed_in is not None and asked.kind == "bubblewrap":
-        shown.append(_found(agent.installed_in, bases, "ajet.rollout.agent.installed_in"))
+        shown.append(_found(agent.installed_in, base_dirs, "ajet.rollout.agent.installed_in"))
     return SandboxSettings(
         kind=asked.kind,
         network=asked.network or ("host" if asked.kind == "none" else "gateway" if program else "none"),
@@ -61,15 +60,13 @@ def find_sandbox(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxSetti
     return settings
 
 
-def _found(folder: str, bases: list[str], key: str = "ajet.rollout.sandbox.read_only") -> str:
-    """A relative folder is one beside the YAML, or in the working directory."""
-    folder = os.path.expanduser(folder)
-    if os.path.isabs(folder):
-        return folder
-    for base in bases:
-        if os.path.isdir(os.path.join(base, folder)):
-            return os.path.abspath(os.path.join(base, folder))
-    raise SandboxError(f"{key}: there is no folder {folder!r} in {' or '.join(bases)}")
+def _found(folder: str, base_dirs: Sequence[Path], key: str = "ajet.rollout.sandbox.read_only") -> str:
+    given = Path(folder).expanduser()
+    if given.is_absolute():
+        return str(given)
+    if (found := find_named(given, base_dirs, Path.is_dir)) is not None:
+        return str(found)
+    raise SandboxError(f"{key}: there is no folder {folder!r}; looked in {looked_in(given, base_dirs)}")
 
 
 class LeasedSandbox:

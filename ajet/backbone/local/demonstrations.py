@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
+from ajet.named_files import find_named, looked_in
 from ajet.observe.episode_store import EpisodeStore
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message, Tool
 from ajet.schema.episode import Episode, EpisodeStatus
@@ -123,7 +124,9 @@ def _recorded(path: Path, least: float) -> Iterator[Episode]:
 
 
 def _find(name: str, config: Config) -> Path:
-    for base in (Path(), *map(Path, config.base_dirs)):
-        if (base / name).is_file():
-            return base / name
-    raise ConfigError(f"ajet.trainer_common.algorithm.sft.demonstrations: no such file: {name}")
+    if (found := find_named(name, config.base_dirs, Path.is_file)) is not None:
+        return found
+    raise ConfigError(
+        f"ajet.trainer_common.algorithm.sft.demonstrations: no such file: {name}\n"
+        f"    looked in {looked_in(name, config.base_dirs)}"
+    )
