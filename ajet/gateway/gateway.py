@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -31,9 +30,6 @@ from ajet.session import EpisodeSession
 
 ANY_HOST = ("0.0.0.0", "::", "")
 HOST = re.compile(r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
-SWITCH_S = 0.0005
-"""How long a thread that computes lets others wait for the interpreter. By default it is 5 ms, and an answer has to
-wait several times while a long prompt is rendered on a thread, or a workflow computes."""
 KEY_TTL_S = 3600.0
 """How long keys are valid at least, unless the configuration says otherwise."""
 
@@ -122,8 +118,6 @@ class Gateway:
 
     async def start(self) -> None:
         """Listen. Raises AddressError."""
-        if sys.getswitchinterval() > SWITCH_S:
-            sys.setswitchinterval(SWITCH_S)
         settings = self.settings
         await self._server.start(settings.host, settings.port, settings.address_settings)
 

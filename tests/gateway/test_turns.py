@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from typing import Any
 
 import pytest
 from gateway_parts import place, post
@@ -92,18 +93,25 @@ def test_small_requests_pass_while_large_ones_wait() -> None:
     asyncio.run(run())
 
 
-def test_a_thread_that_computes_does_not_hold_up_the_loop() -> None:
-    before = sys.getswitchinterval()
+def test_a_thread_that_renders_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And threads that compute all the time aren't made to switch often."""
+    intervals: list[float] = []
 
     async def run() -> None:
-        async with place():
-            assert sys.getswitchinterval() <= 0.001
+        async with place() as here:
+            length = here.session.prompts._renderer.length
 
-    sys.setswitchinterval(0.005)
-    try:
-        asyncio.run(run())
-    finally:
-        sys.setswitchinterval(before)
+            def rendered(*arguments: Any) -> int:
+                intervals.append(sys.getswitchinterval())
+                return length(*arguments)
+
+            monkeypatch.setattr(here.session.prompts._renderer, "length", rendered)
+            before = sys.getswitchinterval()
+            assert (await post(here, CHAT, LONG)).status == 200
+            assert sys.getswitchinterval() == before > intervals[0]
+
+    asyncio.run(run())
+    assert len(intervals) == 1 and intervals[0] <= 0.001
 
 
 def nested(depth: int) -> bytes:
