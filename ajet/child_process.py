@@ -16,6 +16,8 @@ from pathlib import Path
 
 PIPE_BYTES = 1 << 20
 """Most questions fit into the pipe at once, so that asking is not interrupted again and again."""
+LESS_URGENT = 5
+"""Its owner's service loop goes first where there are too few cores."""
 
 
 class ChildProcess:
@@ -30,6 +32,8 @@ class ChildProcess:
             bufsize=0,
             start_new_session=True,
         )
+        with contextlib.suppress(OSError):  # it has ended already, which `ask` will notice
+            os.setpriority(os.PRIO_PROCESS, self._child.pid, os.getpriority(os.PRIO_PROCESS, 0) + LESS_URGENT)
         assert self._child.stdin is not None and self._child.stdout is not None
         self._questions, self._answers = self._child.stdin.fileno(), self._child.stdout.fileno()
         os.set_blocking(self._questions, False)

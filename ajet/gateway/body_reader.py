@@ -9,9 +9,11 @@ turn. A process that is killed is started again, and the body checked once more.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,8 @@ class BodyReader:
         if session.most_bytes is not None:
             session.prompts.check_counts(shape.messages, shape.calls, shape.tokens)
         async with self.turns.turn(session):
-            read: dict[str, Any] = msgspec.json.decode(body)
+            with _no_collection():
+                read: dict[str, Any] = msgspec.json.decode(body)
             return read
 
     async def _shape(self, key: Hashable, path: str, body: bytes) -> Shape:
@@ -115,3 +118,15 @@ class BodyReader:
         if self._process is not None:
             self._process.end()
             self._process = None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Thousands of new objects would have the collector go through all there are, of which none is garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

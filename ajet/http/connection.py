@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 import httptools
 
 from ajet.http.answer import Answer
-from ajet.http.connections import Connections
+from ajet.http.connections import RECEIVED_BYTES, Connections
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +152,13 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._received(self._shared.received[:nbytes])
+        if nbytes == RECEIVED_BYTES and not self._refused and self._transport.is_reading():
+            self._transport.pause_reading()
+            self._shared.read_later(self)
+
+    def read_on(self) -> None:
+        """It is this connection's turn again."""
+        self._transport.resume_reading()
 
     def _received(self, data: bytes | memoryview) -> None:
         if self._refused:

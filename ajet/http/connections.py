@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable
 from math import inf
 from typing import TYPE_CHECKING
@@ -41,6 +41,8 @@ class Connections:
         piece would cost several times what is done with it."""
         self.refused = 0
         """Connections whose last answer is a refusal, and from which the rest is read to be thrown away."""
+        self._to_read: deque[HttpConnection] = deque()
+        """More will have arrived from them; the first is read next."""
         self._buffered = 0
         """Bytes of bodies that are being received, or wait behind other requests."""
         self._buffered_by: Counter[Hashable] = Counter()
@@ -54,6 +56,20 @@ class Connections:
 
     def __len__(self) -> int:
         return len(self._arriving) + len(self._strangers) + len(self._known)
+
+    # ------------------------------------------------------------ turns
+
+    def read_later(self, connection: HttpConnection) -> None:
+        """Read on from a connection that filled the buffer, in its turn: one piece of a large body is read each time
+        the loop goes round, however many arrive at once, so that small requests wait for no more than that."""
+        self._to_read.append(connection)
+        if len(self._to_read) == 1:
+            self.loop.call_soon(self._read_next)
+
+    def _read_next(self) -> None:
+        self._to_read.popleft().read_on()
+        if self._to_read:
+            self.loop.call_soon(self._read_next)
 
     # ------------------------------------------------------------ memory
 

@@ -9,7 +9,7 @@ import resource
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from raw_http import read_reply, request_bytes, send, until
 
 from ajet.http.answer import Answer, event_stream, json_answer
-from ajet.http.connection import DISCARD_BYTES, DISCARD_PAUSE_S, HttpLimits, HttpRequest
+from ajet.http.connection import DISCARD_BYTES, DISCARD_PAUSE_S, HttpConnection, HttpLimits, HttpRequest
+from ajet.http.connections import Connections
 from ajet.http.server import AddressError, HttpServer, listen
 
 KEY = "right"
@@ -442,5 +443,44 @@ def test_no_bytes_make_the_server_fail(pieces: list[bytes]) -> None:
             assert b" 500 " not in answer
             writer.close()
             assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
+
+    asyncio.run(run())
+
+
+def test_large_bodies_are_read_a_piece_at_a_time_in_turns() -> None:
+    class Arriving:
+        """A connection from which so many pieces will come."""
+
+        def __init__(self, name: str, pieces: int) -> None:
+            self.name, self.left = name, pieces
+
+        def read_on(self) -> None:
+            order.append((rounds, self.name))
+            self.left -= 1
+            if self.left:
+                shared.read_later(cast(HttpConnection, self))
+
+    async def run() -> None:
+        nonlocal shared, rounds
+        shared = Connections(Echo(), HttpLimits())
+        for name in "abc":
+            shared.read_later(cast(HttpConnection, Arriving(name, 3)))
+        while rounds < 12:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    shared: Connections = cast(Connections, None)
+    rounds, order = 0, []
+    asyncio.run(run())
+    assert [name for _, name in order] == list("abcabcabc")
+    assert len({when for when, _ in order}) == 9, "one in each round of the loop"
+
+
+def test_large_bodies_that_come_together_all_come_whole() -> None:
+    async def run() -> None:
+        async with serving() as (_, port):
+            bodies = [bytes([number]) * 1_000_003 for number in range(8)]
+            replies = await asyncio.gather(*(send(port, request_bytes("POST", "/", KEY, body)) for body in bodies))
+            assert [reply.body for reply in replies] == bodies
 
     asyncio.run(run())
