@@ -9,6 +9,7 @@ from typing import Any
 
 from ajet.config import Config, make_config
 from ajet.context_tracker import FinishedCalls, TrackerSettings
+from ajet.context_tracker.renderer import Least
 from ajet.gateway.gateway import EpisodeKey, Gateway
 from ajet.schema.call_tree import CallTree
 from ajet.schema.episode import Ledger, Outcome
@@ -30,6 +31,7 @@ class CharRenderer:
     """One token a character; 0 ends a turn."""
 
     end_ids = frozenset({END})
+    least = Least(0, 0)
 
     def decode(self, token_ids: list[int], *, stopped_by: str | int | None = None) -> str:
         return "".join(chr(token) for token in token_ids if token != END)
