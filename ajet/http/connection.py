@@ -106,7 +106,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._writable: asyncio.Event | None = None
         """Set while the client keeps up with what is written; None until it first falls behind."""
         self._refused = False
-        """The last answer is being sent: nothing more is read from this client."""
+        """The last answer is being sent, maybe after a pause: no other request is read from this client."""
+        self._discarding = False
+        """It was sent, and what still arrives is thrown away."""
         self._discarded = 0
         self._in_head = False
         self._in_body = False
@@ -132,7 +134,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.remove(self)
-        self._shared.refused -= self._refused
+        self._shared.discarding -= self._discarding
         self._forget_body()
         self._forget_waiting()
         if self._task is not None:
@@ -189,7 +191,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._discarded >= DISCARD_BYTES:
             self._discarded = 0
             self._transport.pause_reading()
-            self._shared.loop.call_later(DISCARD_PAUSE_S * self._shared.refused**2, self._transport.resume_reading)
+            self._shared.loop.call_later(DISCARD_PAUSE_S * self._shared.discarding**2, self._transport.resume_reading)
 
     def expire(self) -> None:
         """The deadline has passed."""
@@ -354,6 +356,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             log.exception("internal error in %s %s", request.method, request.path)
             answer = self._shared.handler.refuse(request, 500, "internal_error", INTERNAL_ERROR)
         try:
+            if pause := self._pause(answer, request):
+                request.body = b""
+                await asyncio.sleep(pause)
             keep = request.keep_alive and not self._refused
             if isinstance(answer.body, bytes):
                 self._transport.write(self._head(request, answer, len(answer.body), keep))
@@ -432,22 +437,38 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._refuse_with(self._shared.handler.refuse(self._request, status, code, message))
 
     def _refuse_with(self, answer: Answer) -> None:
-        """Answer now, discard what still arrives for a moment, and close. Earlier requests on this connection are cut
+        """Answer, discard what still arrives for a moment, and close. Earlier requests on this connection are cut
         off, too: a client that breaks the rules loses the connection. Only the first refusal counts."""
         if self._refused:
             return
         self._refused = True
-        self._shared.refused += 1
         self._forget_body()
         self._forget_waiting()
         if self._task is not None:
             self._task.cancel()
             self._transport.close()
+        elif pause := self._pause(answer, self._request):
+            self.deadline = inf
+            self._transport.pause_reading()
+            self._shared.loop.call_later(pause, self._end_with, answer)
+        else:
+            self._end_with(answer)
+
+    def _pause(self, answer: Answer, request: HttpRequest) -> float:
+        """How long this answer waits."""
+        refusal = HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR
+        return self._shared.refusals.pause(request.payer, self._shared.loop.time()) if refusal else 0.0
+
+    def _end_with(self, answer: Answer) -> None:
+        if self._transport.is_closing():
             return
+        self._discarding = True
+        self._shared.discarding += 1
         assert isinstance(answer.body, bytes)
         self._transport.write(self._head(self._request, answer, len(answer.body), keep=False))
         if self._transport.can_write_eof():
             self._transport.write_eof()
+        self._transport.resume_reading()
         self.deadline = self._shared.loop.time() + LINGER_S
 
 

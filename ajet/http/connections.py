@@ -14,6 +14,8 @@ from collections.abc import Hashable
 from math import inf
 from typing import TYPE_CHECKING
 
+from ajet.http.refusals import Refusals
+
 if TYPE_CHECKING:
     from ajet.http.connection import HttpConnection, HttpHandler, HttpLimits
 
@@ -39,7 +41,8 @@ class Connections:
         self.received = memoryview(bytearray(RECEIVED_BYTES))
         """What a connection has just received: one after the other they read it at once. A buffer of its own for each
         piece would cost several times what is done with it."""
-        self.refused = 0
+        self.refusals = Refusals()
+        self.discarding = 0
         """Connections whose last answer is a refusal, and from which the rest is read to be thrown away."""
         self._to_read: deque[HttpConnection] = deque()
         """More will have arrived from them; the first is read next."""
@@ -141,6 +144,7 @@ class Connections:
     def sweep(self) -> None:
         """End the connections that are past their deadline."""
         now = self.loop.time()
+        self.refusals.sweep(now)
         for connection in [one for one in (*self._strangers, *self._known) if one.deadline < now]:
             connection.expire()
 
