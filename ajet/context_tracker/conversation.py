@@ -44,6 +44,8 @@ class Turn:
     """The child that was last walked to."""
     replies: list[CallRecord] = field(default_factory=list)
     """Recorded calls whose reply this message is."""
+    first: CallRecord | None = None
+    """The first of them in the order of their keys: the message is what it said."""
     prompts: list[CallRecord] = field(default_factory=list)
     """Calls whose messages end here."""
     seen: int = 0
@@ -196,7 +198,8 @@ class Conversations:
         key = message_key(record.said, {})
         turn = prompt.children.get(key) or self._add(prompt, key, record.said)
         turn.replies.append(record)
-        turn.message = min(turn.replies, key=lambda each: each.reply_key).said
+        if turn.first is None or record.reply_key < turn.first.reply_key:
+            turn.first, turn.message = record, record.said
         prompt.last = turn
         return turn
 

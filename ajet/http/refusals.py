@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-FREE = 20
+FREE = 16
 """So many refusals at once wait for nothing."""
-PER_SECOND = 4.0
+PER_SECOND = 2.0
 """Beyond those, so many are answered."""
 LONGEST_PAUSE_S = 5.0
 
