@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
+from ajet.parent import die_with
 from ajet.schema.errors import AjetError
 
 PACKET = 65536
@@ -34,11 +35,13 @@ class ForkingServer:
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
+        self._process = os.getpid()
         self._children: dict[int, int] = {}
         """Number → process id."""
 
     def child(self, *descriptors: int) -> int:
-        """What a forked process does. Returns its exit code."""
+        """What a forked process does. Returns its exit code. It leads a session of its own, so that all it starts can
+        be killed, and dies with this server."""
         raise NotImplementedError
 
     def command(self, do: str, process: int) -> None:
@@ -111,6 +114,12 @@ class ForkingServer:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
+            os.setsid()
+            die_with(self._process)
+            self.control.close()
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            reseed()
             code = self.child(*descriptors)
         except BaseException:  # noqa: BLE001 - a child must never return to the server's loop
             sys.excepthook(*sys.exc_info())

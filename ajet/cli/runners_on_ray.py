@@ -16,15 +16,13 @@ from typing import Any
 
 from ajet.backbone.ray.address import checked_address
 from ajet.cli.runner import KEY_VARIABLE, RESTART_S
+from ajet.parent import ending_with_us
 from ajet.schema.errors import MissingDependencyError, UserError
 
 LOOK_S = 0.5
 """How often it is looked whether somebody wants the runners to stop."""
 ANSWER_S = 10.0
 """How long an actor may take to answer. One that doesn't has found no room yet, or its node is gone."""
-DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.executable, sys.argv[1:])"
-"""Becomes a program that gets SIGTERM from the kernel, and so drains, when its actor's process ends. (1:
-PR_SET_PDEATHSIG, 15: SIGTERM)"""
 
 
 class _RunnerActor:
@@ -39,7 +37,8 @@ class _RunnerActor:
 
     def run(self) -> int:
         """Until the runner ends; one that is killed is started anew. Its exit code."""
-        command = [sys.executable, "-c", DIE_WITH_PARENT, sys.executable, "-m", "ajet", "runner", *self._arguments]
+        # it drains, too, when this actor's process is killed
+        command = ending_with_us([sys.executable, "-m", "ajet", "runner", *self._arguments])
         environment = {**os.environ, KEY_VARIABLE: self._key}
         while not self._draining.is_set():
             self._program = subprocess.Popen(command, cwd=self._folder, env=environment)

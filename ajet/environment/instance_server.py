@@ -5,10 +5,7 @@ It imports the user's class once and never makes an environment itself.
 
 from __future__ import annotations
 
-import ctypes
-import os
 import resource
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -16,9 +13,7 @@ from typing import Any
 
 from ajet.environment.instance_process import serve_instance
 from ajet.environment.source import EnvironmentSettings, find_source
-from ajet.forking import ForkingServer, reseed, serve
-
-PR_SET_PDEATHSIG = 1
+from ajet.forking import ForkingServer, serve
 
 
 def main(control_fd: int) -> None:
@@ -42,17 +37,8 @@ class _InstanceServer(ForkingServer):
 
     def child(self, *descriptors: int) -> int:
         try:
-            parent = os.getppid()
-            os.setsid()  # so that all it starts can be killed
-            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                return 1
-            self.control.close()
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_DFL)
             if self._memory:
                 resource.setrlimit(resource.RLIMIT_DATA, (self._memory, self._memory))
-            reseed()
             serve_instance(self._source, socket.socket(fileno=descriptors[0]))
             return 0
         finally:

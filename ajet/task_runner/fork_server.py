@@ -50,7 +50,6 @@ class ForkServer(ForkingServer):
         os.kill(process, signal.SIGUSR1)  # `dump`: faulthandler prints its stack
 
     def child(self, *descriptors: int) -> int:
-        self.control.close()
         channel, stderr = descriptors
         run_worker(
             self._config,

@@ -8,7 +8,6 @@ environment was asked, and sends the result.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import faulthandler
 import json
 import os
@@ -23,7 +22,6 @@ from typing import Any
 from ajet.config import Config
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.source import EnvironmentSource
-from ajet.forking import reseed
 from ajet.sandbox import SandboxSettings
 from ajet.schema.episode import EnvironmentEvent
 from ajet.schema.task import WorkflowTask
@@ -34,7 +32,6 @@ from ajet.task_runner.sandboxes import LeasedSandbox
 from ajet.tuner import AjetTuner
 from ajet.workflow import Workflow
 
-PR_SET_PDEATHSIG = 1
 LINE_LIMIT = 64 * 1024 * 1024
 """Size limit of a message between a worker and the process that runs the episodes."""
 
@@ -58,22 +55,14 @@ def run_worker(
 
 
 def _detach(stderr: int) -> None:
-    """Its own session (so that all it starts can be killed), its own stderr, no stdin; it dies with the server."""
-    server = os.getppid()
-    os.setsid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:
-        os._exit(1)
+    """Its own stderr, and no stdin."""
     os.dup2(stderr, 2)
     os.close(stderr)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    reseed()
 
 
 async def _serve(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ajet.backbone.ray.start import JOIN_DEADLINE_S, PR_SET_PDEATHSIG
+from ajet.backbone.ray.start import JOIN_DEADLINE_S
+from ajet.parent import die_with
 from ajet.schema.errors import AjetError
 
 T = TypeVar("T")
@@ -48,21 +47,13 @@ class DriverInput:
 
 def run_driver(path: str, run: Callable[[DriverInput], None]) -> None:
     """Run what the launcher wrote. An error of ours is handed to the launcher in full."""
-    die_with_parent()
+    die_with(os.getppid())
     given = DriverInput.read(Path(path))
     try:
         run(given)
     except AjetError as error:
         Path(given.error_file).write_text(str(error), encoding="utf-8")
         raise
-
-
-def die_with_parent() -> None:
-    """Be killed when the launcher ends, however it ends."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def retry_slow_start(start: Callable[[], T]) -> T:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.ray.address import checked_address
 from ajet.backbone.ray.mapping import Machine
+from ajet.parent import ending_with_us
 from ajet.runtime.processes import RAY_RUN, end_all
 from ajet.schema.errors import UserError
 
@@ -36,8 +37,6 @@ DEFAULT_PORT = 6379
 JOIN_DEADLINE_S = 600.0
 LOOK_S = 2.0
 """Seconds between a worker machine's looks at the head."""
-PR_SET_PDEATHSIG = 1
-"""Of prctl(2)."""
 USED_SHARE = 0.1
 """A GPU with more of its memory in use serves something else: engines take what they are told to, and fail late."""
 
@@ -285,11 +284,8 @@ def wait_for_port(host: str, port: int, deadline_s: float, *, what: str) -> None
 def _block(arguments: list[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """`ray start --block`, ended with the block, and by the kernel if this process is killed."""
     ray = str(Path(sys.executable).with_name("ray"))
-    die_with_us = (
-        f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, 15); os.execv(sys.argv[1], sys.argv[1:])"
-    )
     process = subprocess.Popen(
-        [sys.executable, "-c", die_with_us, ray, "start", "--block", *arguments],
+        ending_with_us([ray, "start", "--block", *arguments]),
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -9,10 +9,8 @@ and at once when the owner is killed.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
-import signal
 import socket
 import sys
 from contextlib import suppress
@@ -44,8 +42,7 @@ from ajet.engine.torch.process_messages import (
     unpacked,
 )
 from ajet.engine.torch.shared_weights import use_shared
-
-PR_SET_PDEATHSIG = 1
+from ajet.parent import die_with
 
 
 class Server:
@@ -166,9 +163,8 @@ async def run(end: socket.socket) -> None:
 
 def main() -> None:
     descriptor, owner = map(int, sys.argv[1:])
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == owner:  # else it was killed before we said that we want to know
-        asyncio.run(run(socket.socket(fileno=descriptor)))
+    die_with(owner)
+    asyncio.run(run(socket.socket(fileno=descriptor)))
     sys.stdout.flush()
     os._exit(0)  # a step that is under way needs no waiting for: nobody is there for its result
 

@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import weakref
@@ -26,6 +25,7 @@ from ajet.engine.vllm.arguments import (
     server_environment,
     worker_arguments,
 )
+from ajet.parent import ending_with_us
 from ajet.schema.errors import (
     EngineError,
     FeatureUnavailableError,
@@ -42,10 +42,6 @@ ERROR_LINE = re.compile(r"\b\w*(Error|Exception)\b: .|\berror: ")
 SAYS_NOTHING = ("See root cause above", "Engine core initialization failed")
 """vLLM's last error points to an earlier one."""
 CANT_SLEEP = "Sleep mode is not supported"
-
-DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
-"""Runs a command that the kernel ends when the thread that started it is gone, even if that was killed: an orphaned
-server would keep the GPU's memory. (1: PR_SET_PDEATHSIG, 15: SIGTERM)"""
 
 CommandLine = Callable[[VllmSettings, int], list[str]]
 
@@ -99,7 +95,7 @@ class VllmServer:
             raise MissingDependencyError(f"vLLM's Python {command[0]} does not exist (rollout.vllm.python)")
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", DIE_WITH_PARENT, *command],
+                ending_with_us(command),  # an orphaned server would keep the GPU's memory
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
