@@ -86,6 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe": {"schema", "user_code", "tracing", "http"},
     "runtime": {
         "schema",
+        "http",
         "config",
         "user_code",
         "helper",

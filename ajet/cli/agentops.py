@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.cli.interruption import interruption
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ async def _serve(arguments: Namespace) -> int:
     from ajet.gateway.span_collector import SpanCollector
 
     key = os.environ.get(KEY_VARIABLE) or str(uuid.uuid4())  # AgentOps expects the form of a UUID
-    stop = asyncio.Event()
-    for interrupt in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(interrupt, stop.set)
+    stop = interruption()
     async with AsyncExitStack() as stack:
         sink = await _to_store(arguments.store, stack) if arguments.store else _to_file(arguments.out)
         collector = SpanCollector(key, sink)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ajet.cli.interruption import interruption
 from ajet.schema.errors import UserError
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -58,9 +58,7 @@ async def _serve(arguments: Namespace) -> int:
     limits = InstanceLimits(arguments.workers, arguments.idle, arguments.step_timeout, _size(arguments.memory))
     settings = EnvironmentSettings(arguments.target, options=_options(arguments.option), key="ajet env serve")
     server = EnvironmentServer(settings, limits, api_key=_key(arguments.api_key_env), base_dirs=[Path.cwd()])
-    done = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, done.set)
+    done = interruption()
     try:
         await server.start(arguments.host, arguments.port)
         print(

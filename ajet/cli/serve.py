@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import hmac
-import ipaddress
-import signal
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ajet.cli.interruption import interruption
+from ajet.http.loopback import is_loopback
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,19 +33,12 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate (PEM), for HTTPS")
     parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
     arguments = parser.parse_intermixed_args(argv)
-    if not arguments.api_key and not _is_loopback(arguments.host):
+    if not arguments.api_key and not is_loopback(arguments.host):
         raise ConfigError(
             f"--host {arguments.host} lets other machines in, and without a key anyone could use the model\n"
             "    choose one: --api-key sk-…"
         )
     return asyncio.run(_serve(arguments))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 async def _serve(arguments: Namespace) -> int:
@@ -61,20 +54,11 @@ async def _serve(arguments: Namespace) -> int:
         gc.collect()
         gc.freeze()  # what is loaded by now stays: going through it again and again would hold up all answers
         print(f"{arguments.target} at {gateway.base_url} (Ctrl-C to stop)", flush=True)
-        await _interrupted()
+        await interruption().wait()
     finally:
         await gateway.aclose()
         await model.engine.aclose()
     return 0
-
-
-async def _interrupted() -> None:
-    """Wait for Ctrl-C or SIGTERM."""
-    done = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, done.set)
-    await done.wait()
 
 
 def _open_gateway(model: Model, max_model_len: int, arguments: Namespace) -> Gateway:

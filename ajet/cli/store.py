@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ajet.cli.interruption import interruption
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _retention(arguments: Namespace) -> Retention:
 
 
 async def _serve(arguments: Namespace) -> int:
-    from ajet.http.access import LOOPBACK
+    from ajet.http.loopback import is_loopback
     from ajet.http.server import tls_context
     from ajet.store.database_store import DatabaseStore
     from ajet.store.server import StoreServer
@@ -88,10 +88,10 @@ async def _serve(arguments: Namespace) -> int:
         server = StoreServer(store, tls=tls)
         await server.start(arguments.host, arguments.port)
         try:
-            if arguments.host not in LOOPBACK and tls is None:
+            if tls is None and not is_loopback(arguments.host):
                 print("warning: keys cross the network in the clear: use --tls-cert and --tls-key", file=sys.stderr)
             print(f"{arguments.path or 'PostgreSQL'} at {server.url} (Ctrl-C to stop)", flush=True)
-            await _interrupted()
+            await interruption().wait()
         finally:
             await server.aclose()
     return 0
@@ -112,15 +112,6 @@ def _tell_keys(keys: dict[str, str]) -> None:
         print("keys, shown this once (ajet store keys: list, make, rotate and revoke them):")
         for name, key in keys.items():
             print(f"  {name:<8}{key}")
-
-
-async def _interrupted() -> None:
-    """Wait for Ctrl-C or SIGTERM."""
-    done = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, done.set)
-    await done.wait()
 
 
 # ---------------------------------------------------------------- keys

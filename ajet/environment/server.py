@@ -17,10 +17,10 @@ import msgspec
 
 from ajet.environment.instances import Failed, Full, Gone, InstanceLimits, Instances, Taken
 from ajet.environment.source import EnvironmentSettings
-from ajet.http.access import LOOPBACK
 from ajet.http.answer import Answer, json_answer
 from ajet.http.connection import HttpRequest
 from ajet.http.keys import InvalidKeyError, presented_key
+from ajet.http.loopback import is_loopback
 from ajet.http.server import Address, HttpServer
 from ajet.schema.errors import UserError
 
@@ -63,7 +63,7 @@ class EnvironmentServer:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Import the environment and listen. Raises a `UserError`."""
-        if host not in LOOPBACK and not self._api_key:
+        if not is_loopback(host) and not self._api_key:
             raise UserError(
                 f"--host {host} lets other machines use the environments, so a key is needed\n"
                 "    export ENV_KEY=$(openssl rand -hex 24), and add --api-key-env ENV_KEY"
@@ -84,7 +84,7 @@ class EnvironmentServer:
 
     def admit(self, request: HttpRequest) -> Answer | None:
         if self._api_key is None:
-            if _hostname(request) not in LOOPBACK:
+            if not is_loopback(_hostname(request)):
                 return _refusal(421, "this server answers to loopback names only: it has no key")
         elif request.path == "/healthz":
             request.stranger = True

@@ -17,8 +17,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ajet.http.connection import HttpRequest
+from ajet.http.loopback import LOOPBACK
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _COOKIE_SECONDS = 30 * 24 * 3600
 _FAILURES_PER_MINUTE = 20
 GUESSING_PAUSE_S = 2.0

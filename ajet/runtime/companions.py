@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from ajet.http.loopback import is_loopback
 from ajet.runtime.processes import STARTED_BY, end_all, recorded, state_folder
 from ajet.schema.errors import UserError
 
@@ -36,7 +37,6 @@ RESTARTS = 3
 """How often a `--with-NAME` service is started again."""
 TOLD_S = 15.0
 """How often a wait is mentioned on the terminal."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class ServiceError(UserError):
@@ -104,7 +104,7 @@ def _environment_url(config: Config) -> str | None:
     """Where the run expects its environments, if that is on this machine."""
     world, reader = config.ajet.rollout.environment, config.ajet.task_reader
     url = world.url if world is not None else reader.env_service.env_url if reader.type == "env_service" else None
-    return url if url and urlsplit(url).hostname in LOOPBACK else None
+    return url if url and is_loopback(urlsplit(url).hostname or "") else None
 
 
 def _address(text: str, key: str) -> tuple[str, int]:

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from ajet.http.access import LOOPBACK
 from ajet.http.bounded_client import AnswerTooLargeError, BoundedClient
 from ajet.http.keys import PREFIX
+from ajet.http.loopback import is_loopback
 from ajet.store import requests as ask
 from ajet.store.errors import KeyRefusedError, ProtocolMismatchError, StoreError, StoreUnavailableError, error_of
 from ajet.store.openapi import PATH_PREFIX, PROTOCOL_HEADER, ErrorAnswer
@@ -75,7 +75,7 @@ class StoreClient(RolloutStore):
             timeout=REQUEST_S,
             max_answer_bytes=MAX_ANSWER_BYTES,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
-            trust_env=parts.hostname not in LOOPBACK,  # a proxy can't reach this machine's loopback
+            trust_env=not is_loopback(parts.hostname or ""),  # a proxy can't reach this machine's loopback
         )
 
     async def aclose(self) -> None:

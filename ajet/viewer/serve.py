@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ajet.http.access import LOOPBACK, Access
+from ajet.http.access import Access
 from ajet.http.asgi import AsgiHandler
 from ajet.http.connection import HttpLimits
+from ajet.http.loopback import LOOPBACK, is_loopback
 from ajet.http.server import AddressError, HttpServer, listen
 from ajet.viewer.app import create_app
 from ajet.viewer.library import Library, NoExperimentsError
@@ -81,16 +81,6 @@ class Viewer:
             await asyncio.Event().wait()  # until the task is cancelled: by Ctrl-C
         finally:
             await server.aclose()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
