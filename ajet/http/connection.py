@@ -12,6 +12,7 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import inf
@@ -467,7 +468,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         assert isinstance(answer.body, bytes)
         self._transport.write(self._head(self._request, answer, len(answer.body), keep=False))
         if self._transport.can_write_eof():
-            self._transport.write_eof()
+            with suppress(OSError):  # the client has just gone: reading will notice
+                self._transport.write_eof()
         self._transport.resume_reading()
         self.deadline = self._shared.loop.time() + LINGER_S
 

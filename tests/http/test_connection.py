@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import json
 import resource
@@ -117,6 +118,25 @@ def test_slow_clients_are_cut_while_honest_ones_are_served() -> None:
 
 
 # ---------------------------------------------------------------- bodies
+
+
+def test_a_client_that_goes_while_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the socket says when a reset arrives between reading and answering is no error of ours."""
+
+    def gone(transport: Any) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    async def run() -> None:
+        async with serving() as (_, port):
+            with monkeypatch.context() as patch:
+                patch.setattr("asyncio.selector_events._SelectorSocketTransport.write_eof", gone)
+                assert (await send(port, request_bytes("POST", "/", "wrong", BODY))).status == 401
+            assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
+
+    asyncio.run(run())
+    assert not caplog.records
 
 
 def test_what_is_thrown_away_is_read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
