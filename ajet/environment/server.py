@@ -20,7 +20,7 @@ from ajet.environment.source import EnvironmentSettings
 from ajet.http.answer import Answer, json_answer
 from ajet.http.connection import HttpRequest
 from ajet.http.keys import InvalidKeyError, presented_key
-from ajet.http.loopback import is_loopback
+from ajet.http.loopback import is_loopback, without_port
 from ajet.http.server import Address, HttpServer
 from ajet.schema.errors import UserError
 
@@ -84,7 +84,7 @@ class EnvironmentServer:
 
     def admit(self, request: HttpRequest) -> Answer | None:
         if self._api_key is None:
-            if not is_loopback(_hostname(request)):
+            if not is_loopback(without_port(request.headers.get(b"host", b"").decode("latin-1"))):
                 return _refusal(421, "this server answers to loopback names only: it has no key")
         elif request.path == "/healthz":
             request.stranger = True
@@ -206,8 +206,3 @@ def _success(data: Any) -> dict[str, Any]:
 
 def _refusal(status: int, detail: str) -> Answer:
     return json_answer({"detail": detail}, status)
-
-
-def _hostname(request: HttpRequest) -> str:
-    host = request.headers.get(b"host", b"").decode("latin-1")
-    return host[1 : host.index("]")] if host.startswith("[") and "]" in host else host.rsplit(":", 1)[0]

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ajet.http.connection import HttpRequest
-from ajet.http.loopback import LOOPBACK
+from ajet.http.loopback import LOOPBACK, without_port
 
 _COOKIE_SECONDS = 30 * 24 * 3600
 _FAILURES_PER_MINUTE = 20
@@ -103,7 +103,7 @@ class Gate:
 
     def _refusal(self, request: Request) -> Response | None:
         access = self._access
-        if access.hosts and _hostname(request) not in access.hosts:
+        if access.hosts and without_port(request.headers.get("host", "")) not in access.hosts:
             return PlainTextResponse("This page isn't served under that host name.\n", 421)
         path = request.scope["path"]  # `request.url` is made from the Host header, which a client writes as it likes
         if path.startswith("/static/") or path == "/login":
@@ -139,8 +139,3 @@ def sign_in(access: Access, where: str) -> Response:
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-def _hostname(request: Request) -> str:
-    host = request.headers.get("host", "")
-    return host[1 : host.index("]")] if host.startswith("[") and "]" in host else host.rsplit(":", 1)[0]
