@@ -18,6 +18,7 @@ from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_scope
 from ajet.gateway.cors import AllowedOrigins
 from ajet.gateway.endpoints import PROMPT_PATHS, answer, error_answer, normal_path, not_found
 from ajet.gateway.model_name import AGENT_HEADER, read_agent_header
+from ajet.gateway.outside import MAX_BYTES as MAX_OUTSIDE_BYTES
 from ajet.gateway.outside import PATH as EPISODES_PATH
 from ajet.gateway.outside import OutsideEpisodes, answer_outside, check_control_key, check_service_key, is_outside
 from ajet.http.answer import Answer, json_answer
@@ -190,7 +191,9 @@ class Gateway:
             request.stranger = True
             return None
         outside = self.outside is not None and is_outside(request.path)
-        if not outside and (missing := not_found(request.method, request.path)) is not None:
+        if outside:
+            request.max_body = MAX_OUTSIDE_BYTES
+        elif (missing := not_found(request.method, request.path)) is not None:
             return missing
         try:
             if self.outside is not None and request.path == EPISODES_PATH:

@@ -144,6 +144,7 @@ def test_an_unreadable_end_ends_nothing(monkeypatch: pytest.MonkeyPatch, body: d
         assert (await service.post("episodes", KEY, {"task": {"task_id": 5}})).status_code == 400
         assert (await service.post("episodes", KEY, {"task": {"what": 5}})).status_code == 400
         assert (await service.post("episodes", KEY, {"task": "x"})).status_code == 400
+        assert (await service.post("episodes", KEY, {"task": {"main_query": "x" * 2**20}})).status_code == 413
         typo = await service.post("episodes", KEY, {"taks": {"task_id": "x"}})
         assert (typo.status_code, "no such field: taks; fields: task" in typo.text) == (400, True)
         assert (await service.end(episode, reward=1)).status_code == 200
