@@ -22,6 +22,7 @@ def test_a_text_far_too_long_is_refused_before_it_is_rendered(monkeypatch: pytes
 
     async def run() -> None:
         session = new_session(LineEngine("hi"), tracking=TRACKING)
+        assert renderer().least.message  # found out by rendering, once
         monkeypatch.setattr(type(renderer()), "text", lambda *_, **__: pytest.fail("it was rendered"))
         with pytest.raises(ContextOverflowError, match="maximum context length is 512"):
             await session.complete(ChatRequest([{"role": "user", "content": "9" * 6_000_000}]))
