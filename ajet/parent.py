@@ -23,5 +23,5 @@ def die_with(parent: int) -> None:
 
 
 def ending_with_us(command: list[str]) -> list[str]:
-    """The same command, which also gets SIGTERM when the thread that starts it is gone: another's program, say."""
+    """For another's program: the same command, as one that also gets SIGTERM when the thread that starts it is gone."""
     return [sys.executable, "-c", _BECOME, *command]

@@ -22,6 +22,7 @@ import httptools
 
 from ajet.http.answer import Answer
 from ajet.http.connections import RECEIVED_BYTES, Connections
+from ajet.http.refusals import LONGEST_PAUSE_S
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def read_on(self) -> None:
         """It is this connection's turn again."""
-        self._transport.resume_reading()
+        if not self._refused:  # meanwhile: then its answer may have to wait
+            self._transport.resume_reading()
 
     def _received(self, data: bytes | memoryview) -> None:
         if self._refused:
@@ -457,8 +459,16 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _pause(self, answer: Answer, request: HttpRequest) -> float:
         """How long this answer waits."""
-        refusal = HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR
-        return self._shared.refusals.pause(request.payer, self._shared.loop.time()) if refusal else 0.0
+        if not HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            return 0.0
+        refusals = self._shared.refusals
+        pause = refusals.pause(request.payer, self._shared.loop.time())
+        if pause and refusals.untold():
+            log.warning(
+                "a client is refused again and again (%s %s: %d): its refusals wait, up to %.0f s (said once)",
+                *(request.method, request.path, answer.status, LONGEST_PAUSE_S),
+            )
+        return pause
 
     def _end_with(self, answer: Answer) -> None:
         if self._transport.is_closing():

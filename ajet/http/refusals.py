@@ -20,6 +20,7 @@ class Refusals:
     def __init__(self) -> None:
         self._settled: dict[Hashable, float] = {}
         """When a payer's refusals are forgotten: each moves it on by 1 / PER_SECOND."""
+        self._told = False
 
     def __len__(self) -> int:
         return len(self._settled)
@@ -33,6 +34,11 @@ class Refusals:
         settled = min(max(self._settled.get(payer, now), now) + 1 / PER_SECOND, now + free + LONGEST_PAUSE_S)
         self._settled[payer] = settled
         return max(0.0, settled - now - free)
+
+    def untold(self) -> bool:
+        """Whether this is asked for the first time."""
+        told, self._told = self._told, True
+        return not told
 
     def sweep(self, now: float) -> None:
         """Forget the payers whose refusals are."""

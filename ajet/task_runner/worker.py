@@ -46,7 +46,7 @@ def run_worker(
     stderr: int,
 ) -> None:
     """Never returns."""
-    _detach(stderr)
+    _own_streams(stderr)
     with asyncio.Runner() as runner:
         run_with_pauses(runner.get_loop(), _serve(config, workflow_class, environments, sandboxes, base_dirs, channel))
     sys.stdout.flush()
@@ -54,8 +54,8 @@ def run_worker(
     os._exit(0)  # skip the server's exit handlers, and don't wait for threads that user code left
 
 
-def _detach(stderr: int) -> None:
-    """Its own stderr, and no stdin."""
+def _own_streams(stderr: int) -> None:
+    """Its own stderr, also for the stack that `dump` asks for, and no stdin."""
     os.dup2(stderr, 2)
     os.close(stderr)
     nothing = os.open(os.devnull, os.O_RDONLY)

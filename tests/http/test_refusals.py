@@ -58,7 +58,9 @@ class Picky:
 
 
 @pytest.mark.parametrize("path", ["/early", "/late"])
-def test_a_refusal_waits_while_others_are_served(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_waits_while_others_are_served(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def run() -> None:
         server = HttpServer(Picky())
         await server.start("127.0.0.1", 0, "--port")
@@ -94,3 +96,6 @@ def test_a_refusal_waits_while_others_are_served(path: str, monkeypatch: pytest.
 
     monkeypatch.setattr("ajet.http.refusals.PER_SECOND", 2.0)
     asyncio.run(run())
+    (told,) = caplog.messages
+    assert "again and again" in told
+    assert path in told
