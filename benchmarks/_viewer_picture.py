@@ -15,9 +15,9 @@ from playwright.sync_api import sync_playwright
 
 from ajet.observe.episode_store import EpisodeFilter
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "viewer"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from pages_of_viewer import settled, start
+from support.pages_of_viewer import settled, start
 
 
 def shoot(folder: Path, page_path: str, out: Path, width: int = 1280, height: int = 800, scheme: str = "light") -> None:

@@ -18,9 +18,9 @@ from statistics import median
 from common import write_result
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "config"))
-from mutations import VALID, lay_out, mutations  # noqa: E402
-from shipped_mutations import judged, shipped  # noqa: E402
+sys.path.insert(0, str(ROOT / "tests"))
+from support.mutations import VALID, lay_out, mutations
+from support.shipped_mutations import judged, shipped
 
 TIMED = """
 import sys, time

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from common import write_result
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "task_rollout"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from faulty_run import run
+from support.faulty_run import run
 
 
 def main() -> None:

@@ -20,15 +20,15 @@ from typing import Any
 from common import write_result
 
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path[:0] = [str(TESTS / "gateway"), str(TESTS / "http"), str(TESTS / "session")]
+sys.path[:0] = [str(TESTS), str(TESTS / "gateway")]
 
-from gateway_parts import Place, place  # noqa: E402
-from raw_http import read_reply, request_bytes  # noqa: E402
-from session_parts import USER  # noqa: E402
-from test_hostile_clients import CHAT, wrong_keys  # noqa: E402
+from test_hostile_clients import CHAT, wrong_keys
 
-from ajet.context_tracker import TrackerSettings  # noqa: E402
-from ajet.http.connection import HttpLimits  # noqa: E402
+from ajet.context_tracker import TrackerSettings
+from ajet.http.connection import HttpLimits
+from support.gateway_parts import Place, place
+from support.raw_http import read_reply, request_bytes
+from support.session_parts import USER
 
 BODY = {"model": "m", "messages": USER}
 DEADLINE_S = 5.0

@@ -25,13 +25,12 @@ import psutil
 from common import write_result
 
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path[:0] = [str(TESTS / "gateway"), str(TESTS / "http"), str(TESTS / "session")]
+sys.path[:0] = [str(TESTS), str(TESTS / "gateway")]
 
-from gateway_parts import place  # noqa: E402
-from raw_http import read_reply, request_bytes  # noqa: E402
-from session_parts import USER, LineEngine, new_session  # noqa: E402
-
-from ajet.context_tracker import TrackerSettings  # noqa: E402
+from ajet.context_tracker import TrackerSettings
+from support.gateway_parts import place
+from support.raw_http import read_reply, request_bytes
+from support.session_parts import USER, LineEngine, new_session
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": USER}

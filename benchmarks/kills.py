@@ -12,7 +12,8 @@ from pathlib import Path
 
 from common import write_result
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "trainer"))
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "trainer")]
 
 from test_checkpoint import kill_and_resume
 

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from common import RESULTS, write_result
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "backbone" / "prompt"))
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "backbone" / "prompt")]
 
-from searchers import project
 from test_killed_searches import kill_and_resume
 
 from ajet.backbone import LaunchOptions
@@ -29,6 +29,7 @@ from ajet.backbone.prompt.loop import PromptRun
 from ajet.config import load_config
 from ajet.observe.experiment import ExperimentFolder
 from ajet.task_rollout.pool import RolloutPool
+from support.searchers import project
 
 KILLS = 50
 ROUNDS = 6

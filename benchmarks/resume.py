@@ -21,7 +21,7 @@ from common import write_result
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "backbone" / "local")]
 
-from test_local import STABLE, config_file, stable, weights_hash  # noqa: E402
+from test_local import STABLE, config_file, stable, weights_hash
 
 STEPS, KILLED_AFTER, SAVE_EVERY = 100, 50, 10
 

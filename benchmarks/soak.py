@@ -6,7 +6,7 @@ The run is the quickstart's, with a step limit that it doesn't reach. A seeded g
 (they are one process), its workers and its runners, and a rollout store beside it; fills their disk; moves their clock;
 sends clients that are slow, hostile or malformed; and the workflow returns NaN, raises, dies, cheats and sends prompts
 of 6 MB. After each kill the run is resumed, with its workflows in threads, in processes, or on runners elsewhere, in
-turn. The oracle (`tests/observe/soak_oracle.py`) compares what was kept with what the workflows and clients were told,
+turn. The oracle (`tests/support/soak_oracle.py`) compares what was kept with what the workflows and clients were told,
 and the curve with that of a calm run before it.
 """
 
@@ -37,9 +37,9 @@ from _soak_store import SoakStore
 from common import write_result
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "observe"))
+sys.path.insert(0, str(ROOT / "tests"))
 
-from soak_oracle import Life, findings  # noqa: E402
+from support.soak_oracle import Life, findings
 
 WRAPPERS = ("asyncio", "multi-processing", "remote")
 DISK_MB, DISK_MB_PER_MINUTE = 256, 16

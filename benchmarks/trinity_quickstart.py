@@ -21,7 +21,7 @@ from common import write_result
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from logprob_change import changes, summary
+from support.logprob_change import changes, summary
 
 TRINITY_PYTHON = ROOT / ".venv-trinity" / "bin" / "python"
 CHART = ROOT / "docs" / "assets" / "trinity_reward.png"

@@ -40,7 +40,7 @@ from ajet.schema.task import Task
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "observe")]
 
-from synthetic_run import (  # noqa: E402
+from support.synthetic_run import (
     CallCredit,
     EpisodeCredit,
     TreeMaker,

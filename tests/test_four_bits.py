@@ -26,10 +26,8 @@ from ajet.trainer.compiled import CompiledForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.trainer import Trainer, TrainSettings
-
-sys.path.insert(0, str(Path(__file__).parent / "trainer"))
-from random_batches import credited_batch
-from small_models import gap, small_model, weights
+from support.random_batches import credited_batch
+from support.small_models import gap, small_model, weights
 
 ROOT = Path(__file__).parents[1]
 LORA = make_config({"model.lora": {"enabled": True, "rank": 4}}).ajet.model.lora

@@ -1,6 +1,6 @@
 """`find_nonsense`: what only a collapsed policy writes: endless repetition, bytes that are no text, scripts at random.
 
-Honest text passes, however odd: `tests/context_tracker/honest_texts.py` holds more than 250 samples of code, data,
+Honest text passes, however odd: `tests/support/honest_texts.py` holds more than 250 samples of code, data,
 markup, encodings, tables, mathematics and languages, and none of them may be found.
 """
 

@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import pytest
-from scripted_models import Scripted, asks, call
 
 from ajet.agents import (
     Agent,
@@ -24,6 +23,7 @@ from ajet.agents import (
     register_agent,
 )
 from ajet.tools import ToolContext, ToolResult, tool
+from support.scripted_models import Scripted, asks, call
 
 
 def run(agent: Agent, model: Any, prompt: Any = "What is 6*7?", **given: Any) -> Trajectory:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-from http_server import Server
-
 from ajet.agents import ReActAgent, as_model_function
 from ajet.agents.model_function import ModelReplyError
 from ajet.schema.errors import ConfigError
+from support.http_server import Server
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_models import Scripted
 
 from ajet.agents import ReActAgent, Trajectory, read_trajectory
 from ajet.agents.batch import GIVE_UP_AFTER, Batch, BatchError, Prices, demonstrations, pass_at_k, run_batch
 from ajet.schema.task import Task
+from support.scripted_models import Scripted
 
 TASKS = [Task(task_id=f"t{number}", main_query=str(number)) for number in range(3)]
 

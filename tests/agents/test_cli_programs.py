@@ -6,14 +6,10 @@ import asyncio
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from session_parts import LineEngine, new_session, tokenizer
 
 from ajet.agents.cli_agent import CliAgent, CliRun, ModelAddress
 from ajet.agents.cli_programs import PROGRAMS, cli_program
@@ -24,6 +20,7 @@ from ajet.sandbox import SandboxSettings, open_sandbox
 from ajet.schema.chat import SIDE_MODEL
 from ajet.schema.generation import Completion
 from ajet.session import SessionSettings
+from support.session_parts import LineEngine, new_session, tokenizer
 
 NODE = Path(os.environ.get("AJET_CLI_AGENTS_NODE", Path(__file__).parent / "cli_agents"))
 PYTHON = Path(os.environ.get("AJET_CLI_AGENTS_PYTHON", NODE))

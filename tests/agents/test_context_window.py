@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from scripted_models import Scripted, asks, call
 
 from ajet.agents import ReActAgent, StopReason, Trajectory
 from ajet.agents.context_window import SUMMARISE
 from ajet.schema.trajectory import NO_CALL
 from ajet.tools import tool
+from support.scripted_models import Scripted, asks, call
 
 LONG = "x" * 3000
 

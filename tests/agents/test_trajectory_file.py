@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_models import Scripted, asks, call
 
 from ajet.agents import ReActAgent, Trajectory, TrajectoryStatus, read_trajectory, write_trajectory
 from ajet.schema.trajectory import StepType, TrajectoryFormatError, TrajectoryStep
 from ajet.schema.trajectory_file import file_name, trajectory_files
 from ajet.tools import ToolResult, tool
+from support import TESTS
+from support.scripted_models import Scripted, asks, call
 
 
 def test_it_is_saved_as_it_grows(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_it_is_saved_as_it_grows(tmp_path: Path) -> None:
 KILLED = """
 import asyncio, os, signal, sys
 sys.path.insert(0, {tests!r})
-from scripted_models import Scripted, asks, call
+from support.scripted_models import Scripted, asks, call
 from ajet.agents import ReActAgent
 class Model(Scripted):
     async def __call__(self, messages, **given):
@@ -55,7 +56,7 @@ asyncio.run(ReActAgent(tools=["calculator"]).run_trajectory("?", model, save_to=
 
 
 def test_a_killed_process_leaves_what_happened(tmp_path: Path) -> None:
-    program = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    program = KILLED.format(tests=str(TESTS), folder=str(tmp_path))
     ran = subprocess.run([sys.executable, "-c", program], check=False)
     assert ran.returncode == -signal.SIGKILL
     trajectory = read_trajectory(tmp_path / "killed.jsonl")

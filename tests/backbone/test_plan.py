@@ -17,8 +17,9 @@ from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+from support import SUPPORT
 
-TALKERS = Path(__file__).parent / "local" / "talkers.py"
+TALKERS = SUPPORT / "talkers.py"
 IMITATION = "trainer_common.algorithm={policy_loss: sft, sft: {demonstrations: talks.jsonl}}"
 SAMPLED = ["rollout.val_kwargs={do_sample: true, temperature: 1.0}", "trainer_common.val_pass_n=2"]
 

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from synthetic_run import write_experiment
 
 from ajet.cli.export import run
 from ajet.cli.main import main
+from support.synthetic_run import write_experiment
 
 
 def test_export_with_filters(tmp_path: Path, capsys: object) -> None:

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+
+from support.waiting import wait_until
 
 BACKBONE = """
 import os, subprocess, sys, time

@@ -11,18 +11,14 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-from http_server import Server
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from screen import Terminal
-
 import ajet
 from ajet.cli.main import main
 from ajet.cli.view import shown_folder
 from ajet.observe.episode_store import EpisodeStore
 from ajet.viewer.episode_view import episode_view, tokens_view
 from ajet.viewer.library import Library
+from support.http_server import Server
+from support.screen import Terminal
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 

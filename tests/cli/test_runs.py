@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from screen import Terminal
-from synthetic_run import write_experiment
 
 from ajet.cli.chat import _play_tools
 from ajet.cli.completion import NAMES_A_RUN
 from ajet.cli.main import COMMANDS, main
 from ajet.cli.targets import run_setting, target_config, weights_of
+from support.screen import Terminal
+from support.synthetic_run import write_experiment
 
 CODES = {"PYTHONPATH": str(Path(__file__).parents[2])}
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-from http_server import Server
 
 from ajet.agents import StopReason
 from ajet.compat.agentic_rollout import (
@@ -42,6 +38,7 @@ from ajet.compat.agentic_rollout import (
     save_trajectory_as_messages,
 )
 from ajet.tools import ToolSetupError
+from support.http_server import Server
 
 
 class Scripted:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -22,9 +20,7 @@ from ajet.config.effects import (
 )
 from ajet.config.keys import known_keys
 from ajet.config.rollout import EngineName
-
-sys.path.insert(0, str(Path(__file__).parent))
-from config_reads import EDGES, READS, SOURCES, Node, leaves_read_by, reachable
+from support.config_reads import EDGES, READS, SOURCES, Node, leaves_read_by, reachable
 
 ENGINES = get_args(EngineName)
 KEYS = {".".join(path[1:]): key for path, key in known_keys().items() if path[0] == "ajet" and len(path) > 1}

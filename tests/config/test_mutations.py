@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 import time
 from pathlib import Path
 
@@ -13,9 +12,7 @@ import pytest
 from ajet.cli.main import main
 from ajet.config import load_config
 from ajet.schema.errors import UserError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mutations import VALID, Mutation, lay_out, mutations
+from support.mutations import VALID, Mutation, lay_out, mutations
 
 NOISE = ("${", "}", "&a ", "*a", "!!", "[", "{", ":", "- ", "\t", "#", "'", "|", "<<: ", "---\n", "\0", "???", "${.}")
 ALL = mutations()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from shipped_mutations import judged, shipped
+from support.shipped_mutations import judged, shipped
 
 SEEDS = range(4)
 FILES = 40

@@ -8,10 +8,10 @@ import time
 from typing import Any
 
 import pytest
-from honest_texts import garbage, honest_texts
-from tracker_helpers import SEARCH, called
 
 from ajet.context_tracker.abnormal import find_abnormal
+from support.honest_texts import garbage, honest_texts
+from support.tracker_helpers import SEARCH, called
 
 HONEST, GARBAGE = honest_texts(), garbage()
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "</s>", "<s>")

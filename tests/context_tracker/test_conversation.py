@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, result, said, system, user
 
 from ajet.context_tracker.messages import plain_message, plain_messages
 from ajet.schema.errors import InvalidRequestError, SessionClosedError, UnsupportedContentError
+from support.tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, result, said, system, user
 
 
 def start(drive: Drive, reply: dict[str, Any], text: str | None = None, tools: Any = None) -> list[dict[str, Any]]:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tracker_helpers import SEARCH, WIDE, said, system, user
 
 from ajet.context_tracker import ContextTracker, Renderer, linear_samples
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 from ajet.schema.call_tree import CallTree, Sample
 from ajet.schema.generation import GenerateRequest, Sampling
+from support.tracker_helpers import SEARCH, WIDE, said, system, user
 
 TOLERANCE = 1e-4
 TEMPERATURES = (0.0, 0.6, 1.0, 1.4)

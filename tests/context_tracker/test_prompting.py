@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tracker_helpers import WIDE, Drive, called, result, said, system, user
-
 from ajet.context_tracker import describe_reasons, top_reasons
 from ajet.schema.call_tree import Fork
+from support.tracker_helpers import WIDE, Drive, called, result, said, system, user
 
 
 def last_fork(drive: Drive) -> Fork:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tracker_helpers import WIDE, Drive, assert_faithful, episode_of, said, system, user
 
 from ajet.context_tracker.tracker import FinishedCalls
 from ajet.credit import summarise
@@ -19,6 +18,7 @@ from ajet.schema.errors import (
     TooManyStepsError,
 )
 from ajet.schema.generation import Completion, Sampling
+from support.tracker_helpers import WIDE, Drive, assert_faithful, episode_of, said, system, user
 
 
 def linear(drive: Drive, turns: int = 3, **options: Any) -> list[dict[str, Any]]:

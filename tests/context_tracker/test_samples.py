@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tracker_helpers import Drive, episode_of, said, system, user
 
 from ajet.context_tracker import linear_samples
 from ajet.context_tracker.samples import episode_samples
 from ajet.context_tracker.settings import SharedTokenLoss, TrackerSettings
 from ajet.schema.call_tree import CallTree, Sample
 from ajet.schema.episode import Ledger
+from support.tracker_helpers import Drive, episode_of, said, system, user
 
 
 def rows(

@@ -9,11 +9,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tracker_families import FAMILIES, tokenizer
-from tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, end_id, renderer, result, said, system, user
 
 from ajet.context_tracker.messages import plain_messages
 from ajet.schema.errors import InvalidRequestError
+from support.tracker_families import FAMILIES, tokenizer
+from support.tracker_helpers import (
+    SEARCH,
+    WIDE,
+    Drive,
+    assert_faithful,
+    called,
+    end_id,
+    renderer,
+    result,
+    said,
+    system,
+    user,
+)
 
 TEXTS = (
     "What is the sum of 3 and 4?",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import product
 
-import credit_reference as reference
 import numpy as np
 import pytest
 
 from ajet.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, ZeroVariance, compute_credit
 from ajet.credit.estimators import pass_at_k_advantages
+from support import credit_reference as reference
 
 COMBINATIONS = [
     (estimator, baseline, gamma)

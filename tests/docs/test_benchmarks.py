@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from pages import ROOT
+
+from support.pages import ROOT
 
 SCRIPTS = sorted(file.stem for file in (ROOT / "benchmarks").glob("[!_]*.py"))
 

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import ROOT
 
 from ajet import Task
 from ajet.config import load_config
 from ajet.runtime.runtime import Runtime
+from support.pages import ROOT
 
 PAGE = (ROOT / "docs" / "environments.md").read_text()
 

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import ROOT, Block, blocks_of
+
+from support.pages import ROOT, Block, blocks_of
 
 PAGE = ROOT / "docs" / "extending.md"
 FILES_AN_EXAMPLE_MAY_TOUCH = 3

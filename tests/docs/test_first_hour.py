@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from first_hour import outputs
+
+from support.first_hour import outputs
 
 
 def shape(text: str) -> list[str]:

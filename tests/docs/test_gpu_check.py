@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pages import ROOT
+
+from support.pages import ROOT
 
 COMMAND = [sys.executable, str(ROOT / "benchmarks" / "gpu_check.py")]
 

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import ROOT, blocks_of
+
+from support.pages import ROOT, blocks_of
 
 PAGE = ROOT / "docs" / "one_episode.md"
 NAMED = re.compile(r"`([\w.]+)`\s+in\s+`([\w/]+\.py)`")

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import ROOT, blocks_of
 
 from ajet.cli.main import main
+from support.pages import ROOT, blocks_of
 
 
 def shown(page: str, command: str) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import yaml
-from pages import PAGES, ROOT, Block, blocks
 
 from ajet.cli.arguments import parse_arguments
 from ajet.cli.main import COMMANDS
@@ -21,6 +20,7 @@ from ajet.config import load_config
 from ajet.config.keys import known_keys
 from ajet.config.section import Block as FreeBlock
 from ajet.tuner import AjetTuner
+from support.pages import PAGES, ROOT, Block, blocks
 
 PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 DOCS = ROOT / "docs"

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import ROOT, Block, blocks_of
+
+from support.pages import ROOT, Block, blocks_of
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import ROOT, blocks_of
+
+from support.pages import ROOT, blocks_of
 
 READMES = ("README.md", "README.zh.md")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from pages import ROOT
 
 from ajet.cli.main import main
 from ajet.task_runner.remote import KEY_VARIABLE
+from support.pages import ROOT
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from pages import PAGES, ROOT
+
+from support.pages import PAGES, ROOT
 
 SITE = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href"}

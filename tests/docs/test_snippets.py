@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import ROOT, blocks_of
-from synthetic_run import write_experiment
 
 from ajet import Task, WorkflowOutput, WorkflowTask
 from ajet.config import make_config
@@ -25,6 +23,8 @@ from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode
 from ajet.task_judge.base_judge import load_judge
 from ajet.task_reader import build_reader
+from support.pages import ROOT, blocks_of
+from support.synthetic_run import write_experiment
 
 
 def code(page: str, mark: str) -> str:

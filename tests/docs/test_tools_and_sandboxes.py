@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pages import ROOT, blocks_of
+
+from support.pages import ROOT, blocks_of
 
 
 def block(page: str, mark: str) -> str:

@@ -6,12 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from pages import ROOT, blocks_of
-from synthetic_run import write_experiment
-
 from ajet.config import make_config
 from ajet.config.contradictions import contradictions
 from ajet.tracing import find_final_reward, get_rewards_from_span, record_spans
+from support.pages import ROOT, blocks_of
+from support.synthetic_run import write_experiment
 
 
 def block(mark: str) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_server import Answer, Handle, Server
 
 from ajet.engine.base import Engine
 from ajet.engine.remote.client import Endpoint, RemoteSettings, pair_endpoints
@@ -29,6 +28,7 @@ from ajet.schema.errors import (
     InvalidRequestError,
 )
 from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
+from support.http_server import Answer, Handle, Server
 
 
 def choice(ids: list[int], finish: str | None = "stop", stop: Any = None) -> dict[str, Any]:

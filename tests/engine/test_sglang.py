@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_server import Answer, Server
 
 from ajet.engine.base import Engine
 from ajet.engine.remote.client import Endpoint, RemoteSettings
 from ajet.engine.sglang import SglangEngine
 from ajet.schema.errors import EngineError, GenerationTimeoutError
 from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
+from support.http_server import Answer, Server
 
 
 def sglang(path: str, body: dict[str, Any], key: str) -> Answer:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch_helpers import copied, written
 
 from ajet.attention_rules import ALL, Sight, Visibility
 from ajet.engine.torch import attention, readers
 from ajet.engine.torch.attention import LayerPlan, StepLayout
 from ajet.engine.torch.kv_cache import KVPool, KVShape
 from ajet.engine.torch.readers import Part
+from support.torch_helpers import copied, written
 
 SHAPE = KVShape(layers=2, heads=2, key_size=8, value_size=8)
 

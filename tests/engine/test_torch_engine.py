@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch_helpers import ask, ask_all, forward_logits, forward_logprobs, random_prompt, request, stats
 
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
@@ -28,6 +27,8 @@ from ajet.schema.errors import (
     ModelCallError,
 )
 from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
+from support import ROOT, TESTS
+from support.torch_helpers import ask, ask_all, forward_logits, forward_logprobs, random_prompt, request, stats
 
 PROMPT = list(range(40, 60))
 SOURCE = ModelSource.resolve("tiny:qwen2")
@@ -467,7 +468,7 @@ THREADS = """
 import asyncio, os
 from ajet.engine.torch.engine import TorchEngine
 from ajet.engine.torch.engine import TorchEngineSettings
-from torch_helpers import ask, request
+from support.torch_helpers import ask, request
 
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -486,7 +487,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in Linux's way")
 def test_the_engine_of_a_small_model_computes_in_its_own_thread_alone() -> None:
-    here = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    here = [str(TESTS), str(ROOT)]
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(here)}
     done = subprocess.run(
         [sys.executable, "-c", THREADS], env=environment, capture_output=True, text=True, check=True, timeout=120

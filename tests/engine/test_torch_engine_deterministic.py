@@ -6,10 +6,10 @@ import asyncio
 import random
 
 import pytest
-from torch_helpers import ask, ask_all, forward_logprobs, random_prompt, request, stats
 
 from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 from ajet.schema.generation import Completion
+from support.torch_helpers import ask, ask_all, forward_logprobs, random_prompt, request, stats
 
 
 def new_engine() -> TorchEngine:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch_helpers import (
+
+from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+from support.torch_helpers import (
     NEAR_TIE,
     ask,
     ask_all,
@@ -18,8 +20,6 @@ from torch_helpers import (
     request,
     stats,
 )
-
-from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 
 FAMILIES = ["qwen2", "qwen3", "llama"]
 

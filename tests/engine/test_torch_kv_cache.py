@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import torch
-from torch_helpers import LONGEST, copied, written
 
 from ajet.engine.torch.kv_cache import KV, KVPool, KVShape
+from support.torch_helpers import LONGEST, copied, written
 
 SHAPE = KVShape(layers=2, heads=2, key_size=8, value_size=8)
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch_helpers import ask, ask_all, forward_logprobs, random_prompt, request
 
 from ajet.engine.base import Engine
 from ajet.engine.torch import child, process_engine
@@ -24,6 +23,7 @@ from ajet.engine.torch.process_messages import Said, read_frame
 from ajet.engine.torch.worker import Outbox
 from ajet.schema.errors import ConfigError, ContextOverflowError, EngineError, GenerationTimeoutError, ModelCallError
 from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
+from support.torch_helpers import ask, ask_all, forward_logprobs, random_prompt, request
 
 pytestmark = pytest.mark.slow
 

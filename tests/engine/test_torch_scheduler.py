@@ -7,8 +7,6 @@ from collections import deque
 
 import pytest
 import torch
-from torch_helpers import forward_logits, random_prompt
-from windowed_models import WINDOWED, windowed_model
 
 from ajet.engine.model_source import ModelSource
 from ajet.engine.sampling_rules import StopRule
@@ -19,6 +17,8 @@ from ajet.engine.torch.runner import Runner
 from ajet.engine.torch.sampler import Draw, DrawState
 from ajet.engine.torch.scheduler import Job, Scheduler
 from ajet.schema.generation import Sampling
+from support.torch_helpers import forward_logits, random_prompt
+from support.windowed_models import WINDOWED, windowed_model
 
 SHARES_NOTHING = ("mistral", "mixtral", "phimoe", "gemma2")
 """No layer of theirs sees everything with plain scores, so none reads a prefix for several sequences at once."""

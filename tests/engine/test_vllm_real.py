@@ -19,12 +19,13 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch_helpers import NEAR_TIE, forward_logits, forward_logprobs, random_prompt, request
 
 from ajet.engine.model_source import ModelSource
 from ajet.engine.vllm.arguments import VllmSettings
 from ajet.engine.vllm.server_engine import VllmServerEngine
 from ajet.schema.generation import Completion, TokenChunk
+from support import SUPPORT
+from support.torch_helpers import NEAR_TIE, forward_logits, forward_logprobs, random_prompt, request
 
 PYTHON = os.environ.get("AJET_VLLM_PYTHON", "")
 CPU = {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -231,7 +232,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the in-process engine was asked and answered, in a Python that has vLLM."""
     folder = tmp_path_factory.mktemp("in_process")
     changed_model().save_pretrained(folder / "weights")
-    program = Path(__file__).parent / "vllm_in_process_program.py"
+    program = SUPPORT / "vllm_in_process_program.py"
     model = ModelSource.resolve("tiny:qwen2").path
     done = subprocess.run(
         [PYTHON, str(program), model, str(folder / "weights"), str(folder / "told.json")],

@@ -32,8 +32,9 @@ from ajet.schema.errors import (
     MissingDependencyError,
 )
 from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
+from support import SUPPORT
 
-FAKE = Path(__file__).parent / "fake_vllm_server.py"
+FAKE = SUPPORT / "fake_vllm_server.py"
 
 
 def new_engine(folder: Path, **options: Any) -> VllmServerEngine:

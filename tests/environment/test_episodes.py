@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import wait_until
 
 from ajet.config import load_config
 from ajet.observe.episode_codec import decode_episode, encode_episode
 from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.task import Task
+from support import SUPPORT
+from support.waiting import wait_until
 
-WORLDS = Path(__file__).parent / "worlds.py"
+WORLDS = SUPPORT / "worlds.py"
 AGENT = """
 from ajet import Workflow, WorkflowOutput
 

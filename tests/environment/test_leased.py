@@ -7,14 +7,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from worlds import AsyncCounter, Counter
 
 from ajet.environment.leased import KEPT_EVENTS, LeasedEnvironment
 from ajet.environment.source import EnvironmentSettings, find_source
 from ajet.schema.errors import ConfigError, EnvironmentFault, ImportPathError
 from ajet.schema.task import Task
+from support import SUPPORT
+from support.worlds import AsyncCounter, Counter
 
-FILE = Path(__file__).parent / "worlds.py"
+FILE = SUPPORT / "worlds.py"
 
 
 def lease(kind: str = "Counter", query: str = "", **options: object) -> LeasedEnvironment:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from waiting import wait_until
 
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.source import EnvironmentSettings, find_source
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError, MissingDependencyError, UserError
 from ajet.schema.task import Task
+from support.waiting import wait_until
 
 INSTALLED = importlib.util.find_spec("openenv") is not None
 needs_openenv = pytest.mark.skipif(not INSTALLED, reason="openenv-core is not installed")

@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-from waiting import until, wait_until
 
 from ajet.environment.instances import InstanceLimits
 from ajet.environment.leased import LeasedEnvironment
@@ -24,9 +23,11 @@ from ajet.environment.source import EnvironmentSettings, find_source
 from ajet.http.client import HttpAnswer, HttpClient
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError, UserError
 from ajet.schema.task import Task
+from support import SUPPORT
+from support.waiting import until, wait_until
 
 HERE = Path(__file__).parent
-WORLDS = HERE / "worlds.py"
+WORLDS = SUPPORT / "worlds.py"
 KEY = "a-key-for-tests"
 
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from gateway_parts import place, post
-from session_parts import CALL, LineEngine
-
 from ajet.gateway.anthropic_messages import STAND_INS
+from support.gateway_parts import place, post
+from support.session_parts import CALL, LineEngine
 
 TOOLS = [{"name": "f", "description": "F", "input_schema": {"type": "object"}}]
 ASK = {"role": "user", "content": "hello"}

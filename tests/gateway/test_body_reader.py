@@ -14,17 +14,14 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from gateway_parts import Place, place, post
-from raw_http import until
-from session_parts import USER, LineEngine, new_session
-
 from ajet.child_process import ChildProcess
 from ajet.context_tracker import TrackerSettings
 from ajet.gateway import body_reader, endpoints
 from ajet.gateway.body_reader import CHECKED, PROGRAM, BodyReader
 from ajet.gateway.body_shape import Shape, shape_of
+from support.gateway_parts import Place, place, post
+from support.raw_http import until
+from support.session_parts import USER, LineEngine, new_session
 
 CHAT = "/v1/chat/completions"
 LONG = {"messages": [{"role": "user", "content": "word " * (CHECKED // 4)}]}

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from gateway_parts import place
-from raw_http import read_reply, request_bytes, until
-from session_parts import LineEngine, count, replied
 
 from ajet.context_tracker import TrackerSettings
 from ajet.schema.errors import EngineOverloadedError
 from ajet.schema.generation import Completion
+from support.gateway_parts import place
+from support.raw_http import read_reply, request_bytes, until
+from support.session_parts import LineEngine, count, replied
 
 CHAT = "/v1/chat/completions"
 EXPECTED = {"good": 200, "reset": 502, "timeout": 504, "bug": 502, "nan": 502, "short": 502, "abort": 502, "busy": 429}
@@ -27,7 +22,7 @@ class FaultyEngine(LineEngine):
     """Does what the last word of the prompt says."""
 
     async def generate(self, request: Any, on_tokens: Any = None) -> Completion:
-        from session_parts import tokenizer
+        from support.session_parts import tokenizer
 
         text = tokenizer().decode(request.prompt_ids)
         fault = next(

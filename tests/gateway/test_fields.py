@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from gateway_parts import place, post
-from session_parts import CALL, TOOLS, USER, LineEngine, count
-
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+from support.gateway_parts import place, post
+from support.session_parts import CALL, TOOLS, USER, LineEngine, count
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": USER}

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import anthropic
 import openai
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from raw_http import until
-from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session
-
 from ajet.gateway import Gateway
 from ajet.schema.errors import RewardError
 from ajet.session import EpisodeSession
 from ajet.tuner import AjetTuner
+from support.raw_http import until
+from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session
 
 
 def in_workflow(engine: LineEngine, workflow: Callable[[AjetTuner, AjetTuner], Awaitable[None]]) -> EpisodeSession:

@@ -6,20 +6,12 @@ import asyncio
 import gzip
 import json
 import random
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from gateway_parts import place, post
-from raw_http import read_reply, request_bytes, send, until
-from session_parts import USER, LineEngine, aborted, new_session, replied
 
 from ajet.context_tracker import TrackerSettings
 from ajet.gateway import Gateway, GatewaySettings
@@ -28,6 +20,9 @@ from ajet.gateway.endpoints import POST
 from ajet.http.connection import HttpLimits
 from ajet.http.keys import KeyRing, narrow
 from ajet.http.server import AddressError
+from support.gateway_parts import place, post
+from support.raw_http import read_reply, request_bytes, send, until
+from support.session_parts import USER, LineEngine, aborted, new_session, replied
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": USER}

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from gateway_parts import Place, place, post
-from raw_http import Reply, request_bytes, send
-from session_parts import USER, LineEngine
 
 from ajet.gateway.caller import agent_key
 from ajet.http.answer import Answer, json_answer
 from ajet.http.connection import HttpRequest
 from ajet.http.server import HttpServer
 from ajet.session.settings import EmbeddingEndpoint, SessionSettings
+from support.gateway_parts import Place, place, post
+from support.raw_http import Reply, request_bytes, send
+from support.session_parts import USER, LineEngine
 
 CHAT = "/v1/chat/completions"
 PAGE = "http://localhost:3000"

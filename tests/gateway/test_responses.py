@@ -5,19 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import openai
 import pydantic
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from gateway_parts import place, post
-from session_parts import CALL, LineEngine, count, new_session, renderer, replied
 
 from ajet.gateway import Gateway
 from ajet.gateway.caller import agent_key
@@ -26,6 +19,8 @@ from ajet.schema.errors import EngineError
 from ajet.schema.generation import Completion, GenerateRequest
 from ajet.session import EpisodeSession
 from ajet.session.stored_responses import StoredResponses
+from support.gateway_parts import place, post
+from support.session_parts import CALL, LineEngine, count, new_session, renderer, replied
 
 THOUGHT = f"<think>\nhm\n</think>\n\nok\n{CALL}"
 CHAT_TOOLS = [{"type": "function", "function": {"name": "f", "description": "F", "parameters": {"type": "object"}}}]

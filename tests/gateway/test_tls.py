@@ -10,12 +10,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from gateway_parts import LineEngine, new_session
 
 from ajet.config import make_config
 from ajet.config.contradictions import contradictions
 from ajet.gateway import Gateway, GatewaySettings
 from ajet.http.server import AddressError
+from support.gateway_parts import LineEngine, new_session
 
 
 @pytest.fixture

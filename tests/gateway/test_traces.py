@@ -13,9 +13,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from gateway_parts import Place, place, post
-from raw_http import Reply, request_bytes, send
-from session_parts import LineEngine
 
 from ajet.gateway.caller import agent_key
 from ajet.gateway.traces import MAX_BYTES
@@ -23,6 +20,9 @@ from ajet.schema.span import Span
 from ajet.tracing import get_rewards_from_span, names
 from ajet.tracing.otlp import to_json
 from ajet.tuner import AjetTuner
+from support.gateway_parts import Place, place, post
+from support.raw_http import Reply, request_bytes, send
+from support.session_parts import LineEngine
 
 PATH = "/v1/traces"
 AGENT = """

@@ -8,13 +8,13 @@ import sys
 from typing import Any
 
 import pytest
-from gateway_parts import place, post
-from session_parts import USER
 
 from ajet.gateway import turns as turns_module
 from ajet.gateway.body_shape import MAX_DEPTH, MAX_NODES
 from ajet.gateway.fields import BadField, json_body
 from ajet.gateway.turns import LARGE, REST, Turns
+from support.gateway_parts import place, post
+from support.session_parts import USER
 
 CHAT = "/v1/chat/completions"
 LONG = {"messages": [{"role": "user", "content": "word " * LARGE}]}

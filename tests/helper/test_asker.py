@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,8 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
-from http_server import Answer, Server
-
 from ajet.helper import AnswerCache, Asker, HelperError, HelperModel, UnusableAnswerError, WrongAnswer, read_json
+from support.http_server import Answer, Server
 
 ASK = [{"role": "user", "content": "How good is it?"}]
 SCORE = {

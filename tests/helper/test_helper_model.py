@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
-from http_server import Answer, Server
-
 from ajet.config.sections import HelperConfig
 from ajet.helper import Budget, HelperBudgetError, HelperError, HelperModel
 from ajet.schema.errors import ConfigError
+from support.http_server import Answer, Server
 
 ASK = [{"role": "user", "content": "Is it right?"}]
 USAGE = {"prompt_tokens": 30, "completion_tokens": 10, "total_tokens": 40}

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from raw_http import read_reply, request_bytes, send, until
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -19,6 +18,7 @@ from starlette.routing import Route
 from ajet.http.asgi import AsgiHandler
 from ajet.http.connection import HttpLimits
 from ajet.http.server import HttpServer
+from support.raw_http import read_reply, request_bytes, send, until
 
 
 class Application:

@@ -15,12 +15,12 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_http import read_reply, request_bytes, send, until
 
 from ajet.http.answer import Answer, event_stream, json_answer
 from ajet.http.connection import DISCARD_BYTES, DISCARD_PAUSE_S, HttpConnection, HttpLimits, HttpRequest
 from ajet.http.connections import Connections
 from ajet.http.server import AddressError, HttpServer, listen
+from support.raw_http import read_reply, request_bytes, send, until
 
 KEY = "right"
 BODY = {"some": "thing"}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.util import find_spec
@@ -17,13 +16,6 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
-from gateway_parts import place
-from raw_http import Reply, read_reply, request_bytes, send
-from session_parts import USER
-
 from ajet.environment.instances import InstanceLimits
 from ajet.environment.server import EnvironmentServer
 from ajet.environment.source import EnvironmentSettings
@@ -32,6 +24,9 @@ from ajet.store.access_keys import issue
 from ajet.store.open_store import memory_store
 from ajet.store.requests import Role
 from ajet.store.server import StoreServer
+from support.gateway_parts import place
+from support.raw_http import Reply, read_reply, request_bytes, send
+from support.session_parts import USER
 
 TESTS = Path(__file__).parents[1]
 KEY = "sk-ajet-" + "k" * 60

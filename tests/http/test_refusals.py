@@ -7,12 +7,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from raw_http import read_reply, request_bytes, send
 
 from ajet.http.answer import Answer, json_answer
 from ajet.http.connection import HttpRequest
 from ajet.http.refusals import FREE, LONGEST_PAUSE_S, PER_SECOND, Refusals
 from ajet.http.server import HttpServer
+from support.raw_http import read_reply, request_bytes, send
 
 
 def test_a_burst_is_free_and_the_rest_comes_at_a_rate() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from synthetic_run import Vocabulary, math_episode
 
 from ajet.observe.episode_metrics import episode_metrics, staleness
 from ajet.schema.episode import Episode
+from support.synthetic_run import Vocabulary, math_episode
 
 
 def episode(task: int = 0) -> Episode:

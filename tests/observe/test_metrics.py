@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from waiting import wait_until
 
 from ajet.config import Config
 from ajet.observe.metrics import aggregate_log_metrics
@@ -15,6 +14,7 @@ from ajet.observe.secrets import Masker
 from ajet.observe.trackers import BackgroundSink, make_tracker
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.schema.secret_names import is_secret, is_secret_key
+from support.waiting import wait_until
 
 
 def test_log_metrics_nested_and_in_lists_are_aggregated() -> None:

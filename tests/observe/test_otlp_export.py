@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic_run import Vocabulary, batches
 
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.export import ExportFormat, export_episodes
@@ -25,6 +24,7 @@ from ajet.schema.task import Task
 from ajet.task_reader.traces import exchanges
 from ajet.tracing.episode_trace import CALL, EPISODE
 from ajet.tracing.otlp import read_json
+from support.synthetic_run import Vocabulary, batches
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from rich.console import Console, Group
 from rich.text import Text
-from screen import Terminal
 
 from ajet.observe import logs
 from ajet.observe.logs import FileLog, level_from_environment, log_to_terminal
@@ -22,6 +21,8 @@ from ajet.observe.progress_live import LiveDisplay, _ResizedRender, sparkline
 from ajet.observe.progress_table import StepTable
 from ajet.schema.call_tree import CallTree, Run
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
+from support import TESTS
+from support.screen import Terminal
 
 
 def episode(reward: float | None) -> Episode:
@@ -155,7 +156,7 @@ def test_a_search_has_rounds_and_says_what_is_best_so_far() -> None:
 
 PANEL = """
 import sys, time
-sys.path[:0] = [{tests!r}, {tests!r} + "/.."]
+sys.path[:0] = [{tests!r}, {tests!r} + "/observe"]
 from test_progress import METRICS, episode
 from ajet.observe.progress import PlainDisplay, Progress, ProgressMode
 
@@ -180,7 +181,7 @@ with Progress.create(ProgressMode.AUTO) as progress:
 
 
 def panel(columns: int) -> Terminal:
-    program = PANEL.format(tests=str(Path(__file__).parent))
+    program = PANEL.format(tests=str(TESTS))
     return Terminal([sys.executable, "-c", program], columns=columns, rows=30)
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_run import Vocabulary, credit_of, math_episode, trainer_logprobs
 
 from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore
 from ajet.observe.episode_tables import EpisodeStoreError
@@ -24,6 +23,7 @@ from ajet.observe.secrets import MASK, Masker
 from ajet.observe.task_statistics import TaskFilter, task_page
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Episode, EpisodeStatus, Failure
 from ajet.schema.task import Task
+from support.synthetic_run import Vocabulary, credit_of, math_episode, trainer_logprobs
 
 TESTS = Path(__file__).parents[1]
 TASK = Task(
@@ -237,7 +237,7 @@ WRITER = """
 import random, sys
 from pathlib import Path
 from ajet.observe.recorder import EpisodeRecorder
-from synthetic_run import Vocabulary, credit_of, math_episode
+from support.synthetic_run import Vocabulary, credit_of, math_episode
 rng, vocabulary = random.Random(int(sys.argv[2])), Vocabulary()
 recorder = EpisodeRecorder(Path(sys.argv[1]), tokenizer=vocabulary)
 for index in range(1_000_000):

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from synthetic_run import Vocabulary, math_episode
 
 from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.episode import EpisodeStatus
-
-sys.path.insert(0, str(Path(__file__).parent))
-from soak_oracle import Life, findings
+from support.soak_oracle import Life, findings
+from support.synthetic_run import Vocabulary, math_episode
 
 STEPS = 3
 

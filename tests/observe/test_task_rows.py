@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic_run import Vocabulary, math_episode
 
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.episode_tables import commit, delete_oldest, open_for_writing
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.task_statistics import TASK_SORT_KEYS, TaskFilter, TaskRow, task_page
 from ajet.schema.episode import Episode, EpisodeStatus
+from support.synthetic_run import Vocabulary, math_episode
 
 REWARDS = [None, 0.0, 0.25, 0.5, 1.0, 1.5]
 FILTERS = [

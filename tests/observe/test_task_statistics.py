@@ -7,7 +7,6 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from synthetic_run import Vocabulary, math_episode
 
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.recorder import EpisodeRecorder
@@ -15,6 +14,7 @@ from ajet.observe.reward_histogram import RewardCount, reward_counts, reward_his
 from ajet.observe.task_statistics import TaskFilter, task_history, task_page
 from ajet.schema.episode import Episode, EpisodeStatus, Failure
 from ajet.schema.task import Task
+from support.synthetic_run import Vocabulary, math_episode
 
 REWARDS = {
     ("easy", 1): [1.0, 0.0], ("easy", 2): [1.0, 1.0], ("hard", 1): [0.0, 0.0], ("hard", 3): [None, 0.4],

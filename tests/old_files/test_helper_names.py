@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +10,12 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from gateway_parts import Place, place
-from session_parts import LineEngine
-
 from ajet import AgentJetJob
 from ajet.helper import HelperError
 from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
 from ajet.utils.robust_dashscope import RobustDashScopeChatModel
+from support.gateway_parts import Place, place
+from support.session_parts import LineEngine
 
 MESSAGES = [{"role": "user", "content": "Is it right?"}]
 

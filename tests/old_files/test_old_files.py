@@ -9,7 +9,8 @@ import json
 from pathlib import Path
 
 import pytest
-from old_repository import Repository
+
+from support.old_repository import Repository
 
 MATHS = (
     "customized_protocol",

@@ -17,10 +17,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
-from old_repository import SOURCE, Repository
-from ports import free_port
-from scripted_helper import helper
-from waiting import wait_until
+
+from support.old_repository import SOURCE, Repository
+from support.ports import free_port
+from support.scripted_helper import helper
+from support.waiting import wait_until
 
 try:
     AGENTSCOPE = version("agentscope")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +11,7 @@ from ajet.prompt_tuning.apo import APO
 from ajet.prompt_tuning.best_of import BestOf
 from ajet.prompt_tuning.proposal import Kind, Reply
 from ajet.prompt_tuning.search import Earlier
-
-sys.path.insert(0, str(Path(__file__).parent))
-from search_worlds import Editor, World, make_search, prompts
+from support.search_worlds import Editor, World, make_search, prompts
 
 SMALL = APO(beam_width=2, branch_factor=3, critique_batch=4, score_batch=6, rounds=3)
 

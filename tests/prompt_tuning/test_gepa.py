@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,9 +23,7 @@ from ajet.prompt_tuning import (
 from ajet.prompt_tuning.gepa import GEPA, SearchAdapter
 from ajet.prompt_tuning.proposal import Reply
 from ajet.prompt_tuning.search import Earlier
-
-sys.path.insert(0, str(Path(__file__).parent))
-from search_worlds import Divided, Editor, Notes, World, make_search, prompts
+from support.search_worlds import Divided, Editor, Notes, World, make_search, prompts
 
 gepa = pytest.importorskip("gepa")
 TWO = prompts(planner="Plan: {question}")

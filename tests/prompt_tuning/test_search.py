@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,9 +26,7 @@ from ajet.prompt_tuning.proposal import Ask, Kind, Reply, read_templates
 from ajet.prompt_tuning.questions import messages_for
 from ajet.prompt_tuning.trial import common_means
 from ajet.schema.resources import PromptSet, PromptTemplate
-
-sys.path.insert(0, str(Path(__file__).parent))
-from search_worlds import Editor, World, make_search, prompts
+from support.search_worlds import Editor, World, make_search, prompts
 
 
 def says(*texts: str) -> Any:

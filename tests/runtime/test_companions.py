@@ -10,12 +10,12 @@ from typing import Any
 
 import psutil
 import pytest
-from ports import free_port
-from waiting import wait_until
 
 from ajet.config import load_config, make_config
 from ajet.runtime.companions import Service, ServiceError, start_service, wanted_services, yaml_services
 from ajet.schema.errors import ConfigError
+from support.ports import free_port
+from support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)

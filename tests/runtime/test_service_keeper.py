@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ports import free_port
-from waiting import wait_until
 
 from ajet.config import load_config
 from ajet.runtime import service_keeper
@@ -22,6 +20,9 @@ from ajet.runtime.processes import still_running
 from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import EpisodeStatus
 from ajet.schema.task import Task
+from support import SUPPORT
+from support.ports import free_port
+from support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +129,7 @@ class Killer(Workflow):
 
 def test_an_episode_on_a_killed_service_is_run_again_on_the_next(caplog: pytest.LogCaptureFixture) -> None:
     port = free_port()
-    world = Path(__file__).parents[1] / "environment" / "worlds.py"
+    world = SUPPORT / "worlds.py"
     Path("agent.py").write_text(textwrap.dedent(KILLER))
     Path("replies.yaml").write_text(json.dumps(["one"] * 4))
     serving = f"echo $$ > pid; exec {sys.executable} -m ajet env serve '{world}->Counter' --port {port} --workers 1"

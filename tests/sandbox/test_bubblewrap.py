@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from bubblewrap_here import needs_bubblewrap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ajet
 from ajet.sandbox import Sandbox, SandboxError, SandboxSettings, bubblewrap, open_sandbox
 from ajet.sandbox.cgroups import Cgroup, _parents, sweep
+from support.bubblewrap_here import needs_bubblewrap
 
 pytestmark = needs_bubblewrap
 SMALL = SandboxSettings(memory_mb=128, disk_mb=8, processes=24, exec_seconds=20, output_bytes=20_000)

@@ -23,6 +23,7 @@ from ajet.sandbox.container import sweep
 from ajet.sandbox.seccomp import container_profile
 from ajet.schema.task import Task
 from ajet.task_runner.sandboxes import find_sandbox
+from support import TESTS
 
 IMAGE = "ajet-test:busybox"
 
@@ -185,7 +186,7 @@ asyncio.run(main())
 def test_nothing_is_left_when_the_owner_is_killed(kind: str) -> None:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
     }
     owner = subprocess.Popen([sys.executable, "-c", OWNER, kind], stdout=subprocess.PIPE, env=environment)
     assert owner.stdout is not None and owner.stdout.readline() == b"ready\n"

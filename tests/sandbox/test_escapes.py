@@ -10,9 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import escape_attempts
 import pytest
-from bubblewrap_here import needs_bubblewrap
+
+from support import escape_attempts
+from support.bubblewrap_here import needs_bubblewrap
 
 pytestmark = needs_bubblewrap
 ROOT = Path(__file__).parents[2]

@@ -17,12 +17,11 @@ import pytest
 pytest.importorskip("kubernetes_asyncio")
 pytest.importorskip("aiohttp")
 
-import kubernetes_server
-from kubernetes_server import KubernetesServer
-
 import ajet
 from ajet.sandbox import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
 from ajet.sandbox.kubernetes_pod import PodOptions, closed_network, pod
+from support import kubernetes_server
+from support.kubernetes_server import KubernetesServer
 
 needs_node = pytest.mark.skipif(not kubernetes_server.AVAILABLE, reason="needs root, bwrap, nsenter and setpriv")
 

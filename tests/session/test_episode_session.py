@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from session_parts import CALL, TOOLS, USER, LineEngine, aborted, new_session, replied, until
 
 from ajet.schema.chat import ChatReply, ChatRequest
 from ajet.schema.errors import EngineError, GenerationTimeoutError, SessionClosedError, TooManyStepsError
 from ajet.schema.generation import Completion, EngineCapabilities, Sampling
 from ajet.session import SessionSettings
 from ajet.session.settings import SeedKey
+from support.session_parts import CALL, TOOLS, USER, LineEngine, aborted, new_session, replied, until
 
 
 def test_a_reply_is_parsed_and_recorded() -> None:

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from session_parts import LineEngine, new_session, renderer
 
 from ajet.context_tracker import TrackerSettings, encoder
 from ajet.context_tracker.encoder import BEGINNING, TextEncoder
 from ajet.schema.chat import ChatRequest
 from ajet.schema.errors import ContextOverflowError
 from ajet.session import long_prompts
+from support.session_parts import LineEngine, new_session, renderer
 
 TRACKING = TrackerSettings(max_model_len=512, checks=())
 

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from store_kinds import KINDS, Opener, postgres_cluster
+
+from support.store_kinds import KINDS, Opener, postgres_cluster
 
 
 @pytest.fixture(scope="session")

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from store_kinds import Clock, Opener
 
 from ajet.store.database_store import DatabaseStore
 from ajet.store.errors import ConflictError
 from ajet.store.records import AttemptedRollout, RolloutConfig, Span
 from ajet.store.requests import AttemptRef, AttemptUpdate, NewRollout
 from ajet.store.rollout_store import RolloutStore
+from support.store_kinds import Clock, Opener
 
 STEPS = 100
 WORKERS = ("w0", "w1", "w2")

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store_kinds import Clock, Opener
 
 from ajet.store import requests as ask
 from ajet.store.access_keys import issue, listed
@@ -20,6 +19,7 @@ from ajet.store.request_context import Context
 from ajet.store.requests import AttemptRef, AttemptUpdate, NewRollout, Role
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.tables import Tables
+from support.store_kinds import Clock, Opener
 
 RETRIES = RolloutConfig(
     max_attempts=3,

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from store_kinds import fresh_database
 
 from ajet.store.errors import StoreError, StoreUnavailableError
 from ajet.store.open_store import postgres_store
 from ajet.store.requests import NewRollout
+from support.store_kinds import fresh_database
 
 
 def test_two_servers_share_a_queue_and_wake_each_others_clients(postgres: Callable[[], str]) -> None:

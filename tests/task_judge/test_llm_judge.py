@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from scripted_helper import helper
 
 import ajet.helper.model
 from ajet.config import Config, make_config
@@ -21,6 +17,7 @@ from ajet.schema.errors import ConfigError, JudgeFault
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, Reward, ask_judge, load_judge, validate_reward
 from ajet.task_judge.group_judge import GroupJudge, JudgedCall, JudgedEpisode
+from support.scripted_helper import helper
 
 
 def configured(tmp_path: Path, url: str, *, judge_type: str = "llm_judge", **keys: Any) -> Config:

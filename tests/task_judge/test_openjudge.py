@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from scripted_helper import helper
-
 from ajet.config import Config, load_config, make_config
 from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode, EpisodeStatus
@@ -24,6 +21,7 @@ from ajet.task_judge import openjudge
 from ajet.task_judge.base_judge import Judgement, load_judge, validate_reward
 from ajet.task_judge.group_judge import JudgedCall, JudgedEpisode
 from ajet.task_judge.openjudge import OpenJudge
+from support.scripted_helper import helper
 
 PYTHON = os.environ.get("AJET_OPENJUDGE_PYTHON", "")
 needs_openjudge = pytest.mark.skipif(not PYTHON, reason="AJET_OPENJUDGE_PYTHON names no interpreter with py-openjudge")

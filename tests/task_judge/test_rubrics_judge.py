@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from scripted_helper import helper
 
 import ajet.helper.model
 from ajet.cli.main import main
@@ -28,6 +24,7 @@ from ajet.task_judge.group_judge import JudgedEpisode
 from ajet.task_judge.rm_auto_grader_judge import AutoGraderJudge, Rank, Score
 from ajet.task_judge.rubrics import Rubrics, RubricsError
 from ajet.task_judge.rubrics_judge import RubricsJudge
+from support.scripted_helper import helper
 
 POINTWISE = [
     {"main_query": "1 + 1?", "answer": "2", "score": 1},

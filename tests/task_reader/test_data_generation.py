@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from scripted_helper import helper
 
 import ajet.helper.model
 from ajet.cli.main import main
@@ -21,6 +17,7 @@ from ajet.helper import HelperError, NearDuplicates
 from ajet.schema.errors import TaskDataError
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 from ajet.task_reader.documents import Document, chunks_of, read_documents
+from support.scripted_helper import helper
 
 TEXT = "The lighthouse was built in 1854. It is 31 metres high. Its keeper was Ada Brand.\n\nThe harbour froze in 1871."
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from scripted_helper import helper
-from synthetic_run import write_experiment
 
 from ajet.config import Config, make_config
 from ajet.schema.errors import TaskDataError
@@ -21,6 +16,8 @@ from ajet.schema.task import Task
 from ajet.task_reader import build_reader
 from ajet.task_reader.task_reader_base import BaseTaskReader
 from ajet.task_reader.traces import exchanges
+from support.scripted_helper import helper
+from support.synthetic_run import write_experiment
 
 
 def studio(path: Path, *attributes: Any) -> Path:

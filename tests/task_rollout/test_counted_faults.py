@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import faulty_run
 import pytest
+
+from support import faulty_run
 
 
 @pytest.mark.slow

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "task_runner"))
-from runner_fakes import LineEngine, SmallProvider
 
 from ajet.config import make_config
 from ajet.config.contradictions import contradictions
@@ -26,6 +21,7 @@ from ajet.task_rollout.outside import KEY_VARIABLE, OutsideEpisodes, service_key
 from ajet.task_rollout.pool import RolloutPool
 from ajet.task_runner.outside import OutsideRunner
 from ajet.task_runner.runner import TaskRunner
+from support.runner_fakes import LineEngine, SmallProvider
 
 KEY = "sk-ajet-the-service"
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from waiting import until
 
 from ajet.config import make_config
 from ajet.schema.call_tree import CallTree
@@ -19,6 +18,7 @@ from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Failure, L
 from ajet.schema.errors import LostThreadsError
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_rollout.pool import RolloutPool
+from support.waiting import until
 
 FAULT = EpisodeStatus.ENGINE_ERROR
 DROPPED = EpisodeStatus.WORKFLOW_ERROR

@@ -7,13 +7,13 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from runner_fakes import LineEngine, SmallProvider
 
 from ajet.config import make_config
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.runner import TaskRunner
+from support.runner_fakes import LineEngine, SmallProvider
 
 AGENT = """
 import json, os, sys, urllib.error, urllib.request

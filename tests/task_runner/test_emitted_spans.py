@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-from runner_fakes import LineEngine, SmallProvider, runner_of
 
 from ajet import Workflow, WorkflowOutput, emit_message, emit_reward, operation
 from ajet.config import make_config
@@ -25,6 +24,7 @@ from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.remote import KEY_VARIABLE, RemoteRunner
 from ajet.task_runner.runner import TaskRunner
 from ajet.tracing import get_message_value, get_reward_value
+from support.runner_fakes import LineEngine, SmallProvider, runner_of
 
 CODE = """
 import threading, time

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from runner_fakes import runner_of
 
 from ajet import Workflow, WorkflowOutput
 from ajet.observe.episode_codec import encode_episode
@@ -22,6 +21,7 @@ from ajet.observe.metrics import aggregate_log_metrics
 from ajet.observe.secrets import Masker
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.task import Task, WorkflowTask
+from support.runner_fakes import runner_of
 
 
 class Fault(NamedTuple):

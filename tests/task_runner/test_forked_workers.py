@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import psutil
-from waiting import wait_until
+
+from support.waiting import wait_until
 
 PROGRAM = """
 import os, signal, subprocess, sys, time

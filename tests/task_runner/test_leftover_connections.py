@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from support import TESTS
+
 PROGRAM = '''
 import asyncio, gc, sys
-from pathlib import Path
-for folder in ("task_runner", "gateway", "session"):
-    sys.path.insert(0, str(Path({tests!r}) / folder))
+sys.path.insert(0, {tests!r})
 import openai
-from gateway_parts import place
-from runner_fakes import runner_of
+from support.gateway_parts import place
+from support.runner_fakes import runner_of
 from ajet import Task, Workflow, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 
@@ -68,7 +67,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("judge", ["AsyncJudge", "PlainJudge", "OwnLoop"])
 def test_a_judge_that_closes_no_client(judge: str) -> None:
-    program = PROGRAM.format(tests=str(Path(__file__).parents[1]))
+    program = PROGRAM.format(tests=str(TESTS))
     ran = subprocess.run(
         [sys.executable, "-c", program, judge], capture_output=True, text=True, timeout=120, check=False
     )

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner_fakes import SmallProvider, runner_of
 from test_process_runner import episode_of, play
-from waiting import until
 
 from ajet.schema.episode import Episode, EpisodeStatus, Outcome
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.runner import TaskRunner
 from ajet.workflow import Workflow
+from support.runner_fakes import SmallProvider, runner_of
+from support.waiting import until
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TASK = WorkflowTask(task=Task(task_id="t", main_query="hi"), task_id="t", episode_uuid="e")

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner_fakes import LineEngine, SmallProvider
-from waiting import until, wait_until
 
 from ajet.config import make_config
 from ajet.schema.episode import Episode, EpisodeStatus
@@ -22,6 +20,9 @@ from ajet.schema.errors import EngineError, ImportPathError
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.runner import TaskRunner
+from support import TESTS
+from support.runner_fakes import LineEngine, SmallProvider
+from support.waiting import until, wait_until
 
 CODE = """
 from __future__ import annotations
@@ -270,8 +271,8 @@ def test_no_process_outlives_the_one_that_runs_the_episodes(tmp_path: Path) -> N
     (tmp_path / "agent.py").write_text(textwrap.dedent(CODE))
     program = f"""
 import asyncio, sys
-sys.path[:0] = [{str(Path(__file__).parent)!r}]
-from runner_fakes import LineEngine, SmallProvider
+sys.path[:0] = [{str(TESTS)!r}]
+from support.runner_fakes import LineEngine, SmallProvider
 from ajet.config import make_config
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.processes import ProcessRunner

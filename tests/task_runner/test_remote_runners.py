@@ -16,9 +16,6 @@ from typing import Any
 
 import psutil
 import pytest
-from ports import free_port
-from runner_fakes import LineEngine, SmallProvider
-from waiting import until
 
 from ajet.cli.main import main
 from ajet.config import make_config
@@ -36,6 +33,9 @@ from ajet.store.server import StoreServer
 from ajet.task_judge.base_judge import load_judge
 from ajet.task_runner.remote import KEY_VARIABLE, RemoteRunner
 from ajet.task_runner.runner import TaskRunner
+from support.ports import free_port
+from support.runner_fakes import LineEngine, SmallProvider
+from support.waiting import until
 
 NODE_RUNNER = Path(__file__).parents[2] / "tutorial" / "example_other_clients" / "runner.mjs"
 KEY = "sk-ajet-" + "k" * 40

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from runner_fakes import SmallProvider, runner_of
-from waiting import until
 
 from ajet.schema.episode import Episode, EpisodeStatus, Outcome
 from ajet.schema.errors import ConfigError, EngineError, LostThreadsError, SessionClosedError
@@ -21,6 +19,8 @@ from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.threads import ThreadRunner
 from ajet.workflow import Workflow
+from support.runner_fakes import SmallProvider, runner_of
+from support.waiting import until
 
 QUESTION = [{"role": "user", "content": "hi"}]
 TASK = WorkflowTask(task=Task(task_id="t", main_query="hi"), task_id="t", episode_uuid="e", task_thread_index=3)

@@ -15,9 +15,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ports import free_port
-from runner_fakes import LineEngine, SmallProvider
-from waiting import until
 
 from ajet.cli.main import main
 from ajet.config import make_config
@@ -25,6 +22,9 @@ from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.remote import KEY_VARIABLE, RemoteRunner
 from ajet.task_runner.runner import TaskRunner
+from support.ports import free_port
+from support.runner_fakes import LineEngine, SmallProvider
+from support.waiting import until
 
 KEY = "sk-ajet-" + "k" * 40
 RAY = Path(sys.executable).with_name("ray")

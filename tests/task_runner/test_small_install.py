@@ -20,16 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner_fakes import LineEngine, SmallProvider
 
 from ajet.config import make_config
 from ajet.schema.episode import EpisodeStatus
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.remote import KEY_VARIABLE, RemoteRunner
 from ajet.task_runner.runner import TaskRunner
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-from http_server import Server
+from support.http_server import Server
+from support.runner_fakes import LineEngine, SmallProvider
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

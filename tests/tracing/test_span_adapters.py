@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from synthetic_run import Vocabulary, math_episode
-
 from ajet.schema.span import Span
 from ajet.tracing.adapters import llm_calls, matched_rewards, to_messages, to_tasks, to_triplets
 from ajet.tracing.episode_trace import CALL, EPISODE, episode_spans
+from support.synthetic_run import Vocabulary, math_episode
 
 
 def call(number: int, start: float, end: float, **more: Any) -> Span:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from random_batches import random_batch
 from torch import Tensor
 
 from ajet.attention_rules import Rule
 from ajet.trainer import attention, block_attention
 from ajet.trainer.attention import plan_attention
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
+from support.random_batches import random_batch
 
 QUERY_HEADS, KEY_HEADS, SIZE = 4, 2, 8
 

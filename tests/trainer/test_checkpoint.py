@@ -15,14 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from random_batches import credited_batch
-from small_models import gap, small_model, weights
 
 from ajet.trainer.checkpoint import MARKER, CheckpointError, CheckpointFolder, load, read_trainer, write_trainer
 from ajet.trainer.divergence import AdaptiveKL
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.trainer import Trainer, TrainSettings
+from support import SUPPORT
+from support.random_batches import credited_batch
+from support.small_models import gap, small_model, weights
 
 
 def fill(folder: Path) -> None:
@@ -95,7 +96,7 @@ def kill_and_resume(root: Path, kills: int, seed: int) -> int:
 
     Returns how many of the kills left a checkpoint behind that was half written.
     """
-    script = Path(__file__).parent / "checkpointing_run.py"
+    script = SUPPORT / "checkpointing_run.py"
     rng = random.Random(seed)
     announced = unfinished = 0
     for _ in range(kills):

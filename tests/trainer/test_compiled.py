@@ -15,9 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from random_batches import credited_batch
-from small_models import gap, small_model, weights
-from windowed_models import windowed_model
 
 from ajet.trainer import compiled, executor
 from ajet.trainer.compiled import MOST_VARIANTS, CompiledForward, layers_to_compile
@@ -28,6 +25,9 @@ from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Item, Layout, items_of
 from ajet.trainer.trainer import Trainer, TrainSettings
 from ajet.trainer.tree_check import check_same
+from support.random_batches import credited_batch
+from support.small_models import gap, small_model, weights
+from support.windowed_models import windowed_model
 
 SGD = OptimSettings(lr=1e-3, eps=1.0, weight_decay=0.0)
 """Steps in proportion to the gradient: Adam itself turns the rounding of tiny gradients into whole steps."""

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from random_batches import credited_batch
-from small_models import small_model
 from torch import Tensor
 from torch.nn.attention import flex_attention as library
-from windowed_models import WINDOWED, windowed_model
 
 from ajet.attention_rules import ALL, Rule, Sight, Visibility
 from ajet.trainer import attention
 from ajet.trainer.attention import AttentionPlan, plan_attention
 from ajet.trainer.forward import PackForward
 from ajet.trainer.pack import Item, Layout, Pack, items_of, make_packs
+from support.random_batches import credited_batch
+from support.small_models import small_model
+from support.windowed_models import WINDOWED, windowed_model
 
 VISIBILITIES = [ALL, Visibility(Sight.WINDOW, 7), Visibility(Sight.CHUNK, 6), Visibility(Sight.WINDOW, 10**6)]
 FORMATS = {torch.float64: 1e-7, torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.004}

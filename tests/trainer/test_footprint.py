@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from random_batches import credited_batch
-from small_models import small_model
 from torch.profiler import ProfilerActivity, profile
 
 from ajet.backbone.local.learner import with_adapters
@@ -17,6 +15,8 @@ from ajet.trainer.footprint import Pass, layers_alike, pass_bytes, training_byte
 from ajet.trainer.forward import BestForward, Entropy
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Pack, items_of, make_packs
+from support.random_batches import credited_batch
+from support.small_models import small_model
 
 SHAPE: dict[str, Any] = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 256, "num_hidden_layers": 3}
 

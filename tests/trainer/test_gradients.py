@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_batches import random_batch
 from torch import Tensor
 
 from ajet.credit import AdvantageEstimator, CreditSettings, LossNorm
@@ -18,6 +17,7 @@ from ajet.trainer.divergence import KLType
 from ajet.trainer.forward import Entropy, PackForward, RowForward
 from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
+from support.random_batches import random_batch
 
 VOCAB = 32
 

@@ -6,15 +6,15 @@ import json
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-from small_models import small_model
 
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.trainer.liger import require_liger, why_not_liger
 from ajet.trainer.trainer import Trainer, TrainSettings
+from support import SUPPORT
+from support.small_models import small_model
 
 FUNCTIONS = "liger_kernel.transformers.functional"
 
@@ -24,7 +24,7 @@ FUNCTIONS = "liger_kernel.transformers.functional"
     find_spec("liger_kernel") is None or find_spec("triton") is None, reason="needs liger-kernel and triton"
 )
 def test_its_kernel_gives_the_same_in_tritons_interpreter() -> None:
-    program = Path(__file__).with_name("liger_on_cpu.py")
+    program = SUPPORT / "liger_on_cpu.py"
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=300, check=True)
     found = json.loads(done.stdout)
     for case in ("tree", "rows", "untied"):

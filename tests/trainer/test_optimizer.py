@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from random_batches import credited_batch
-from small_models import gap, small_model, weights
 
 from ajet.schema.errors import MissingDependencyError
 from ajet.trainer import optimizer
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.trainer import Trainer, TrainSettings
+from support.random_batches import credited_batch
+from support.small_models import gap, small_model, weights
 
 
 def test_half_precision_keeps_its_true_weights_in_float32() -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from random_batches import credited_batch
-from small_models import gap, small_model, weights
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ajet.trainer.forward import BestForward, Entropy, Forward, PackForward, RowForward
@@ -18,6 +16,8 @@ from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.output_head import LOGITS_BYTES, HiddenStates, chunk_positions
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
 from ajet.trainer.trainer import Trainer, TrainSettings
+from support.random_batches import credited_batch
+from support.small_models import gap, small_model, weights
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {},

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_batches import random_batch
 
 from ajet.credit.weights import CallCredit, EpisodeCredit
 from ajet.schema.call_tree import ROOT, Call, CallTree, Run
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
+from support.random_batches import random_batch
 
 
 def seen_by(pack: Pack, place: int) -> list[int]:

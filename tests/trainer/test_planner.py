@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from random_batches import credited_batch
-
 from ajet.trainer.pack import Layout, items_of, make_packs
 from ajet.trainer.planner import CostModel, plan
+from support.random_batches import credited_batch
 
 
 def test_the_planner_shares_where_it_pays() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from random_batches import credited_batch
-from small_models import small_model
 
 from ajet.credit.weights import EpisodeCredit
 from ajet.schema.call_tree import CallTree
@@ -13,6 +11,8 @@ from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.teacher import ModelTeacher
 from ajet.trainer.trainer import Trainer, TrainSettings
+from support.random_batches import credited_batch
+from support.small_models import small_model
 
 OPTIM = OptimSettings(lr=1e-2, weight_decay=0.0)
 

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_batches import credited_batch
-from small_models import gap, small_model, weights
 
 from ajet.credit.weights import CallCredit, EpisodeCredit, LossNorm
 from ajet.schema.generation import Sampling
@@ -21,6 +19,8 @@ from ajet.trainer.loss import LossSettings, PolicyLoss
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import items_of
 from ajet.trainer.trainer import Trainer, TrainSettings
+from support.random_batches import credited_batch
+from support.small_models import gap, small_model, weights
 
 OPTIM = OptimSettings(lr=1e-2, weight_decay=0.0)
 MASKED_SEQUENCES = Correction(CorrectionMode.MASKED, level=Level.SEQUENCE, low=0.0, high=1e9)

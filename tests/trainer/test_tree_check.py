@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from random_batches import credited_batch
-from small_models import VOCAB, small_model
-from windowed_models import windowed_model
 
 from ajet.trainer import attention, tree_check
 from ajet.trainer.forward import RowForward
@@ -17,6 +14,9 @@ from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Layout, items_of, make_packs
 from ajet.trainer.trainer import Trainer, TrainSettings
 from ajet.trainer.tree_check import check_trees, tree_support
+from support.random_batches import credited_batch
+from support.small_models import VOCAB, small_model
+from support.windowed_models import windowed_model
 
 OPTIM = OptimSettings(lr=1e-2, weight_decay=0.0)
 

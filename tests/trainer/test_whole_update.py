@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_batches import random_batch
 from test_gradients import small_model
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from ajet.trainer.divergence import KLType
 from ajet.trainer.loss import LossSettings, PolicyLoss
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.trainer import Trainer, TrainSettings
+from support.random_batches import random_batch
 
 SEED = 5
 OPTIM = OptimSettings(lr=3e-3, weight_decay=0.01)

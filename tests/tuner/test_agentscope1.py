@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from frameworks import QUESTIONS, SYSTEM, calculate, check
-
 from ajet.tuner import AjetTuner
+from support.frameworks import QUESTIONS, SYSTEM, calculate, check
 
 try:
     VERSION = version("agentscope")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from frameworks import DESCRIPTION, PARAMETERS, QUESTIONS, SYSTEM, calculate, check, openai_tools
-
 from ajet.tuner import AjetTuner
+from support.frameworks import DESCRIPTION, PARAMETERS, QUESTIONS, SYSTEM, calculate, check, openai_tools
 
 streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 places = pytest.mark.parametrize("near", [True, False], ids=["in_process", "http"])

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from frameworks import ANSWERS, QUESTIONS, SYSTEM, calculate, check, openai_tools
-from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, new_session
 
 from ajet.agents.model_function import ModelFunction, as_model_function
 from ajet.gateway import Gateway
 from ajet.schema.errors import ConfigError
 from ajet.session import SessionSettings
 from ajet.tuner import AjetTuner, HelperModel
+from support.frameworks import ANSWERS, QUESTIONS, SYSTEM, calculate, check, openai_tools
+from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, new_session
 
 places = pytest.mark.parametrize("near", [True, False], ids=["in_process", "http"])
 

@@ -7,20 +7,16 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from frameworks import check
-from session_parts import LineEngine, new_session
-
 from ajet.context_tracker import linear_samples
 from ajet.gateway import Gateway
 from ajet.tuner import AjetTuner
+from support.frameworks import check
+from support.session_parts import LineEngine, new_session
 
 PROGRAMS = Path(__file__).parent / "node_clients"
 INSTALLED = Path(os.environ.get("AJET_NODE_CLIENTS", PROGRAMS))

@@ -8,16 +8,12 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from frameworks import QUESTIONS, SYSTEM, calculate, check, openai_tools
-
 from ajet.tuner import AjetTuner
+from support.frameworks import QUESTIONS, SYSTEM, calculate, check, openai_tools
 
 
 def needs(*modules: str) -> Any:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +12,6 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied, until
 
 from ajet.config.sections import HelperConfig
 from ajet.schema.errors import EngineOverloadedError, RewardError
@@ -26,6 +21,7 @@ from ajet.tracing.recording import Recording
 from ajet.tracing.rewards import reward_of
 from ajet.tuner import AjetTuner, HelperModel
 from ajet.tuner.clients import TunedOpenAI
+from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied, until
 
 
 def in_workflow(

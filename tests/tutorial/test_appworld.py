@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tutorial_runs import TUTORIAL, debug, imports, play, train
 
 from ajet.engine.scripted import ScriptedCall
 from ajet.schema.errors import EnvironmentFault
 from ajet.schema.task import Task
+from support.tutorial_runs import TUTORIAL, debug, imports, play, train
 
 CONF = "example_appworld/small_world.yaml"
 FOLDER = TUTORIAL / "example_appworld"

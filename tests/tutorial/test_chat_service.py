@@ -10,10 +10,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from waiting import wait_until
 
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.metrics import read_metrics
+from support.waiting import wait_until
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")

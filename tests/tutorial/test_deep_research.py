@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tutorial_runs import TUTORIAL, debug, imports, play, train
 
 from ajet.engine.scripted import ScriptedCall
 from ajet.schema.task import Task
+from support.tutorial_runs import TUTORIAL, debug, imports, play, train
 
 CONF = "example_deep_research/deep_research.yaml"
 FOLDER = TUTORIAL / "example_deep_research"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ports import free_port
-from tutorial_runs import ROOT, TINY, TUTORIAL
 
 from ajet.cli.main import main
+from support.ports import free_port
+from support.tutorial_runs import ROOT, TINY, TUTORIAL
 
 LOCAL_ALONE = {
     "example_countdown/cold_start.yaml": "only `local` trains on recorded conversations",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from tutorial_runs import ROOT, TUTORIAL
+
+from support.tutorial_runs import ROOT, TUTORIAL
 
 GALLERY = (ROOT / "docs" / "tutorials.md").read_text(encoding="utf-8")
 FOLDERS = sorted(folder.name for folder in TUTORIAL.glob("example_*"))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tutorial_runs import train
 
 from ajet.config import load_config
 from ajet.engine.model_source import ModelSource
@@ -18,6 +17,7 @@ from ajet.observe.episode_store import EpisodeStore
 from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
+from support.tutorial_runs import train
 
 ROOT = Path(__file__).parents[2]
 COUNTDOWN = ROOT / "tutorial" / "example_countdown"

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from ports import free_port
-from tutorial_runs import ROOT, TINY, TUTORIAL, debug, imports, train
 
 from ajet.cli.main import main
 from ajet.observe.metrics import read_metrics
 from ajet.task_judge.rubrics_judge import POINTWISE
+from support.ports import free_port
+from support.tutorial_runs import ROOT, TINY, TUTORIAL, debug, imports, train
 
 RUBRICS = "example_rubrics_judge/rubrics_judge.yaml"
 TRACING = "example_feedback_tracing/feedback_tracing.yaml"

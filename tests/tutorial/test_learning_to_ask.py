@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tutorial_runs import ROOT, TUTORIAL, debug, imports, play, train
 
 from ajet.helper import WrongAnswer
 from ajet.schema.episode import EpisodeStatus
 from ajet.schema.task import Task
+from support.tutorial_runs import ROOT, TUTORIAL, debug, imports, play, train
 
 CONF = "example_learning_to_ask/learning_to_ask.yaml"
 FOLDER = TUTORIAL / "example_learning_to_ask"

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from waiting import wait_until
 
 from ajet.sandbox import SandboxError
 from ajet.sandbox.bubblewrap_arguments import probe
+from support.waiting import wait_until
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 FOLDER = Path(__file__).parents[2] / "tutorial" / "example_math_agent"

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tutorial_runs import ROOT, imports
 
 from ajet.backbone.prompt.journal import read_best
 from ajet.cli.main import main
 from ajet.prompt_tuning import Candidate, Kind, Request, Trial
 from ajet.schema.resources import PromptSet, PromptTemplate
+from support.tutorial_runs import ROOT, imports
 
 CONF = "tutorial/example_prompt_tuning/prompt_tuning.yaml"
 START = "You book files.rooms.\n{request}"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tutorial_runs import TUTORIAL, debug, imports, play, train
 
 from ajet.schema.task import Task
+from support.tutorial_runs import TUTORIAL, debug, imports, play, train
 
 CONF = "example_werewolves/werewolves.yaml"
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages_of_viewer import Watched, start
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from synthetic_run import write_experiment
 
 from ajet.viewer.serve import Viewer
+from support.pages_of_viewer import Watched, start
+from support.synthetic_run import write_experiment
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 expect.set_options(timeout=30_000)  # a busy machine is no failure

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
-from synthetic_run import Vocabulary, math_episode
 
 from ajet.http.access import Access
 from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.viewer.app import create_app
 from ajet.viewer.library import Library
+from support.synthetic_run import Vocabulary, math_episode
 
 LOCAL = "http://127.0.0.1"
 

@@ -13,9 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from pages_of_viewer import settled, start
 from playwright.sync_api import Page, expect
-from synthetic_run import Vocabulary, math_episode
 
 from ajet.config import Config
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
@@ -27,6 +25,8 @@ from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Episode
 from ajet.schema.span import Span
 from ajet.schema.task import Task
 from ajet.viewer.serve import Viewer
+from support.pages_of_viewer import settled, start
+from support.synthetic_run import Vocabulary, math_episode
 
 Open = Callable[..., Page]
 Shoot = Callable[[Page, str], None]

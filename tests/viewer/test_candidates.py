@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from synthetic_search import TASKS, write_search
 
 from ajet.backbone.prompt.journal import read_history
 from ajet.http.access import Access
@@ -16,6 +15,7 @@ from ajet.observe.episode_store import EpisodeStore
 from ajet.viewer.app import create_app
 from ajet.viewer.candidates import PromptHistory
 from ajet.viewer.library import Library
+from support.synthetic_search import TASKS, write_search
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pages_of_viewer import settled, start
 from playwright.sync_api import Page, expect
-from synthetic_search import write_search
 from test_browser import CONTRAST, OVERLAPPING
 
 from ajet.backbone.prompt.journal import PromptJournal
 from ajet.viewer.serve import Viewer
+from support.pages_of_viewer import settled, start
+from support.synthetic_search import write_search
 
 Open = Callable[..., Page]
 Shoot = Callable[[Page, str], None]

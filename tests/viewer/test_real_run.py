@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 import yaml
-from pages_of_viewer import start
 from playwright.sync_api import Page, expect
 
 from ajet.viewer.serve import Viewer
+from support import ROOT, SUPPORT
+from support.pages_of_viewer import start
 
 Open = Callable[..., Page]
 Shoot = Callable[[Page, str], None]
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 STARTING_MS = 240_000
 """A busy machine may take long to load torch."""
 EACH_STEP = 2 * 4
@@ -56,7 +55,7 @@ class Run:
             },
             "data": {"max_prompt_length": 256, "max_response_length": 256, "train_batch_size": 2},
             "rollout": {
-                "user_workflow": f"{HERE / 'gated_agent.py'}->GatedAgent",
+                "user_workflow": f"{SUPPORT / 'gated_agent.py'}->GatedAgent",
                 "num_repeat": 4,
                 "max_model_len": 512,
                 "max_response_length_in_one_turn": 8,

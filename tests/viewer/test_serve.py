@@ -12,10 +12,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from pages_of_viewer import start
 
 from ajet.http.server import AddressError, listen
 from ajet.viewer.serve import Viewer, ViewerSettings
+from support.pages_of_viewer import start
 
 
 def test_an_outward_address_needs_a_password(tmp_path: Path) -> None:

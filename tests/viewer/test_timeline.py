@@ -7,9 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pages_of_viewer import start
 from playwright.sync_api import Page, expect
-from synthetic_run import Vocabulary, math_episode
 
 from ajet.config import Config
 from ajet.observe.experiment import ExperimentFolder
@@ -18,6 +16,8 @@ from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Episode
 from ajet.schema.span import Span, SpanStatus
 from ajet.tracing import emit_annotation, emit_message, emit_object, emit_reward, operation, record_spans
 from ajet.viewer.timeline import timeline
+from support.pages_of_viewer import start
+from support.synthetic_run import Vocabulary, math_episode
 
 BEGAN = 1_800_000_000.0
 TORN = SpanStatus(status_code="ERROR", description="torn")

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from windowed_models import WINDOWED, windowed_model
 
 from ajet.backbone.local.learner import linear_modules, with_adapters
 from ajet.config import make_config
 from ajet.schema.errors import ConfigError
+from support.windowed_models import WINDOWED, windowed_model
 
 pytest.importorskip("peft")
 

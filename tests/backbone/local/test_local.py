@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from waiting import wait_until
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.local import run
@@ -26,6 +25,8 @@ from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
 from ajet.schema.errors import JudgeFailedError, UserError
+from support import SUPPORT
+from support.waiting import wait_until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -48,7 +49,7 @@ ajet:
       validation: {{file_path: {tasks}}}
   data: {{train_batch_size: 2, max_prompt_length: 64, max_response_length: 64}}
   rollout:
-    user_workflow: {HERE / "talkers.py"}->{workflow}
+    user_workflow: {SUPPORT / "talkers.py"}->{workflow}
     num_repeat: 3
     temperature: 1.0
     max_model_len: 128
@@ -243,7 +244,7 @@ def test_a_workflow_that_always_fails_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_what_the_model_ended_counts_and_is_trained(tmp_path: Path) -> None:
-    judge = f"{HERE / 'talkers.py'}->OnlyAnswers"
+    judge = f"{SUPPORT / 'talkers.py'}->OnlyAnswers"
     steps = {"rollout.multi_turn.max_steps": 2, "data.train_batch_size": 3, "rollout.num_repeat": 10}
     lengths = {"data.max_response_length": 256, "rollout.max_model_len": 512}
     code, experiment = train(tmp_path, "Restless", **{"task_judge.judge_protocol": judge}, **steps, **lengths)
@@ -259,7 +260,7 @@ def test_what_the_model_ended_counts_and_is_trained(tmp_path: Path) -> None:
 
 
 def test_masked_episodes_count_without_being_trained(tmp_path: Path) -> None:
-    judge = f"{HERE / 'talkers.py'}->OnlyAnswers"
+    judge = f"{SUPPORT / 'talkers.py'}->OnlyAnswers"
     lengths = {"data.max_prompt_length": 24, "data.max_response_length": 24, "rollout.max_model_len": 48}
     steps = {"rollout.num_repeat": 10, "trainer_common.total_training_steps": 1}
     more = {"failure_reward.overflow": "mask", "failure_reward.otherwise": -1, "task_judge.judge_protocol": judge}
@@ -274,7 +275,7 @@ def test_masked_episodes_count_without_being_trained(tmp_path: Path) -> None:
 
 
 def test_a_judge_that_fails_ends_the_run(tmp_path: Path) -> None:
-    judge = {"task_judge.judge_protocol": f"{HERE / 'talkers.py'}->Unable"}
+    judge = {"task_judge.judge_protocol": f"{SUPPORT / 'talkers.py'}->Unable"}
     with pytest.raises(JudgeFailedError, match=r"(?s)in 6 of 6 episodes of step 1.*OSError.*talkers\.py"):
         train(tmp_path, "Restless", **judge, **{"rollout.multi_turn.max_steps": 30, "rollout.max_model_len": 2000})
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import threading
 from collections.abc import Coroutine, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -17,9 +15,7 @@ from ajet.backbone.local.teacher import ServerTeacher
 from ajet.engine.model_source import ModelSource
 from ajet.runtime.runtime import Runtime
 from ajet.schema.errors import ConfigError
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "trainer"))
-from random_batches import credited_batch
+from support.random_batches import credited_batch
 
 
 class Loop:

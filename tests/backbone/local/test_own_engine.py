@@ -18,8 +18,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch_vllm_server import told, vllm_python
-from waiting import wait_until
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.local import run
@@ -35,8 +33,10 @@ from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.task import Task
 from ajet.task_reader.stream import TaskStream
 from ajet.trainer.trainer import Trainer
+from support import SUPPORT
+from support.torch_vllm_server import told, vllm_python
+from support.waiting import wait_until
 
-HERE = Path(__file__).parent
 PYTHON = os.environ.get("AJET_VLLM_PYTHON", "")
 
 
@@ -55,7 +55,7 @@ ajet:
     jsonl_dataset_file: {{training: {{file_path: {tasks}}}, validation: {{file_path: {tasks}}}}}
   data: {{train_batch_size: 2, max_prompt_length: 64, max_response_length: 64}}
   rollout:
-    user_workflow: {HERE / "own_engine_workflows.py"}->{workflow}
+    user_workflow: {SUPPORT / "own_engine_workflows.py"}->{workflow}
     engine: {engine}
     num_repeat: 3
     temperature: 1.0

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 
 from ajet.backbone.local.replay import FILE, Replay
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Failure
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "ray"))
-from episodes import BRANCHING, make_groups
+from support.episodes import BRANCHING, make_groups
 
 
 def groups_of(step: int, count: int = 2) -> list[EpisodeGroup]:

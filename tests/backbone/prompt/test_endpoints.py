@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_helper import helper
 
 from ajet.cli.main import main
 from ajet.observe.episode_store import EpisodeStore
-
-sys.path.insert(0, str(Path(__file__).parent))
-from searchers import project
+from support.scripted_helper import helper
+from support.searchers import project
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]

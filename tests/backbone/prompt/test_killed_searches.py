@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from ajet.backbone.prompt.journal import read_best, read_history
-
-sys.path.insert(0, str(Path(__file__).parent))
-from searchers import project
+from support import SUPPORT
+from support.searchers import project
 
 pytestmark = pytest.mark.slow
 
-SEARCH = Path(__file__).parent / "search_until_killed.py"
+SEARCH = SUPPORT / "search_until_killed.py"
 
 
 def kill_and_resume(folder: Path, kills: int, seed: int = 0) -> int:

@@ -23,9 +23,7 @@ from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
 from ajet.prompt_tuning import ProposerError, SearchFailedError, UnusedTemplateError
 from ajet.schema.errors import ConfigError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from searchers import HERE, project
+from support.searchers import HERE, project
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from scripted_helper import helper
 
 from ajet.backbone.prompt.proposers import FunctionProposer, HelperProposer
 from ajet.helper import Budget, HelperModel
@@ -14,6 +13,7 @@ from ajet.prompt_tuning import BudgetExhausted, Candidate, Kind, ProposerError, 
 from ajet.prompt_tuning.proposal import Ask
 from ajet.prompt_tuning.questions import messages_for
 from ajet.schema.resources import PromptSet, PromptTemplate
+from support.scripted_helper import helper
 
 START = Candidate("c0", PromptSet({"solver": PromptTemplate("Solve: {question}")}))
 REQUEST = Request(Kind.REWRITE, messages_for(Ask(Kind.REWRITE, START, ("solver",))), START, ("solver",))

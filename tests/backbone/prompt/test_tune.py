@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,7 @@ from ajet.cli.main import main
 from ajet.observe.episode_store import EpisodeStore
 from ajet.prompt_tuning import Request
 from ajet.schema.episode import Episode
-
-sys.path.insert(0, str(Path(__file__).parent))
-from searchers import HERE, project
+from support.searchers import HERE, project
 
 pytestmark = pytest.mark.slow
 

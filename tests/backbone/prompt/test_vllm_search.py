@@ -15,15 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
-from torch_vllm_server import vllm_python
-from waiting import wait_until
 
 from ajet.backbone.prompt.journal import read_best
 from ajet.engine.vllm.arguments import SERVER_MODULE
 from ajet.observe.episode_store import EpisodeStore
-
-sys.path.insert(0, str(Path(__file__).parent))
-from searchers import project
+from support.searchers import project
+from support.torch_vllm_server import vllm_python
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]

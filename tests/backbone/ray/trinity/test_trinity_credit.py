@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episodes import BRANCHING, LINEAR, make_groups
-from ray_runs import enter_trinity_on_cpu, installed
+
+from support.episodes import BRANCHING, LINEAR, make_groups
+from support.ray_runs import enter_trinity_on_cpu, installed
 
 pytestmark = pytest.mark.skipif(not installed("trinity-rft"), reason="needs Trinity: run `make test-trinity`")
 if installed("trinity-rft"):

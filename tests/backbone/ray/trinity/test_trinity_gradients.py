@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from equality import (
+
+from support.equality import (
     CASES,
     MODEL,
     STEPS,
@@ -24,8 +25,8 @@ from equality import (
     reference_model,
     samples_of,
 )
-from ray_runs import enter_trinity_on_cpu, installed
-from verl_worker import process_group, training_worker
+from support.ray_runs import enter_trinity_on_cpu, installed
+from support.verl_worker import process_group, training_worker
 
 pytestmark = [
     pytest.mark.slow,
@@ -79,9 +80,9 @@ def composed(config: Any) -> Any:
 def make_worker() -> Any:
     """Its engine on the CPU, with plain descent."""
     import torch
-    from equality import LR
 
     from ajet.engine.model_source import ModelSource
+    from support.equality import LR
 
     path = ModelSource.resolve(MODEL).path
     worker = training_worker(path, lr=LR, clip_grad=1e9, total_training_steps=STEPS)

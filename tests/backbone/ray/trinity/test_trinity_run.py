@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray_runs
-from ray_runs import (
+
+from support import ray_runs
+from support.ray_runs import (
     DEADLINE_S,
     HERE,
     ROOT,
@@ -90,9 +91,8 @@ def test_a_run_resumes(tmp_path: Path) -> None:
 @long
 def test_tokens_of_better_episodes_become_likelier_and_those_of_worse_ones_less(tmp_path: Path) -> None:
     """Sampled, queued, credited, trained and synchronised: the update moved what it was to move."""
-    from logprob_change import changes, summary
-
     from ajet.engine.model_source import ModelSource
+    from support.logprob_change import changes, summary
 
     run(
         tmp_path,

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_runs import enter_trinity_on_cpu, installed
+
+from support.ray_runs import enter_trinity_on_cpu, installed
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray_runs import installed
 
 from ajet.compat.agentic_rollout import AgenticRollout, AgenticRolloutConfig
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import UserError
+from support.ray_runs import installed
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
 needs_verl = pytest.mark.skipif(not installed("verl"), reason="needs verl: run `make test-verl`")

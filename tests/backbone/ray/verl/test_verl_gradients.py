@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from equality import (
+
+from support.equality import (
     CASES,
     MODEL,
     STEPS,
@@ -21,8 +22,8 @@ from equality import (
     reference_model,
     samples_of,
 )
-from ray_runs import installed
-from verl_worker import process_group, training_worker
+from support.ray_runs import installed
+from support.verl_worker import process_group, training_worker
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
 pytestmark = [

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_runs import DEADLINE_S, environment, installed, left_behind, wait_until
+
+from support import TESTS
+from support.ray_runs import DEADLINE_S, environment, installed, left_behind, wait_until
 
 HERE = Path(__file__).parent
 pytestmark = [
@@ -41,12 +43,12 @@ def overrides(folder: Path, scratch: str) -> list[str]:
     pandas.DataFrame(rows).to_parquet(folder / "rows.parquet")
     loop = {
         "name": "ajet_agent",
-        "_target_": "host_parts.Recorded",
+        "_target_": "support.host_parts.Recorded",
         "reward": "ajet",
         "ajet": {
             "rollout": {
                 "agent": {
-                    "type": "host_parts->CalculatesFirst",
+                    "type": "support.host_parts->CalculatesFirst",
                     "tools": ["calculator"],
                     "max_steps": 2,
                     # a random model doesn't end its replies itself
@@ -55,7 +57,7 @@ def overrides(folder: Path, scratch: str) -> list[str]:
                 "max_response_length_in_one_turn": 24,
                 "compute_madness_checklist": [],
             },
-            "task_judge": {"judge_protocol": "host_parts->Vowels"},
+            "task_judge": {"judge_protocol": "support.host_parts->Vowels"},
         },
     }
     (folder / "agent_loops.yaml").write_text(json.dumps([loop]))
@@ -124,7 +126,7 @@ def main_ppo(folder: Path) -> None:
         "RAY_worker_niceness": "0",
         "RAY_worker_register_timeout_seconds": "300",
     }
-    variables["PYTHONPATH"] += f":{HERE}"
+    variables["PYTHONPATH"] += f":{TESTS}"
     output = folder / "output.log"
     with tempfile.TemporaryDirectory(prefix="aj", ignore_cleanup_errors=True) as scratch, output.open("wb") as file:
         line = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(folder, scratch)]

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episodes import BRANCHING, LINEAR, make_groups
 
 from ajet.backbone.ray.credit import (
     ROWLESS,
@@ -23,6 +22,7 @@ from ajet.context_tracker.samples import linear_samples
 from ajet.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, compute_credit, summarise
 from ajet.schema.call_tree import ROOT
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
+from support.episodes import BRANCHING, LINEAR, make_groups
 
 
 def samples_of(episode: Episode, *, response: int = 10_000, sharing: Any = "once", most: int = 30) -> Any:

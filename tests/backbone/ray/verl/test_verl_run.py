@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import ray_runs
-from ray_runs import (
+
+from support import ray_runs
+from support.ray_runs import (
     DEADLINE_S,
     HERE,
     ROOT,

@@ -10,7 +10,8 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
-from ray_runs import installed
+
+from support.ray_runs import installed
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
 pytestmark = [

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from tracker_families import tokenizer
-
 from ajet.context_tracker import ContextTracker, FinishedCalls, PreparedCall, Renderer, TrackerSettings, linear_samples
 from ajet.context_tracker.settings import ReasoningHistory
 from ajet.schema.call_tree import ROOT, CallTree
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.generation import Completion, Sampling
+from support.tracker_families import tokenizer
 
 WIDE = TrackerSettings(
     max_model_len=10**6,

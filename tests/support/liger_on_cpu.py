@@ -7,16 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
-sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from random_batches import credited_batch
-from small_models import small_model, weights
 
 from ajet.trainer.executor import choose
 from ajet.trainer.forward import BestForward, RowForward
@@ -24,6 +19,8 @@ from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Item, Layout, items_of, make_packs
 from ajet.trainer.trainer import Trainer, TrainSettings
+from support.random_batches import credited_batch
+from support.small_models import small_model, weights
 
 
 def run(model: Any, items: list[Item], forward: Any, layout: Layout) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from raw_http import Reply, request_bytes, send
-from session_parts import LineEngine, new_session
 
 from ajet.context_tracker import TrackerSettings
 from ajet.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.http.connection import HttpLimits
 from ajet.session import EpisodeSession, SessionSettings
+from support.raw_http import Reply, request_bytes, send
+from support.session_parts import LineEngine, new_session
 
 
 class Place(NamedTuple):

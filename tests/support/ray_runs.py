@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ports import free_port
+
+from support.ports import free_port
 
 if TYPE_CHECKING:
     from ajet.schema.episode import Episode
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[1]
 CONF = HERE / "say_vowels.yaml"
 DEADLINE_S = 1200.0
 OURS = ("AJET_TEST_OF", uuid.uuid4().hex)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from episodes import BRANCHING, LINEAR, make_groups
+
+from support.episodes import BRANCHING, LINEAR, make_groups
 
 MODEL = "tiny:qwen2-0.3m"
 STEPS = 10

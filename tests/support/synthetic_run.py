@@ -1,6 +1,6 @@
 """Made-up episodes and experiment folders in the form that a real run writes, for tests and benchmarks.
 
-`python tests/synthetic_run.py FOLDER` writes one to look at with `ajet view`.
+`python tests/support/synthetic_run.py FOLDER` writes one to look at with `ajet view`.
 """
 
 from __future__ import annotations

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-from session_parts import CONFIG, LineEngine, new_session
 
 from ajet.context_tracker import linear_samples
 from ajet.gateway import Gateway
 from ajet.tuner import AjetTuner
+from support.session_parts import CONFIG, LineEngine, new_session
 
 
 def use(expression: str) -> str:

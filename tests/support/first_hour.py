@@ -1,6 +1,6 @@
 """Runs the commands of `docs/first_hour.md`, in order, in an empty folder, and writes what they print into the page.
 
-python tests/docs/first_hour.py
+python tests/support/first_hour.py
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from synthetic_run import Vocabulary, math_episode, task_of
-
 from ajet.backbone.prompt.journal import FORMAT, PromptJournal
 from ajet.config import Config
 from ajet.observe.experiment import ExperimentFolder
@@ -24,6 +22,7 @@ from ajet.prompt_tuning.search import Search
 from ajet.prompt_tuning.trial import Purpose, Trial
 from ajet.schema.episode import EpisodeStatus, Failure
 from ajet.schema.resources import read_prompts
+from support.synthetic_run import Vocabulary, math_episode, task_of
 
 HINTS = ("Add last.", "Count boxes.", "Check the sum.", "Box it.")
 START = "You solve problems.\n{question}"

@@ -1,1 +1,0 @@
-"""Being here, it lets the tests of both backbones import this folder's helpers."""
