@@ -27,9 +27,9 @@ from common import write_result
 
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.source import EnvironmentSettings, EnvironmentSource, find_source
-from ajet.http.client import HttpClient
 from ajet.schema.errors import EnvironmentFault
 from ajet.schema.task import Task
+from ajet.system.http.client import HttpClient
 
 WORLD = f"{Path(__file__).parent / '_environment_world.py'}->World"
 AGENTS = int(os.environ.get("AGENTS", "64"))

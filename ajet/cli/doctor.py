@@ -245,7 +245,7 @@ def check_conflicts() -> Iterator[Finding]:
 
 def check_state() -> Iterator[Finding]:
     """What ajet started and is still running."""
-    from ajet.runtime.processes import still_running
+    from ajet.system.processes import still_running
 
     running = still_running()
     if running:  # most likely on purpose, so there is nothing to fix

@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     from ajet.cli.targets import weights_folder
     from ajet.cli.view import find_experiment
     from ajet.config.loader import load_config
-    from ajet.runtime.companions import yaml_services
+    from ajet.system.services import yaml_services
 
     config = load_config(arguments.conf, arguments.overrides, backbone="debug")  # which trains nothing, with any engine
     if arguments.checkpoint:

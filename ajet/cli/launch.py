@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
 
     log_to_terminal(quiet=arguments.options.quiet or arguments.options.json)
     if arguments.kill or arguments.autokill:
-        from ajet.runtime.processes import end_recorded
+        from ajet.system.processes import end_recorded
 
         for line in end_recorded(arguments.prefix):
             print(line, file=sys.stderr)
@@ -144,8 +144,8 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
     """Open the experiment folder, run, and close it. Nothing that was started outlives this."""
     from ajet.config.effects import notes
     from ajet.observe.experiment import ExperimentFolder, folder_of
-    from ajet.runtime.companions import start_service, wanted_services
-    from ajet.runtime.processes import recorded_run
+    from ajet.system.processes import recorded_run
+    from ajet.system.services import start_service, wanted_services
 
     options = arguments.options
     with ExitStack() as stack:
@@ -228,7 +228,7 @@ def _user_files(config: Config) -> list[Path]:
 @contextmanager
 def _viewer(experiment: ExperimentFolder) -> Iterator[str]:
     """The viewer in its own process. Its address is printed as soon as it has one, and yielded."""
-    from ajet.runtime.companions import start_command
+    from ajet.system.services import start_command
 
     command = [sys.executable, "-m", "ajet", "view", str(experiment.path), "--no-browser"]
     with start_command("logview", command) as started:

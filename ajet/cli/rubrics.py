@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
     from ajet.helper import HelperError
     from ajet.observe.experiment import folder_of
     from ajet.observe.logs import log_to_terminal
-    from ajet.runtime.companions import yaml_services
+    from ajet.system.services import yaml_services
     from ajet.task_judge.rubrics_judge import RubricsJudge
 
     log_to_terminal()

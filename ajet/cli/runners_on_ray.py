@@ -16,8 +16,8 @@ from typing import Any
 
 from ajet.backbone.ray.address import checked_address
 from ajet.cli.runner import KEY_VARIABLE, RESTART_S
-from ajet.parent import ending_with_us
 from ajet.schema.errors import MissingDependencyError, UserError
+from ajet.system.parent import ending_with_us
 
 LOOK_S = 0.5
 """How often it is looked whether somebody wants the runners to stop."""

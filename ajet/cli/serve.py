@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ajet.cli.interruption import interruption
-from ajet.http.loopback import is_loopback
 from ajet.schema.errors import ConfigError
+from ajet.system.http.loopback import is_loopback
 
 if TYPE_CHECKING:
     from ajet.gateway.gateway import Gateway
@@ -65,8 +65,8 @@ def _open_gateway(model: Model, max_model_len: int, arguments: Namespace) -> Gat
     """A gateway that answers anyone with the right key and treats each request as a separate conversation."""
     from ajet.gateway.caller import Caller
     from ajet.gateway.gateway import Gateway, GatewaySettings, gateway_tls
-    from ajet.http.keys import InvalidKeyError
     from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET
+    from ajet.system.http.keys import InvalidKeyError
 
     def authorize(key: str) -> Caller:
         if arguments.api_key and not hmac.compare_digest(key.encode(), arguments.api_key.encode()):

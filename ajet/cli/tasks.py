@@ -29,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     from ajet.helper import HelperError
     from ajet.observe.experiment import folder_of
     from ajet.observe.logs import log_to_terminal
-    from ajet.runtime.companions import yaml_services
+    from ajet.system.services import yaml_services
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 
     log_to_terminal()

@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     from ajet.cli.launch import known_backbone
     from ajet.config import load_config
     from ajet.helper import HelperError
-    from ajet.runtime.companions import yaml_services
+    from ajet.system.services import yaml_services
 
     flag = known_backbone(arguments.backbone)
     config = load_config(arguments.conf, arguments.overrides, backbone=flag)

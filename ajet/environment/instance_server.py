@@ -1,4 +1,4 @@
-"""The clean process from which a server of environments forks one process per instance (see `ajet.forking`).
+"""The clean process from which a server of environments forks one process per instance (see `ajet.system.forking`).
 
 It imports the user's class once and never makes an environment itself.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from ajet.environment.instance_process import serve_instance
 from ajet.environment.source import EnvironmentSettings, find_source
-from ajet.forking import ForkingServer, serve
+from ajet.system.forking import ForkingServer, serve
 
 
 def main(control_fd: int) -> None:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ajet.environment.source import EnvironmentSettings
-from ajet.forking import PACKET
 from ajet.schema.errors import UserError
+from ajet.system.forking import PACKET
 
 BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from ajet.environment.instance_server import main; main(int(sys.argv[2]))"  # noqa: E501
 LINE_LIMIT = 64 * 1024 * 1024

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.environment.spaces import MAX_REPLY, SpaceError, marked_action
-from ajet.json_schemas import SchemaRefused, breach
+from ajet.system.json_schemas import SchemaRefused, breach
 
 OURS_TO_FILL = ("metadata",)
 """Fields that a server adds to every action, and an agent has nothing to say about."""

@@ -18,8 +18,6 @@ from ajet.environment.json_actions import describe_action, read_action
 from ajet.environment.source import EnvironmentSettings
 from ajet.environment.spaces import SpaceError
 from ajet.environment.texts import NOTHING_OBSERVED, action_text
-from ajet.http.client import HttpClient, HttpFailure
-from ajet.json_schemas import on_loop
 from ajet.schema.errors import (
     EnvironmentFault,
     EnvironmentUnavailableError,
@@ -28,6 +26,8 @@ from ajet.schema.errors import (
 )
 from ajet.schema.install import install_command
 from ajet.schema.task import Task
+from ajet.system.http.client import HttpClient, HttpFailure
+from ajet.system.json_schemas import on_loop
 
 CONNECT_S = 10.0
 SCHEMA_S = 10.0

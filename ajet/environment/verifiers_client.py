@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ajet.interpreter_host import START_S, InterpreterHost
 from ajet.schema.errors import ConfigError, EnvironmentFault, EnvironmentUnavailableError
+from ajet.system.interpreter_host import START_S, InterpreterHost
 
 HOST = Path(__file__).with_name("verifiers_host.py")
 KEY = "ajet.task_reader.options"

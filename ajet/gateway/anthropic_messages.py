@@ -13,11 +13,11 @@ from ajet.gateway.model_name import read_model
 from ajet.gateway.openai_chat import MAX_STOPS, unreadable_call
 from ajet.gateway.refused_fields import refuse_unsupported
 from ajet.gateway.reply_stream import Event, ReplyStream
-from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError
 from ajet.schema.generation import Sampling
 from ajet.session import CallPiece, ReplyDelta
+from ajet.system.http.answer import Answer, event_stream, json_answer, server_sent_event
 
 # ---------------------------------------------------------------- the request
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.http.keys import InvalidKeyError, narrow
 from ajet.schema.errors import InvalidRequestError
 from ajet.session import EpisodeSession
+from ajet.system.http.keys import InvalidKeyError, narrow
 
 MODEL_PREFIX = "ajet-"
 """`model: ajet-<agent>` in a request names the agent."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from ajet.gateway.caller import Caller
 from ajet.gateway.fields import BadField
-from ajet.http.answer import Answer, json_answer
 from ajet.schema.errors import EngineError, ModelCallError
+from ajet.system.http.answer import Answer, json_answer
 
 _FIELDS = ("input", "dimensions", "encoding_format", "user")
 

@@ -15,11 +15,11 @@ from ajet.gateway.model_name import read_model
 from ajet.gateway.refused_fields import refuse_unsupported
 from ajet.gateway.reply_stream import Event, ReplyStream
 from ajet.gateway.tool_choice import read_tool_choice
-from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import InvalidRequestError, ModelCallError
 from ajet.schema.generation import Completion, Sampling
 from ajet.session import CallPiece, EpisodeSession, ReplyDelta
+from ajet.system.http.answer import Answer, event_stream, json_answer, server_sent_event
 
 MAX_CHOICES = 64
 MAX_STOPS = 16

@@ -19,10 +19,10 @@ from ajet.gateway.model_name import read_model
 from ajet.gateway.openai_chat import MAX_CHOICES, openai_error_body, read_sampling
 from ajet.gateway.refused_fields import refuse_unsupported
 from ajet.gateway.reply_stream import Event, ReplyStream
-from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest
 from ajet.schema.errors import ModelCallError
 from ajet.session import EpisodeSession, ReplyDelta
+from ajet.system.http.answer import Answer, event_stream, json_answer, server_sent_event
 
 MAX_PROMPTS = 64
 

@@ -13,10 +13,10 @@ from ajet.gateway.responses_items import Item, call_item, reasoning_item, reply_
 from ajet.gateway.responses_logprobs import StreamedLogprobs, add_logprobs
 from ajet.gateway.responses_request import ResponseCall, read_response_call
 from ajet.gateway.responses_tools import ResponsesTools
-from ajet.http.answer import Answer, event_stream, json_answer, server_sent_event
 from ajet.schema.chat import ChatReply
 from ajet.schema.errors import ModelCallError
 from ajet.session import CallPiece, EpisodeSession, ReplyDelta
+from ajet.system.http.answer import Answer, event_stream, json_answer, server_sent_event
 
 
 async def responses(body: dict[str, Any], caller: Caller) -> Answer:

@@ -13,10 +13,10 @@ from ajet.gateway import fields
 from ajet.gateway.caller import Caller, KeyScopeError
 from ajet.gateway.endpoints import MethodError, error_answer
 from ajet.gateway.fields import BadField, json_body
-from ajet.http.answer import Answer, json_answer
-from ajet.http.keys import InvalidKeyError
 from ajet.schema.errors import ModelCallError, RewardError
 from ajet.schema.task import finite_reward
+from ajet.system.http.answer import Answer, json_answer
+from ajet.system.http.keys import InvalidKeyError
 
 PATH = "/v1/episodes"
 MAX_BYTES = 1024 * 1024

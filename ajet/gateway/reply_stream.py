@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ajet.http.connection import INTERNAL_ERROR
 from ajet.schema.chat import ChatReply, ChatRequest
 from ajet.schema.errors import ModelCallError
 from ajet.session import EpisodeSession, ReplyDelta
+from ajet.system.http.connection import INTERNAL_ERROR
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import msgspec
 
 from ajet.gateway.caller import Caller
-from ajet.http.answer import Answer, json_answer
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.span import Span
+from ajet.system.http.answer import Answer, json_answer
 from ajet.tracing import otlp
 from ajet.tracing.clocks import by_our_clock
 

@@ -19,9 +19,9 @@ from ajet.engine.base import Engine, build_engine
 from ajet.gateway.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.helper import HelperModel
 from ajet.runtime.model import MakeEngine, Model, ModelLoader
-from ajet.runtime.service_loop import ServiceLoop, wait_for
 from ajet.schema.errors import EngineError
 from ajet.session import EpisodeSession, SessionSettings
+from ajet.system.service_loop import ServiceLoop, wait_for
 from ajet.task_judge.base_judge import BaseJudge, load_judge
 from ajet.task_judge.group_judge import GroupJudge
 from ajet.task_rollout.outside import OutsideEpisodes

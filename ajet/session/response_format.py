@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from ajet.json_schemas import SchemaRefused, SchemaTooSlow, breach, check_schema, on_loop
 from ajet.schema.chat import Message
 from ajet.schema.errors import InvalidRequestError
+from ajet.system.json_schemas import SchemaRefused, SchemaTooSlow, breach, check_schema, on_loop
 
 
 class ResponseFormat:

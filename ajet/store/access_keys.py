@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ajet.http.keys import PREFIX
 from ajet.store.errors import KeyRefusedError, StoreError, UnknownIdError
 from ajet.store.request_context import Caller
 from ajet.store.requests import Role
 from ajet.store.rows import Row
 from ajet.store.tables import Tables
+from ajet.system.http.keys import PREFIX
 
 MAX_NAME_CHARS = 64
 SHORTEST_KEY_CHARS = 32

@@ -17,9 +17,6 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from ajet.http.bounded_client import AnswerTooLargeError, BoundedClient
-from ajet.http.keys import PREFIX
-from ajet.http.loopback import is_loopback
 from ajet.store import requests as ask
 from ajet.store.errors import KeyRefusedError, ProtocolMismatchError, StoreError, StoreUnavailableError, error_of
 from ajet.store.openapi import PATH_PREFIX, PROTOCOL_HEADER, ErrorAnswer
@@ -27,6 +24,9 @@ from ajet.store.records import ProtocolInfo
 from ajet.store.requests import OPERATION_OF, PROTOCOL, Request
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.wire import as_json
+from ajet.system.http.bounded_client import AnswerTooLargeError, BoundedClient
+from ajet.system.http.keys import PREFIX
+from ajet.system.http.loopback import is_loopback
 
 T = TypeVar("T")
 

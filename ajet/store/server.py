@@ -15,10 +15,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ajet import __version__
-from ajet.http.answer import Answer, json_answer
-from ajet.http.connection import HttpLimits, HttpRequest
-from ajet.http.keys import InvalidKeyError, presented_key
-from ajet.http.server import HttpServer
 from ajet.store.access_keys import AccessKeys
 from ajet.store.database_store import DatabaseStore
 from ajet.store.errors import (
@@ -33,6 +29,10 @@ from ajet.store.records import ProtocolInfo
 from ajet.store.request_context import Caller
 from ajet.store.requests import OPERATIONS, PROTOCOL, Operation, Role
 from ajet.store.schema_versions import VERSIONS
+from ajet.system.http.answer import Answer, json_answer
+from ajet.system.http.connection import HttpLimits, HttpRequest
+from ajet.system.http.keys import InvalidKeyError, presented_key
+from ajet.system.http.server import HttpServer
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.helper import HelperModel
-from ajet.interpreter_host import START_S, InterpreterHost
 from ajet.schema.errors import ConfigError, JudgeFault
+from ajet.system.interpreter_host import START_S, InterpreterHost
 from ajet.task_judge.base_judge import Judgement
 from ajet.task_judge.grading import Scale
 from ajet.task_judge.group_judge import GroupJudge, JudgedEpisode

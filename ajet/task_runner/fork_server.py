@@ -1,4 +1,4 @@
-"""The fork server: imports the user's code once, then forks a worker process for each attempt (see `ajet.forking`).
+"""The fork server: imports the user's code once, then forks a worker for each attempt (see `ajet.system.forking`).
 
 A worker's two descriptors are its channel and its standard error; `dump` has it print its stack. The only user code
 that runs here is its import.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config import Config
-from ajet.forking import ForkingServer, serve
+from ajet.system.forking import ForkingServer, serve
 from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge
 from ajet.task_runner.environments import find_environment
 from ajet.task_runner.sandboxes import find_sandbox

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
-from ajet.forking import kill_all, reseed
+from ajet.system.forking import kill_all, reseed
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 

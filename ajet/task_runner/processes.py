@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from ajet.environment.source import EnvironmentSource, find_source
-from ajet.forking import PACKET
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Failure
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.task import WorkflowTask
+from ajet.system.forking import PACKET
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
 from ajet.task_runner.environments import EnvironmentEndings, environment_settings
 from ajet.task_runner.results import WorkflowResult

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from ajet.http.client import HttpClient, HttpFailure
 from ajet.schema.span import Span
+from ajet.system.http.client import HttpClient, HttpFailure
 from ajet.tracing.clocks import SENT_AT
 from ajet.tracing.otlp import to_json
 

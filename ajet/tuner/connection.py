@@ -18,8 +18,8 @@ from typing import Any, cast
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
-from ajet.http.answer import Answer
 from ajet.schema.errors import RewardError
+from ajet.system.http.answer import Answer
 from ajet.tuner.loop_bridge import Asked, LoopBridge
 
 IN_PROCESS_URL = "http://ajet.in-process/v1"

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from ajet.gateway.caller import Caller
 from ajet.gateway.endpoints import answer
-from ajet.http.answer import Answer
+from ajet.system.http.answer import Answer
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ajet.http.access import Access, Gate
 from ajet.schema.errors import UserError
+from ajet.system.http.access import Access, Gate
 from ajet.viewer.data import Data
 from ajet.viewer.library import ExperimentNotFoundError, Library
 from ajet.viewer.notes_api import NotesApi

@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import ajet
-from ajet.http.access import Access, sign_in
+from ajet.system.http.access import Access, sign_in
 from ajet.viewer.library import Experiment, Library, Reading, differences
 
 _HERE = Path(__file__).parent

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ajet.http.access import Access
-from ajet.http.asgi import AsgiHandler
-from ajet.http.connection import HttpLimits
-from ajet.http.loopback import LOOPBACK, is_loopback
-from ajet.http.server import AddressError, HttpServer, listen
+from ajet.system.http.access import Access
+from ajet.system.http.asgi import AsgiHandler
+from ajet.system.http.connection import HttpLimits
+from ajet.system.http.loopback import LOOPBACK, is_loopback
+from ajet.system.http.server import AddressError, HttpServer, listen
 from ajet.viewer.app import create_app
 from ajet.viewer.library import Library, NoExperimentsError
 

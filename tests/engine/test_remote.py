@@ -16,7 +16,6 @@ import pytest
 from ajet.engine.base import Engine
 from ajet.engine.remote.client import Endpoint, RemoteSettings, pair_endpoints
 from ajet.engine.remote.engine import RemoteEngine
-from ajet.http import bounded_client
 from ajet.schema.chat import ChatRequest
 from ajet.schema.errors import (
     ConfigError,
@@ -28,6 +27,7 @@ from ajet.schema.errors import (
     InvalidRequestError,
 )
 from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
+from ajet.system.http import bounded_client
 from support.http_server import Answer, Handle, Server
 
 

@@ -20,9 +20,9 @@ from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.server import EnvironmentServer
 from ajet.environment.service_client import ServiceClient
 from ajet.environment.source import EnvironmentSettings, find_source
-from ajet.http.client import HttpAnswer, HttpClient
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError, UserError
 from ajet.schema.task import Task
+from ajet.system.http.client import HttpAnswer, HttpClient
 from support import SUPPORT
 from support.waiting import until, wait_until
 

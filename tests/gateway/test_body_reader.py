@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from ajet.child_process import ChildProcess
 from ajet.context_tracker import TrackerSettings
 from ajet.gateway import body_reader, endpoints
 from ajet.gateway.body_reader import CHECKED, PROGRAM, BodyReader
 from ajet.gateway.body_shape import Shape, shape_of
+from ajet.system.child_process import ChildProcess
 from support.gateway_parts import Place, place, post
 from support.raw_http import until
 from support.session_parts import USER, LineEngine, new_session
@@ -220,7 +220,7 @@ def test_it_ends_with_a_gateway_that_is_killed() -> None:
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from ajet.child_process import ChildProcess\n"
+        "from ajet.system.child_process import ChildProcess\n"
         f"child = ChildProcess(Path({str(PROGRAM)!r}))\n"
         "child.ask(b'2 /v1/x\\n{}', 60)\n"
         "print(child.pid, flush=True)\n"

@@ -10,10 +10,10 @@ from urllib.parse import quote
 import pytest
 
 from ajet.gateway.caller import agent_key
-from ajet.http.answer import Answer, json_answer
-from ajet.http.connection import HttpRequest
-from ajet.http.server import HttpServer
 from ajet.session.settings import EmbeddingEndpoint, SessionSettings
+from ajet.system.http.answer import Answer, json_answer
+from ajet.system.http.connection import HttpRequest
+from ajet.system.http.server import HttpServer
 from support.gateway_parts import Place, place, post
 from support.raw_http import Reply, request_bytes, send
 from support.session_parts import USER, LineEngine

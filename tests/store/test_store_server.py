@@ -18,7 +18,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ajet.http.server import AddressError, tls_context
 from ajet.store import access_keys
 from ajet.store import client as client_module
 from ajet.store.access_keys import issue
@@ -36,6 +35,7 @@ from ajet.store.open_store import memory_store, sqlite_store
 from ajet.store.records import AttemptedRollout, RolloutConfig, Span
 from ajet.store.requests import OPERATIONS, AttemptRef, NewRollout, Role
 from ajet.store.server import StoreServer
+from ajet.system.http.server import AddressError, tls_context
 
 
 @dataclass

@@ -12,9 +12,9 @@ from typing import Any
 import openai
 import pytest
 
-from ajet.http.answer import Answer, json_answer
-from ajet.http.connection import HttpRequest
-from ajet.http.server import HttpServer
+from ajet.system.http.answer import Answer, json_answer
+from ajet.system.http.connection import HttpRequest
+from ajet.system.http.server import HttpServer
 from ajet.tuner.clients import openai_client
 from ajet.tuner.connection import Connection
 from ajet.tuner.http_bridge import HttpBridge

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from ajet.http.access import Access
 from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder
+from ajet.system.http.access import Access
 from ajet.viewer.app import create_app
 from ajet.viewer.library import Library
 from support.synthetic_run import Vocabulary, math_episode

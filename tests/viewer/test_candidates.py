@@ -10,8 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from ajet.backbone.prompt.journal import read_history
-from ajet.http.access import Access
 from ajet.observe.episode_store import EpisodeStore
+from ajet.system.http.access import Access
 from ajet.viewer.app import create_app
 from ajet.viewer.candidates import PromptHistory
 from ajet.viewer.library import Library

@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from ajet.cli.runs import run as runs
-from ajet.http.access import Access
+from ajet.system.http.access import Access
 from ajet.viewer.app import create_app
 from ajet.viewer.library import Library
 

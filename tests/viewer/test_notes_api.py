@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from ajet.http.access import Access
+from ajet.system.http.access import Access
 from ajet.viewer.app import create_app
 from ajet.viewer.library import Library
 

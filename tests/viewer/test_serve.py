@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.http.server import AddressError, listen
+from ajet.system.http.server import AddressError, listen
 from ajet.viewer.serve import Viewer, ViewerSettings
 from support.pages_of_viewer import start
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ajet.backbone.ray.start import JOIN_DEADLINE_S
-from ajet.parent import die_with
 from ajet.schema.errors import AjetError
+from ajet.system.parent import die_with
 
 T = TypeVar("T")
 

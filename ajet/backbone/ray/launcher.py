@@ -35,8 +35,8 @@ from ajet.backbone.ray.start import (
 from ajet.backbone.ray.watcher import SILENCE_S, MetricsTail, Source, started_child, watch
 from ajet.backbone.report import exit_code, show_report
 from ajet.observe.progress import Progress
-from ajet.runtime.processes import RAY_RUN, end_all
 from ajet.schema.errors import ConfigError
+from ajet.system.processes import RAY_RUN, end_all
 from ajet.task_runner.remote import ANY_HOST, runner_key
 
 if TYPE_CHECKING:

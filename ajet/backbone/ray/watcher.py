@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.backbone.ray.failure import BackboneFailedError, last_error
-from ajet.runtime.processes import RAY_RUN, end_all
+from ajet.system.processes import RAY_RUN, end_all
 
 if TYPE_CHECKING:
     from ajet.observe.experiment import ExperimentFolder

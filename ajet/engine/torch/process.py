@@ -42,7 +42,7 @@ from ajet.engine.torch.process_messages import (
     unpacked,
 )
 from ajet.engine.torch.shared_weights import use_shared
-from ajet.parent import die_with
+from ajet.system.parent import die_with
 
 
 class Server:

@@ -25,13 +25,13 @@ from ajet.engine.vllm.arguments import (
     server_environment,
     worker_arguments,
 )
-from ajet.parent import ending_with_us
 from ajet.schema.errors import (
     EngineError,
     FeatureUnavailableError,
     MissingDependencyError,
 )
 from ajet.schema.install import install_command
+from ajet.system.parent import ending_with_us
 
 STOP_SECONDS = 15.0
 """How long a server may take to end before it is killed."""

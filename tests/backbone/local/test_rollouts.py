@@ -13,9 +13,9 @@ import pytest
 from ajet.backbone.local.rollouts import Rollouts
 from ajet.config.loader import load_config
 from ajet.observe.progress import Progress
-from ajet.runtime.service_loop import ServiceLoop
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
+from ajet.system.service_loop import ServiceLoop
 from ajet.task_reader.stream import TaskStream
 
 STEPS = 6

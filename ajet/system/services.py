@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from ajet.http.loopback import is_loopback
-from ajet.runtime.processes import STARTED_BY, end_all, recorded, state_folder
 from ajet.schema.errors import UserError
+from ajet.system.http.loopback import is_loopback
+from ajet.system.processes import STARTED_BY, end_all, recorded, state_folder
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -146,7 +146,7 @@ def yaml_services(config: Config, *, use_running: bool = False) -> Iterator[None
 @contextmanager
 def start_service(service: Service, prefix: str = "", say: Callable[[str], None] = say_at_once) -> Iterator[None]:
     """Start a service, wait until it answers, keep it running, and end it with the block."""
-    from ajet.runtime.service_keeper import ServiceKeeper
+    from ajet.system.supervisor import ServiceKeeper
 
     if not service.folder.is_dir():
         raise ServiceError(f"{service.key}: the folder {service.folder} does not exist")

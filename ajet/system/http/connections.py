@@ -14,10 +14,10 @@ from collections.abc import Hashable
 from math import inf
 from typing import TYPE_CHECKING
 
-from ajet.http.refusals import Refusals
+from ajet.system.http.refusals import Refusals
 
 if TYPE_CHECKING:
-    from ajet.http.connection import HttpConnection, HttpHandler, HttpLimits
+    from ajet.system.http.connection import HttpConnection, HttpHandler, HttpLimits
 
 RECEIVED_BYTES = 65_536
 """So much of one connection is read before it is another's turn."""

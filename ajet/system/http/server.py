@@ -12,9 +12,9 @@ import ssl
 from pathlib import Path
 from typing import NamedTuple
 
-from ajet.http.connection import HttpConnection, HttpHandler, HttpLimits
-from ajet.http.connections import Connections
 from ajet.schema.errors import UserError
+from ajet.system.http.connection import HttpConnection, HttpHandler, HttpLimits
+from ajet.system.http.connections import Connections
 
 log = logging.getLogger(__name__)
 

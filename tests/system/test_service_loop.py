@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ajet.runtime import service_loop
-from ajet.runtime.service_loop import ServiceLoop
+from ajet.system import service_loop
+from ajet.system.service_loop import ServiceLoop
 
 
 def test_work_runs_in_the_loops_thread_and_ends_with_it() -> None:

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mutabl
 from typing import Any
 from urllib.parse import unquote
 
-from ajet.http.answer import Answer
-from ajet.http.connection import HttpRequest
+from ajet.system.http.answer import Answer
+from ajet.system.http.connection import HttpRequest
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from ajet.json_schemas import MAX_SCHEMA_BYTES, PROGRAM, SchemaRefused, SchemaTooSlow, breach, check_schema, on_loop
+from ajet.system.json_schemas import (
+    MAX_SCHEMA_BYTES,
+    PROGRAM,
+    SchemaRefused,
+    SchemaTooSlow,
+    breach,
+    check_schema,
+    on_loop,
+)
 
 SLOW_PATTERN = {"type": "string", "pattern": "^(a+)+$"}
 PATTERN_VALUE = "a" * 40 + "!"
@@ -79,7 +87,7 @@ def test_a_service_loop_goes_on_meanwhile() -> None:
 def test_a_program_with_a_slow_schema_obeys_its_signals() -> None:
     program = (
         "import asyncio, sys\n"
-        "from ajet.json_schemas import breach, on_loop\n"
+        "from ajet.system.json_schemas import breach, on_loop\n"
         "async def main():\n"
         "    await on_loop(breach, {'type': 'string'}, 'x')\n"
         "    print('ready', flush=True)\n"

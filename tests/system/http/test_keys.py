@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ajet.http.connection import HttpRequest
-from ajet.http.keys import InvalidKeyError, KeyRing, narrow, presented_key
+from ajet.system.http.connection import HttpRequest
+from ajet.system.http.keys import InvalidKeyError, KeyRing, narrow, presented_key
 
 
 def test_a_key_says_its_id_and_its_scope() -> None:

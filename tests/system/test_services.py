@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from ajet.config import load_config, make_config
-from ajet.runtime.companions import Service, ServiceError, start_service, wanted_services, yaml_services
 from ajet.schema.errors import ConfigError
+from ajet.system.services import Service, ServiceError, start_service, wanted_services, yaml_services
 from support.ports import free_port
 from support.waiting import wait_until
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ajet.http.answer import Answer, json_answer
-from ajet.http.connection import HttpRequest
-from ajet.http.refusals import FREE, LONGEST_PAUSE_S, PER_SECOND, Refusals
-from ajet.http.server import HttpServer
+from ajet.system.http.answer import Answer, json_answer
+from ajet.system.http.connection import HttpRequest
+from ajet.system.http.refusals import FREE, LONGEST_PAUSE_S, PER_SECOND, Refusals
+from ajet.system.http.server import HttpServer
 from support.raw_http import read_reply, request_bytes, send
 
 
@@ -94,7 +94,7 @@ def test_a_refusal_waits_while_others_are_served(
         finally:
             await server.aclose()
 
-    monkeypatch.setattr("ajet.http.refusals.PER_SECOND", 2.0)
+    monkeypatch.setattr("ajet.system.http.refusals.PER_SECOND", 2.0)
     asyncio.run(run())
     (told,) = caplog.messages
     assert "again and again" in told

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ajet.http.asgi import AsgiHandler
-from ajet.http.connection import HttpLimits
-from ajet.http.server import HttpServer
+from ajet.system.http.asgi import AsgiHandler
+from ajet.system.http.connection import HttpLimits
+from ajet.system.http.server import HttpServer
 from support.raw_http import read_reply, request_bytes, send, until
 
 

@@ -16,8 +16,8 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any, NamedTuple
 
-from ajet.http.connection import HttpRequest
 from ajet.schema.errors import ModelCallError
+from ajet.system.http.connection import HttpRequest
 
 PREFIX = "sk-ajet-"
 MAX_KEY_CHARS = 2000

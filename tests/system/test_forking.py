@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import sys
 import numpy
-from ajet.forking import reseed
+from ajet.system.forking import reseed
 
 before = "numpy.random" in sys.modules
 reseed()
@@ -30,7 +30,7 @@ def test_numbers_are_new_and_nothing_is_imported_for_them() -> None:
 
 SERVER = """
 import sys
-from ajet.forking import ForkingServer, serve
+from ajet.system.forking import ForkingServer, serve
 
 class Server(ForkingServer):
     descriptors, threads_warning = 0, ""

@@ -19,8 +19,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
-from ajet.parent import die_with
 from ajet.schema.errors import AjetError
+from ajet.system.parent import die_with
 
 PACKET = 65536
 

@@ -20,9 +20,9 @@ from typing import Any, Protocol, cast
 
 import httptools
 
-from ajet.http.answer import Answer
-from ajet.http.connections import RECEIVED_BYTES, Connections
-from ajet.http.refusals import LONGEST_PAUSE_S
+from ajet.system.http.answer import Answer
+from ajet.system.http.connections import RECEIVED_BYTES, Connections
+from ajet.system.http.refusals import LONGEST_PAUSE_S
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ajet.http.loopback import is_loopback, without_port
+from ajet.system.http.loopback import is_loopback, without_port
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost", "LocalHost"])

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from ajet.runtime.companions import Service, ServiceError, Started, answers, say_at_once, start_command, wait_for
+from ajet.system.services import Service, ServiceError, Started, answers, say_at_once, start_command, wait_for
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet.runtime.processes import RAY_RUN, end_all, end_recorded, processes_of, recorded, still_running
+from ajet.system.processes import RAY_RUN, end_all, end_recorded, processes_of, recorded, still_running
 
 
 def test_everything_marked_is_ended_orphans_too() -> None:

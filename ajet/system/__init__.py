@@ -1,0 +1,1 @@
+"""Child processes, forks, sockets and HTTP: what touches the operating system."""
