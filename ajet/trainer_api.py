@@ -25,7 +25,7 @@ from ajet.rollout_function import RECORD_KEY, RolloutFunction
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.schema.resources import PromptTemplate, PromptTemplateError
 from ajet.schema.task import Task
-from ajet.user_code import ARROW, PROGRAM, importing, publish
+from ajet.schema.user_code import ARROW, PROGRAM, importing, publish
 from ajet.workflow import Workflow
 
 if TYPE_CHECKING:

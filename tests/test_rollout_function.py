@@ -13,7 +13,7 @@ import pytest
 from ajet import Task, Workflow, WorkflowOutput, WorkflowTask, rollout
 from ajet.config.loader import make_config
 from ajet.rollout_function import RECORD_KEY, RolloutFunctionError
-from ajet.user_code import import_class
+from ajet.schema.user_code import import_class
 
 
 def execute(function: Any, task: Task | None = None, tuner: Any = None) -> WorkflowOutput:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ajet.agents.agent import Agent
 from ajet.agents.limits import AgentSettingsError
-from ajet.user_code import ARROW, load_symbol
+from ajet.schema.user_code import ARROW, load_symbol
 
 READY = {
     "react": "ajet.agents.ready->ReActAgent",

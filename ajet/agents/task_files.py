@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet.named_files import find_named, likely_places
 from ajet.sandbox.sandbox import ExecResult, Sandbox
 from ajet.schema.errors import TaskDataError
+from ajet.schema.named_files import find_named, likely_places
 
 NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 OUTPUT_CHARS = 6000

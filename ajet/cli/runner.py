@@ -113,9 +113,9 @@ class _Runner:
     """Imports the workflow, starts the workers, replaces those that end, and ends them all."""
 
     def __init__(self, arguments: Namespace, key: str) -> None:
+        from ajet.schema.user_code import import_class
         from ajet.task_runner.forked_workers import ForkedWorkers
         from ajet.tuner.rehearsal import rehearse
-        from ajet.user_code import import_class
         from ajet.workflow import Workflow
 
         rehearse()

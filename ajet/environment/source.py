@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from ajet.environment.environment import Environment
 from ajet.schema.errors import ConfigError, ImportPathError
-from ajet.user_code import ARROW, load_symbol
+from ajet.schema.user_code import ARROW, load_symbol
 
 KEY = "ajet.rollout.environment"
 GYMNASIUM = "gymnasium:"

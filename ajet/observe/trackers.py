@@ -21,7 +21,7 @@ from typing import Any, cast
 from ajet.observe.metrics import MetricsSink
 from ajet.observe.secrets import Masker
 from ajet.schema.errors import ConfigError, MissingDependencyError
-from ajet.user_code import import_class
+from ajet.schema.user_code import import_class
 
 logger = logging.getLogger(__name__)
 

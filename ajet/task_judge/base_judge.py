@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ajet.schema.errors import JudgeFault, RewardError
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
-from ajet.user_code import import_class
+from ajet.schema.user_code import import_class
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
-from ajet.named_files import find_named, looked_in
 from ajet.schema.errors import MissingDependencyError, TaskDataError
 from ajet.schema.install import install_command
+from ajet.schema.named_files import find_named, looked_in
 
 log = logging.getLogger("ajet.task_reader")
 

@@ -7,8 +7,8 @@ from importlib import import_module
 
 from ajet.config import Config
 from ajet.schema.task import Task
+from ajet.schema.user_code import import_class
 from ajet.task_reader.task_reader_base import BaseTaskReader, require_tasks, with_unique_ids
-from ajet.user_code import import_class
 
 log = logging.getLogger("ajet.task_reader")
 

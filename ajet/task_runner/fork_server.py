@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config import Config
+from ajet.schema.user_code import import_class
 from ajet.system.forking import ForkingServer, serve
 from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge
 from ajet.task_runner.environments import find_environment
@@ -20,7 +21,6 @@ from ajet.task_runner.sandboxes import find_sandbox
 from ajet.task_runner.worker import run_worker
 from ajet.task_runner.workflow_class import load_workflow
 from ajet.tuner.rehearsal import rehearse
-from ajet.user_code import import_class
 
 
 def main(control_fd: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.user_code import import_class
+from ajet.schema.user_code import import_class
 from ajet.workflow import Workflow
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from ajet.schema.errors import ImportPathError
+from ajet.schema.user_code import ARROW, load_symbol
 from ajet.tools.adapters import adapted, is_foreign
 from ajet.tools.function_tool import FunctionTool, check_name
 from ajet.tools.signature import arguments_of, values_of
 from ajet.tools.tool import Tool, ToolSetupError, ToolSource
-from ajet.user_code import ARROW, load_symbol
 
 AnyTool = Tool | ToolSource
 Maker = Callable[..., AnyTool]

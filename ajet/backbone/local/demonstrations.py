@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
-from ajet.named_files import find_named, looked_in
 from ajet.observe.episode_store import EpisodeStore
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message, Tool
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError, TaskDataError
 from ajet.schema.generation import Completion, Sampling
+from ajet.schema.named_files import find_named, looked_in
 from ajet.schema.task import Task
 from ajet.task_reader.stream import TaskStream
 

@@ -12,7 +12,7 @@ from ajet.prompt_tuning.budget import BudgetExhausted
 from ajet.prompt_tuning.errors import ProposerError
 from ajet.prompt_tuning.proposal import Proposer, Reply, Request
 from ajet.schema.errors import AjetError, ImportPathError
-from ajet.user_code import load_symbol
+from ajet.schema.user_code import load_symbol
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.prompt_tuning.algorithm import ALGORITHMS, Algorithm, Sizes
 from ajet.prompt_tuning.budget import Budget, Limits, Spent
 from ajet.schema.errors import ConfigError, ImportPathError
-from ajet.user_code import load_symbol
+from ajet.schema.user_code import load_symbol
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from ajet.named_files import find_named, folders_above, likely_places
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.install import TRAIN, TRAIN_PACKAGES, install_command
+from ajet.schema.named_files import find_named, folders_above, likely_places
 
 LONGEST_NAME = 255
 """Bytes of a file's name."""

@@ -14,7 +14,7 @@ import pytest
 
 from ajet.schema.errors import ImportPathError
 from ajet.schema.task import Task
-from ajet.user_code import find_file, import_class, load_symbol, split_import_path
+from ajet.schema.user_code import find_file, import_class, load_symbol, split_import_path
 
 
 class Animal:
@@ -120,7 +120,7 @@ def test_it_works_without_a_folder_on_the_path(tmp_path: Path) -> None:
     """As in the `ajet` command, whose `sys.path` does not hold the working directory."""
     write(tmp_path / "pack_y" / "flow.py", "from pack_y.helper import N\nclass Flow: n = N")
     write(tmp_path / "pack_y" / "helper.py", "N = 5")
-    code = "from ajet.user_code import load_symbol as l; print(l('pack_y.flow->Flow').n)"
+    code = "from ajet.schema.user_code import load_symbol as l; print(l('pack_y.flow->Flow').n)"
     ran = subprocess.run(
         [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(Path.cwd())!r}); {code}"],
         cwd=tmp_path,
@@ -185,7 +185,7 @@ def test_threads_that_import_files_which_need_each_other_both_end(tmp_path: Path
         code = f"""
         import builtins
         from pathlib import Path
-        from ajet.user_code import load_symbol
+        from ajet.schema.user_code import load_symbol
         builtins.both_z.wait(30)
         try:
             load_symbol(str(Path(__file__).with_name({other!r} + ".py")) + "->Flow")
