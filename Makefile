@@ -61,7 +61,7 @@ PICTURES := $(CURDIR)/build/pictures
 
 pictures: env  ## take the viewer's pictures of the docs anew (needs Chromium)
 	rm -rf $(PICTURES) && mkdir -p $(PICTURES)
-	AJET_SCREENSHOTS=$(PICTURES) $(BIN)/python -m pytest -q tests/viewer/test_browser.py
+	AJET_SCREENSHOTS=$(PICTURES) $(BIN)/python -m pytest -q tests/observe/viewer/test_browser.py
 	$(BIN)/ajet --conf tutorial/example_prompt_tuning/prompt_tuning.yaml --backbone=prompt prompt_tuning.rounds=5 experiment_name=rooms --exp-dir $(PICTURES)/runs --quiet
 	$(BIN)/python benchmarks/_viewer_picture.py $(PICTURES)/runs /x/rooms-prompt/candidates $(PICTURES)/candidates.png 1280x1250
 	$(BIN)/ajet --conf tutorial/example_frozenlake/frozenlake.yaml --backbone=debug --exp-dir $(PICTURES)/runs experiment_name=lake \
@@ -82,7 +82,7 @@ test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in
 	@touch $@
 
 test-oldest: .venv-oldest/.ready  ## run the servers', viewer's and config's tests with the oldest versions that pyproject.toml allows
-	.venv-oldest/bin/python -m pytest tests/system/http tests/config tests/viewer/test_app.py tests/system/test_json_schemas.py \
+	.venv-oldest/bin/python -m pytest tests/system/http tests/config tests/observe/viewer/test_app.py tests/system/test_json_schemas.py \
 	  --deselect 'tests/system/http/test_access.py::test_this_machine_s_own_names_are_served[http://[::1]:80]' \
 	  --deselect tests/config/test_credit_keys.py::test_kl_in_the_reward_switches_the_loss_term_off  # its test client; torch
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ajet.job import AgentJetJob
+    from ajet.observe.tracing import emit_annotation, emit_exception, emit_message, emit_object, emit_reward, operation
     from ajet.rollout_function import rollout
     from ajet.schema.resources import LLM, PromptTemplate
     from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
     from ajet.task_runner.breakpoints import bp
-    from ajet.tracing import emit_annotation, emit_exception, emit_message, emit_object, emit_reward, operation
     from ajet.trainer_api import Trainer
     from ajet.tuner import AjetTuner
     from ajet.workflow import Workflow
@@ -53,12 +53,12 @@ _HOMES = {
     "WorkflowOutput": "ajet.schema.task",
     "WorkflowTask": "ajet.schema.task",
     "bp": "ajet.task_runner.breakpoints",
-    "emit_annotation": "ajet.tracing",
-    "emit_exception": "ajet.tracing",
-    "emit_message": "ajet.tracing",
-    "emit_object": "ajet.tracing",
-    "emit_reward": "ajet.tracing",
-    "operation": "ajet.tracing",
+    "emit_annotation": "ajet.observe.tracing",
+    "emit_exception": "ajet.observe.tracing",
+    "emit_message": "ajet.observe.tracing",
+    "emit_object": "ajet.observe.tracing",
+    "emit_reward": "ajet.observe.tracing",
+    "operation": "ajet.observe.tracing",
     "rollout": "ajet.rollout_function",
 }
 

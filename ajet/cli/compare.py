@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ajet.viewer.library import Experiment
+    from ajet.observe.viewer.library import Experiment
 
 RESULTS = (
     ("reward, first step", "reward/mean", 0),
@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
         parser.error("ajet compare RUN RUN: at least two runs")
 
     from ajet.cli.view import opened_experiment
-    from ajet.viewer.library import differences
+    from ajet.observe.viewer.library import differences
 
     experiments = [opened_experiment(given) for given in arguments.runs]
     _show("results", experiments, [(label, _values(experiments, name, at)) for label, name, at in RESULTS])

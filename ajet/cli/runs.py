@@ -21,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
 
     from ajet.cli.view import find_experiment
-    from ajet.viewer.library import Library, NoExperimentsError
+    from ajet.observe.viewer.library import Library, NoExperimentsError
 
     root = find_experiment(arguments.folder)
     library = Library(root)

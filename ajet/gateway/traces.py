@@ -14,11 +14,11 @@ from typing import NamedTuple
 import msgspec
 
 from ajet.gateway.caller import Caller
+from ajet.observe.tracing import otlp
+from ajet.observe.tracing.clocks import by_our_clock
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.span import Span
 from ajet.system.http.answer import Answer, json_answer
-from ajet.tracing import otlp
-from ajet.tracing.clocks import by_our_clock
 
 PATH = "/v1/traces"
 MAX_BYTES = 4 * 1024 * 1024

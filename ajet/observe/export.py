@@ -12,11 +12,11 @@ from typing import Any, TextIO
 from ajet.observe.episode_codec import episode_json
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore, RecordedEpisode
 from ajet.observe.episode_text import conversation, last_calls
+from ajet.observe.tracing.episode_trace import episode_spans
+from ajet.observe.tracing.otlp import to_json
 from ajet.schema.call_tree import ROOT
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.schema.streams import is_stream
-from ajet.tracing.episode_trace import episode_spans
-from ajet.tracing.otlp import to_json
 
 _ROW_GROUP = 256
 

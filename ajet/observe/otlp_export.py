@@ -7,12 +7,12 @@ import time
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from ajet.observe.tracing.episode_trace import episode_spans
+from ajet.observe.tracing.recording import new_span_id, trace_id_of
+from ajet.observe.tracing.sender import SpanSender
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError
 from ajet.schema.span import Span
-from ajet.tracing.episode_trace import episode_spans
-from ajet.tracing.recording import new_span_id, trace_id_of
-from ajet.tracing.sender import SpanSender
 
 KEY = "ajet.observe.otlp_endpoint"
 HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_check
 from msgspec.structs import replace
 
 from ajet.engine.base import Engine
+from ajet.observe.tracing import names
+from ajet.observe.tracing.rewards import call_of, reward_of
 from ajet.schema.chat import ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import (
     AjetError,
@@ -34,8 +36,6 @@ from ajet.session.response_format import ResponseFormat
 from ajet.session.settings import SessionSettings
 from ajet.session.span_log import SpanLog
 from ajet.session.stored_responses import StoredResponses
-from ajet.tracing import names
-from ajet.tracing.rewards import call_of, reward_of
 
 if TYPE_CHECKING:
     from ajet.context_tracker import ContextTracker, PreparedCall, Renderer

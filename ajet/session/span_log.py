@@ -7,10 +7,10 @@ import logging
 import msgspec
 from msgspec.structs import replace
 
+from ajet.observe.tracing.attributes import bounded
 from ajet.schema.span import Span
-from ajet.tracing.attributes import bounded
 
-log = logging.getLogger("ajet.tracing")
+log = logging.getLogger("ajet.observe.tracing")
 
 MAX_SPANS = 2_000
 """Of one episode: far more than an agent's tools and messages, and little beside its tokens."""

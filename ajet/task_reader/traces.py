@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ajet.observe.tracing.adapters import read_call
+from ajet.observe.tracing.otlp import attributes_of, objects, raw_spans
 from ajet.schema.codec import decode_episode
 from ajet.schema.errors import EpisodeFormatError, TaskDataError
 from ajet.schema.printable import encodable
-from ajet.tracing.adapters import read_call
-from ajet.tracing.otlp import attributes_of, objects, raw_spans
 
 log = logging.getLogger("ajet.task_reader")
 

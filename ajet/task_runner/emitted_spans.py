@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ajet.observe.tracing.recording import Recording
 from ajet.schema.task import WorkflowTask
-from ajet.tracing.recording import Recording
 
 if TYPE_CHECKING:
     from ajet.task_runner.results import WorkflowResult

@@ -15,8 +15,8 @@ import ajet
 from ajet.cli.main import main
 from ajet.cli.view import shown_folder
 from ajet.observe.episode_store import EpisodeStore
-from ajet.viewer.episode_view import episode_view, tokens_view
-from ajet.viewer.library import Library
+from ajet.observe.viewer.episode_view import episode_view, tokens_view
+from ajet.observe.viewer.library import Library
 from support.http_server import Server
 from support.screen import Terminal
 

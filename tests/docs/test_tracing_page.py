@@ -8,7 +8,7 @@ from typing import Any
 
 from ajet.config import make_config
 from ajet.config.contradictions import contradictions
-from ajet.tracing import find_final_reward, get_rewards_from_span, record_spans
+from ajet.observe.tracing import find_final_reward, get_rewards_from_span, record_spans
 from support.pages import ROOT, blocks_of
 from support.synthetic_run import write_experiment
 

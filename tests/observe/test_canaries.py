@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from ajet.observe.viewer.app import create_app
+from ajet.observe.viewer.library import Library
 from ajet.system.http.access import Access
-from ajet.viewer.app import create_app
-from ajet.viewer.library import Library
 
 CANARY = "canary3f9a1c77d2"
 PLACES = (
@@ -46,7 +46,7 @@ judge_service:
 WORKFLOW = """
 import json, logging, os
 from ajet import Workflow, WorkflowOutput
-from ajet.tracing import operation
+from ajet.observe.tracing import operation
 
 SECRETS = json.loads(os.environ["PLANTED_PLACES"])  # a name that says nothing, as if a service had given them
 

@@ -17,13 +17,13 @@ import pytest
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.export import ExportFormat, export_episodes
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.tracing.episode_trace import CALL, EPISODE
+from ajet.observe.tracing.otlp import read_json
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError
 from ajet.schema.span import Span
 from ajet.schema.task import Task
 from ajet.task_reader.traces import exchanges
-from ajet.tracing.episode_trace import CALL, EPISODE
-from ajet.tracing.otlp import read_json
 from support.synthetic_run import Vocabulary, batches
 
 

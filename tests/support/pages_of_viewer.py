@@ -7,7 +7,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
-from ajet.viewer.serve import Viewer, ViewerSettings
+from ajet.observe.viewer.serve import Viewer, ViewerSettings
 
 
 def start(root: Path) -> Viewer:

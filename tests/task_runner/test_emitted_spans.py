@@ -16,6 +16,7 @@ import pytest
 
 from ajet import Workflow, WorkflowOutput, emit_message, emit_reward, operation
 from ajet.config import make_config
+from ajet.observe.tracing import get_message_value, get_reward_value
 from ajet.schema.codec import decode_episode, encode_episode
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.task import Task, WorkflowTask
@@ -23,7 +24,6 @@ from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.remote import KEY_VARIABLE, RemoteRunner
 from ajet.task_runner.runner import TaskRunner
-from ajet.tracing import get_message_value, get_reward_value
 from support.runner_fakes import LineEngine, SmallProvider, runner_of
 
 CODE = """

@@ -16,7 +16,7 @@ of its complete rounds.
 
 A trial has `task`, `reward`, `success`, `episodes` (ids) and, if there are, `failure` and `fault`. Those of `read`,
 from which a candidate was written, have `feedback` too. Histories of older versions lack `read`, `rounds`, `left` and
-the `spent` of the end: no resume depends on them. The viewer shows all of it (`ajet/viewer/candidates.py`).
+the `spent` of the end: no resume depends on them. The viewer shows all of it (`ajet/observe/viewer/candidates.py`).
 """
 
 from __future__ import annotations

@@ -38,10 +38,7 @@ from ajet.compat.agentlightning.store import (
 )
 from ajet.compat.agentlightning.tracers import AgentOpsTracer, DummyTracer, OtelTracer, Tracer
 from ajet.compat.agentlightning.trainer import Trainer
-from ajet.schema.resources import LLM, PromptTemplate
-from ajet.schema.span import Span
-from ajet.store.records import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Worker
-from ajet.tracing import (
+from ajet.observe.tracing import (
     emit_annotation,
     emit_exception,
     emit_message,
@@ -56,7 +53,10 @@ from ajet.tracing import (
     is_reward_span,
     operation,
 )
-from ajet.tracing.adapters import Triplet
+from ajet.observe.tracing.adapters import Triplet
+from ajet.schema.resources import LLM, PromptTemplate
+from ajet.schema.span import Span
+from ajet.store.records import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Worker
 
 ProxyLLM = LLM
 """The endpoint of an episode carries its own key: there is nothing to strip."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+from ajet.observe.tracing.adapters import Triplet, to_messages, to_triplets
 from ajet.schema.errors import UserError
 from ajet.schema.span import Span
-from ajet.tracing.adapters import Triplet, to_messages, to_triplets
 
 T = TypeVar("T")
 FIRST_OCCURRENCE = "first_occurrence"

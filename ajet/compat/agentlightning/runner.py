@@ -12,11 +12,11 @@ from typing import Any, Literal
 from ajet.compat.agentlightning.agent import Agent, Hook, as_agent, bound
 from ajet.compat.agentlightning.store import AttemptedRollout, LightningStore, NamedResources
 from ajet.compat.agentlightning.tracers import Tracer
+from ajet.observe.tracing import NoRecordingError, emit_exception, emit_reward
 from ajet.schema.span import Span
 from ajet.schema.task import finite_reward
 from ajet.store.records import Mode
 from ajet.store.requests import AttemptRef
-from ajet.tracing import NoRecordingError, emit_exception, emit_reward
 
 log = logging.getLogger(__name__)
 SHORTEST_WAIT_S = 0.05

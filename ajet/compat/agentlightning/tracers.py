@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ajet.observe.tracing import record_spans
 from ajet.schema.span import Span
-from ajet.tracing import record_spans
 
 
 class Tracer:

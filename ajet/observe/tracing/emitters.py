@@ -1,0 +1,127 @@
+"""What user code calls to tell what happens in an episode: rewards, messages, objects, exceptions, anything."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any
+
+from ajet.observe.tracing import names
+from ajet.observe.tracing.attributes import flat, plain
+from ajet.observe.tracing.recording import emit
+from ajet.schema.errors import RewardError
+from ajet.schema.span import Span, SpanStatus
+from ajet.schema.task import finite_reward
+
+_MOST_STACK = 8_000
+"""Characters of a stack trace, its end."""
+
+
+def emit_reward(
+    reward: Any,
+    *,
+    call: str | None = None,
+    primary_key: str | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    propagate: bool = True,
+) -> Span:
+    """A reward: a number, or numbers by name, of which `primary_key` names the one that is trained.
+
+    With `call`, the `id` of a response, it is that model call's, and is added to the outcome. Without, the last one
+    emitted is the episode's reward if the workflow returns none. Raises TypeError or ValueError.
+    """
+    if isinstance(reward, Mapping):
+        dimensions = _dimensions(reward, primary_key)
+    elif primary_key is not None:
+        raise ValueError("emit_reward: primary_key is for rewards by name")
+    else:
+        dimensions = {names.PRIMARY: _number(reward, "emit_reward")}
+    values: dict[str, Any] = {}
+    for index, (name, value) in enumerate(dimensions.items()):
+        values[names.REWARD_NAME.format(index)] = name
+        values[names.REWARD_VALUE.format(index)] = value
+    if call is not None:
+        if not isinstance(call, str):
+            raise TypeError(f"emit_reward: call is the id of a response, not {type(call).__name__}")
+        values |= {names.LINK_KEY.format(0): names.RESPONSE_ID, names.LINK_VALUE.format(0): call}
+    return emit("emit_reward", names.REWARD, {**flat(attributes or {}), **values}, propagate=propagate)
+
+
+def emit_annotation(annotation: Mapping[str, Any], *, propagate: bool = True) -> Span:
+    """Anything worth knowing, as attributes."""
+    if not isinstance(annotation, Mapping):
+        raise TypeError(f"emit_annotation takes a mapping, not {type(annotation).__name__}")
+    return emit("emit_annotation", names.ANNOTATION, flat(annotation), propagate=propagate)
+
+
+def emit_message(message: str, *, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> Span:
+    """A text."""
+    if not isinstance(message, str):
+        raise TypeError(f"emit_message takes a text, not {type(message).__name__}; emit_object takes any object")
+    values = {**flat(attributes or {}), names.MESSAGE_BODY: message}
+    return emit("emit_message", names.MESSAGE, values, propagate=propagate)
+
+
+def emit_object(value: Any, *, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> Span:
+    """An object: its value if it is a text, a number, bytes or JSON, else its `repr`."""
+    values: dict[str, Any] = {**flat(attributes or {}), names.OBJECT_TYPE: type(value).__name__}
+    if isinstance(value, bytes):
+        values[names.OBJECT_LITERAL] = b64encode(value).decode()
+    elif value is None or isinstance(value, str | bool | int | float):
+        values[names.OBJECT_LITERAL] = str(value)
+    elif isinstance(value, dict | list | tuple):
+        values[names.OBJECT_JSON] = json.dumps(plain(value), ensure_ascii=False)
+    else:
+        values[names.OBJECT_LITERAL] = plain(value) if isinstance(plain(value), str) else json.dumps(plain(value))
+    return emit("emit_object", names.OBJECT, values, propagate=propagate)
+
+
+def emit_exception(
+    error: BaseException, *, attributes: Mapping[str, Any] | None = None, propagate: bool = True
+) -> Span:
+    """An exception that the code has caught."""
+    if not isinstance(error, BaseException):
+        raise TypeError(f"emit_exception takes an exception, not {type(error).__name__}")
+    values = {**flat(attributes or {}), **exception_attributes(error)}
+    status = failed(error)
+    return emit("emit_exception", names.EXCEPTION, values, propagate=propagate, status=status)
+
+
+def exception_attributes(error: BaseException) -> dict[str, Any]:
+    """OpenTelemetry's attributes of an exception."""
+    return {
+        "exception.type": type(error).__name__,
+        "exception.message": _said(error),
+        "exception.stacktrace": "".join(traceback.format_tb(error.__traceback__))[-_MOST_STACK:],
+    }
+
+
+def failed(error: BaseException) -> SpanStatus:
+    """The status of what an exception ended."""
+    return SpanStatus(status_code="ERROR", description=f"{type(error).__name__}: {_said(error)}"[:1000])
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as wrong:  # noqa: BLE001 - an exception class of the user's whose __str__ raises
+        return f"(its __str__ raised {type(wrong).__name__})"
+
+
+def _dimensions(reward: Mapping[Any, Any], primary: str | None) -> dict[str, float]:
+    if primary is None or primary not in reward:
+        raise ValueError(f"emit_reward: primary_key must name one of {', '.join(map(repr, reward)) or 'the rewards'}")
+    values = {str(name): _number(value, f"emit_reward: {name!r}") for name, value in reward.items()}
+    return {primary: values.pop(primary), **values}
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool):
+        return float(value)
+    try:
+        return finite_reward(value, what)
+    except RewardError as error:
+        is_number = isinstance(value, int | float) or getattr(value, "ndim", None) == 0
+        raise (ValueError if is_number else TypeError)(str(error)) from None

@@ -1,0 +1,325 @@
+"""OpenTelemetry's protocol, OTLP: spans from JSON and protobuf, and spans as JSON.
+
+What comes from outside is checked; nothing in it is executed. protobuf needs the extra `otel`, JSON needs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from ajet.observe.tracing import names
+from ajet.schema.errors import MissingDependencyError
+from ajet.schema.install import install_command
+from ajet.schema.span import Span, SpanStatus
+
+MAX_DEPTH = 50
+"""Nesting of an attribute's value."""
+_HEX = re.compile(r"[0-9a-fA-F]{1,64}\Z")
+_STATUS = ("UNSET", "OK", "ERROR")
+_SCALARS = ("stringValue", "intValue", "doubleValue", "boolValue")
+UNKNOWN = "unknown"
+"""Rollout and attempt of a span that doesn't say where it belongs."""
+
+
+class OtlpError(ValueError):
+    """Not a trace of OTLP. Says what is wrong where."""
+
+
+class _Raw(NamedTuple):
+    """A span as either form gives it."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str
+    name: str
+    start_ns: int
+    end_ns: int
+    status: int
+    status_message: str
+    attributes: dict[str, Any]
+    events: list[dict[str, Any]]
+    links: list[dict[str, Any]]
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def raw_spans(document: Any) -> Iterator[dict[str, Any]]:
+    """The spans of an OTLP JSON document as they are, whatever else is in it."""
+    for item in document if isinstance(document, list) else [document]:
+        for resource in objects(item, "resourceSpans", "resource_spans"):
+            for scope in objects(resource, "scopeSpans", "scope_spans"):
+                yield from objects(scope, "spans")
+
+
+def objects(value: Any, *keys: str) -> list[dict[str, Any]]:
+    """The objects in the list under the first of these keys that there is."""
+    if not isinstance(value, dict):
+        return []
+    found: list[Any] = next((value[key] for key in keys if isinstance(value.get(key), list)), [])
+    return [each for each in found if isinstance(each, dict)]
+
+
+def attributes_of(value: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a span, an event or a resource in OTLP JSON."""
+    return {str(each.get("key")): any_value(each.get("value")) for each in objects(value, "attributes")}
+
+
+def any_value(value: Any, depth: int = 0) -> Any:
+    """An attribute's value. 64-bit numbers may be texts in JSON."""
+    if not isinstance(value, dict) or depth > MAX_DEPTH:
+        return None
+    if isinstance(listed := value.get("arrayValue"), dict):
+        inner = listed.get("values")
+        return [any_value(each, depth + 1) for each in inner] if isinstance(inner, list) else []
+    if isinstance(pairs := value.get("kvlistValue"), dict):
+        return {str(each.get("key")): any_value(each.get("value"), depth + 1) for each in objects(pairs, "values")}
+    if isinstance(number := value.get("intValue"), str) and re.fullmatch(r"-?\d{1,20}", number):
+        return int(number) if -(2**63) <= int(number) < 2**63 else number
+    return next((value[name] for name in _SCALARS if name in value), None)
+
+
+def count_json(document: Any) -> int:
+    """How many spans a document holds. Raises OtlpError if it isn't OTLP."""
+    if not isinstance(document, dict) or not isinstance(document.get("resourceSpans", []), list):
+        raise OtlpError("expected an object with resourceSpans, a list")
+    return sum(1 for _ in raw_spans(document))
+
+
+def read_json(document: Any, most: int) -> list[Span]:
+    """The first `most` spans of an OTLP JSON document. Raises OtlpError."""
+    spans: list[Span] = []
+    for resource in objects(document, "resourceSpans"):
+        described = attributes_of(resource.get("resource") or {})
+        for scope in objects(resource, "scopeSpans"):
+            for raw in objects(scope, "spans"):
+                if len(spans) >= most:
+                    return spans
+                spans.append(_span(_of_json(raw), described))
+    return spans
+
+
+def _of_json(raw: dict[str, Any]) -> _Raw:
+    status = raw.get("status")
+    said = status if isinstance(status, dict) else {}
+    return _Raw(
+        str(raw.get("traceId") or ""),
+        str(raw.get("spanId") or ""),
+        str(raw.get("parentSpanId") or ""),
+        str(raw.get("name") or ""),
+        _nanoseconds(raw.get("startTimeUnixNano")),
+        _nanoseconds(raw.get("endTimeUnixNano")),
+        _code(said.get("code")),
+        str(said.get("message") or ""),
+        attributes_of(raw),
+        [
+            {"name": str(event.get("name") or ""), "time": _nanoseconds(event.get("timeUnixNano")) / 1e9}
+            | {"attributes": attributes_of(event)}
+            for event in objects(raw, "events")
+        ],
+        [
+            {"trace_id": str(link.get("traceId") or ""), "span_id": str(link.get("spanId") or "")}
+            | {"attributes": attributes_of(link)}
+            for link in objects(raw, "links")
+        ],
+    )
+
+
+def _code(value: Any) -> int:
+    if isinstance(value, str):
+        value = {"STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}.get(value, 0)
+    return value if value in (0, 1, 2) else 0
+
+
+def _nanoseconds(value: Any) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20:
+        return int(value)
+    return int(value) if isinstance(value, int | float) and 0 <= value < 2**64 else 0
+
+
+# ---------------------------------------------------------------- protobuf
+
+
+def parse_protobuf(body: bytes) -> Any:
+    """The message in a request's body. Raises OtlpError, or MissingDependencyError."""
+    try:
+        service = import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+        decode_error: type[Exception] = import_module("google.protobuf.message").DecodeError
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"OTLP as protobuf needs opentelemetry-proto ({error}): {install_command('otel')}; or have the agent send "
+            "JSON (OTEL_EXPORTER_OTLP_PROTOCOL=http/json)"
+        ) from None
+    try:
+        return service.ExportTraceServiceRequest.FromString(body)
+    except decode_error as error:
+        raise OtlpError(f"not an ExportTraceServiceRequest: {error}") from None
+
+
+def count_protobuf(message: Any) -> int:
+    """How many spans a message holds."""
+    return sum(len(scope.spans) for resource in message.resource_spans for scope in resource.scope_spans)
+
+
+def read_protobuf(message: Any, most: int) -> list[Span]:
+    """The first `most` spans of a message. Raises OtlpError."""
+    spans: list[Span] = []
+    for resource in message.resource_spans:
+        described = _pairs(resource.resource.attributes)
+        for scope in resource.scope_spans:
+            for raw in scope.spans:
+                if len(spans) >= most:
+                    return spans
+                spans.append(_span(_of_protobuf(raw), described))
+    return spans
+
+
+def _of_protobuf(raw: Any) -> _Raw:
+    return _Raw(
+        raw.trace_id.hex(),
+        raw.span_id.hex(),
+        raw.parent_span_id.hex(),
+        raw.name,
+        raw.start_time_unix_nano,
+        raw.end_time_unix_nano,
+        raw.status.code,
+        raw.status.message,
+        _pairs(raw.attributes),
+        [
+            {"name": event.name, "time": event.time_unix_nano / 1e9, "attributes": _pairs(event.attributes)}
+            for event in raw.events
+        ],
+        [
+            {"trace_id": link.trace_id.hex(), "span_id": link.span_id.hex(), "attributes": _pairs(link.attributes)}
+            for link in raw.links
+        ],
+    )
+
+
+def _pairs(pairs: Any, depth: int = 0) -> dict[str, Any]:
+    return {pair.key: _proto_value(pair.value, depth) for pair in pairs}
+
+
+def _proto_value(value: Any, depth: int) -> Any:
+    kind = value.WhichOneof("value")
+    if kind is None or depth > MAX_DEPTH:
+        return None
+    if kind == "array_value":
+        return [_proto_value(each, depth + 1) for each in value.array_value.values]
+    if kind == "kvlist_value":
+        return _pairs(value.kvlist_value.values, depth + 1)
+    found = getattr(value, kind)
+    return found.hex() if isinstance(found, bytes) else found
+
+
+# ---------------------------------------------------------------- spans
+
+
+def _span(raw: _Raw, resource: Mapping[str, Any]) -> Span:
+    for what, value in (("spanId", raw.span_id), ("traceId", raw.trace_id)):
+        if not _HEX.match(value):
+            raise OtlpError(f"span {raw.name!r:.100}: {what} must be hexadecimal digits, not {value!r:.80}")
+    return Span(
+        rollout_id=_id(resource.get(names.ROLLOUT_ID)),
+        attempt_id=_id(resource.get(names.ATTEMPT_ID)),
+        trace_id=raw.trace_id.lower(),
+        span_id=raw.span_id.lower(),
+        parent_id=raw.parent_id.lower() or None,
+        name=raw.name,
+        status=SpanStatus(
+            status_code=_STATUS[raw.status] if raw.status in (0, 1, 2) else "UNSET",  # type: ignore[arg-type]
+            description=raw.status_message[:1000] or None,
+        ),
+        attributes=raw.attributes,
+        events=tuple(raw.events),
+        links=tuple(raw.links),
+        start_time=raw.start_ns / 1e9 or None,
+        end_time=raw.end_ns / 1e9 or None,
+        resource=dict(resource),
+    )
+
+
+def _id(value: Any) -> str:
+    return value if isinstance(value, str) and re.fullmatch(r"[!-~]{1,200}", value) else UNKNOWN
+
+
+def to_json(spans: Sequence[Span], resource: Mapping[str, Any], scope: str = "ajet") -> dict[str, Any]:
+    """An OTLP JSON document. Spans that describe a resource of their own keep it, beside `resource`."""
+    described = sorted(spans, key=lambda span: repr(sorted(span.resource.items())))
+    return {
+        "resourceSpans": [
+            {
+                "resource": {"attributes": _key_values({**resource, **dict(own)})},
+                "scopeSpans": [{"scope": {"name": scope}, "spans": [_json_span(span) for span in group]}],
+            }
+            for own, group in _grouped(described)
+        ]
+    }
+
+
+def _grouped(spans: Sequence[Span]) -> Iterator[tuple[dict[str, Any], list[Span]]]:
+    for _, group in groupby(spans, key=lambda span: repr(sorted(span.resource.items()))):
+        members = list(group)
+        yield members[0].resource, members
+
+
+def _json_span(span: Span) -> dict[str, Any]:
+    return {
+        "traceId": span.trace_id,
+        "spanId": span.span_id,
+        "parentSpanId": span.parent_id or "",
+        "name": span.name,
+        "kind": 1,
+        "startTimeUnixNano": _unix_nano(span.start_time),
+        "endTimeUnixNano": _unix_nano(span.end_time),
+        "attributes": _key_values(span.attributes),
+        "status": {"code": _STATUS.index(span.status.status_code), "message": span.status.description or ""},
+        "events": [
+            {
+                "name": str(event.get("name", "")),
+                "timeUnixNano": _unix_nano(event.get("time")),
+                "attributes": _key_values(_mapping(event.get("attributes"))),
+            }
+            for event in span.events
+        ],
+        "links": [
+            {
+                "traceId": str(link.get("trace_id", "")),
+                "spanId": str(link.get("span_id", "")),
+                "attributes": _key_values(_mapping(link.get("attributes"))),
+            }
+            for link in span.links
+        ],
+    }
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _unix_nano(seconds: Any) -> str:
+    known = isinstance(seconds, int | float) and math.isfinite(seconds) and 0 <= seconds < 1e10
+    return str(int(seconds * 1e9)) if known else "0"
+
+
+def _key_values(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _json_value(value)} for key, value in values.items() if value is not None]
+
+
+def _json_value(value: Any) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    if isinstance(value, float):
+        return {"doubleValue": value} if math.isfinite(value) else {"stringValue": str(value)}
+    if isinstance(value, Mapping):
+        return {"kvlistValue": {"values": _key_values(value)}}
+    if isinstance(value, list | tuple):
+        return {"arrayValue": {"values": [_json_value(each) for each in value if each is not None]}}
+    return {"stringValue": str(value)}

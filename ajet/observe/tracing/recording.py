@@ -1,0 +1,179 @@
+"""`Recording`: where the spans go that user code emits, wherever in its process it does.
+
+It is found through a context variable: so tasks and coroutines of several episodes in one thread keep theirs apart.
+Threads that the code starts, and functions that it passes to a thread pool, inherit it (`ajet.observe.tracing.threads`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from ajet.observe.tracing import names
+from ajet.observe.tracing.attributes import bounded, plain
+from ajet.observe.tracing.rewards import Reward, call_of, reward_of
+from ajet.observe.tracing.threads import inherited, mark_threads
+from ajet.schema.span import Span, SpanStatus
+
+Sink = Callable[[Span], None]
+"""Takes a finished span. Called from any thread; must not block and must not raise."""
+
+
+def _nowhere(_: Span) -> None:
+    pass
+
+
+class NoRecordingError(RuntimeError):
+    """A span was emitted where nobody records."""
+
+
+def trace_id_of(attempt_id: str) -> str:
+    """The trace of an episode: 32 hexadecimal digits."""
+    return hashlib.sha256(attempt_id.encode()).hexdigest()[:32]
+
+
+def root_span_id_of(attempt_id: str) -> str:
+    """The span that stands for the whole episode."""
+    return hashlib.sha256(attempt_id.encode()).hexdigest()[32:48]
+
+
+class Recording:
+    """The spans of one attempt, on their way to a sink."""
+
+    def __init__(self, sink: Sink, attempt_id: str, rollout_id: str = "") -> None:
+        self._sink = sink
+        self.attempt_id = attempt_id
+        self.rollout_id = rollout_id or attempt_id
+        self.trace_id = trace_id_of(attempt_id)
+        self.process = os.getpid()
+        """A process that is forked from it inherits the recording, and nobody sees what it adds there."""
+        self.reward: Reward | None = None
+        """The latest that was emitted for the episode."""
+
+    def add(self, span: Span) -> None:
+        """Take a span that is finished."""
+        if (reward := reward_of(span)) is not None and call_of(span) is None:
+            self.reward = reward
+        self._sink(span)
+
+    def close(self) -> None:
+        """Drop what comes later, from threads that outlive their episode."""
+        self._sink = _nowhere
+
+    @contextmanager
+    def active(self) -> Iterator[Recording]:
+        """Within this, in this context, what is emitted goes here."""
+        mark_threads(current_place)
+        token = _place.set(Place(self, root_span_id_of(self.attempt_id)))
+        try:
+            yield self
+        finally:
+            with suppress(ValueError):  # a coroutine that is thrown away is closed in another context
+                _place.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in which trace the code at hand runs."""
+
+    recording: Recording | None
+    """None: nowhere, explicitly."""
+    parent_id: str | None = None
+
+
+_place: ContextVar[Place | None] = ContextVar("ajet_span_place", default=None)
+
+
+def current_place() -> Place | None:
+    """Of the running code: by its context, else by the thread that started its thread."""
+    place = _place.get() or inherited()
+    here = place is not None and place.recording is not None and place.recording.process == os.getpid()
+    return place if here else None
+
+
+@contextmanager
+def at_place(place: Place | None) -> Iterator[None]:
+    """Run code as if it were there."""
+    token = _place.set(place or Place(None))
+    try:
+        yield
+    finally:
+        _place.reset(token)
+
+
+@contextmanager
+def record_spans(sink: Sink | None = None, *, attempt_id: str = "local", rollout_id: str = "") -> Iterator[list[Span]]:
+    """Record what is emitted within, outside of any episode: for scripts, tests and tools. Yields the spans so far."""
+    spans: list[Span] = []
+
+    def keep(span: Span) -> None:
+        spans.append(span)
+        if sink is not None:
+            sink(span)
+
+    with Recording(keep, attempt_id, rollout_id).active():
+        yield spans
+
+
+def new_span_id() -> str:
+    """16 random hexadecimal digits."""
+    return secrets.token_hex(8)
+
+
+def _why_nobody_records() -> str:
+    place = _place.get() or inherited()
+    if place is not None and place.recording is not None:
+        return (
+            "this is another process than the episode's, so nobody records this span\n"
+            "    return the value and emit it in the workflow, or send spans from here (tuner.otlp_environment)"
+        )
+    return (
+        "no episode is running here, so nobody records this span\n"
+        "    in a script, use `with ajet.observe.tracing.record_spans() as spans:`"
+    )
+
+
+def emit(
+    emitter: str,
+    name: str,
+    attributes: dict[str, Any],
+    *,
+    propagate: bool = True,
+    status: SpanStatus | None = None,
+    start_time: float | None = None,
+    end_time: float | None = None,
+    span_id: str | None = None,
+) -> Span:
+    """Make a span, and give it to the recording at hand. `propagate=False`: only return it. `emitter`: for messages."""
+    place = current_place()
+    if place is None and propagate:
+        raise NoRecordingError(f"{emitter}: {_why_nobody_records()}; propagate=False only returns the span")
+    now = time.time()
+    recording = None if place is None else place.recording
+    span = Span(
+        rollout_id="local" if recording is None else recording.rollout_id,
+        attempt_id="local" if recording is None else recording.attempt_id,
+        trace_id="" if recording is None else recording.trace_id,
+        span_id=span_id or new_span_id(),
+        parent_id=None if place is None else place.parent_id,
+        name=name,
+        status=status or SpanStatus(status_code="OK"),
+        attributes=plain(attributes),
+        start_time=now if start_time is None else start_time,
+        end_time=now if end_time is None else end_time,
+    )
+    if name != names.REWARD and reward_of(span) is not None:  # the keys may be what a model wrote
+        span = replace(span, attributes={names.NOT_COUNTED: "only emit_reward gives rewards", **span.attributes})
+    span = bounded(span)
+    if recording is not None and propagate:
+        recording.add(span)
+    return span

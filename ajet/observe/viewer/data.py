@@ -1,0 +1,214 @@
+"""The JSON that the viewer's scripts fetch, and the files that readers download.
+
+Handlers are plain functions that run on worker threads, so a slow query doesn't hold up other pages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ajet.observe.episode_codec import episode_json
+from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore, RecordedEpisode
+from ajet.observe.reward_histogram import RewardCount, reward_counts, reward_histograms
+from ajet.observe.task_statistics import TaskRow, task_history, task_page
+from ajet.observe.viewer.episode_view import episode_view, tokens_view
+from ajet.observe.viewer.library import Experiment, Library, Reading
+from ajet.observe.viewer.queries import TaskQuery, episode_query, task_query
+from ajet.observe.viewer.tables import episodes_csv, metrics_csv, tasks_csv
+from ajet.observe.viewer.task_view import answer_names, gold_answer, task_view
+
+_GROUP_LIMIT = 64
+_INTEGER = re.compile(r"-?[0-9]{1,15}")
+_LARGEST_FILE = 1_000_000
+
+
+class Data:
+    """What is read, by address."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/api/experiments", self.experiments),
+            Route("/api/rewards", self.rewards),
+            Route("/api/x/{name}", self.summary),
+            Route("/api/x/{name}/metrics", self.metrics),
+            Route("/api/x/{name}/metrics.csv", self.metrics_file),
+            Route("/api/x/{name}/episodes", self.episodes),
+            Route("/api/x/{name}/episodes.csv", self.episodes_file),
+            Route("/api/x/{name}/facets", self.facets),
+            Route("/api/x/{name}/candidates", self.candidates),
+            Route("/api/x/{name}/tasks", self.tasks),
+            Route("/api/x/{name}/tasks.csv", self.tasks_file),
+            Route("/api/x/{name}/task/{task:path}", self.task),
+            Route("/api/x/{name}/group/{group:path}", self.group),
+            Route("/api/x/{name}/episode/{episode:path}", self.episode),
+            Route("/api/x/{name}/tokens/{episode:path}", self.tokens),
+            Route("/api/x/{name}/raw/{episode:path}", self.raw),
+        ]
+
+    def experiments(self, request: Request) -> Response:
+        return _json([self._library.get(name).summary() for name in self._library.names()])
+
+    def summary(self, request: Request) -> Response:
+        return _json(self._named(request).summary())
+
+    def metrics(self, request: Request) -> Response:
+        after = request.query_params.get("after", "")
+        experiment = self._named(request)
+        if after and not _INTEGER.fullmatch(after):
+            raise HTTPException(400, "after: should be the number of a step")
+        columns = experiment.metrics(int(after) if after else None)
+        return _json({**columns, "running": experiment.running})
+
+    def episodes(self, request: Request) -> Response:
+        experiment = self._named(request)
+        query = episode_query(request.query_params, experiment.notes)
+        store = experiment.store()
+        if store is None:
+            return _json({"rows": [], "total": 0})
+        rows, total = store.page(
+            query.where, sort=query.sort, descending=query.descending, offset=query.offset, limit=query.limit
+        )
+        return _json({"rows": rows, "total": total})
+
+    def metrics_file(self, request: Request) -> Response:
+        """All metrics, to download."""
+        experiment = self._named(request)
+        return _file(metrics_csv(experiment.metrics()), f"{experiment.name} metrics.csv")
+
+    def episodes_file(self, request: Request) -> Response:
+        """The episodes that the filters choose, all pages of them."""
+        experiment = self._named(request)
+        query = episode_query(request.query_params, experiment.notes)
+        store = experiment.store()
+        rows = (
+            store.page(query.where, sort=query.sort, descending=query.descending, limit=_LARGEST_FILE)[0]
+            if store
+            else []
+        )
+        return _file(episodes_csv(rows), f"{experiment.name} episodes.csv")
+
+    def rewards(self, request: Request) -> Response:
+        """How the rewards of each step are spread, in one run or several with the same bins. One that can't be read is
+        named, and the others are given."""
+        experiments = [self._library.get(name) for name in request.query_params.get("runs", "").split(",") if name]
+        reading = Reading()
+        nothing: list[RewardCount] = []
+        counts = [reading.part(partial(_reward_counts, experiment), nothing) for experiment in experiments]
+        found = zip(experiments, reward_histograms(counts), strict=True)
+        return _json({"runs": {one.name: asdict(spread) for one, spread in found}, "problems": reading.problems})
+
+    def candidates(self, request: Request) -> Response:
+        """What a search for prompt templates has found so far. `?known=`: the stamp of what the page already has."""
+        experiment = self._named(request)
+        return _json(experiment.prompts.view(experiment.running, request.query_params.get("known", "")))
+
+    def tasks(self, request: Request) -> Response:
+        rows, total = self._tasks(request, task_query(request.query_params))
+        return _json({"rows": rows, "total": total})
+
+    def tasks_file(self, request: Request) -> Response:
+        """The tasks that the filters choose, all pages of them."""
+        query = replace(task_query(request.query_params), offset=0, limit=_LARGEST_FILE)
+        rows, _ = self._tasks(request, query)
+        return _file(tasks_csv(rows), f"{self._named(request).name} tasks.csv")
+
+    def _tasks(self, request: Request, query: TaskQuery) -> tuple[list[dict[str, Any]], int]:
+        experiment = self._named(request)
+        store = experiment.store()
+        if store is None:
+            return [], 0
+        rows, total = task_page(
+            store, query.where, threshold=experiment.success_threshold(),
+            sort=query.sort, descending=query.descending, offset=query.offset, limit=query.limit,
+        )  # fmt: skip
+        records = store.tasks([row.task_id for row in rows])
+        names = answer_names(experiment.config())
+        answers = {name: gold_answer(task.metadata, names) for name, task in records.items()}
+        # no asdict: it would copy each of the steps, of which a page may have 40,000
+        return [
+            {**{key: getattr(row, key) for key in _TASK_FIELDS}, "answer": answers.get(row.task_id)} for row in rows
+        ], total
+
+    def task(self, request: Request) -> Response:
+        """One task: what the reader gave, and its attempts."""
+        experiment, store, name = self._named(request), self._store(request), request.path_params["task"]
+        attempts = task_history(store, name, experiment.success_threshold())
+        if not attempts:
+            raise HTTPException(404, f"no episode of task {name!r} is recorded")
+        return _json({"task": task_view(experiment, store, name), "attempts": attempts})
+
+    def facets(self, request: Request) -> Response:
+        store = self._named(request).store()
+        return _json(asdict(store.facets()) if store is not None else {"total": 0})
+
+    def group(self, request: Request) -> Response:
+        store = self._store(request)
+        where = EpisodeFilter(group=request.path_params["group"])
+        rows, total = store.page(where, sort="id", descending=False, limit=_GROUP_LIMIT)
+        experiment = self._named(request)
+        episodes = [_episode(experiment, store.get(row["episode_id"]), store) for row in rows]
+        return _json({"rows": rows, "total": total, "episodes": episodes})
+
+    def episode(self, request: Request) -> Response:
+        experiment = self._named(request)
+        return self._one(request, lambda one, store: _episode(experiment, one, store))
+
+    def tokens(self, request: Request) -> Response:
+        return self._one(request, tokens_view)
+
+    def raw(self, request: Request) -> Response:
+        """Everything about one episode, to copy or download."""
+        return self._one(request, lambda one, _store: episode_json(one.episode, one.step, one.annotation))
+
+    def _one(self, request: Request, view: Callable[[Any, EpisodeStore], dict[str, Any]]) -> Response:
+        store = self._store(request)
+        try:
+            recorded = store.get(request.path_params["episode"])
+        except EpisodeNotFoundError as error:
+            raise HTTPException(404, str(error)) from error
+        return _json(view(recorded, store))
+
+    def _store(self, request: Request) -> EpisodeStore:
+        store = self._named(request).store()
+        if store is None:
+            raise HTTPException(404, "this experiment hasn't recorded any episodes yet")
+        return store
+
+    def _named(self, request: Request) -> Experiment:
+        return self._library.get(request.path_params["name"])
+
+
+_TASK_FIELDS = tuple(field.name for field in fields(TaskRow))
+
+
+def _episode(experiment: Experiment, recorded: RecordedEpisode, store: EpisodeStore) -> dict[str, Any]:
+    """An episode's view with that of its task."""
+    return {**episode_view(recorded, store), "task": task_view(experiment, store, recorded.episode.task_id)}
+
+
+def _reward_counts(experiment: Experiment) -> list[RewardCount]:
+    store = experiment.store()
+    return reward_counts(store) if store is not None else []
+
+
+def _file(text: str, name: str) -> Response:
+    """A CSV file, which browsers save."""
+    plain = re.sub(r"[^\w.-]+", "_", name)
+    return Response(text, media_type="text/csv", headers={"content-disposition": f'attachment; filename="{plain}"'})
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value, enc_hook=str), media_type="application/json")

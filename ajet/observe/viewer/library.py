@@ -1,0 +1,347 @@
+"""`Library`: the experiments in a folder, as the viewer reads them. Nothing here writes but the notes.
+
+A file that can't be read costs what it would have shown, and no more: the list goes on, and says what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from ajet.observe.episode_store import EpisodeStore
+from ajet.observe.experiment import is_running, read_events
+from ajet.observe.line_file import unreadable_lines
+from ajet.observe.notes import Note, Notes
+from ajet.observe.viewer.candidates import PromptHistory
+from ajet.schema.errors import UserError
+
+_T = TypeVar("_T")
+_MARKS = ("config.resolved.yaml", "metrics.jsonl", "episodes.sqlite")
+"""A folder that contains one of these is an experiment."""
+_LOG_TAIL_BYTES = 200_000
+_SPARK_POINTS = 40
+
+
+class NoExperimentsError(UserError):
+    """There is nothing to show."""
+
+
+class ExperimentNotFoundError(UserError):
+    """There is no experiment of that name."""
+
+
+class DamagedExperimentError(UserError):
+    """A file of an experiment can't be read. Names the file, and the line where there is one."""
+
+
+class Library:
+    """The experiments in a folder, or just one if the folder is itself an experiment. Safe to use from any thread."""
+
+    def __init__(self, root: Path, trajectories: Path | None = None) -> None:
+        """`trajectories`: the folder of trajectories that `root`, an experiment of our own, was made from."""
+        self.root = root
+        self.trajectories = trajectories
+        self.why_no_notes = (
+            "" if trajectories is None else "Notes are kept in experiment folders, not for trajectories."
+        )
+        self.single = is_experiment(root)
+        self._open: dict[str, Experiment] = {}
+        self._lock = threading.Lock()
+
+    def names(self) -> list[str]:
+        """All experiments, the most recently written first."""
+        if self.single:
+            return [self.root.name]
+        if not self.root.is_dir():
+            return []
+        found = [path for path in self.root.iterdir() if _is_folder(path) and is_experiment(path)]
+        return [path.name for path in sorted(found, key=_touched, reverse=True)]
+
+    def get(self, name: str) -> Experiment:
+        """An experiment by name. The name is looked up, never used as a path."""
+        with self._lock:
+            if name in self._open and is_experiment(self._open[name].path):
+                return self._open[name]
+            if name not in self.names():
+                raise ExperimentNotFoundError(f"no experiment {name!r} in {self.root}")
+            experiment = Experiment(self.root if self.single else self.root / name)
+            self._open[name] = experiment
+            return experiment
+
+
+class Reading:
+    """Reads several things, and goes on when one of them can't be read."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def part(self, read: Callable[[], _T], otherwise: _T) -> _T:
+        """What was read; if it can't be, `otherwise`, and the reason is among the problems."""
+        try:
+            return read()
+        except (UserError, OSError, sqlite3.Error) as error:
+            self.problems.append(str(error))
+            return otherwise
+
+
+class Experiment:
+    """One experiment folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.resolve().name
+        self.notes = Notes(path)
+        self.prompts = PromptHistory(path)
+        self._metrics = MetricsReader(path / "metrics.jsonl")
+        self._store: EpisodeStore | None = None
+        self._store_inode = 0
+        self._lock = threading.Lock()
+
+    @property
+    def running(self) -> bool:
+        return is_running(self.path)
+
+    def metrics(self, after: int | None = None) -> dict[str, Any]:
+        """`steps` and, for each metric, one value per step (null where a step has none). `problem`: what of the file
+        can't be read."""
+        return self._metrics.columns(after)
+
+    def store(self) -> EpisodeStore | None:
+        """The recorded episodes; None if there are none yet."""
+        file = self.path / "episodes.sqlite"
+        with self._lock:
+            inode = file.stat().st_ino if file.exists() else 0
+            if inode != self._store_inode and self._store is not None:  # the run was started afresh
+                self._store.close()
+                self._store = None
+            if self._store is None and inode:
+                self._store, self._store_inode = EpisodeStore(file), inode
+            return self._store
+
+    def config(self) -> dict[str, Any]:
+        """The resolved config, secrets masked."""
+        file = self.path / "config.resolved.yaml"
+        try:
+            loaded = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else None
+        except (yaml.YAMLError, UnicodeError) as error:
+            raise DamagedExperimentError(f"{file} is not YAML: {error}") from error
+        return loaded if isinstance(loaded, dict) else {}
+
+    def success_threshold(self) -> float:
+        """The reward from which an episode counts as solved if neither workflow nor judge said so."""
+        given = _at(self.config(), "ajet", "task_judge", "success_threshold")
+        return float(given) if isinstance(given, int | float) else 1.0
+
+    def environment(self) -> dict[str, str]:
+        """Commit, versions and machine; empty for a run of an older version."""
+        file = self.path / "environment.json"
+        try:
+            found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        except ValueError as error:
+            raise DamagedExperimentError(f"{file} is not JSON: {error}") from error
+        return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+    def events(self) -> list[dict[str, Any]]:
+        file = self.path / "events.jsonl"
+        try:
+            found = read_events(file)
+        except ValueError as error:
+            raise DamagedExperimentError(f"{file} is not JSON, line by line: {error}") from error
+        return [event for event in found if isinstance(event, dict) and "event" in event and "time" in event]
+
+    def _left_out_events(self) -> list[str]:
+        """What of the events can't be read, in words."""
+        file = self.path / "events.jsonl"
+        lines = unreadable_lines(file)
+        more = f" ({len(lines) - 1} more such lines)" if len(lines) > 1 else ""
+        return [f"{file}, line {lines[0]}: not an event, and left out{more}"] if lines else []
+
+    def log_tail(self) -> list[dict[str, Any]]:
+        """The newest records of the log."""
+        file = self.path / "run.log"
+        if not file.exists():
+            return []
+        with file.open("rb") as stream:
+            stream.seek(max(0, file.stat().st_size - _LOG_TAIL_BYTES))
+            lines = stream.read().decode("utf-8", "replace").splitlines()
+        return [_log_record(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def summary(self) -> dict[str, Any]:
+        """One line of the experiments list. What can't be read is left out, and named under `problem`."""
+        reading = Reading()
+        nothing: dict[str, Any] = {}
+        no_steps: dict[str, Any] = {"steps": [], "series": {}, "problem": ""}
+        no_events: list[dict[str, Any]] = []
+        config = reading.part(self.config, nothing)
+        columns = reading.part(self.metrics, no_steps)
+        if columns["problem"]:
+            reading.problems.append(columns["problem"])
+        rewards, successes, validations = (
+            [value for value in columns["series"].get(name, []) if isinstance(value, int | float)]
+            for name in ("reward/mean", "success/rate", "val/reward/mean")
+        )
+        events = reading.part(self.events, no_events)
+        reading.problems += reading.part(self._left_out_events, [])
+        model = _at(config, "ajet", "model", "path")
+        episodes = reading.part(self._count, 0)
+        note = reading.part(lambda: self.notes.read().run, Note())
+        return {
+            "name": self.name,
+            "status": reading.part(lambda: self._status(events), "unknown"),
+            "model": model if isinstance(model, str) else "",
+            "backbone": next((event["backbone"] for event in reversed(events) if event.get("backbone")), ""),
+            "algorithm": _at(config, "ajet", "trainer_common", "algorithm", "adv_estimator") or "",
+            "step": columns["steps"][-1] if columns["steps"] else 0,
+            "reward": rewards[-1] if rewards else None,
+            "success": successes[-1] if successes else None,
+            "validation": validations[-1] if validations else None,
+            "spark": _thin(rewards),
+            "episodes": episodes,
+            "started": events[0]["time"] if events else None,
+            "touched": _touched(self.path),
+            "note": note.note,
+            "tags": note.tags,
+            "problem": "; ".join(reading.problems),
+        }
+
+    def _count(self) -> int:
+        store = self.store()
+        return store.facets().total if store is not None else 0
+
+    def _status(self, events: list[dict[str, Any]]) -> str:
+        if self.running:
+            return "running"
+        last = next((event for event in reversed(events) if event["event"] in ("started", "resumed", "ended")), None)
+        if last is None:
+            return "unknown"
+        return str(last.get("status", "completed")) if last["event"] == "ended" else "killed"
+
+
+_ALWAYS_DIFFERENT = ("ajet.experiment_name", "ajet.experiment_dir", "ajet.project_name")
+
+
+def differences(experiments: Sequence[Experiment]) -> dict[str, list[str]]:
+    """The configuration keys in which runs differ, each with its value in every run."""
+    flat = [dict(_flatten(experiment.config())) for experiment in experiments]
+    keys = sorted({key for one in flat for key in one if key not in _ALWAYS_DIFFERENT})
+    rows = {key: [one.get(key, "–") for one in flat] for key in keys}
+    return {key: values for key, values in rows.items() if len(set(values)) > 1}
+
+
+def _flatten(block: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in block.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+class MetricsReader:
+    """Reads `metrics.jsonl` into columns; when the file has grown, only the new part."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._offset = 0
+        self._inode = 0
+        self._lines = 0
+        self._problem = ""
+        self._steps: dict[int, dict[str, Any]] = {}
+
+    def columns(self, after: int | None = None) -> dict[str, Any]:
+        """Steps after `after` (all, if None). `generation` changes when earlier steps may have changed."""
+        with self._lock:
+            self._read()
+            steps = sorted(step for step in self._steps if after is None or step > after)
+            records = [self._steps[step] for step in steps]
+            generation, problem = self._inode, self._problem
+        names = sorted({name for record in records for name in record} - {"step"})
+        series = {name: [_finite(record.get(name)) for record in records] for name in names}
+        return {"steps": steps, "series": series, "generation": str(generation), "problem": problem}
+
+    def _read(self) -> None:
+        if not self._path.exists():
+            self._start_over()
+            return
+        status = self._path.stat()
+        if status.st_ino != self._inode or status.st_size < self._offset:
+            self._start_over()
+            self._inode = status.st_ino
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                self._lines += 1
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        """A line that holds no step is left out, and named."""
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            self._steps.setdefault(record["step"], {}).update(record)
+        else:
+            self._problem = f"{self._path}, line {self._lines}: not a step's metrics, and left out"
+
+
+def is_experiment(path: Path) -> bool:
+    """Whether a folder contains what a run writes."""
+    try:
+        return any((path / mark).exists() for mark in _MARKS)
+    except OSError:  # a folder that we may not enter: listed, with the reason
+        return True
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _touched(path: Path) -> float:
+    """When a run last wrote anything; 0 if that can't be told."""
+    files = ("metrics.jsonl", "episodes.sqlite-wal", "episodes.sqlite", "events.jsonl", "config.resolved.yaml")
+    try:
+        return max((file.stat().st_mtime for file in map(path.joinpath, files) if file.exists()), default=0.0)
+    except OSError:
+        return 0.0
+
+
+def _at(block: Any, *keys: str) -> Any:
+    """The value at this path of nested mappings; None if there is none."""
+    for key in keys:
+        block = block.get(key) if isinstance(block, dict) else None
+    return block
+
+
+def _log_record(line: str) -> dict[str, Any]:
+    """A line of the log; one that is damaged as it stands."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+        return record
+    except ValueError:
+        return {"level": "damaged", "message": line}
+
+
+def _finite(value: Any) -> Any:
+    return value if isinstance(value, int | float) else None
+
+
+def _thin(values: list[float]) -> list[float]:
+    if len(values) <= _SPARK_POINTS:
+        return values
+    return [values[round(index * (len(values) - 1) / (_SPARK_POINTS - 1))] for index in range(_SPARK_POINTS)]

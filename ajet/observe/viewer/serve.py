@@ -1,0 +1,92 @@
+"""`Viewer`: listens on an address, tells the link to open, and serves the pages until interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from ajet.observe.viewer.app import create_app
+from ajet.observe.viewer.library import Library, NoExperimentsError
+from ajet.system.http.access import Access
+from ajet.system.http.asgi import AsgiHandler
+from ajet.system.http.connection import HttpLimits
+from ajet.system.http.loopback import LOOPBACK, is_loopback
+from ajet.system.http.server import AddressError, HttpServer, listen
+
+DEFAULT_PORT = 8642
+_SHORTEST_PASSWORD = 8
+_SETTINGS = "--host or --port"
+_LIMITS = HttpLimits(max_body_bytes=64 * 1024)
+"""Pages send the sign-in form and notes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewerSettings:
+    """What is shown, and to whom."""
+
+    root: Path
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """None: 8642, or any free port if that one is taken."""
+    password: str | None = None
+    trajectories: Path | None = None
+    """The folder of trajectories that `root` was made from, if it was."""
+
+
+class Viewer:
+    """A viewer that is listening; `serve` runs it on the calling thread."""
+
+    def __init__(self, settings: ViewerSettings) -> None:
+        outward = not is_loopback(settings.host)
+        if outward and (settings.password is None or len(settings.password) < _SHORTEST_PASSWORD):
+            raise AddressError(
+                f"--host {settings.host}: other machines can reach that address, so the page needs a password of at "
+                f"least {_SHORTEST_PASSWORD} characters: --password, or AJET_VIEW_PASSWORD. Without one, view from "
+                f"this machine (or through `ssh -L`)."
+            )
+        self.library = Library(settings.root, settings.trajectories)
+        if not settings.root.exists():
+            raise NoExperimentsError(
+                f"{settings.root}: no such folder. Runs write to saved_experiments/<name>; give that folder, or one "
+                f"experiment in it."
+            )
+        self.access = Access(password=settings.password, hosts=() if outward else (*LOOPBACK, settings.host))
+        self.socket = _listen(settings.host, settings.port)
+        self.host, self.port = settings.host, int(self.socket.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        """The link to open."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        if self.host in ("0.0.0.0", "::"):
+            host = socket.gethostname()
+        names = self.library.names()
+        path = f"/x/{quote(names[0])}" if self.library.single else "/"
+        if self.library.trajectories is not None:
+            path += "/episodes"
+        token = "" if self.access.password is not None else f"?token={self.access.token}"
+        return f"http://{host}:{self.port}{path}{token}"
+
+    def serve(self) -> None:
+        """Serve until interrupted."""
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        server = HttpServer(AsgiHandler(create_app(self.library, self.access), self.access.knows), _LIMITS)
+        await server.start_on(self.socket)
+        try:
+            await asyncio.Event().wait()  # until the task is cancelled: by Ctrl-C
+        finally:
+            await server.aclose()
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    if port is not None:
+        return listen(host, port, _SETTINGS)
+    try:
+        return listen(host, DEFAULT_PORT, _SETTINGS)
+    except AddressError:  # most likely another viewer has it
+        return listen(host, 0, _SETTINGS)

@@ -1,0 +1,125 @@
+"""The viewer's pages: who may see them, what every answer forbids, and what a bad URL gets."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from ajet.observe.episode_metrics import episode_metrics
+from ajet.observe.recorder import EpisodeRecorder
+from ajet.observe.viewer.app import create_app
+from ajet.observe.viewer.library import Library
+from ajet.system.http.access import Access
+from support.synthetic_run import Vocabulary, math_episode
+
+LOCAL = "http://127.0.0.1"
+
+
+def client(root: Path, access: Access, base: str = LOCAL) -> TestClient:
+    return TestClient(create_app(Library(root), access), base_url=base, follow_redirects=False)
+
+
+def test_token_once_then_cookie(experiments: Path) -> None:
+    access = Access()
+    visitor = client(experiments, access)
+    assert visitor.get("/").status_code == 303 and visitor.get("/api/experiments").status_code == 401
+    assert visitor.get("/?token=wrong").headers["location"] == "/login?wrong=1"
+    first = visitor.get(f"/x/math-agent?token={access.token}&smooth=0.5")
+    assert first.headers["location"] == "/x/math-agent?smooth=0.5", "the token does not stay in the address"
+    assert "HttpOnly" in first.headers["set-cookie"] and "samesite=lax" in first.headers["set-cookie"].lower()
+    assert visitor.get("/api/experiments").status_code == 200
+
+
+def test_a_link_without_cookie_leads_through_the_login_back_to_it(experiments: Path) -> None:
+    access = Access(password="long enough", hosts=())
+    visitor = client(experiments, access, "http://machine:8642")
+    answer = visitor.get("/x/math-agent/episodes?status=timeout")
+    assert answer.headers["location"] == "/login?next=%2Fx%2Fmath-agent%2Fepisodes%3Fstatus%3Dtimeout"
+    assert visitor.post("/login", data={"secret": "wrong", "next": "/"}).status_code == 401
+    wanted = "/x/math-agent/episodes?status=timeout"
+    assert visitor.post("/login", data={"secret": "long enough", "next": wanted}).headers["location"] == wanted
+    assert visitor.get(wanted).status_code == 200
+    for outside in ("https://elsewhere.example/", "//elsewhere.example", "/\\elsewhere.example"):
+        answer = visitor.post("/login", data={"secret": "long enough", "next": outside})
+        assert answer.headers["location"] == "/"
+
+
+def test_every_answer_forbids_scripts_from_elsewhere(experiments: Path) -> None:
+    access = Access()
+    visitor = client(experiments, access)
+    visitor.get(f"/?token={access.token}")
+    paths = ("/", "/x/math-agent", "/x/nothing", "/api/experiments", "/static/run.js", "/static/none", "/login")
+    for path in paths:
+        headers = visitor.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "script-src 'self';" in policy and "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in headers
+
+
+def test_other_names_of_this_machine_are_refused(experiments: Path) -> None:
+    access = Access()
+    visitor = client(experiments, access, "http://rebound.example")
+    assert visitor.get(f"/?token={access.token}").status_code == 421
+
+
+def test_no_way_out_of_the_folder(experiments: Path) -> None:
+    access = Access()
+    visitor = client(experiments, access)
+    visitor.get(f"/?token={access.token}")
+    for path in ("/x/%2e%2e/about", "/api/x/%2e%2e%2f/metrics", "/static/../app.py", "/static/%2e%2e/app.py"):
+        assert visitor.get(path).status_code in (303, 404), path
+
+
+def test_bad_queries_say_what_is_wrong(experiments: Path) -> None:
+    access = Access()
+    visitor = client(experiments, access)
+    visitor.get(f"/?token={access.token}")
+    for query in ("step_min=x", "sort=reward;drop", "success=maybe", "reward_max=nan", "offset=1e400"):
+        answer = visitor.get(f"/api/x/math-agent/episodes?{query}")
+        assert answer.status_code == 400 and query.split("=")[0] in answer.json()["error"]
+    for after in ("--5", "1e9", "x", "9" * 400):
+        answer = visitor.get(f"/api/x/math-agent/metrics?after={after}")
+        assert answer.status_code == 400 and "after" in answer.json()["error"]
+    for after in ("", "-1", "3"):
+        assert visitor.get(f"/api/x/math-agent/metrics?after={after}").status_code == 200
+    assert visitor.get("/api/x/math-agent/episode/none").status_code == 404
+    assert visitor.get("/x/none").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "host", ["x/static/?", "x/login?", "127.0.0.1/static/#", "x/static/..", "[::1]/static/?", "@/static/"]
+)
+def test_the_host_header_opens_no_door(experiments: Path, host: str) -> None:
+    for hosts in ((), ("127.0.0.1",)):
+        visitor = client(experiments, Access(password="long enough", hosts=hosts), "http://127.0.0.1")
+        for path in ("/", "/api/experiments", "/x/math-agent/episodes"):
+            answer = visitor.get(path, headers={"host": host})
+            assert answer.status_code in (303, 400, 401, 421), (hosts, path)
+            assert "math-agent" not in answer.text
+
+
+def test_how_the_judge_graded_is_shown(tmp_path: Path) -> None:
+    """Its rubrics under *About*, and the parts of a reward with the episode and as curves."""
+    folder = tmp_path / "graded"
+    (folder / "cache").mkdir(parents=True)
+    (folder / "cache" / "rubrics.yaml").write_text("rubrics:\n- <b>Be right.</b>\n")
+    episode = math_episode(Vocabulary(), random.Random(0))
+    episode.reward_parts, episode.reward_weights = {"correct": 1.0, "style": 0.5}, {"style": 0.3}
+    recorder = EpisodeRecorder(folder / "episodes.sqlite")
+    recorder.record(episode, 1)
+    recorder.close()
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, **episode_metrics([episode])}) + "\n")
+    access = Access()
+    visitor = client(tmp_path, access)
+    visitor.get(f"/?token={access.token}")
+    about = visitor.get("/x/graded/about").text
+    assert "Rubrics of the judge" in about and "&lt;b&gt;Be right." in about and "<b>Be right" not in about
+    shown = visitor.get(f"/api/x/graded/episode/{episode.episode_id}").json()["episode"]
+    assert shown["reward_parts"] == {"correct": 1.0, "style": 0.5} and shown["reward_weights"] == {"style": 0.3}
+    columns = visitor.get("/api/x/graded/metrics").json()["series"]
+    assert columns["reward/correct"] == [1.0] and columns["reward/style"] == [0.5]

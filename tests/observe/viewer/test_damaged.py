@@ -1,0 +1,115 @@
+"""An experiment folder with a damaged file says so, and takes nothing from the others."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from ajet.cli.runs import run as runs
+from ajet.observe.viewer.app import create_app
+from ajet.observe.viewer.library import Library
+from ajet.system.http.access import Access
+
+
+def sign_in(root: Path) -> TestClient:
+    access = Access()
+    visitor = TestClient(create_app(Library(root), access), base_url="http://127.0.0.1")
+    visitor.get(f"/?token={access.token}")
+    return visitor
+
+
+def overwrite(name: str, text: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return damage
+
+
+def folder_for_file(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return damage
+
+
+def cut_database(folder: Path) -> None:
+    with sqlite3.connect(folder / "episodes.sqlite") as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    file = folder / "episodes.sqlite"
+    data = bytearray(file.read_bytes())
+    data[4096:] = b"\xff" * (len(data) - 4096)
+    file.write_bytes(data)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "yaml": (overwrite("config.resolved.yaml", "ajet: [unclosed"), "config.resolved.yaml is not YAML"),
+    "shape": (overwrite("config.resolved.yaml", "ajet: {model: [1], trainer_common: 3}"), ""),
+    "metrics": (overwrite("metrics.jsonl", '{"step": 1, "loss": 0.5}\ngarb\x00age\n[3]\n'), "metrics.jsonl, line 3"),
+    "events": (overwrite("events.jsonl", '{"time": 1, "event": "started"}\n{{{\n'), "events.jsonl, line 2: not"),
+    "no database": (overwrite("episodes.sqlite", "not a database " * 80), "episodes.sqlite: file is not"),
+    "cut database": (cut_database, "malformed"),
+    "a folder": (folder_for_file("metrics.jsonl"), "metrics.jsonl"),
+    "notes": (overwrite("notes.json", "{"), "notes.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_the_others_are_still_listed(
+    experiments: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("math-agent", "math-agent-rloo"):
+        shutil.copytree(experiments / name, tmp_path / name)
+    damage, reason = DAMAGES[kind]
+    damage(tmp_path / "math-agent")
+    visitor = sign_in(tmp_path)
+    rows = {row["name"]: row for row in visitor.get("/api/experiments").json()}
+    assert set(rows) == {"math-agent", "math-agent-rloo"}
+    whole = rows["math-agent-rloo"]
+    assert not whole["problem"] and whole["episodes"] and whole["step"] == 12
+    assert reason in rows["math-agent"]["problem"] and bool(reason) == bool(rows["math-agent"]["problem"])
+    for path in ("/x/math-agent", "/x/math-agent/episodes", "/x/math-agent/tasks", "/x/math-agent/about"):
+        answer = visitor.get(path)
+        assert answer.status_code == 200 or reason.split(":")[0].split(" is")[0] in answer.text, path
+    assert runs([str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "math-agent-rloo" in said.out and (not reason or reason in said.err)
+
+
+def test_rewards_of_the_others_are_still_compared(experiments: Path, tmp_path: Path) -> None:
+    for name in ("math-agent", "math-agent-rloo"):
+        shutil.copytree(experiments / name, tmp_path / name)
+    visitor = sign_in(tmp_path)
+    both = visitor.get("/api/rewards?runs=math-agent,math-agent-rloo").json()
+    bins = {name: run["bins"] for name, run in both["runs"].items()}
+    assert bins["math-agent"] == bins["math-agent-rloo"] and not both["problems"]
+    overwrite("episodes.sqlite", "not a database " * 80)(tmp_path / "math-agent")
+    found = sign_in(tmp_path).get("/api/rewards?runs=math-agent,math-agent-rloo").json()
+    assert found["runs"]["math-agent"]["steps"] == [] and found["runs"]["math-agent-rloo"]["steps"]
+    assert len(found["problems"]) == 1 and "math-agent/episodes.sqlite" in found["problems"][0]
+    assert visitor.get("/api/rewards?runs=nobody").status_code == 404
+
+
+def test_what_can_be_read_is_shown(experiments: Path, tmp_path: Path) -> None:
+    shutil.copytree(experiments / "math-agent", tmp_path / "math-agent")
+    with (tmp_path / "math-agent" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 21, "reward/me\n{"step": 22, "reward/mean": 0.5}\n')
+    columns = sign_in(tmp_path).get("/api/x/math-agent/metrics").json()
+    assert columns["steps"][-1] == 22 and "metrics.jsonl, line 21" in columns["problem"]
+
+
+def test_a_damaged_episode_fails_alone(experiments: Path, tmp_path: Path) -> None:
+    shutil.copytree(experiments / "math-agent", tmp_path / "math-agent")
+    with sqlite3.connect(tmp_path / "math-agent" / "episodes.sqlite") as connection:
+        (first,) = connection.execute("SELECT episode_id FROM episode WHERE id = 1").fetchone()
+        (second,) = connection.execute("SELECT episode_id FROM episode WHERE id = 2").fetchone()
+        connection.execute("UPDATE body SET data = x'00ff' WHERE id = 1")
+    visitor = sign_in(tmp_path)
+    answer = visitor.get(f"/api/x/math-agent/episode/{first}")
+    assert answer.status_code == 500 and f"the record of episode '{first}' is damaged" in answer.json()["error"]
+    assert visitor.get(f"/api/x/math-agent/episode/{second}").status_code == 200

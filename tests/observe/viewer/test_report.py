@@ -1,0 +1,51 @@
+"""The report is one file that needs nothing else, and shows hostile text as text."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ajet.cli.report import run
+from ajet.observe.viewer.report import _label
+from ajet.schema.errors import UserError
+
+pytest.importorskip("matplotlib")
+
+
+def test_report_is_self_contained(experiments: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "report.html"
+    assert run([str(experiments / "math-agent"), "-o", str(target)]) == 0
+    html = target.read_text()
+    assert "math-agent" in html and html.count("data:image/png;base64,") >= 10
+    assert not re.search(r"""(src|href)=["'](?!data:)""", html) and "<script" not in html
+    assert "Best" in html and "A shop sells" in html
+    pictures = sorted(path.name for path in (tmp_path / "report_plots").iterdir())
+    assert "reward.png" in pictures and "kl.png" in pictures
+    assert (tmp_path / "report_plots" / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert str(target) in capsys.readouterr().out
+
+
+def test_report_of_nothing_is_an_error_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such run"):
+        run([str(tmp_path)])
+
+
+def test_lines_of_a_plot_are_named_for_people() -> None:
+    assert [_label(name, ["reward/mean", "val/reward/mean"]) for name in ("reward/mean", "val/reward/mean")] == [
+        "training", "validation",
+    ]  # fmt: skip
+    assert _label("success/pass@2", ["success/pass@2", "success/pass@4"]) == "pass@2"
+
+
+def test_what_reorders_or_hides_text_is_shown_escaped(experiments: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "math-agent"
+    shutil.copytree(experiments / "math-agent", folder)
+    config = folder / "config.resolved.yaml"
+    config.write_text(config.read_text() + "\nuser: {a: 'x\u202egnp.exe\u200b'}\n")
+    assert run([str(folder), "-o", str(tmp_path / "report.html")]) == 0
+    html = (tmp_path / "report.html").read_text()
+    assert "x\\u202egnp.exe\\u200b" in html
+    assert "\u202e" not in html
