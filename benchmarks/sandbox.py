@@ -33,9 +33,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _escapes import ATTEMPTS, Attempt
 from common import RESULTS, write_result
 
-from ajet.sandbox import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
-from ajet.sandbox.bubblewrap_arguments import FIRST
-from ajet.sandbox.cgroups import Cgroup, _parents
+from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
+from ajet.environment.sandboxes.bubblewrap_arguments import FIRST
+from ajet.environment.sandboxes.cgroups import Cgroup, _parents
 
 ROOT = Path(__file__).parents[1]
 IMAGE = "ajet-benchmark:local"
@@ -70,7 +70,7 @@ def as_another_user(sandboxes: int) -> dict[str, Any]:
     line += ["/bin/sh", "-c", 'exec "$@"', "sh"]  # the first program that setpriv starts is still found by root
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     for python in (os.path.realpath(sys.executable), "/usr/bin/python3"):
-        tried = [*line, python, "-c", "import ajet.sandbox"]
+        tried = [*line, python, "-c", "import ajet.environment.sandboxes"]
         if subprocess.run(tried, env=environment, capture_output=True, check=False, cwd="/").returncode:
             continue  # that user may not read it
         run = [*line, python, os.path.abspath(__file__), "--one", "bubblewrap", "--sandboxes", str(sandboxes)]
@@ -268,7 +268,9 @@ def _processes(mark: str) -> int:
 def _containers(kind: str) -> int:
     if kind == "bubblewrap":
         return 0
-    listed = subprocess.run([kind, "ps", "-aq", "--filter", "label=ajet.sandbox=1"], capture_output=True, check=False)
+    listed = subprocess.run(
+        [kind, "ps", "-aq", "--filter", "label=ajet.environment.sandboxes=1"], capture_output=True, check=False
+    )
     return len(listed.stdout.split())
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.agents.agent import Agent
-from ajet.sandbox import SandboxSettings, open_sandbox
+from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.schema.episode import Failure
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task, WorkflowTask

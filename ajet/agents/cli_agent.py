@@ -20,7 +20,7 @@ from ajet.agents.limits import AgentSettingsError
 from ajet.agents.placeholders import fill, names
 from ajet.agents.prompt import prompt_messages
 from ajet.agents.task_files import NO_BYTECODE, Verdict, bring_files, judge_by_tests, said
-from ajet.sandbox.sandbox import ExecResult, Sandbox, SandboxError
+from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox, SandboxError
 from ajet.schema.chat import SIDE_MODEL
 from ajet.schema.errors import WorkflowFault
 

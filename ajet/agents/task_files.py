@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet.sandbox.sandbox import ExecResult, Sandbox
+from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox
 from ajet.schema.errors import TaskDataError
 from ajet.schema.named_files import find_named, likely_places
 

@@ -23,7 +23,7 @@ from ajet.schema.printable import printable
 if TYPE_CHECKING:
     from ajet.agents import Agent, Trajectory
     from ajet.agents.batch import Judge
-    from ajet.sandbox import SandboxSettings
+    from ajet.environment.sandboxes import SandboxSettings
     from ajet.schema.task import Task
 
 DEMONSTRATIONS = "demonstrations.jsonl"

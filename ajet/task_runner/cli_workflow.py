@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ajet.agents.cli_agent import CliAgent, CliRun, ModelAddress
 from ajet.agents.limits import AgentSettingsError
-from ajet.sandbox import SandboxSettings, open_sandbox
+from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.schema.errors import RewardError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.math_answer_as_judge import same_answer

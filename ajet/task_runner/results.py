@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from ajet.environment.leased import LeasedEnvironment
-from ajet.sandbox import SandboxError
+from ajet.environment.sandboxes import SandboxError
 from ajet.schema.episode import Failure
 from ajet.schema.error_chain import address_of, error_chain
 from ajet.schema.errors import (

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.sandbox import SandboxError, SandboxSettings, check_sandbox, open_sandbox
+from ajet.environment.sandboxes import SandboxError, SandboxSettings, check_sandbox, open_sandbox
 from ajet.schema.named_files import find_named, looked_in
 from ajet.task_runner.cli_workflow import check_program
 
 if TYPE_CHECKING:
     from ajet.config import Config
-    from ajet.sandbox import Sandbox
+    from ajet.environment.sandboxes import Sandbox
 
 EXEC_S = SandboxSettings().exec_seconds
 BEYOND_THE_EPISODE_S = 60.0

@@ -21,8 +21,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ajet.environment.leased import LeasedEnvironment
+from ajet.environment.sandboxes import SandboxSettings
 from ajet.environment.source import EnvironmentSource
-from ajet.sandbox import SandboxSettings
 from ajet.schema.episode import EnvironmentRecord
 from ajet.schema.errors import LostThreadsError, WorkflowFault
 from ajet.schema.task import WorkflowTask

@@ -11,7 +11,7 @@ import secrets
 import shlex
 from collections.abc import Callable
 
-from ajet.sandbox.sandbox import ExecResult, Sandbox
+from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox
 from ajet.tools.text import decode, shorten
 from ajet.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, ToolSetupError
 

@@ -11,7 +11,7 @@ import asyncio
 import posixpath
 from typing import NamedTuple
 
-from ajet.sandbox.sandbox import Sandbox
+from ajet.environment.sandboxes.sandbox import Sandbox
 from ajet.tools.bash import need_sandbox
 from ajet.tools.text import shorten
 from ajet.tools.tool import Arguments, OpenTool, ToolContext, ToolResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from ajet.sandbox.sandbox import Sandbox
+from ajet.environment.sandboxes.sandbox import Sandbox
 from ajet.tools.bash import need_sandbox
 from ajet.tools.text import decode, shorten
 from ajet.tools.tool import Arguments, OpenTool, ToolContext, ToolResult

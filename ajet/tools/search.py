@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posixpath
 
-from ajet.sandbox.sandbox import ExecResult, Sandbox
+from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox
 from ajet.tools.bash import need_sandbox
 from ajet.tools.text import decode, shorten
 from ajet.tools.tool import Arguments, OpenTool, ToolContext, ToolResult

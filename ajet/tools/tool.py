@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from ajet.sandbox.sandbox import Sandbox
+from ajet.environment.sandboxes.sandbox import Sandbox
 from ajet.schema.errors import UserError
 
 Json = Any

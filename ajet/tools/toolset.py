@@ -27,7 +27,7 @@ import jsonschema
 import referencing
 import referencing.exceptions
 
-from ajet.sandbox.sandbox import SandboxError
+from ajet.environment.sandboxes.sandbox import SandboxError
 from ajet.schema.errors import EnvironmentFault
 from ajet.tools.text import as_text, describe_error, shorten
 from ajet.tools.tool import Arguments, OpenTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource

@@ -22,8 +22,8 @@ from ajet.tuner.spans import SpanSink
 if TYPE_CHECKING:
     from ajet.agents.model_function import ModelFunction
     from ajet.context_tracker import ContextTracker
+    from ajet.environment.sandboxes import Sandbox
     from ajet.gateway.gateway import Gateway
-    from ajet.sandbox import Sandbox
 
 
 @dataclass(frozen=True, slots=True)

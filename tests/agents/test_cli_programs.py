@@ -14,9 +14,9 @@ import pytest
 from ajet.agents.cli_agent import CliAgent, CliRun, ModelAddress
 from ajet.agents.cli_programs import PROGRAMS, cli_program
 from ajet.context_tracker import linear_samples
+from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.gateway import Gateway
 from ajet.gateway.caller import agent_key
-from ajet.sandbox import SandboxSettings, open_sandbox
 from ajet.schema.chat import SIDE_MODEL
 from ajet.schema.generation import Completion
 from ajet.session import SessionSettings

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ajet.agents import CodingAgent, StopReason, Trajectory
-from ajet.sandbox import SandboxSettings, open_sandbox
+from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task, WorkflowTask
 from ajet.tools import ToolContext, ToolSetupError

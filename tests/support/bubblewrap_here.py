@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ajet.sandbox import SandboxError
-from ajet.sandbox.bubblewrap_arguments import probe
+from ajet.environment.sandboxes import SandboxError
+from ajet.environment.sandboxes.bubblewrap_arguments import probe
 
 
 def has_bubblewrap() -> bool:

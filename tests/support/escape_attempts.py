@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ajet.sandbox import SandboxSettings, open_sandbox
+from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 
 ROOT = Path(__file__).parents[2]
 CANARY = "sk-canary-4711"

@@ -13,8 +13,8 @@ import pytest
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
+from ajet.environment.sandboxes import SandboxError
 from ajet.runtime.runtime import Runtime
-from ajet.sandbox import SandboxError
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 from ajet.task_runner.sandboxes import sandbox_settings
@@ -141,7 +141,7 @@ def test_the_gateway_alone_is_reached(tmp_path: Path, wrapper: str) -> None:
 
 
 def test_what_cannot_be_made_is_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ajet.sandbox.bubblewrap_arguments import probe
+    from ajet.environment.sandboxes.bubblewrap_arguments import probe
 
     probe.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))

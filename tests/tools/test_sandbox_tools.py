@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.sandbox import Sandbox, SandboxSettings, open_sandbox
+from ajet.environment.sandboxes import Sandbox, SandboxSettings, open_sandbox
 from ajet.tools import ToolContext, ToolResult, Toolset, ToolSetupError, make_tools
 from ajet.tools.bash import Bash
 

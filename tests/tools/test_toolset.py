@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from ajet.sandbox.sandbox import SandboxError
+from ajet.environment.sandboxes.sandbox import SandboxError
 from ajet.tools import OpenTool, StatelessTool, ToolContext, ToolResult, Toolset, ToolSetupError, tool
 from ajet.tools.calculator import Calculator
 from ajet.tools.finish import Finish

@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from ajet.sandbox import SandboxError
-from ajet.sandbox.bubblewrap_arguments import probe
+from ajet.environment.sandboxes import SandboxError
+from ajet.environment.sandboxes.bubblewrap_arguments import probe
 from support.waiting import wait_until
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")

@@ -1,4 +1,4 @@
-"""Runs Python code written by a model in a sandbox of its own (`ajet.sandbox`), and returns what it printed.
+"""Runs Python code written by a model in a sandbox of its own (`ajet.environment.sandboxes`), and returns what it printed.
 
 Where no sandbox can be made, it refuses: model-written code never runs unconfined.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from ajet.sandbox import ExecResult, SandboxSettings, open_sandbox
+from ajet.environment.sandboxes import ExecResult, SandboxSettings, open_sandbox
 
 SECONDS = 5
 OUTPUT_CHARACTERS = 2000

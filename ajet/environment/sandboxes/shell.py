@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import posixpath
 
-from ajet.sandbox.sandbox import ExecResult
+from ajet.environment.sandboxes.sandbox import ExecResult
 
 FILE_S = 60.0
 LARGEST_READ = 256 << 20

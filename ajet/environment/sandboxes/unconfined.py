@@ -16,12 +16,20 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings, arguments_of
-from ajet.sandbox.streams import Output, feed
+from ajet.environment.sandboxes.sandbox import (
+    Command,
+    ExecResult,
+    OnOutput,
+    Sandbox,
+    SandboxError,
+    SandboxSettings,
+    arguments_of,
+)
+from ajet.environment.sandboxes.streams import Output, feed
 
 
 class UnconfinedSandbox:
-    """See `ajet.sandbox.sandbox.Sandbox`."""
+    """See `ajet.environment.sandboxes.sandbox.Sandbox`."""
 
     gateway_url: str | None
 

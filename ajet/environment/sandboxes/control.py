@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
-from ajet.sandbox.sandbox import SandboxError
+from ajet.environment.sandboxes.sandbox import SandboxError
 
 PACKET = 64
 RETRY_S = 0.005

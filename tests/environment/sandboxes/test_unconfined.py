@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.sandbox import Sandbox, SandboxError, SandboxSettings, open_sandbox
+from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, open_sandbox
 
 SETTINGS = SandboxSettings(kind="none", network="host", exec_seconds=20)
 

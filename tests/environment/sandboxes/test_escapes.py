@@ -16,7 +16,7 @@ from support import escape_attempts
 from support.bubblewrap_here import needs_bubblewrap
 
 pytestmark = needs_bubblewrap
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
 NOBODY += ["/bin/sh", "-c", 'exec "$@"', "sh"]  # the first program that setpriv starts is still found by root
 
@@ -33,7 +33,11 @@ def test_nothing_gets_out_without_privileges() -> None:
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
         line = [*NOBODY, python]
         tried = subprocess.run(
-            [*line, "-c", "import ajet.sandbox"], env=environment, capture_output=True, check=False, cwd="/"
+            [*line, "-c", "import ajet.environment.sandboxes"],
+            env=environment,
+            capture_output=True,
+            check=False,
+            cwd="/",
         )
         if tried.returncode == 0:
             done = subprocess.run(

@@ -18,8 +18,8 @@ pytest.importorskip("kubernetes_asyncio")
 pytest.importorskip("aiohttp")
 
 import ajet
-from ajet.sandbox import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
-from ajet.sandbox.kubernetes_pod import PodOptions, closed_network, pod
+from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
+from ajet.environment.sandboxes.kubernetes_pod import PodOptions, closed_network, pod
 from support import kubernetes_server
 from support.kubernetes_server import KubernetesServer
 
@@ -35,7 +35,7 @@ def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernet
 @pytest.fixture
 def server(module_server: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> KubernetesServer:
     module_server.forbidden.clear()
-    monkeypatch.setattr("ajet.sandbox.kubernetes._swept", {"at": float("-inf")})
+    monkeypatch.setattr("ajet.environment.sandboxes.kubernetes._swept", {"at": float("-inf")})
     return module_server
 
 
@@ -155,7 +155,7 @@ def test_pods_that_never_start(server: KubernetesServer) -> None:
 def test_what_a_killed_owner_left_is_removed(server: KubernetesServer, tmp_path: Path) -> None:
     program = tmp_path / "owner.py"
     program.write_text(
-        "import asyncio, sys\nfrom ajet.sandbox import SandboxSettings, open_sandbox\n"
+        "import asyncio, sys\nfrom ajet.environment.sandboxes import SandboxSettings, open_sandbox\n"
         "async def main():\n"
         f"    options = {{'kubeconfig': {server.kubeconfig!r}}}\n"
         "    sandbox = await open_sandbox(SandboxSettings(kind='kubernetes', image='busybox', options=options))\n"

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ajet.sandbox.sandbox import SandboxError, SandboxSettings
+from ajet.environment.sandboxes.sandbox import SandboxError, SandboxSettings
 
 WORKSPACE = "/workspace"
 INSIDE = Path(__file__).with_name("inside.py")

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from ajet.sandbox.host import Hosted, on_host
-from ajet.sandbox.sandbox import Sandbox, SandboxSettings
+from ajet.environment.sandboxes.host import Hosted, on_host
+from ajet.environment.sandboxes.sandbox import Sandbox, SandboxSettings
 from ajet.schema.sandbox_kind import SandboxKind
 
 
@@ -52,11 +52,22 @@ class _Kind(NamedTuple):
 
 
 KINDS: dict[SandboxKind, _Kind] = {
-    "bubblewrap": _Kind("ajet.sandbox.bubblewrap:BubblewrapSandbox", "ajet.sandbox.bubblewrap_arguments:check"),
-    "docker": _Kind("ajet.sandbox.container:ContainerSandbox", "ajet.sandbox.container:check"),
-    "podman": _Kind("ajet.sandbox.container:ContainerSandbox", "ajet.sandbox.container:check"),
-    "kubernetes": _Kind("ajet.sandbox.kubernetes:KubernetesSandbox", "ajet.sandbox.kubernetes:check"),
-    "none": _Kind("ajet.sandbox.unconfined:UnconfinedSandbox", "ajet.sandbox.unconfined:check"),
+    "bubblewrap": _Kind(
+        "ajet.environment.sandboxes.bubblewrap:BubblewrapSandbox",
+        "ajet.environment.sandboxes.bubblewrap_arguments:check",
+    ),
+    "docker": _Kind(
+        "ajet.environment.sandboxes.container:ContainerSandbox", "ajet.environment.sandboxes.container:check"
+    ),
+    "podman": _Kind(
+        "ajet.environment.sandboxes.container:ContainerSandbox", "ajet.environment.sandboxes.container:check"
+    ),
+    "kubernetes": _Kind(
+        "ajet.environment.sandboxes.kubernetes:KubernetesSandbox", "ajet.environment.sandboxes.kubernetes:check"
+    ),
+    "none": _Kind(
+        "ajet.environment.sandboxes.unconfined:UnconfinedSandbox", "ajet.environment.sandboxes.unconfined:check"
+    ),
 }
 
 

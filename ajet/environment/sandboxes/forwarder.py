@@ -14,7 +14,7 @@ import subprocess
 import sys
 from urllib.parse import urlsplit, urlunsplit
 
-from ajet.sandbox.sandbox import SandboxError
+from ajet.environment.sandboxes.sandbox import SandboxError
 
 CHUNK = 1 << 16
 OPEN_PORTS = 1024

@@ -17,10 +17,10 @@ import pytest
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
+from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
+from ajet.environment.sandboxes.container import sweep
+from ajet.environment.sandboxes.seccomp import container_profile
 from ajet.runtime.runtime import Runtime
-from ajet.sandbox import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
-from ajet.sandbox.container import sweep
-from ajet.sandbox.seccomp import container_profile
 from ajet.schema.task import Task
 from ajet.task_runner.sandboxes import find_sandbox
 from support import TESTS
@@ -67,7 +67,7 @@ async def use_once(kind: str) -> None:
 
 def containers(kind: str, owner: int) -> list[str]:
     listed = subprocess.run(
-        [kind, "ps", "-a", "--filter", "label=ajet.sandbox=1", "--format", "{{.Labels}}"],
+        [kind, "ps", "-a", "--filter", "label=ajet.environment.sandboxes=1", "--format", "{{.Labels}}"],
         capture_output=True,
         text=True,
         check=True,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ajet.sandbox.cgroups import Cgroup
+from ajet.environment.sandboxes.cgroups import Cgroup
 
 MODES = ("best", "no cgroup")
 

@@ -15,12 +15,20 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from ajet.sandbox.host import run_on_host
-from ajet.sandbox.kubernetes_api import Cluster
-from ajet.sandbox.kubernetes_pod import WORKSPACE, PodOptions, new_name, pod
-from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings, arguments_of
-from ajet.sandbox.shell import FILE_S, content_of, read_line, write_line, written
-from ajet.sandbox.streams import Kept
+from ajet.environment.sandboxes.host import run_on_host
+from ajet.environment.sandboxes.kubernetes_api import Cluster
+from ajet.environment.sandboxes.kubernetes_pod import WORKSPACE, PodOptions, new_name, pod
+from ajet.environment.sandboxes.sandbox import (
+    Command,
+    ExecResult,
+    OnOutput,
+    Sandbox,
+    SandboxError,
+    SandboxSettings,
+    arguments_of,
+)
+from ajet.environment.sandboxes.shell import FILE_S, content_of, read_line, write_line, written
+from ajet.environment.sandboxes.streams import Kept
 
 POLL_S = 0.5
 END_S = 20.0
@@ -44,7 +52,7 @@ _swept = {"at": float("-inf")}
 
 
 class KubernetesSandbox:
-    """See `ajet.sandbox.sandbox.Sandbox`. Used on the sandboxes' thread (`host.py`) only."""
+    """See `ajet.environment.sandboxes.sandbox.Sandbox`. Used on the sandboxes' thread (`host.py`) only."""
 
     workspace = WORKSPACE
     gateway_url = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from ajet.sandbox.sandbox import OnOutput
+from ajet.environment.sandboxes.sandbox import OnOutput
 
 CHUNK = 1 << 16
 DRAIN = 1 << 22

@@ -22,8 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ajet
-from ajet.sandbox import Sandbox, SandboxError, SandboxSettings, bubblewrap, open_sandbox
-from ajet.sandbox.cgroups import Cgroup, _parents, sweep
+from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, bubblewrap, open_sandbox
+from ajet.environment.sandboxes.cgroups import Cgroup, _parents, sweep
 from support.bubblewrap_here import needs_bubblewrap
 
 pytestmark = needs_bubblewrap
@@ -353,7 +353,7 @@ def test_a_lifetime_ends_it(mark: str) -> None:
 
 OWNER = """
 import asyncio, sys
-from ajet.sandbox import open_sandbox
+from ajet.environment.sandboxes import open_sandbox
 
 async def main():
     sandbox = await open_sandbox()
@@ -420,7 +420,11 @@ def test_no_cgroup_is_left(mode: str) -> None:
 
 def test_cgroups_of_killed_owners_are_removed() -> None:
     owner = subprocess.run(
-        [sys.executable, "-c", f"from ajet.sandbox.cgroups import Cgroup; print(Cgroup.create(**{CGROUP}).files)"],
+        [
+            sys.executable,
+            "-c",
+            f"from ajet.environment.sandboxes.cgroups import Cgroup; print(Cgroup.create(**{CGROUP}).files)",
+        ],
         env={**os.environ, "PYTHONPATH": str(Path(ajet.__file__).parents[1])},
         capture_output=True,
         text=True,

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ajet.sandbox.kubernetes_pod import CONTAINER, LABEL, PodOptions, closed_network, is_left_over
-from ajet.sandbox.sandbox import SandboxError
-from ajet.sandbox.streams import Kept
+from ajet.environment.sandboxes.kubernetes_pod import CONTAINER, LABEL, PodOptions, closed_network, is_left_over
+from ajet.environment.sandboxes.sandbox import SandboxError
+from ajet.environment.sandboxes.streams import Kept
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
 

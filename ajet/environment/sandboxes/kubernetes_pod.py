@@ -17,15 +17,15 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
-from ajet.sandbox.cgroups import started
-from ajet.sandbox.sandbox import SandboxError, SandboxSettings
+from ajet.environment.sandboxes.cgroups import started
+from ajet.environment.sandboxes.sandbox import SandboxError, SandboxSettings
 
 WORKSPACE = "/workspace"
 CONTAINER = "sandbox"
-LABEL = "ajet.sandbox"
-NETWORK_LABEL = "ajet.sandbox.network"
-OWNER = "ajet.sandbox/owner"
-EXPIRES = "ajet.sandbox/expires"
+LABEL = "ajet.environment.sandboxes"
+NETWORK_LABEL = "ajet.environment.sandboxes.network"
+OWNER = "ajet.environment.sandboxes/owner"
+EXPIRES = "ajet.environment.sandboxes/expires"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _FIRST_UID = 0x6A000000
 _UIDS = 0x01000000

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox
+from ajet.environment.sandboxes.sandbox import Command, ExecResult, OnOutput, Sandbox
 
 T = TypeVar("T")
 

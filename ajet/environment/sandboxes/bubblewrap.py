@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from ajet.sandbox.bubblewrap_arguments import (
+from ajet.environment.sandboxes.bubblewrap_arguments import (
     FIRST,
     WORKSPACE,
     command_line,
@@ -27,12 +27,20 @@ from ajet.sandbox.bubblewrap_arguments import (
     probe,
     texts,
 )
-from ajet.sandbox.cgroups import Cgroup
-from ajet.sandbox.control import Answer, Control
-from ajet.sandbox.forwarder import Forwarder
-from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings, arguments_of
-from ajet.sandbox.seccomp import seccomp_filter
-from ajet.sandbox.streams import Output, feed
+from ajet.environment.sandboxes.cgroups import Cgroup
+from ajet.environment.sandboxes.control import Answer, Control
+from ajet.environment.sandboxes.forwarder import Forwarder
+from ajet.environment.sandboxes.sandbox import (
+    Command,
+    ExecResult,
+    OnOutput,
+    Sandbox,
+    SandboxError,
+    SandboxSettings,
+    arguments_of,
+)
+from ajet.environment.sandboxes.seccomp import seccomp_filter
+from ajet.environment.sandboxes.streams import Output, feed
 
 START_S = 60.0
 END_S = 5.0
@@ -50,7 +58,7 @@ _ERRORS = {
 
 
 class BubblewrapSandbox:
-    """See `ajet.sandbox.sandbox.Sandbox`."""
+    """See `ajet.environment.sandboxes.sandbox.Sandbox`."""
 
     workspace = WORKSPACE
 

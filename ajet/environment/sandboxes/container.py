@@ -21,26 +21,34 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from ajet.sandbox.cgroups import started
-from ajet.sandbox.forwarder import Forwarder, listen_inside
-from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings, arguments_of
-from ajet.sandbox.seccomp import container_profile
-from ajet.sandbox.shell import FILE_S, content_of, read_line, write_line, written
-from ajet.sandbox.streams import Output, feed
+from ajet.environment.sandboxes.cgroups import started
+from ajet.environment.sandboxes.forwarder import Forwarder, listen_inside
+from ajet.environment.sandboxes.sandbox import (
+    Command,
+    ExecResult,
+    OnOutput,
+    Sandbox,
+    SandboxError,
+    SandboxSettings,
+    arguments_of,
+)
+from ajet.environment.sandboxes.seccomp import container_profile
+from ajet.environment.sandboxes.shell import FILE_S, content_of, read_line, write_line, written
+from ajet.environment.sandboxes.streams import Output, feed
 
 WORKSPACE = "/workspace"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_S = 120.0
 COMMAND_S = 30.0
 """How long the program itself may take to answer."""
-LABEL = "ajet.sandbox"
+LABEL = "ajet.environment.sandboxes"
 
 _FIRST = "echo ready; while read -r line; do (:); done"
 """Process 1: its shell frees processes that have ended whenever it is sent a line, and exits with its input."""
 
 
 class ContainerSandbox:
-    """See `ajet.sandbox.sandbox.Sandbox`. Used on the sandboxes' thread (`host.py`) only."""
+    """See `ajet.environment.sandboxes.sandbox.Sandbox`. Used on the sandboxes' thread (`host.py`) only."""
 
     workspace = WORKSPACE
 
