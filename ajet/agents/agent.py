@@ -22,13 +22,13 @@ from ajet.agents.prompt import prompt_messages
 from ajet.agents.reply import ModelMessage, ParsedReply, ToolCall
 from ajet.agents.reply_format import NativeFormat, ReplyFormat, TextFormat
 from ajet.agents.run import AgentRun, OnStep
+from ajet.agents.tools import Toolset, make_tools
+from ajet.agents.tools.tool import Tool, ToolContext, ToolSource
 from ajet.agents.world import OneAtATime, World, world_tools
 from ajet.schema.episode import Failure
 from ajet.schema.error_chain import address_of
 from ajet.schema.trajectory import StepType, StopReason, Trajectory, TrajectoryStep
 from ajet.schema.trajectory_file import file_name
-from ajet.tools import Toolset, make_tools
-from ajet.tools.tool import Tool, ToolContext, ToolSource
 
 FormatName = Literal["auto", "native", "text"]
 FORMATS: Mapping[str, Callable[[], ReplyFormat]] = {"native": NativeFormat, "text": TextFormat}
@@ -64,7 +64,7 @@ class Agent:
         sampling: Mapping[str, Any] | None = None,
         base_dirs: Sequence[str | Path] = (),
     ) -> None:
-        """`tools`: tools, functions, or their specifications as `ajet.tools.make_tools` takes them. `format`: how the
+        """`tools`: tools, functions, or their specifications as `ajet.agents.tools.make_tools` takes them. `format`: how the
         model calls them; `auto`: natively, unless its function takes no `tools`. `sampling`: passed to the model with
         each call.
         """

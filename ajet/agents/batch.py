@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from ajet.agents.agent import Agent
+from ajet.agents.tools.tool import ToolContext
 from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.schema.episode import Failure
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task, WorkflowTask
 from ajet.schema.trajectory import StopReason, Trajectory
 from ajet.schema.trajectory_file import file_name, read_trajectory, write_end
-from ajet.tools.tool import ToolContext
 
 FINISHED = "finished"
 """In a trajectory's metadata: nothing more is to be done for it."""

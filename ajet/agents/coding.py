@@ -14,8 +14,8 @@ from ajet.agents.limits import AgentSettingsError
 from ajet.agents.model_function import Message
 from ajet.agents.run import AgentRun
 from ajet.agents.task_files import bring_files, judge_by_tests, run_command, said
+from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
 from ajet.environment.sandboxes.sandbox import Sandbox
-from ajet.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
 
 TOOLS = ("bash", "file_editor", "search")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ajet.agents.agent import Agent
 from ajet.agents.run import AgentRun
-from ajet.tools import make_tools
-from ajet.tools.tool import Tool
+from ajet.agents.tools import make_tools
+from ajet.agents.tools.tool import Tool
 
 
 class ReActAgent(Agent):

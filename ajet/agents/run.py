@@ -24,9 +24,9 @@ from ajet.schema.trajectory import (
 from ajet.schema.trajectory_file import TrajectoryFile
 
 if TYPE_CHECKING:
+    from ajet.agents.tools import Toolset
+    from ajet.agents.tools.tool import ToolContext
     from ajet.agents.world import OneAtATime
-    from ajet.tools import Toolset
-    from ajet.tools.tool import ToolContext
 
 TOKENS_PER_CHARACTER = 0.3
 """Of plain text. Digits and characters beyond ASCII count as a token each, as with most tokenizers."""

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ajet.tools.function_tool import check_name
-from ajet.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError
+from ajet.agents.tools.function_tool import check_name
+from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError
 
 ACT = {
     "name": "act",

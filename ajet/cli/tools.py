@@ -29,9 +29,9 @@ def run(argv: Sequence[str]) -> int:
 
     import yaml
 
+    from ajet.agents.tools import get_global_tool_registry, make_tools
+    from ajet.agents.tools.toolset import schemas_of
     from ajet.schema.errors import ConfigError
-    from ajet.tools import get_global_tool_registry, make_tools
-    from ajet.tools.toolset import schemas_of
 
     try:
         specs = [yaml.safe_load(text) if text.lstrip().startswith("{") else text for text in arguments.tools]
@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _shown(function: dict[str, Any]) -> str:
-    from ajet.tools.toolset import type_of
+    from ajet.agents.tools.toolset import type_of
 
     lines = [function["name"], *_wrapped(function["description"], "  ")]
     properties: dict[str, Any] = function["parameters"].get("properties", {})

@@ -27,6 +27,7 @@ from ajet.agents.registry import agent_class, agent_names
 from ajet.agents.reply import ParsedReply, ToolCall
 from ajet.agents.reply_format import ReplyFormat, TextFormat
 from ajet.agents.run import AgentRun
+from ajet.agents.tools import ToolContext, Toolset, get_global_tool_registry, make_tools, register_tool
 from ajet.compat.agentic_rollout_client import LLMAPIClient, create_llm_client
 from ajet.compat.agentic_rollout_tools import (
     BaseAgenticTool,
@@ -42,7 +43,6 @@ from ajet.compat.agentic_rollout_tools import (
 from ajet.schema.trajectory import Trajectory as _Trajectory
 from ajet.schema.trajectory import TrajectoryStep
 from ajet.schema.trajectory_file import write_trajectory
-from ajet.tools import ToolContext, Toolset, get_global_tool_registry, make_tools, register_tool
 
 __all__ = [
     "AgenticRollout",

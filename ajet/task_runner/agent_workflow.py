@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from ajet.agents import Agent, StepType, Trajectory, make_agent
+from ajet.agents.tools import ToolContext
 from ajet.config import Config
 from ajet.schema.errors import ImportPathError, RewardError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.math_answer_as_judge import same_answer
 from ajet.task_runner.environment_world import EnvironmentWorld
-from ajet.tools import ToolContext
 from ajet.tuner import AjetTuner
 from ajet.workflow import Workflow
 

@@ -22,7 +22,7 @@ from ajet.agents import (
     make_agent,
     register_agent,
 )
-from ajet.tools import ToolContext, ToolResult, tool
+from ajet.agents.tools import ToolContext, ToolResult, tool
 from support.scripted_models import Scripted, asks, call
 
 

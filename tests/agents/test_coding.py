@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ajet.agents import CodingAgent, StopReason, Trajectory
+from ajet.agents.tools import ToolContext, ToolSetupError
 from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task, WorkflowTask
-from ajet.tools import ToolContext, ToolSetupError
 from support.scripted_models import Scripted, asks, call
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")

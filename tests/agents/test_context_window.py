@@ -9,8 +9,8 @@ import pytest
 
 from ajet.agents import ReActAgent, StopReason, Trajectory
 from ajet.agents.context_window import SUMMARISE
+from ajet.agents.tools import tool
 from ajet.schema.trajectory import NO_CALL
-from ajet.tools import tool
 from support.scripted_models import Scripted, asks, call
 
 LONG = "x" * 3000

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ajet.agents.tools import get_global_tool_registry
 from ajet.cli.main import main
-from ajet.tools import get_global_tool_registry
 
 
 def test_it_lists_every_ready_tool(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ajet.agents import StopReason
+from ajet.agents.tools import ToolSetupError
 from ajet.compat.agentic_rollout import (
     AgenticRollout,
     AgenticRolloutConfig,
@@ -37,7 +38,6 @@ from ajet.compat.agentic_rollout import (
     register_agent,
     save_trajectory_as_messages,
 )
-from ajet.tools import ToolSetupError
 from support.http_server import Server
 
 

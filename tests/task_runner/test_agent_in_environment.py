@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ajet.agents.tools.tool import ToolSetupError
 from ajet.agents.world import OneAtATime, world_tools
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
@@ -20,7 +21,6 @@ from ajet.environment.source import EnvironmentSettings
 from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.task import Task
-from ajet.tools.tool import ToolSetupError
 
 LAKE = {
     "class": "gymnasium:FrozenLake-v1",

@@ -65,7 +65,7 @@ def test_the_judge_decides() -> None:
 
 
 TOOLS = """
-from ajet.tools import ToolResult, tool
+from ajet.agents.tools import ToolResult, tool
 
 @tool
 def praise() -> ToolResult:

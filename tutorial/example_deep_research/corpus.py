@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ajet.tools import tool
+from ajet.agents.tools import tool
 
 K1, B = 1.5, 0.75
 """BM25's usual constants: how soon a repeated word stops counting, and how much long pages lose."""

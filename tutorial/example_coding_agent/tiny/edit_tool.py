@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ajet.tools import StatelessTool, ToolContext, ToolResult
+from ajet.agents.tools import StatelessTool, ToolContext, ToolResult
 
 
 class Edit(StatelessTool):

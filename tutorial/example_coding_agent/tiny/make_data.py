@@ -79,8 +79,8 @@ async def schemas() -> list[dict[str, Any]]:
     from edit_tool import Edit
 
     from ajet.agents import CodingAgent
-    from ajet.tools import Toolset
-    from ajet.tools.tool import ToolContext
+    from ajet.agents.tools import Toolset
+    from ajet.agents.tools.tool import ToolContext
 
     agent, context = CodingAgent(tools=[Edit()], test_command="true"), ToolContext()
     async with Toolset(agent.run_tools(context), context) as toolset:

@@ -6,7 +6,7 @@ from typing import Any
 
 from workflow import TOOLS, calculator
 
-from ajet.tools import StatelessTool, ToolContext, ToolResult
+from ajet.agents.tools import StatelessTool, ToolContext, ToolResult
 
 
 class QuickstartCalculator(StatelessTool):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from ajet.tools.tool import ToolSetupError
+from ajet.agents.tools.tool import ToolSetupError
 
 SHOWN = 12
 """How many entries a message names."""

@@ -11,10 +11,10 @@ import asyncio
 import posixpath
 from typing import NamedTuple
 
+from ajet.agents.tools.bash import need_sandbox
+from ajet.agents.tools.text import shorten
+from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult
 from ajet.environment.sandboxes.sandbox import Sandbox
-from ajet.tools.bash import need_sandbox
-from ajet.tools.text import shorten
-from ajet.tools.tool import Arguments, OpenTool, ToolContext, ToolResult
 
 NEEDS = {
     "view": (),

@@ -14,10 +14,10 @@ from urllib.parse import urljoin, urlsplit
 
 import httpcore
 
-from ajet.tools.page_text import page_text
-from ajet.tools.text import describe_error, shorten
-from ajet.tools.tool import Arguments, StatelessTool, ToolContext, ToolResult
-from ajet.tools.web_allow import AllowList, Refused
+from ajet.agents.tools.page_text import page_text
+from ajet.agents.tools.text import describe_error, shorten
+from ajet.agents.tools.tool import Arguments, StatelessTool, ToolContext, ToolResult
+from ajet.agents.tools.web_allow import AllowList, Refused
 
 REDIRECTS = 5
 TEXTS = ("text/", "application/json", "application/xml", "application/xhtml", "application/javascript")

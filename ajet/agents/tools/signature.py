@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.errors import PydanticUserError
 
-from ajet.tools.tool import ToolContext, ToolSetupError
+from ajet.agents.tools.tool import ToolContext, ToolSetupError
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$")
 _UNDERLINED = re.compile(

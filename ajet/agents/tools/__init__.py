@@ -1,8 +1,8 @@
 """What an agent may call: see `tool`."""
 
-from ajet.tools.function_tool import FunctionTool, tool
-from ajet.tools.registry import ToolRegistry, get_global_tool_registry, make_tools, register_tool
-from ajet.tools.tool import (
+from ajet.agents.tools.function_tool import FunctionTool, tool
+from ajet.agents.tools.registry import ToolRegistry, get_global_tool_registry, make_tools, register_tool
+from ajet.agents.tools.tool import (
     OpenTool,
     StatelessTool,
     Tool,
@@ -11,7 +11,7 @@ from ajet.tools.tool import (
     ToolSetupError,
     ToolSource,
 )
-from ajet.tools.toolset import Toolset
+from ajet.agents.tools.toolset import Toolset
 
 __all__ = [
     "FunctionTool",

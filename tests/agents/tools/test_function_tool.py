@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from ajet.tools import ToolContext, ToolResult, Toolset, ToolSetupError, tool
+from ajet.agents.tools import ToolContext, ToolResult, Toolset, ToolSetupError, tool
 
 
 class Point(BaseModel):

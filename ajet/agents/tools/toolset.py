@@ -27,10 +27,10 @@ import jsonschema
 import referencing
 import referencing.exceptions
 
+from ajet.agents.tools.text import as_text, describe_error, shorten
+from ajet.agents.tools.tool import Arguments, OpenTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
 from ajet.environment.sandboxes.sandbox import SandboxError
 from ajet.schema.errors import EnvironmentFault
-from ajet.tools.text import as_text, describe_error, shorten
-from ajet.tools.tool import Arguments, OpenTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
 
 log = logging.getLogger(__name__)
 

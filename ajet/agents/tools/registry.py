@@ -15,26 +15,26 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ajet.agents.tools.adapters import adapted, is_foreign
+from ajet.agents.tools.function_tool import FunctionTool, check_name
+from ajet.agents.tools.signature import arguments_of, values_of
+from ajet.agents.tools.tool import Tool, ToolSetupError, ToolSource
 from ajet.schema.errors import ImportPathError
 from ajet.schema.user_code import ARROW, load_symbol
-from ajet.tools.adapters import adapted, is_foreign
-from ajet.tools.function_tool import FunctionTool, check_name
-from ajet.tools.signature import arguments_of, values_of
-from ajet.tools.tool import Tool, ToolSetupError, ToolSource
 
 AnyTool = Tool | ToolSource
 Maker = Callable[..., AnyTool]
 
 READY = {
-    "calculator": "ajet.tools.calculator:Calculator",
-    "finish": "ajet.tools.finish:Finish",
-    "submit": "ajet.tools.finish:Submit",
-    "bash": "ajet.tools.bash:Bash",
-    "python": "ajet.tools.python:Python",
-    "file_editor": "ajet.tools.file_editor:FileEditor",
-    "search": "ajet.tools.search:Search",
-    "web_fetch": "ajet.tools.web_fetch:WebFetch",
-    "mcp": "ajet.tools.mcp:McpServer",
+    "calculator": "ajet.agents.tools.calculator:Calculator",
+    "finish": "ajet.agents.tools.finish:Finish",
+    "submit": "ajet.agents.tools.finish:Submit",
+    "bash": "ajet.agents.tools.bash:Bash",
+    "python": "ajet.agents.tools.python:Python",
+    "file_editor": "ajet.agents.tools.file_editor:FileEditor",
+    "search": "ajet.agents.tools.search:Search",
+    "web_fetch": "ajet.agents.tools.web_fetch:WebFetch",
+    "mcp": "ajet.agents.tools.mcp:McpServer",
 }
 """The tools that come with ajet, imported when they are asked for."""
 NEED_OPTIONS = frozenset({"mcp", "web_fetch"})

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.tools import Toolset
-from ajet.tools.calculator import Calculator, CalculatorError, calculate
+from ajet.agents.tools import Toolset
+from ajet.agents.tools.calculator import Calculator, CalculatorError, calculate
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from typing import Any
 
 import httpx
 
+from ajet.agents.tools.text import describe_error
+from ajet.agents.tools.tool import Arguments, OpenTool, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
-from ajet.tools.text import describe_error
-from ajet.tools.tool import Arguments, OpenTool, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError
 
 log = logging.getLogger(__name__)
 

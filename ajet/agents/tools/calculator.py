@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ajet.tools.tool import Arguments, StatelessTool, ToolContext, ToolResult
+from ajet.agents.tools.tool import Arguments, StatelessTool, ToolContext, ToolResult
 
 Number = int | float
 Value = Number | list[Number]

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from ajet.agents.tools import OpenTool, StatelessTool, ToolContext, ToolResult, Toolset, ToolSetupError, tool
+from ajet.agents.tools.calculator import Calculator
+from ajet.agents.tools.finish import Finish
 from ajet.environment.sandboxes.sandbox import SandboxError
-from ajet.tools import OpenTool, StatelessTool, ToolContext, ToolResult, Toolset, ToolSetupError, tool
-from ajet.tools.calculator import Calculator
-from ajet.tools.finish import Finish
 
 
 @tool

@@ -14,11 +14,11 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, overload
 
+from ajet.agents.tools.text import as_text, plain
+from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError
+from ajet.agents.tools.toolset import Toolset
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
-from ajet.tools.text import as_text, plain
-from ajet.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError
-from ajet.tools.toolset import Toolset
 
 
 def adapted(value: Any) -> Tool | None:
@@ -114,7 +114,7 @@ def from_agentscope(tool: Any) -> Tool:
     """An AgentScope tool: a `ToolBase`, or a function that its `Toolkit` would take (in 1.x, one that returns a
     `ToolResponse`)."""
     if inspect.isroutine(tool):
-        from ajet.tools.function_tool import FunctionTool, run_in_thread
+        from ajet.agents.tools.function_tool import FunctionTool, run_in_thread
 
         @functools.wraps(tool)
         async def call(*args: Any, **kwargs: Any) -> ToolResult:

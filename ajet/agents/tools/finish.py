@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.tools.tool import Arguments, StatelessTool, ToolContext, ToolResult
+from ajet.agents.tools.tool import Arguments, StatelessTool, ToolContext, ToolResult
 
 
 class Finish(StatelessTool):

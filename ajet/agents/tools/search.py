@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import posixpath
 
+from ajet.agents.tools.bash import need_sandbox
+from ajet.agents.tools.text import decode, shorten
+from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult
 from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox
-from ajet.tools.bash import need_sandbox
-from ajet.tools.text import decode, shorten
-from ajet.tools.tool import Arguments, OpenTool, ToolContext, ToolResult
 
 SKIPPED = (".git", "node_modules", "__pycache__", ".venv", "venv", ".mypy_cache", ".pytest_cache", ".tox")
 TIMEOUT_S = 30.0

@@ -61,7 +61,7 @@ class OpenTool(Protocol):
 
 @runtime_checkable
 class Tool(Protocol):
-    """A tool before any episode uses it. `ajet.tools.Toolset` opens, validates, calls and closes it."""
+    """A tool before any episode uses it. `ajet.agents.tools.Toolset` opens, validates, calls and closes it."""
 
     name: str
     """Letters, digits, `_` and `-`: the key in the registry and the name in the schema alike."""

@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from ajet.tools import FunctionTool, Toolset, ToolSetupError, get_global_tool_registry, make_tools, register_tool, tool
-from ajet.tools.calculator import Calculator
+from ajet.agents.tools import (
+    FunctionTool,
+    Toolset,
+    ToolSetupError,
+    get_global_tool_registry,
+    make_tools,
+    register_tool,
+    tool,
+)
+from ajet.agents.tools.calculator import Calculator
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +37,7 @@ def shout(text: str) -> str:
 
 
 USER_FILE = '''
-from ajet.tools import StatelessTool, ToolResult, tool
+from ajet.agents.tools import StatelessTool, ToolResult, tool
 
 def double(x: int) -> int:
     """Double it."""

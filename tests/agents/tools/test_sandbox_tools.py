@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ajet.agents.tools import ToolContext, ToolResult, Toolset, ToolSetupError, make_tools
+from ajet.agents.tools.bash import Bash
 from ajet.environment.sandboxes import Sandbox, SandboxSettings, open_sandbox
-from ajet.tools import ToolContext, ToolResult, Toolset, ToolSetupError, make_tools
-from ajet.tools.bash import Bash
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 
@@ -299,7 +299,7 @@ def test_a_search_says_what_it_left_out() -> None:
 
 
 def test_a_search_that_is_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ajet.tools import search as module
+    from ajet.agents.tools import search as module
 
     async def use(call: Call, sandbox: Sandbox) -> None:
         await sandbox.write("x", b"needle\n")

@@ -27,9 +27,9 @@ from typing import Any, overload
 
 from pydantic import ValidationError
 
-from ajet.tools.signature import arguments_of, parse_docstring, schema_of, values_of
-from ajet.tools.text import as_text, plain
-from ajet.tools.tool import Arguments, StatelessTool, ToolContext, ToolResult, ToolSetupError
+from ajet.agents.tools.signature import arguments_of, parse_docstring, schema_of, values_of
+from ajet.agents.tools.text import as_text, plain
+from ajet.agents.tools.tool import Arguments, StatelessTool, ToolContext, ToolResult, ToolSetupError
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MOST_THREADS = 256

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 
+from ajet.agents.tools.bash import need_sandbox
+from ajet.agents.tools.text import decode, shorten
+from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult
 from ajet.environment.sandboxes.sandbox import Sandbox
-from ajet.tools.bash import need_sandbox
-from ajet.tools.text import decode, shorten
-from ajet.tools.tool import Arguments, OpenTool, ToolContext, ToolResult
 
 
 class Python:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ajet.tools import ToolResult, Toolset, ToolSetupError, make_tools
+from ajet.agents.tools import ToolResult, Toolset, ToolSetupError, make_tools
 
 pytest.importorskip("mcp")
 PYTHON = sys.executable

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ajet.tools import ToolContext, ToolResult, Toolset, ToolSetupError, make_tools, tool
-from ajet.tools.adapters import from_agentscope, from_langchain, to_agentscope, to_langchain
+from ajet.agents.tools import ToolContext, ToolResult, Toolset, ToolSetupError, make_tools, tool
+from ajet.agents.tools.adapters import from_agentscope, from_langchain, to_agentscope, to_langchain
 
 
 def call(specs: list[Any], name: str, arguments: Any) -> ToolResult:

@@ -11,9 +11,9 @@ import secrets
 import shlex
 from collections.abc import Callable
 
+from ajet.agents.tools.text import decode, shorten
+from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, ToolSetupError
 from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox
-from ajet.tools.text import decode, shorten
-from ajet.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, ToolSetupError
 
 OnText = Callable[[str], None]
 
