@@ -20,10 +20,10 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse_intermixed_args(argv)
 
     from ajet.config import load_config
-    from ajet.helper import HelperError
     from ajet.observe.experiment import folder_of
     from ajet.observe.logs import log_to_terminal
     from ajet.system.services import yaml_services
+    from ajet.task_judge.helper import HelperError
     from ajet.task_judge.rubrics_judge import RubricsJudge
 
     log_to_terminal()

@@ -26,10 +26,10 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse_intermixed_args(argv)
 
     from ajet.config import load_config
-    from ajet.helper import HelperError
     from ajet.observe.experiment import folder_of
     from ajet.observe.logs import log_to_terminal
     from ajet.system.services import yaml_services
+    from ajet.task_judge.helper import HelperError
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 
     log_to_terminal()

@@ -43,8 +43,8 @@ def run(argv: Sequence[str]) -> int:
     arguments.plan |= arguments.gpu is not None
     from ajet.cli.launch import known_backbone
     from ajet.config import load_config
-    from ajet.helper import HelperError
     from ajet.system.services import yaml_services
+    from ajet.task_judge.helper import HelperError
 
     flag = known_backbone(arguments.backbone)
     config = load_config(arguments.conf, arguments.overrides, backbone=flag)

@@ -49,7 +49,7 @@ class HelperPriceConfig(Section):
 
 class HelperConfig(Section):
     """`ajet.helper`: the model for agents whose target isn't trained, at any OpenAI-compatible endpoint. Readers and
-    judges reach it through `ajet.helper.HelperModel`; the limits apply to their calls, per process.
+    judges reach it through `ajet.task_judge.helper.HelperModel`; the limits apply to their calls, per process.
     """
 
     model: str | None = None

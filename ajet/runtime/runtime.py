@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ajet.context_tracker import TrackerSettings
 from ajet.engine.base import Engine, build_engine
 from ajet.gateway.gateway import EpisodeKey, Gateway, GatewaySettings
-from ajet.helper import HelperModel
 from ajet.runtime.model import MakeEngine, Model, ModelLoader
 from ajet.schema.errors import EngineError
 from ajet.session import EpisodeSession, SessionSettings
 from ajet.system.service_loop import ServiceLoop, wait_for
 from ajet.task_judge.base_judge import BaseJudge, load_judge
 from ajet.task_judge.group_judge import GroupJudge
+from ajet.task_judge.helper import HelperModel
 from ajet.task_rollout.outside import OutsideEpisodes
 from ajet.task_rollout.pool import OnEpisode, RolloutPool
 from ajet.task_runner.attempt import Attempt, AttemptRunner

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.helper import Asker, WrongAnswer, read_json
 from ajet.schema.chat import Message
+from ajet.task_judge.helper import Asker, WrongAnswer, read_json
 from ajet.task_judge.prompts import Template
 
 

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.helper import HelperModel
 from ajet.schema.errors import ConfigError, JudgeFault
 from ajet.system.interpreter_host import START_S, InterpreterHost
 from ajet.task_judge.base_judge import Judgement
 from ajet.task_judge.grading import Scale
 from ajet.task_judge.group_judge import GroupJudge, JudgedEpisode
+from ajet.task_judge.helper import HelperModel
 from ajet.task_judge.llm_judge import environment_later
 from ajet.task_judge.prompts import Template, episode_values
 

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.helper import Asker, HelperModel
 from ajet.schema.errors import ConfigError
 from ajet.task_judge.grading import Grader, Scale
 from ajet.task_judge.group_judge import JudgedEpisode
+from ajet.task_judge.helper import Asker, HelperModel
 from ajet.task_judge.llm_judge import ABOUT, RANKING_FORM, ModelJudge, asker, form, temperature
 from ajet.task_judge.prompts import Template
 from ajet.task_judge.rubrics import Example, Rubrics, read_examples

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from ajet.helper import Asker, NearDuplicates, read_json
 from ajet.task_judge.grading import Grade, Grader
+from ajet.task_judge.helper import Asker, NearDuplicates, read_json
 from ajet.task_judge.rubrics import Example, Rubrics, RubricsError
 
 log = logging.getLogger("ajet.rubrics")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config.tasks import HuggingFaceConfig, JsonlConfig, TaskReaderConfig
-from ajet.helper import AnswerCache, Asker, HelperModel
 from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task
+from ajet.task_judge.helper import AnswerCache, Asker, HelperModel
 from ajet.task_reader.documents import Chunk, chunks_of, read_documents
 from ajet.task_reader.generation import PROMPTS, TaskWriter, WritingSettings, Written
 from ajet.task_reader.review import QUESTION

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.helper import Asker, NearDuplicates, UnusableAnswerError, read_json
 from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task
+from ajet.task_judge.helper import Asker, NearDuplicates, UnusableAnswerError, read_json
 from ajet.task_reader.documents import Chunk
 from ajet.task_reader.review import review
 

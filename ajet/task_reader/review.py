@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from ajet.helper import Asker, UnusableAnswerError, read_json
 from ajet.schema.task import Task
+from ajet.task_judge.helper import Asker, UnusableAnswerError, read_json
 
 log = logging.getLogger("ajet.task_reader")
 

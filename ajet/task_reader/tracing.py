@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ajet.config.tasks import TaskReaderConfig, TraceFilterConfig
-from ajet.helper import AnswerCache, Asker, HelperModel, NearDuplicates
 from ajet.schema.errors import TaskDataError
 from ajet.schema.named_files import find_named, looked_in
 from ajet.schema.task import Task
+from ajet.task_judge.helper import AnswerCache, Asker, HelperModel, NearDuplicates
 from ajet.task_reader.review import review
 from ajet.task_reader.task_reader_base import BaseTaskReader
 from ajet.task_reader.traces import KEY, Exchange, exchanges

@@ -1,12 +1,12 @@
-"""`create_external_llm_fn`, which the judges of old files call. New code uses `ajet.helper.HelperModel`."""
+"""`create_external_llm_fn`, which the judges of old files call. New code uses `ajet.task_judge.helper.HelperModel`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ajet.helper import HelperModel
 from ajet.schema.chat import Message
+from ajet.task_judge.helper import HelperModel
 
 
 def create_external_llm_fn(alien_llm_model: str, alien_llm_response_length: int = 512) -> Callable[..., dict[str, Any]]:

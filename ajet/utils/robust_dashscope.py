@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ajet.helper import HelperModel
+from ajet.task_judge.helper import HelperModel
 from ajet.tuner.clients import agentscope_model
 from ajet.tuner.connection import Connection
 

@@ -186,7 +186,7 @@ def test_episodes_are_read_from_python(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_judge_that_asks_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ajet.helper import HelperModel
+    from ajet.task_judge.helper import HelperModel
 
     async def complete(self: HelperModel, messages: list[dict[str, str]], **sampling: Any) -> str:
         return "Yes, it is." if "Paris" in messages[0]["content"] else "No."

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ajet import AgentJetJob
-from ajet.helper import HelperError
+from ajet.task_judge.helper import HelperError
 from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
 from ajet.utils.robust_dashscope import RobustDashScopeChatModel
 from support.gateway_parts import Place, place

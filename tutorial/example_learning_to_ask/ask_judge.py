@@ -11,8 +11,8 @@ import re
 from typing import Any
 
 from ajet import WorkflowOutput, WorkflowTask
-from ajet.helper import Asker, HelperModel, WrongAnswer
 from ajet.task_judge.base_judge import BaseJudge, Reward
+from ajet.task_judge.helper import Asker, HelperModel, WrongAnswer
 
 STOP = "<stop />"
 PROMPT = """You grade what a doctor says next to a patient.

@@ -76,7 +76,7 @@ def rounds(session: dict[str, Any]) -> list[dict[str, Any]]:
 
 async def extract(made: list[dict[str, Any]], processed: Path, helper: Any) -> list[dict[str, Any]]:
     """The rounds with their `info_set`. What the file holds already is not asked again."""
-    from ajet.helper import Asker, read_json
+    from ajet.task_judge.helper import Asker, read_json
 
     asker = Asker(helper, max_concurrent=16)
     known: dict[str, dict[str, Any]] = {}
@@ -121,8 +121,8 @@ def tasks(done: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    from ajet.helper import HelperModel
     from ajet.schema.errors import AjetError
+    from ajet.task_judge.helper import HelperModel
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("origin", type=Path, help="a file NAME_origin.jsonl")

@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ajet.helper import HelperBudgetError, HelperError, HelperModel
 from ajet.prompt_tuning.budget import BudgetExhausted
 from ajet.prompt_tuning.errors import ProposerError
 from ajet.prompt_tuning.proposal import Proposer, Reply, Request
 from ajet.schema.errors import AjetError, ImportPathError
 from ajet.schema.user_code import load_symbol
+from ajet.task_judge.helper import HelperBudgetError, HelperError, HelperModel
 
 if TYPE_CHECKING:
     from ajet.config import Config

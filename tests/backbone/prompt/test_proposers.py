@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from ajet.backbone.prompt.proposers import FunctionProposer, HelperProposer
-from ajet.helper import Budget, HelperModel
 from ajet.prompt_tuning import BudgetExhausted, Candidate, Kind, ProposerError, Request
 from ajet.prompt_tuning.proposal import Ask
 from ajet.prompt_tuning.questions import messages_for
 from ajet.schema.resources import PromptSet, PromptTemplate
+from ajet.task_judge.helper import Budget, HelperModel
 from support.scripted_helper import helper
 
 START = Candidate("c0", PromptSet({"solver": PromptTemplate("Solve: {question}")}))

@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from ajet.helper import AnswerCache, Asker, HelperError, HelperModel, UnusableAnswerError, WrongAnswer, read_json
+from ajet.task_judge.helper import (
+    AnswerCache,
+    Asker,
+    HelperError,
+    HelperModel,
+    UnusableAnswerError,
+    WrongAnswer,
+    read_json,
+)
 from support.http_server import Answer, Server
 
 ASK = [{"role": "user", "content": "How good is it?"}]

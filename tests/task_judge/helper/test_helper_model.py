@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ajet.config.sections import HelperConfig
-from ajet.helper import Budget, HelperBudgetError, HelperError, HelperModel
 from ajet.schema.errors import ConfigError
+from ajet.task_judge.helper import Budget, HelperBudgetError, HelperError, HelperModel
 from support.http_server import Answer, Server
 
 ASK = [{"role": "user", "content": "Is it right?"}]

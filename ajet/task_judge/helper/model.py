@@ -171,7 +171,7 @@ class HelperModel:
         if base_url is None and api_key is None:
             raise ConfigError(
                 f"helper model {self.model!r}: no endpoint is known. Set ajet.helper.base_url in the YAML, or "
-                "OPENAI_BASE_URL and OPENAI_API_KEY, or pass base_url to ajet.helper.HelperModel"
+                "OPENAI_BASE_URL and OPENAI_API_KEY, or pass base_url to ajet.task_judge.helper.HelperModel"
             )
         return Endpoint(base_url or OPENAI_URL, api_key or "none", self.model)
 

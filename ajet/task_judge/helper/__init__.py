@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ajet.helper.answers import AnswerCache
-from ajet.helper.asker import Asker, UnusableAnswerError, WrongAnswer, json_values, read_json
-from ajet.helper.model import (
+from ajet.task_judge.helper.answers import AnswerCache
+from ajet.task_judge.helper.asker import Asker, UnusableAnswerError, WrongAnswer, json_values, read_json
+from ajet.task_judge.helper.model import (
     DASHSCOPE_URL,
     OPENAI_URL,
     Budget,
@@ -13,7 +13,7 @@ from ajet.helper.model import (
     HelperError,
     HelperModel,
 )
-from ajet.helper.near_duplicates import NearDuplicates
+from ajet.task_judge.helper.near_duplicates import NearDuplicates
 
 __all__ = [
     "DASHSCOPE_URL",

@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from ajet.helper.answers import AnswerCache
-from ajet.helper.model import HelperError, HelperModel
 from ajet.schema.chat import Message
+from ajet.task_judge.helper.answers import AnswerCache
+from ajet.task_judge.helper.model import HelperError, HelperModel
 
 T = TypeVar("T")
 
