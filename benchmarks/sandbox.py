@@ -268,9 +268,7 @@ def _processes(mark: str) -> int:
 def _containers(kind: str) -> int:
     if kind == "bubblewrap":
         return 0
-    listed = subprocess.run(
-        [kind, "ps", "-aq", "--filter", "label=ajet.environment.sandboxes=1"], capture_output=True, check=False
-    )
+    listed = subprocess.run([kind, "ps", "-aq", "--filter", "label=ajet.sandbox=1"], capture_output=True, check=False)
     return len(listed.stdout.split())
 
 

@@ -1,4 +1,4 @@
-"""A small API server of the tests' own, with one node: not Kubernetes, but what `ajet.environment.sandboxes.kubernetes` asks of it.
+"""A small API server of the tests' own, with one node: not Kubernetes, but what our sandboxes ask of it.
 
 Requests and replies have the form of the real API (v1, networking.k8s.io/v1, exec over a websocket with channels). A
 pod is a bubblewrap with its first process in it; a command enters that one's namespaces, as the pod's user.

@@ -1,4 +1,4 @@
-"""Runs Python code written by a model in a sandbox of its own (`ajet.environment.sandboxes`), and returns what it printed.
+"""Runs Python code written by a model in a sandbox (`ajet.environment.sandboxes`), and returns what it printed.
 
 Where no sandbox can be made, it refuses: model-written code never runs unconfined.
 """

@@ -41,7 +41,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_S = 120.0
 COMMAND_S = 30.0
 """How long the program itself may take to answer."""
-LABEL = "ajet.environment.sandboxes"
+LABEL = "ajet.sandbox"
 
 _FIRST = "echo ready; while read -r line; do (:); done"
 """Process 1: its shell frees processes that have ended whenever it is sent a line, and exits with its input."""

@@ -22,10 +22,10 @@ from ajet.environment.sandboxes.sandbox import SandboxError, SandboxSettings
 
 WORKSPACE = "/workspace"
 CONTAINER = "sandbox"
-LABEL = "ajet.environment.sandboxes"
-NETWORK_LABEL = "ajet.environment.sandboxes.network"
-OWNER = "ajet.environment.sandboxes/owner"
-EXPIRES = "ajet.environment.sandboxes/expires"
+LABEL = "ajet.sandbox"
+NETWORK_LABEL = "ajet.sandbox.network"
+OWNER = "ajet.sandbox/owner"
+EXPIRES = "ajet.sandbox/expires"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _FIRST_UID = 0x6A000000
 _UIDS = 0x01000000

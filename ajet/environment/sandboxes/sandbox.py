@@ -98,7 +98,7 @@ class ExecResult:
 
 
 class Sandbox(Protocol):
-    """Made by `ajet.environment.sandboxes.open_sandbox`; an async context manager that closes it. Can be used from any event loop."""
+    """An async context manager, made by `open_sandbox`, that closes it. Can be used from any event loop."""
 
     @property
     def workspace(self) -> str:

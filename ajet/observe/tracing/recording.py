@@ -1,7 +1,7 @@
 """`Recording`: where the spans go that user code emits, wherever in its process it does.
 
 It is found through a context variable: so tasks and coroutines of several episodes in one thread keep theirs apart.
-Threads that the code starts, and functions that it passes to a thread pool, inherit it (`ajet.observe.tracing.threads`).
+Threads that the code starts, and functions that it passes to a thread pool, inherit it (`threads.py`).
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ async def use_once(kind: str) -> None:
 
 def containers(kind: str, owner: int) -> list[str]:
     listed = subprocess.run(
-        [kind, "ps", "-a", "--filter", "label=ajet.environment.sandboxes=1", "--format", "{{.Labels}}"],
+        [kind, "ps", "-a", "--filter", "label=ajet.sandbox=1", "--format", "{{.Labels}}"],
         capture_output=True,
         text=True,
         check=True,
