@@ -160,7 +160,7 @@ smoke-trinity: .venv-trinity/.ready  ## a short run of the trinity backbone: thr
 	@touch $@
 
 test-bitsandbytes: env .bitsandbytes/.ready  ## run the tests of 4-bit base weights and 8-bit optimiser states (about 250 MB)
-	PYTHONPATH=$(CURDIR)/.bitsandbytes $(BIN)/python -m pytest -rs tests/test_four_bits.py tests/trainer/test_checkpoint.py
+	PYTHONPATH=$(CURDIR)/.bitsandbytes $(BIN)/python -m pytest -rs tests/engine/test_quantization.py tests/trainer/test_checkpoint.py
 
 .bitsandbytes/.ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .bitsandbytes \

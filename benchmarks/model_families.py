@@ -24,8 +24,8 @@ import torch
 from common import write_result
 from tree_training import VOCAB, best_of, forgetful, group, items_for
 
-from ajet.attention_rules import layer_shapes
 from ajet.backbone.local.learner import linear_modules
+from ajet.engine.attention_rules import layer_shapes
 from ajet.engine.torch.kv_cache import KVPool
 from ajet.engine.torch.readers import Part
 from ajet.engine.torch.runner import Runner, Work

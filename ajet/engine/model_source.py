@@ -87,7 +87,7 @@ class ModelSource:
             raise ConfigError(f"model {self.name!r} could not be loaded: {error}") from error
         untyped: Any = model
         if base_bits is not None:
-            from ajet.four_bits import quantise
+            from ajet.engine.quantization import quantise
 
             quantise(untyped, device)
         untyped.to(device).eval()

@@ -22,7 +22,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from ajet.attention_rules import (
+from ajet.engine.attention_rules import (
     ALL,
     Rule,
     UnsupportedAttentionError,

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ajet.attention_rules import ALL, Visibility, attend, attend_backward
+from ajet.engine.attention_rules import ALL, Visibility, attend, attend_backward
 from ajet.trainer.pack import Blocks
 
 SMALL_ROW = 256

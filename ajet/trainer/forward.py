@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ajet.attention_rules import length_dependent_rope
+from ajet.engine.attention_rules import length_dependent_rope
 from ajet.trainer.attention import pack_arguments, plan_attention, tree_attention
 from ajet.trainer.liger import fused_logprobs
 from ajet.trainer.output_head import HiddenStates, chunk_positions, in_chunks, vocabulary_of

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.four_bits import numbers_in
+from ajet.engine.quantization import numbers_in
 from ajet.trainer.forward import padded_tokens, row_batches
 from ajet.trainer.pack import Item, Layout, Pack, make_packs
 

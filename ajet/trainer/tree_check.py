@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ajet.attention_rules import UnsupportedAttentionError, layer_shapes, length_dependent_rope
+from ajet.engine.attention_rules import UnsupportedAttentionError, layer_shapes, length_dependent_rope
 from ajet.schema.call_tree import ROOT, Call, CallTree, Run
 from ajet.trainer.forward import Forward, PackForward, RowForward
 from ajet.trainer.pack import Item, Layout, make_packs

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ajet.attention_rules import ALL, Sight, Visibility
+from ajet.engine.attention_rules import ALL, Sight, Visibility
 from ajet.engine.torch import attention, readers
 from ajet.engine.torch.attention import LayerPlan, StepLayout
 from ajet.engine.torch.kv_cache import KVPool, KVShape

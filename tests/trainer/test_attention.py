@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ajet.attention_rules import Rule
+from ajet.engine.attention_rules import Rule
 from ajet.trainer import attention, block_attention
 from ajet.trainer.attention import plan_attention
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as library
 
-from ajet.attention_rules import ALL, Rule, Sight, Visibility
+from ajet.engine.attention_rules import ALL, Rule, Sight, Visibility
 from ajet.trainer import attention
 from ajet.trainer.attention import AttentionPlan, plan_attention
 from ajet.trainer.forward import PackForward

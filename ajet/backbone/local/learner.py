@@ -24,7 +24,7 @@ from ajet.backbone.local.weights import weight_sync
 from ajet.backbone.training_settings import train_settings
 from ajet.credit import Credit, EpisodeSummary
 from ajet.engine.model_source import ModelSource
-from ajet.four_bits import is_linear
+from ajet.engine.quantization import is_linear
 from ajet.schema.call_tree import CallTree, FloatArray
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError, MissingDependencyError

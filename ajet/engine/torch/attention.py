@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from ajet.attention_rules import ALL, Rule, Visibility, query_correction
+from ajet.engine.attention_rules import ALL, Rule, Visibility, query_correction
 from ajet.engine.torch.readers import ALIGN, Batch, LongChunk, Member, New, Part, Prefix, Read, Singles, can_join
 
 NAME = "ajet_engine"

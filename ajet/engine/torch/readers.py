@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ajet.attention_rules import ALL, Rule, Visibility, attend
+from ajet.engine.attention_rules import ALL, Rule, Visibility, attend
 from ajet.engine.torch.kv_cache import KV
 
 ALIGN = 16

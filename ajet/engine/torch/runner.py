@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ajet.attention_rules import LayerShape, UnsupportedAttentionError, layer_shapes, length_dependent_rope
+from ajet.engine.attention_rules import LayerShape, UnsupportedAttentionError, layer_shapes, length_dependent_rope
 from ajet.engine.torch.attention import StepLayout, serving
 from ajet.engine.torch.kv_cache import KVPool, KVShape
 from ajet.engine.torch.readers import Part

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from ajet import four_bits
 from ajet.backbone.local.learner import with_adapters
 from ajet.config import load_config, make_config
+from ajet.engine import quantization as four_bits
 from ajet.engine.model_source import ModelSource
 from ajet.observe.metrics import read_metrics
 from ajet.schema.errors import ConfigError, MissingDependencyError
@@ -29,7 +29,7 @@ from ajet.trainer.trainer import Trainer, TrainSettings
 from support.random_batches import credited_batch
 from support.small_models import gap, small_model, weights
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LORA = make_config({"model.lora": {"enabled": True, "rank": 4}}).ajet.model.lora
 SETTINGS = TrainSettings(LossSettings(correction=None), OptimSettings(lr=1e-2, weight_decay=0.0))
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.1}
