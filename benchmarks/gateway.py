@@ -27,9 +27,9 @@ from common import write_result
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.engine.model_source import ModelSource
 from ajet.gateway import EpisodeKey, Gateway, GatewaySettings
+from ajet.gateway.chat import EpisodeSession, SessionSettings
+from ajet.gateway.chat.tool_call_parsers import pick_parser
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest
-from ajet.session import EpisodeSession, SessionSettings
-from ajet.session.tool_call_parsers import pick_parser
 
 REPLY_TOKENS = 50
 TOOLS = [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 
-from ajet.session.settings import validation_temperature
+from ajet.gateway.chat.settings import validation_temperature
 
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config

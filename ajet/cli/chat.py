@@ -14,9 +14,9 @@ from ajet.schema.printable import printable
 if TYPE_CHECKING:
     from ajet.cli.targets import RunSetting
     from ajet.config import Config
+    from ajet.gateway.chat import EpisodeSession
     from ajet.runtime.model import Model
     from ajet.schema.chat import Message
-    from ajet.session import EpisodeSession
 
 HELP = """\
 /new      start over

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ajet.agents.reply import ModelMessage
+from ajet.gateway.chat import EpisodeSession
 from ajet.schema.chat import ChatRequest
 from ajet.schema.generation import Sampling
 from ajet.schema.trajectory import Usage
-from ajet.session import EpisodeSession
 
 
 class SessionModelFunction:

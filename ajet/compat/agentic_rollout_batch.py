@@ -16,12 +16,12 @@ from ajet.agents.model_function import ModelFunction
 from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
 from ajet.config import make_config
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings, linear_samples
+from ajet.gateway.chat import EpisodeSession, SessionSettings
+from ajet.gateway.chat.tool_call_parsers import pick_parser
 from ajet.schema.call_tree import Sample
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.schema.install import install_command
 from ajet.schema.trajectory import Trajectory, TrajectoryStatus
-from ajet.session import EpisodeSession, SessionSettings
-from ajet.session.tool_call_parsers import pick_parser
 from ajet.tuner import AjetTuner
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ajet.gateway import fields
 from ajet.gateway.caller import Caller
+from ajet.gateway.chat import CallPiece, ReplyDelta
 from ajet.gateway.fields import BadField, kind
 from ajet.gateway.model_name import read_model
 from ajet.gateway.openai_chat import MAX_STOPS, unreadable_call
@@ -16,7 +17,6 @@ from ajet.gateway.reply_stream import Event, ReplyStream
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError
 from ajet.schema.generation import Sampling
-from ajet.session import CallPiece, ReplyDelta
 from ajet.system.http.answer import Answer, event_stream, json_answer, server_sent_event
 
 # ---------------------------------------------------------------- the request

@@ -21,10 +21,10 @@ import msgspec
 
 from ajet.gateway import body_shape
 from ajet.gateway.body_shape import Answer, Shape, question
+from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.fields import BadField, json_body
 from ajet.gateway.turns import LARGE, Turns
 from ajet.schema.errors import EngineError
-from ajet.session import EpisodeSession
 from ajet.system.child_process import ChildProcess
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ajet.gateway.chat import EpisodeSession
 from ajet.schema.errors import InvalidRequestError
-from ajet.session import EpisodeSession
 from ajet.system.http.keys import InvalidKeyError, narrow
 
 MODEL_PREFIX = "ajet-"

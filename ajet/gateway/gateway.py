@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ajet.gateway.body_reader import BodyReader
 from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_scope
+from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.cors import AllowedOrigins
 from ajet.gateway.endpoints import PROMPT_PATHS, answer, error_answer, normal_path, not_found
 from ajet.gateway.model_name import AGENT_HEADER, read_agent_header
@@ -23,7 +24,6 @@ from ajet.gateway.outside import PATH as EPISODES_PATH
 from ajet.gateway.outside import OutsideEpisodes, answer_outside, check_control_key, check_service_key, is_outside
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import EngineOverloadedError, ModelCallError, SessionClosedError
-from ajet.session import EpisodeSession
 from ajet.system.http.answer import Answer, json_answer
 from ajet.system.http.connection import HttpLimits, HttpRequest
 from ajet.system.http.keys import KeyRing, presented_key

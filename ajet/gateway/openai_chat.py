@@ -10,6 +10,7 @@ from typing import Any
 
 from ajet.gateway import fields
 from ajet.gateway.caller import Caller
+from ajet.gateway.chat import CallPiece, EpisodeSession, ReplyDelta
 from ajet.gateway.fields import BadField, kind
 from ajet.gateway.model_name import read_model
 from ajet.gateway.refused_fields import refuse_unsupported
@@ -18,7 +19,6 @@ from ajet.gateway.tool_choice import read_tool_choice
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import InvalidRequestError, ModelCallError
 from ajet.schema.generation import Completion, Sampling
-from ajet.session import CallPiece, EpisodeSession, ReplyDelta
 from ajet.system.http.answer import Answer, event_stream, json_answer, server_sent_event
 
 MAX_CHOICES = 64

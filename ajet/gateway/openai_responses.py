@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from ajet.gateway.caller import Caller
+from ajet.gateway.chat import CallPiece, EpisodeSession, ReplyDelta
 from ajet.gateway.openai_chat import unreadable_call
 from ajet.gateway.reply_stream import Event, ReplyStream
 from ajet.gateway.responses_items import Item, call_item, reasoning_item, reply_items, text_item, text_part
@@ -15,7 +16,6 @@ from ajet.gateway.responses_request import ResponseCall, read_response_call
 from ajet.gateway.responses_tools import ResponsesTools
 from ajet.schema.chat import ChatReply
 from ajet.schema.errors import ModelCallError
-from ajet.session import CallPiece, EpisodeSession, ReplyDelta
 from ajet.system.http.answer import Answer, event_stream, json_answer, server_sent_event
 
 

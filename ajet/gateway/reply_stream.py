@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from ajet.gateway.chat import EpisodeSession, ReplyDelta
 from ajet.schema.chat import ChatReply, ChatRequest
 from ajet.schema.errors import ModelCallError
-from ajet.session import EpisodeSession, ReplyDelta
 from ajet.system.http.connection import INTERNAL_ERROR
 
 log = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.openai_chat import logprobs_of, token_entry
 from ajet.gateway.responses_items import Item
 from ajet.schema.chat import ChatReply
 from ajet.schema.generation import TokenChunk
-from ajet.session import EpisodeSession
 
 Entry = dict[str, Any]
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.context_tracker import TrackerSettings
 from ajet.engine.base import Engine, build_engine
+from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.gateway.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.runtime.model import MakeEngine, Model, ModelLoader
 from ajet.schema.errors import EngineError
-from ajet.session import EpisodeSession, SessionSettings
 from ajet.system.service_loop import ServiceLoop, wait_for
 from ajet.task_judge.base_judge import BaseJudge, load_judge
 from ajet.task_judge.group_judge import GroupJudge

@@ -14,9 +14,9 @@ from ajet.schema.task import WorkflowTask
 
 if TYPE_CHECKING:
     from ajet.config import Config
+    from ajet.gateway.chat import EpisodeSession
     from ajet.gateway.gateway import EpisodeKey
     from ajet.schema.episode import EnvironmentRecord
-    from ajet.session import EpisodeSession
     from ajet.task_runner.results import EarlyEnding, WorkflowResult
     from ajet.tuner import AjetTuner
 

@@ -25,7 +25,7 @@ from ajet.task_runner.late_judge import LateJudge
 from ajet.task_runner.results import EarlyEnding, WorkflowResult, describe
 
 if TYPE_CHECKING:
-    from ajet.session import EpisodeSession
+    from ajet.gateway.chat import EpisodeSession
 
 EXAMPLE_JUDGE = "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"
 NO_REWARD = (

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
+from ajet.gateway.chat import EpisodeSession
 from ajet.observe.tracing.sender import SpanSender
 from ajet.schema.span import Span
-from ajet.session import EpisodeSession
 
 
 class SpanSink:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_key
+from ajet.gateway.chat import EpisodeSession
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message
 from ajet.schema.errors import FeatureUnavailableError
 from ajet.schema.resources import PromptSet, PromptTemplate, read_prompts
 from ajet.schema.response_id import bare_call_id
 from ajet.schema.task import finite_reward
-from ajet.session import EpisodeSession
 from ajet.task_judge.helper import Endpoint, HelperModel
 from ajet.tuner.connection import Connection, post_reward
 from ajet.tuner.loop_bridge import LoopBridge

@@ -17,9 +17,9 @@ from ajet.context_tracker import linear_samples
 from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.gateway import Gateway
 from ajet.gateway.caller import agent_key
+from ajet.gateway.chat import SessionSettings
 from ajet.schema.chat import SIDE_MODEL
 from ajet.schema.generation import Completion
-from ajet.session import SessionSettings
 from support.session_parts import LineEngine, new_session, tokenizer
 
 NODE = Path(os.environ.get("AJET_CLI_AGENTS_NODE", Path(__file__).parent / "cli_agents"))

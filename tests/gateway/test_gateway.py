@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from ajet.gateway import Gateway
+from ajet.gateway.chat import EpisodeSession
 from ajet.schema.errors import RewardError
-from ajet.session import EpisodeSession
 from ajet.tuner import AjetTuner
 from support.raw_http import until
 from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session

@@ -554,7 +554,7 @@ def test_one_key_does_not_take_all_the_memory_for_bodies() -> None:
 
 
 def test_schemas_that_take_for_ever_hold_up_nobody_and_then_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet.session.episode_session.MAX_SLOW_SCHEMAS", 1)
+    monkeypatch.setattr("ajet.gateway.chat.episode_session.MAX_SLOW_SCHEMAS", 1)
 
     async def run() -> None:
         schema = {"type": "string", "pattern": "^(a+)+$"}

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from ajet.gateway.caller import agent_key
-from ajet.session.settings import EmbeddingEndpoint, SessionSettings
+from ajet.gateway.chat.settings import EmbeddingEndpoint, SessionSettings
 from ajet.system.http.answer import Answer, json_answer
 from ajet.system.http.connection import HttpRequest
 from ajet.system.http.server import HttpServer

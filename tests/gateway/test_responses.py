@@ -14,11 +14,11 @@ import pytest
 
 from ajet.gateway import Gateway
 from ajet.gateway.caller import agent_key
+from ajet.gateway.chat import EpisodeSession
+from ajet.gateway.chat.stored_responses import StoredResponses
 from ajet.schema.call_tree import Call
 from ajet.schema.errors import EngineError
 from ajet.schema.generation import Completion, GenerateRequest
-from ajet.session import EpisodeSession
-from ajet.session.stored_responses import StoredResponses
 from support.gateway_parts import place, post
 from support.session_parts import CALL, LineEngine, count, new_session, renderer, replied
 

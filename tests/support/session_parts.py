@@ -11,9 +11,9 @@ from typing import Any
 from ajet.config.sections import HelperConfig
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.engine.model_source import ModelSource
+from ajet.gateway.chat import EpisodeSession, SessionSettings
+from ajet.gateway.chat.tool_call_parsers import pick_parser
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
-from ajet.session import EpisodeSession, SessionSettings
-from ajet.session.tool_call_parsers import pick_parser
 
 CONFIG = SimpleNamespace(ajet=SimpleNamespace(rollout=SimpleNamespace(max_model_len=100_000), helper=HelperConfig()))
 USER = [{"role": "user", "content": "hello"}]

@@ -14,11 +14,11 @@ from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
 
 from ajet.config.sections import HelperConfig
+from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.observe.tracing import emit_reward, find_final_reward
 from ajet.observe.tracing.recording import Recording
 from ajet.observe.tracing.rewards import reward_of
 from ajet.schema.errors import EngineOverloadedError, RewardError
-from ajet.session import EpisodeSession, SessionSettings
 from ajet.tuner import AjetTuner, HelperModel
 from ajet.tuner.clients import TunedOpenAI
 from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied, until

@@ -26,8 +26,8 @@ from ajet.backbone.ray.mapping import (
 )
 from ajet.backbone.ray.payload import KEY
 from ajet.backbone.ray.start import NoGpuError
+from ajet.gateway.chat.settings import validation_temperature
 from ajet.schema.errors import ConfigError
-from ajet.session.settings import validation_temperature
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -13,8 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from ajet.schema.chat import Tool
-from ajet.session.call_pieces import (
+from ajet.gateway.chat.call_pieces import (
     JSON_CALL,
     NEVER,
     group_name,
@@ -23,8 +22,8 @@ from ajet.session.call_pieces import (
     python_scanner,
     tag_scanner,
 )
-from ajet.session.reply_parser import Block, Markup, ReplyParser
-from ajet.session.tool_calls import (
+from ajet.gateway.chat.reply_parser import Block, Markup, ReplyParser
+from ajet.gateway.chat.tool_calls import (
     Call,
     Incomplete,
     NotACall,
@@ -36,6 +35,7 @@ from ajet.session.tool_calls import (
     skip_space,
     tagged_arguments,
 )
+from ajet.schema.chat import Tool
 
 # ------------------------------------------------------------ Hermes and Qwen (2.5, 3)
 # <tool_call>{"name": …, "arguments": {…}}</tool_call>

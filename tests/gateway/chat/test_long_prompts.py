@@ -9,9 +9,9 @@ import pytest
 
 from ajet.context_tracker import TrackerSettings, encoder
 from ajet.context_tracker.encoder import BEGINNING, TextEncoder
+from ajet.gateway.chat import long_prompts
 from ajet.schema.chat import ChatRequest
 from ajet.schema.errors import ContextOverflowError
-from ajet.session import long_prompts
 from support.session_parts import LineEngine, new_session, renderer
 
 TRACKING = TrackerSettings(max_model_len=512, checks=())

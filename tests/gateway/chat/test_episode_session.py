@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from ajet.gateway.chat import SessionSettings
+from ajet.gateway.chat.settings import SeedKey
 from ajet.schema.chat import ChatReply, ChatRequest
 from ajet.schema.errors import EngineError, GenerationTimeoutError, SessionClosedError, TooManyStepsError
 from ajet.schema.generation import Completion, EngineCapabilities, Sampling
-from ajet.session import SessionSettings
-from ajet.session.settings import SeedKey
 from support.session_parts import CALL, TOOLS, USER, LineEngine, aborted, new_session, replied, until
 
 

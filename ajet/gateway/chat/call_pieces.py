@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ajet.gateway.chat.tool_calls import properties_of, tagged_pair
 from ajet.schema.chat import Tool
-from ajet.session.tool_calls import properties_of, tagged_pair
 
 LONGEST_HEAD = 1000
 """Characters within which a call's name and the beginning of its arguments must have been recognised."""

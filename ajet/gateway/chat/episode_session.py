@@ -15,6 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_check
 from msgspec.structs import replace
 
 from ajet.engine.base import Engine
+from ajet.gateway.chat.long_prompts import LongPrompts
+from ajet.gateway.chat.reply import IncrementalText, OnDelta, ReplyReader
+from ajet.gateway.chat.reply_parser import PLAIN, ReplyParser
+from ajet.gateway.chat.response_format import ResponseFormat
+from ajet.gateway.chat.settings import SessionSettings
+from ajet.gateway.chat.span_log import SpanLog
+from ajet.gateway.chat.stored_responses import StoredResponses
 from ajet.observe.tracing import names
 from ajet.observe.tracing.rewards import call_of, reward_of
 from ajet.schema.chat import ChatReply, ChatRequest, Message, Tool
@@ -29,13 +36,6 @@ from ajet.schema.errors import (
 )
 from ajet.schema.generation import Completion, GenerateRequest
 from ajet.schema.span import Span
-from ajet.session.long_prompts import LongPrompts
-from ajet.session.reply import IncrementalText, OnDelta, ReplyReader
-from ajet.session.reply_parser import PLAIN, ReplyParser
-from ajet.session.response_format import ResponseFormat
-from ajet.session.settings import SessionSettings
-from ajet.session.span_log import SpanLog
-from ajet.session.stored_responses import StoredResponses
 
 if TYPE_CHECKING:
     from ajet.context_tracker import ContextTracker, PreparedCall, Renderer

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.session.reply_parser import Delta, ParsedReply, ReplyParser
-from ajet.session.tool_call_parsers import FAMILIES, pick_parser
+from ajet.gateway.chat.reply_parser import Delta, ParsedReply, ReplyParser
+from ajet.gateway.chat.tool_call_parsers import FAMILIES, pick_parser
 
 TOOLS = [
     {

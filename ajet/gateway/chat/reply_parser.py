@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ajet.gateway.chat.call_pieces import JSON_SCANNER, CallScanner, MakeScanner
+from ajet.gateway.chat.tool_calls import Call, Incomplete, NotACall, Unreadable
 from ajet.schema.chat import Message, Tool
-from ajet.session.call_pieces import JSON_SCANNER, CallScanner, MakeScanner
-from ajet.session.tool_calls import Call, Incomplete, NotACall, Unreadable
 
 ReadCalls = Callable[[str, Sequence[Tool]], list[Call]]
 """Reads what stands between a block's marks. Raises `Unreadable`, or `Incomplete` if more text could help."""

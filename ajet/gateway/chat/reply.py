@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ajet.gateway.chat.reply_parser import Delta, ReplyParser
 from ajet.schema.chat import ChatReply, Tool
 from ajet.schema.generation import Completion, TokenChunk
-from ajet.session.reply_parser import Delta, ReplyParser
 
 if TYPE_CHECKING:
     from ajet.context_tracker import PreparedCall, Renderer
