@@ -72,7 +72,7 @@ pictures: env  ## take the viewer's pictures of the docs anew (needs Chromium)
 	for picture in docs/assets/viewer/*.png; do cp $(PICTURES)/$$(basename $$picture) $$picture || exit 1; done
 
 test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in their own environment
-	.venv-agentscope1/bin/python -m pytest tests/tuner/test_agentscope1.py tests/tutorial/test_math_agents.py \
+	.venv-agentscope1/bin/python -m pytest tests/task_runner/tuner/test_agentscope1.py tests/tutorial/test_math_agents.py \
 	  tests/old_files/test_tutorial_shapes.py
 
 .venv-agentscope1/.ready: pyproject.toml constraints/agentscope1.txt
@@ -95,8 +95,8 @@ test-oldest: .venv-oldest/.ready  ## run the servers', viewer's and config's tes
 
 test-clients: .venv-clients/.ready .venv-crewai/.ready .node-clients/.ready  ## run agents of other libraries, Codex among them, in their own environment (needs Node.js)
 	AJET_NODE_CLIENTS=$(CURDIR)/.node-clients .venv-clients/bin/python -m pytest -rs \
-	  tests/tuner/test_real_clients.py tests/tuner/test_node_clients.py
-	.venv-crewai/bin/python -m pytest -rs tests/tuner/test_crewai.py
+	  tests/task_runner/tuner/test_real_clients.py tests/task_runner/tuner/test_node_clients.py
+	.venv-crewai/bin/python -m pytest -rs tests/task_runner/tuner/test_crewai.py
 
 .venv-clients/.ready: pyproject.toml constraints/clients.txt
 	$(PYTHON) -m venv .venv-clients
@@ -112,7 +112,7 @@ test-clients: .venv-clients/.ready .venv-crewai/.ready .node-clients/.ready  ## 
 	  -c constraints/crewai.txt -e '.[train]' pytest crewai
 	@touch $@
 
-.node-clients/.ready: tests/tuner/node_clients/package.json
+.node-clients/.ready: tests/task_runner/tuner/node_clients/package.json
 	mkdir -p .node-clients
 	cp $< .node-clients/
 	cd .node-clients && npm install --no-audit --no-fund --loglevel=error

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ajet.job import AgentJetJob
     from ajet.observe.tracing import emit_annotation, emit_exception, emit_message, emit_object, emit_reward, operation
-    from ajet.rollout_function import rollout
     from ajet.schema.resources import LLM, PromptTemplate
     from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
     from ajet.task_runner.breakpoints import bp
+    from ajet.task_runner.rollout_function import rollout
+    from ajet.task_runner.tuner import AjetTuner
     from ajet.trainer_api import Trainer
-    from ajet.tuner import AjetTuner
     from ajet.workflow import Workflow
 
 __version__ = "0.1.0"
@@ -44,7 +44,7 @@ __all__ = [
 
 _HOMES = {
     "AgentJetJob": "ajet.job",
-    "AjetTuner": "ajet.tuner",
+    "AjetTuner": "ajet.task_runner.tuner",
     "LLM": "ajet.schema.resources",
     "PromptTemplate": "ajet.schema.resources",
     "Task": "ajet.schema.task",
@@ -59,7 +59,7 @@ _HOMES = {
     "emit_object": "ajet.observe.tracing",
     "emit_reward": "ajet.observe.tracing",
     "operation": "ajet.observe.tracing",
-    "rollout": "ajet.rollout_function",
+    "rollout": "ajet.task_runner.rollout_function",
 }
 
 

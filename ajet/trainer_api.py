@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ajet.config.short_names import TRAINER_NAMES
-from ajet.rollout_function import RECORD_KEY, RolloutFunction
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.schema.resources import PromptTemplate, PromptTemplateError
 from ajet.schema.task import Task
 from ajet.schema.user_code import ARROW, PROGRAM, importing, publish
+from ajet.task_runner.rollout_function import RECORD_KEY, RolloutFunction
 from ajet.workflow import Workflow
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:
-    from ajet.tuner import AjetTuner
+    from ajet.task_runner.tuner import AjetTuner
 
 __all__ = ["Task", "Workflow", "WorkflowOutput", "WorkflowTask"]
 

@@ -33,8 +33,8 @@ from ajet.config.loader import load_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine
 from ajet.observe.experiment import ExperimentFolder
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode
+from ajet.task_runner.runtime import Runtime
 
 GROUPS, REPEAT = 25, 8
 SAMPLE_EVERY = 5_000

@@ -28,7 +28,7 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.prompt.loop import PromptRun
 from ajet.config import load_config
 from ajet.observe.experiment import ExperimentFolder
-from ajet.task_rollout.pool import RolloutPool
+from ajet.task_runner.pool import RolloutPool
 from support.searchers import project
 
 KILLS = 50

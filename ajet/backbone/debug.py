@@ -16,12 +16,12 @@ from ajet.backbone.debug_view import EpisodeView, JsonView, QuietView, View
 from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.failure_tally import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.runtime.runtime import STOP_S, Runtime
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 from ajet.system.service_loop import wait_for
 from ajet.task_reader import build_reader, read_training_tasks
 from ajet.task_runner.breakpoints import one_prompt
+from ajet.task_runner.runtime import STOP_S, Runtime
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -37,8 +37,8 @@ def validation_metrics(groups: Sequence[EpisodeGroup], threshold: float) -> dict
 
 def evaluate(config: Config) -> dict[str, float]:
     """Run validation only, with the tasks, workflow, judge and engine of this config."""
-    from ajet.runtime.runtime import Runtime
     from ajet.task_reader import build_reader, read_validation_tasks
+    from ajet.task_runner.runtime import Runtime
 
     tasks = read_validation_tasks(build_reader(config))
     if not tasks:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ajet.cli.targets import RunSetting
     from ajet.config import Config
     from ajet.gateway.chat import EpisodeSession
-    from ajet.runtime.model import Model
     from ajet.schema.chat import Message
+    from ajet.task_runner.model import Model
 
 HELP = """\
 /new      start over
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
 
 async def _chat(arguments: Namespace) -> int:
     from ajet.cli.targets import run_setting, target_config
-    from ajet.runtime.model import load_model
+    from ajet.task_runner.model import load_model
 
     config = target_config(arguments.target, arguments.overrides)
     setting = run_setting(arguments.target)

@@ -12,7 +12,7 @@ from ajet.cli.main import fail
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import Reply, ScriptedEngine, read_replies
-from ajet.runtime.runtime import Runtime
+from ajet.task_runner.runtime import Runtime
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -257,7 +257,7 @@ async def _model(arguments: Namespace) -> AsyncIterator[_Model]:
         return
     from ajet.cli.rollout_model import SessionModelFunction
     from ajet.cli.targets import target_config
-    from ajet.runtime.model import load_model
+    from ajet.task_runner.model import load_model
 
     config = target_config(target)
     model = load_model(config)

@@ -15,7 +15,7 @@ from ajet.system.http.loopback import is_loopback
 
 if TYPE_CHECKING:
     from ajet.gateway.gateway import Gateway
-    from ajet.runtime.model import Model
+    from ajet.task_runner.model import Model
 
 
 def run(argv: Sequence[str]) -> int:
@@ -43,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
 
 async def _serve(arguments: Namespace) -> int:
     from ajet.cli.targets import target_config
-    from ajet.runtime.model import load_model
+    from ajet.task_runner.model import load_model
 
     config = target_config(arguments.target, arguments.overrides)
     model = load_model(config)

@@ -22,7 +22,7 @@ from ajet.schema.call_tree import Sample
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.schema.install import install_command
 from ajet.schema.trajectory import Trajectory, TrajectoryStatus
-from ajet.tuner import AjetTuner
+from ajet.task_runner.tuner import AjetTuner
 
 if TYPE_CHECKING:
     from ajet.compat.agentic_rollout import AgenticRollout

@@ -18,7 +18,7 @@ from ajet.schema.errors import ImportPathError, RewardError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.math_answer_as_judge import same_answer
 from ajet.task_runner.environment_world import EnvironmentWorld
-from ajet.tuner import AjetTuner
+from ajet.task_runner.tuner import AjetTuner
 from ajet.workflow import Workflow
 
 AGENT_KEY = "ajet.rollout.agent"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ajet.gateway.gateway import EpisodeKey
     from ajet.schema.episode import EnvironmentRecord
     from ajet.task_runner.results import EarlyEnding, WorkflowResult
-    from ajet.tuner import AjetTuner
+    from ajet.task_runner.tuner import AjetTuner
 
 OpenSession = Callable[[list[str] | None], Awaitable["EpisodeSession"]]
 """Opens the attempt's session, given the workflow's `trainable_targets`."""

@@ -24,7 +24,7 @@ from ajet.workflow import Workflow
 
 if TYPE_CHECKING:
     from ajet.config import Config
-    from ajet.tuner import AjetTuner
+    from ajet.task_runner.tuner import AjetTuner
 
 AGENT_KEY = "ajet.rollout.agent"
 NO_REWARD = (

@@ -25,7 +25,7 @@ from ajet.store.requests import AttemptRef
 from ajet.store.states import ACTIVE
 from ajet.task_runner.outside_loop import run_with_pauses
 from ajet.task_runner.results import WorkflowResult, describe, run_workflow
-from ajet.tuner import AjetTuner
+from ajet.task_runner.tuner import AjetTuner
 from ajet.workflow import Workflow
 
 ABANDONED = 75

@@ -38,7 +38,7 @@ from ajet.task_runner.sandboxes import LeasedSandbox
 from ajet.workflow import Workflow
 
 if TYPE_CHECKING:
-    from ajet.tuner import AjetTuner
+    from ajet.task_runner.tuner import AjetTuner
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

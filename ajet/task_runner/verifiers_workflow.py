@@ -9,7 +9,7 @@ from __future__ import annotations
 from ajet.environment.verifiers_client import host_options, shared_host
 from ajet.schema.errors import EnvironmentFault
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.tuner import AjetTuner
+from ajet.task_runner.tuner import AjetTuner
 from ajet.workflow import Workflow
 
 ERROR_CHARS = 2000

@@ -29,7 +29,7 @@ from ajet.task_judge.base_judge import load_judge
 from ajet.task_runner.outside_loop import run_with_pauses
 from ajet.task_runner.results import EarlyEnding, WorkflowResult, describe, run_workflow
 from ajet.task_runner.sandboxes import LeasedSandbox
-from ajet.tuner import AjetTuner
+from ajet.task_runner.tuner import AjetTuner
 from ajet.workflow import Workflow
 
 LINE_LIMIT = 64 * 1024 * 1024

@@ -7,8 +7,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ajet.task_judge.helper import HelperModel
-from ajet.tuner.clients import agentscope_model
-from ajet.tuner.connection import Connection
+from ajet.task_runner.tuner.clients import agentscope_model
+from ajet.task_runner.tuner.connection import Connection
 
 CONTEXT_SIZE = 32768
 """What AgentScope 2 is told about the length of the model's context."""

@@ -9,7 +9,7 @@ import pytest
 
 from ajet import Task
 from ajet.config import load_config
-from ajet.runtime.runtime import Runtime
+from ajet.task_runner.runtime import Runtime
 from support.pages import ROOT
 
 PAGE = (ROOT / "docs" / "environments.md").read_text()

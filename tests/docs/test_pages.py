@@ -19,7 +19,7 @@ from ajet.cli.main import COMMANDS
 from ajet.config import load_config
 from ajet.config.keys import known_keys
 from ajet.config.section import Block as FreeBlock
-from ajet.tuner import AjetTuner
+from ajet.task_runner.tuner import AjetTuner
 from support.pages import PAGES, ROOT, Block, blocks
 
 PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]

@@ -19,10 +19,10 @@ from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
 from ajet.observe.metrics import aggregate_log_metrics
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode
 from ajet.task_judge.base_judge import load_judge
 from ajet.task_reader import build_reader
+from ajet.task_runner.runtime import Runtime
 from support.pages import ROOT, blocks_of
 from support.synthetic_run import write_experiment
 

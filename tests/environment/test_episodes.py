@@ -12,9 +12,9 @@ import pytest
 
 from ajet.config import load_config
 from ajet.observe.episode_codec import decode_episode, encode_episode
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.task import Task
+from ajet.task_runner.runtime import Runtime
 from support import SUPPORT
 from support.waiting import wait_until
 

@@ -14,10 +14,10 @@ import pytest
 
 from ajet.config import load_config
 from ajet.environment.verifiers_client import VerifiersHost
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import EpisodeStatus
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+from ajet.task_runner.runtime import Runtime
 
 PYTHON = os.environ.get("AJET_VERIFIERS_PYTHON")
 needs_verifiers = pytest.mark.skipif(not PYTHON, reason="AJET_VERIFIERS_PYTHON names no interpreter with verifiers")

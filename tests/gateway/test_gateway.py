@@ -12,7 +12,7 @@ import pytest
 from ajet.gateway import Gateway
 from ajet.gateway.chat import EpisodeSession
 from ajet.schema.errors import RewardError
-from ajet.tuner import AjetTuner
+from ajet.task_runner.tuner import AjetTuner
 from support.raw_http import until
 from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session
 

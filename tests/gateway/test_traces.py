@@ -19,7 +19,7 @@ from ajet.gateway.traces import MAX_BYTES
 from ajet.observe.tracing import get_rewards_from_span, names
 from ajet.observe.tracing.otlp import to_json
 from ajet.schema.span import Span
-from ajet.tuner import AjetTuner
+from ajet.task_runner.tuner import AjetTuner
 from support.gateway_parts import Place, place, post
 from support.raw_http import Reply, request_bytes, send
 from support.session_parts import LineEngine

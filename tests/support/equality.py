@@ -86,8 +86,8 @@ def make_batch(*, sampler_gap: float = 0.05) -> list[list[Any]]:
 def played() -> list[list[Any]]:
     """Groups that the embedded engine played: the last one's episodes are masked, because they were cut."""
     from ajet.config import make_config
-    from ajet.runtime.runtime import Runtime
     from ajet.schema.task import Task
+    from ajet.task_runner.runtime import Runtime
 
     config = make_config(
         {

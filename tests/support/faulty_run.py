@@ -19,9 +19,9 @@ from ajet.config import Config, make_config
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
+from ajet.task_runner.runtime import Runtime
 from ajet.task_runner.threads import GRACE_S
 
 AGENT = Path(__file__).parent / "faulty_agent.py"

@@ -8,7 +8,7 @@ from typing import Any
 
 from ajet.context_tracker import linear_samples
 from ajet.gateway import Gateway
-from ajet.tuner import AjetTuner
+from ajet.task_runner.tuner import AjetTuner
 from support.session_parts import CONFIG, LineEngine, new_session
 
 

@@ -21,7 +21,7 @@ from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import Attempt
 from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
-from ajet.tuner import AjetTuner
+from ajet.task_runner.tuner import AjetTuner
 from ajet.workflow import Workflow
 
 END = 0

@@ -16,9 +16,9 @@ from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.metrics import read_metrics
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
+from ajet.task_runner.runtime import Runtime
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "tutorial"

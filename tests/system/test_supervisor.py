@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from ajet.config import load_config
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import EpisodeStatus
 from ajet.schema.task import Task
 from ajet.system import supervisor as service_keeper
 from ajet.system.processes import still_running
 from ajet.system.services import Service, start_service, wanted_services
+from ajet.task_runner.runtime import Runtime
 from support import SUPPORT
 from support.ports import free_port
 from support.waiting import wait_until

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from ajet.config import Config, load_config, make_config
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError, JudgeFault
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -21,6 +20,7 @@ from ajet.task_judge import openjudge
 from ajet.task_judge.base_judge import Judgement, load_judge, validate_reward
 from ajet.task_judge.group_judge import JudgedCall, JudgedEpisode
 from ajet.task_judge.openjudge import OpenJudge
+from ajet.task_runner.runtime import Runtime
 from support.scripted_helper import helper
 
 PYTHON = os.environ.get("AJET_OPENJUDGE_PYTHON", "")

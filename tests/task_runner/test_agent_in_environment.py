@@ -18,9 +18,9 @@ from ajet.engine.scripted import Reply, ScriptedEngine
 from ajet.environment.server import EnvironmentServer
 from ajet.environment.service_environment import described_tools
 from ajet.environment.source import EnvironmentSettings
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.task import Task
+from ajet.task_runner.runtime import Runtime
 
 LAKE = {
     "class": "gymnasium:FrozenLake-v1",

@@ -12,10 +12,10 @@ import pytest
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import Reply, ScriptedEngine
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
+from ajet.task_runner.runtime import Runtime
 from ajet.task_runner.workflow_class import load_workflow
 
 QUESTION = Task(task_id="t", main_query="What is 6*7?", metadata={"answer": "42"})

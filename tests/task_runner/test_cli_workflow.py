@@ -10,11 +10,11 @@ import pytest
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.task_runner.cli_workflow import build_cli_agent
+from ajet.task_runner.runtime import Runtime
 from ajet.task_runner.sandboxes import find_sandbox, sandbox_settings
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")

@@ -11,11 +11,11 @@ from ajet.config import Config, make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
 from ajet.observe.episode_metrics import episode_metrics
-from ajet.runtime.runtime import Runtime
 from ajet.schema import codec
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
+from ajet.task_runner.runtime import Runtime
 
 FILE = """
 from ajet import Workflow, WorkflowOutput

@@ -14,9 +14,9 @@ from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
 from ajet.environment.sandboxes import SandboxError
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
+from ajet.task_runner.runtime import Runtime
 from ajet.task_runner.sandboxes import sandbox_settings
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")

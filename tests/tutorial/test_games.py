@@ -14,9 +14,9 @@ from ajet.config import load_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine
 from ajet.observe.episode_store import EpisodeStore
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
+from ajet.task_runner.runtime import Runtime
 from support.tutorial_runs import train
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ from ajet.config import load_config
 from ajet.context_tracker import linear_samples
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
+from ajet.task_runner.runtime import Runtime
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tutorial" / "example_math_agent"

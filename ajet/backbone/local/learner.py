@@ -35,7 +35,7 @@ from ajet.trainer.trainer import Trainer
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.config.sections import LoraConfig
-    from ajet.runtime.runtime import Runtime
+    from ajet.task_runner.runtime import Runtime
 
 log = logging.getLogger("ajet.backbone.local")
 

@@ -42,7 +42,6 @@ from ajet.observe.episode_metrics import episode_metrics, staleness
 from ajet.observe.metric_names import step_names
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.runtime.runtime import Runtime
 from ajet.schema.call_tree import FloatArray
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Ledger
 from ajet.schema.errors import ConfigError
@@ -50,7 +49,8 @@ from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 from ajet.task_reader.curriculum import Curriculum
 from ajet.task_reader.stream import TaskStream
-from ajet.task_rollout.outside import NO_TASK
+from ajet.task_runner.external_episodes import NO_TASK
+from ajet.task_runner.runtime import Runtime
 from ajet.trainer.checkpoint import Checkpoint, CheckpointFolder, load
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from ajet.task_reader.stream import TaskStream
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.observe.progress import Progress
-    from ajet.runtime.runtime import Runtime
+    from ajet.task_runner.runtime import Runtime
 
 RESAMPLE_ROUNDS = 3
 """`zero_variance_groups: resample`: how many batches of tasks are tried before a step goes on with what it has."""

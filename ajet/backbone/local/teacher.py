@@ -21,7 +21,7 @@ from ajet.trainer.teacher import Logprobs, ModelTeacher
 
 if TYPE_CHECKING:
     from ajet.config import Config
-    from ajet.runtime.runtime import Runtime
+    from ajet.task_runner.runtime import Runtime
 
 KEY = "ajet.trainer_common.algorithm.distillation.teacher"
 SAMPLES = (

@@ -19,7 +19,7 @@ from ajet.schema.task import Task
 
 if TYPE_CHECKING:
     from ajet.config import Config
-    from ajet.runtime.runtime import Runtime
+    from ajet.task_runner.runtime import Runtime
 
 SAID = 2_000
 """Characters of a piece of feedback: a judge's reasons fit, a dump of everything doesn't."""

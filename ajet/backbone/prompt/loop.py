@@ -26,10 +26,10 @@ from ajet.prompt_tuning.checks import Checks
 from ajet.prompt_tuning.search import Search
 from ajet.prompt_tuning.statistics import Comparison, compare
 from ajet.prompt_tuning.trial import Purpose
-from ajet.runtime.runtime import Runtime
 from ajet.schema.errors import ConfigError
 from ajet.schema.resources import read_prompts
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+from ajet.task_runner.runtime import Runtime
 
 if TYPE_CHECKING:
     from ajet.config import Config

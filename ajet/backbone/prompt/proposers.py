@@ -16,7 +16,7 @@ from ajet.task_judge.helper import HelperBudgetError, HelperError, HelperModel
 
 if TYPE_CHECKING:
     from ajet.config import Config
-    from ajet.runtime.runtime import Runtime
+    from ajet.task_runner.runtime import Runtime
 
 
 def make_proposer(config: Config, runtime: Runtime) -> Proposer:

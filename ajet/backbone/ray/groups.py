@@ -16,10 +16,10 @@ from ajet.backbone.ray.collector import COLLECTOR
 from ajet.backbone.ray.payload import RunPayload
 from ajet.context_tracker import TrackerSettings
 from ajet.context_tracker.samples import episode_samples
-from ajet.runtime.runtime import Runtime
 from ajet.schema.call_tree import Sample
 from ajet.schema.episode import Episode, EpisodeGroup
 from ajet.schema.task import Task
+from ajet.task_runner.runtime import Runtime
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -7,16 +7,16 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ajet.rollout_function import RolloutFunction, RolloutFunctionError, record_of
-from ajet.rollout_function import rollout as rollout
 from ajet.schema.errors import UserError
 from ajet.schema.resources import LLM, PromptTemplate
 from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.task_runner.rollout_function import RolloutFunction, RolloutFunctionError, record_of
+from ajet.task_runner.rollout_function import rollout as rollout
 from ajet.workflow import Workflow
 
 if TYPE_CHECKING:
     from ajet.compat.agentlightning.store import AttemptedRollout
-    from ajet.tuner import AjetTuner
+    from ajet.task_runner.tuner import AjetTuner
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -13,9 +13,9 @@ from ajet.compat.agentlightning.algorithms import Algorithm, Baseline
 from ajet.compat.agentlightning.runner import LitAgentRunner
 from ajet.compat.agentlightning.store import AttemptedRollout, InMemoryLightningStore, LightningStore
 from ajet.compat.agentlightning.tracers import Tracer
-from ajet.rollout_function import RolloutFunction
 from ajet.schema.errors import UserError
 from ajet.schema.resources import PromptTemplate
+from ajet.task_runner.rollout_function import RolloutFunction
 from ajet.trainer_api import QUERY_FIELDS
 from ajet.trainer_api import Trainer as OurTrainer
 

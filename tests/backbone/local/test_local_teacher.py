@@ -13,8 +13,8 @@ import pytest
 
 from ajet.backbone.local.teacher import ServerTeacher
 from ajet.engine.model_source import ModelSource
-from ajet.runtime.runtime import Runtime
 from ajet.schema.errors import ConfigError
+from ajet.task_runner.runtime import Runtime
 from support.random_batches import credited_batch
 
 

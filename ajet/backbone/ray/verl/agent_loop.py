@@ -27,13 +27,13 @@ from ajet.context_tracker import Renderer, TrackerSettings
 from ajet.context_tracker.samples import episode_samples
 from ajet.engine.model_source import ModelSource
 from ajet.gateway.chat import EpisodeSession
-from ajet.runtime.runtime import Runtime
 from ajet.schema.call_tree import Sample
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import Attempt
+from ajet.task_runner.runtime import Runtime
 
 log = logging.getLogger(__name__)
 

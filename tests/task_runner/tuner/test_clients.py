@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ajet.tuner import AjetTuner
+from ajet.task_runner.tuner import AjetTuner
 from support.frameworks import DESCRIPTION, PARAMETERS, QUESTIONS, SYSTEM, calculate, check, openai_tools
 
 streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -15,9 +15,9 @@ from ajet.schema.resources import PromptSet, PromptTemplate, read_prompts
 from ajet.schema.response_id import bare_call_id
 from ajet.schema.task import finite_reward
 from ajet.task_judge.helper import Endpoint, HelperModel
-from ajet.tuner.connection import Connection, post_reward
-from ajet.tuner.loop_bridge import LoopBridge
-from ajet.tuner.spans import SpanSink
+from ajet.task_runner.tuner.connection import Connection, post_reward
+from ajet.task_runner.tuner.loop_bridge import LoopBridge
+from ajet.task_runner.tuner.spans import SpanSink
 
 if TYPE_CHECKING:
     from ajet.agents.model_function import ModelFunction
@@ -91,7 +91,7 @@ class AjetTuner:
         self, agent_name: str = DEFAULT_AGENT, target_tag: str = DEFAULT_TARGET, debug_model: Any = None
     ) -> Any:
         """An `openai.AsyncOpenAI` (`client.chat.completions.create(messages=…)`)."""
-        from ajet.tuner.clients import openai_client
+        from ajet.task_runner.tuner.clients import openai_client
 
         return self._client(openai_client, agent_name, target_tag, debug_model)
 
@@ -104,7 +104,7 @@ class AjetTuner:
         stream: bool = False,
     ) -> Any:
         """A chat model for AgentScope's agents, for the installed version (1.0.x or 2.x)."""
-        from ajet.tuner.clients import agentscope_model
+        from ajet.task_runner.tuner.clients import agentscope_model
 
         def build(connection: Connection) -> Any:
             return agentscope_model(connection, context_size=self.config.ajet.rollout.max_model_len, stream=stream)
@@ -119,7 +119,7 @@ class AjetTuner:
         **options: Any,
     ) -> Any:
         """A `langchain_openai.ChatOpenAI`, for LangChain and LangGraph; `options` go to its constructor."""
-        from ajet.tuner.clients import langchain_model
+        from ajet.task_runner.tuner.clients import langchain_model
 
         return self._client(
             lambda connection: langchain_model(connection, options), agent_name, target_tag, debug_model
@@ -131,7 +131,7 @@ class AjetTuner:
         """An `anthropic.AsyncAnthropic` (`client.messages.create(model=…, max_tokens=…, messages=…)`)."""
         if debug_model is not None and not self._trains(target_tag):
             return debug_model  # a helper model speaks OpenAI's protocol, so this must be a client already
-        from ajet.tuner.clients import anthropic_client
+        from ajet.task_runner.tuner.clients import anthropic_client
 
         return anthropic_client(self._own_connection(agent_name, target_tag))
 
@@ -143,7 +143,7 @@ class AjetTuner:
         It may be called from any thread and event loop. A `debug_model` that is neither a name nor a `HelperModel` is
         a model function itself."""
         from ajet.agents.model_function import as_model_function
-        from ajet.tuner.clients import model_function
+        from ajet.task_runner.tuner.clients import model_function
 
         return as_model_function(self._client(model_function, agent_name, target_tag, debug_model))
 

@@ -19,8 +19,8 @@ from ajet.observe.tracing import emit_reward, find_final_reward
 from ajet.observe.tracing.recording import Recording
 from ajet.observe.tracing.rewards import reward_of
 from ajet.schema.errors import EngineOverloadedError, RewardError
-from ajet.tuner import AjetTuner, HelperModel
-from ajet.tuner.clients import TunedOpenAI
+from ajet.task_runner.tuner import AjetTuner, HelperModel
+from ajet.task_runner.tuner.clients import TunedOpenAI
 from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied, until
 
 

@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import gc, json, os, sys, threading
-from ajet.tuner import rehearsal
+from ajet.task_runner.tuner import rehearsal
 
 rehearsal.rehearse()
 known = set(sys.modules)

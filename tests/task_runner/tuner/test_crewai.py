@@ -14,9 +14,9 @@ import pytest
 
 from ajet.config import load_config
 from ajet.context_tracker import linear_samples
-from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import EpisodeStatus
 from ajet.schema.task import Task
+from ajet.task_runner.runtime import Runtime
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("crewai") is None, reason="needs crewai")
 AGENT = """

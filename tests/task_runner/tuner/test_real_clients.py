@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ajet.tuner import AjetTuner
+from ajet.task_runner.tuner import AjetTuner
 from support.frameworks import QUESTIONS, SYSTEM, calculate, check, openai_tools
 
 

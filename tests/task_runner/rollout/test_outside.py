@@ -17,9 +17,9 @@ from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_rollout.outside import KEY_VARIABLE, OutsideEpisodes, service_key
-from ajet.task_rollout.pool import RolloutPool
+from ajet.task_runner.external_episodes import KEY_VARIABLE, OutsideEpisodes, service_key
 from ajet.task_runner.outside import OutsideRunner
+from ajet.task_runner.pool import RolloutPool
 from ajet.task_runner.runner import TaskRunner
 from support.runner_fakes import LineEngine, SmallProvider
 
@@ -228,7 +228,7 @@ def test_long_task_ids_are_refused_and_not_mixed_up(monkeypatch: pytest.MonkeyPa
 def test_who_waits_for_groups_in_vain_hears_why(
     usable: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ajet.task_rollout.outside.PATIENCE_GROUPS", 2)
+    monkeypatch.setattr("ajet.task_runner.external_episodes.PATIENCE_GROUPS", 2)
 
     async def scene(service: Service) -> None:
         for number in range(4):
@@ -245,7 +245,9 @@ def test_who_waits_for_groups_in_vain_hears_why(
 
 def test_a_stale_group_is_recorded_and_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(service: Service) -> None:
-        monkeypatch.setattr("ajet.task_rollout.outside._age", lambda episode, step: step if episode.reward == 0 else 0)
+        monkeypatch.setattr(
+            "ajet.task_runner.external_episodes._age", lambda episode, step: step if episode.reward == 0 else 0
+        )
         for task, reward in (("old", 0), ("old", 0), ("new", 1), ("new", 2)):
             await service.end(await service.begin(task_id=task), reward=reward)
         old, new = await service.outside.next_groups(1, step=9)

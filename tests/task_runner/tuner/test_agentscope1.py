@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from ajet.tuner import AjetTuner
+from ajet.task_runner.tuner import AjetTuner
 from support.frameworks import QUESTIONS, SYSTEM, calculate, check
 
 try:

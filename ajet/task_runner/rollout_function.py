@@ -24,7 +24,7 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow import Workflow
 
 if TYPE_CHECKING:
-    from ajet.tuner import AjetTuner
+    from ajet.task_runner.tuner import AjetTuner
 
 RECORD_KEY = "_record"
 """In the metadata of tasks made from a Python data set: True if the record is the metadata itself, else the record."""

@@ -14,7 +14,7 @@ import pytest
 
 from ajet.context_tracker import linear_samples
 from ajet.gateway import Gateway
-from ajet.tuner import AjetTuner
+from ajet.task_runner.tuner import AjetTuner
 from support.frameworks import check
 from support.session_parts import LineEngine, new_session
 

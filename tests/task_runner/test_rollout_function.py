@@ -12,8 +12,8 @@ import pytest
 
 from ajet import Task, Workflow, WorkflowOutput, WorkflowTask, rollout
 from ajet.config.loader import make_config
-from ajet.rollout_function import RECORD_KEY, RolloutFunctionError
 from ajet.schema.user_code import import_class
+from ajet.task_runner.rollout_function import RECORD_KEY, RolloutFunctionError
 
 
 def execute(function: Any, task: Task | None = None, tuner: Any = None) -> WorkflowOutput:
@@ -91,7 +91,7 @@ def test_a_yaml_names_it_like_a_class(tmp_path: Path) -> None:
 
 
 def test_the_only_template_is_the_parameter_prompt_template() -> None:
-    from ajet.tuner import AjetTuner
+    from ajet.task_runner.tuner import AjetTuner
 
     @rollout
     def agent(task: Any, prompt_template: Any) -> WorkflowOutput:

@@ -10,9 +10,9 @@ import pytest
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
-from ajet.runtime.model import ModelLoader, load_model
 from ajet.schema.chat import ChatRequest
 from ajet.schema.errors import ConfigError
+from ajet.task_runner.model import ModelLoader, load_model
 
 CONFIG = make_config({"model.path": "tiny:qwen2"})
 

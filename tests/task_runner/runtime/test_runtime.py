@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ajet.config import load_config
-from ajet.runtime.runtime import Runtime
 from ajet.schema.errors import ConfigError
+from ajet.task_runner.runtime import Runtime
 
 YAML = """
 ajet:

@@ -18,26 +18,26 @@ from ajet.context_tracker import TrackerSettings
 from ajet.engine.base import Engine, build_engine
 from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.gateway.gateway import EpisodeKey, Gateway, GatewaySettings
-from ajet.runtime.model import MakeEngine, Model, ModelLoader
 from ajet.schema.errors import EngineError
 from ajet.system.service_loop import ServiceLoop, wait_for
 from ajet.task_judge.base_judge import BaseJudge, load_judge
 from ajet.task_judge.group_judge import GroupJudge
 from ajet.task_judge.helper import HelperModel
-from ajet.task_rollout.outside import OutsideEpisodes
-from ajet.task_rollout.pool import OnEpisode, RolloutPool
 from ajet.task_runner.attempt import Attempt, AttemptRunner
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.environments import find_environment
+from ajet.task_runner.external_episodes import OutsideEpisodes
 from ajet.task_runner.late_judge import LateJudge
+from ajet.task_runner.model import MakeEngine, Model, ModelLoader
 from ajet.task_runner.outside import OutsideRunner
+from ajet.task_runner.pool import OnEpisode, RolloutPool
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.remote import RemoteRunner
 from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.sandboxes import find_sandbox
 from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
+from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow_class import load_workflow
-from ajet.tuner import AjetTuner
 
 if TYPE_CHECKING:
     from ajet.config import Config

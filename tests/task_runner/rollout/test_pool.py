@@ -17,7 +17,7 @@ from ajet.schema.call_tree import CallTree
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import LostThreadsError
 from ajet.schema.task import Task, WorkflowTask
-from ajet.task_rollout.pool import RolloutPool
+from ajet.task_runner.pool import RolloutPool
 from support.waiting import until
 
 FAULT = EpisodeStatus.ENGINE_ERROR

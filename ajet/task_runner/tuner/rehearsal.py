@@ -9,8 +9,8 @@ import asyncio
 import json
 from typing import Any
 
-from ajet.tuner.clients import openai_client
-from ajet.tuner.connection import Connection
+from ajet.task_runner.tuner.clients import openai_client
+from ajet.task_runner.tuner.connection import Connection
 
 _REPLY = {
     "id": "chatcmpl-rehearsal",

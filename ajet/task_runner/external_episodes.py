@@ -25,7 +25,7 @@ from ajet.task_runner.runner import TaskRunner
 
 if TYPE_CHECKING:
     from ajet.config import Config
-    from ajet.task_rollout.pool import RolloutPool
+    from ajet.task_runner.pool import RolloutPool
 
 log = logging.getLogger(__name__)
 

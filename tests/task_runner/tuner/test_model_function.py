@@ -13,7 +13,7 @@ from ajet.agents.model_function import ModelFunction, as_model_function
 from ajet.gateway import Gateway
 from ajet.gateway.chat import SessionSettings
 from ajet.schema.errors import ConfigError
-from ajet.tuner import AjetTuner, HelperModel
+from ajet.task_runner.tuner import AjetTuner, HelperModel
 from support.frameworks import ANSWERS, QUESTIONS, SYSTEM, calculate, check, openai_tools
 from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, new_session
 
