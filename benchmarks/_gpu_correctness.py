@@ -19,11 +19,11 @@ from _gpu_models import LORA, Place, ProgramFailed, Shape, dtype_name, folder_of
 from tree_training import chain, group
 
 from ajet.backbone.local.learner import with_adapters
-from ajet.credit.weights import CallCredit, EpisodeCredit
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 from ajet.schema.call_tree import CallTree
 from ajet.schema.generation import GenerateRequest, Sampling
+from ajet.trainer.credit.weights import CallCredit, EpisodeCredit
 from ajet.trainer.forward import PackForward, RowForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings

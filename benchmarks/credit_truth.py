@@ -17,7 +17,7 @@ from common import write_result
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from ajet.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, ZeroVariance, compute_credit
+from ajet.trainer.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, ZeroVariance, compute_credit
 from support import credit_reference as reference
 
 BASELINES = [(Baseline.EPISODE, 1.0), (Baseline.TURN, 1.0), (Baseline.TURN, 0.9), (Baseline.STATE, 0.9)]

@@ -69,9 +69,9 @@ def make_model(folder: Path) -> None:
 
     from ajet.backbone.local.demonstrations import replay
     from ajet.context_tracker import Renderer
-    from ajet.credit import CreditSettings, imitation_credit, summarise
     from ajet.engine.model_source import ModelSource
     from ajet.trainer.checkpoint import write_model
+    from ajet.trainer.credit import CreditSettings, imitation_credit, summarise
     from ajet.trainer.loss import LossSettings, PolicyLoss
     from ajet.trainer.optimizer import OptimSettings
     from ajet.trainer.trainer import Trainer, TrainSettings

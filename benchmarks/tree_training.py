@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from common import RESULTS, write_result
 
-from ajet.credit.weights import CallCredit, EpisodeCredit
 from ajet.schema.call_tree import ROOT, Call, CallTree, Run
+from ajet.trainer.credit.weights import CallCredit, EpisodeCredit
 from ajet.trainer.forward import BestForward, Forward, RowForward
 from ajet.trainer.pack import Item, Layout, Pack, items_of, make_packs
 from ajet.trainer.planner import CostModel, plan

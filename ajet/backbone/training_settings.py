@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ajet.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, Overlong, ZeroVariance
 from ajet.schema.errors import FeatureUnavailableError
+from ajet.trainer.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, Overlong, ZeroVariance
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -53,7 +53,7 @@ _PRUNE_TO = 0.95
 
 
 class CallCreditLike(Protocol):
-    """The credit of one call, as `ajet.credit` computes it."""
+    """The credit of one call, as `ajet.trainer.credit` computes it."""
 
     @property
     def advantage(self) -> float: ...

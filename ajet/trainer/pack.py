@@ -22,8 +22,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.credit.weights import EpisodeCredit
 from ajet.schema.call_tree import CallTree, IntArray
+from ajet.trainer.credit.weights import EpisodeCredit
 
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]

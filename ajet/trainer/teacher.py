@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ajet.credit.weights import EpisodeCredit
 from ajet.schema.call_tree import CallTree
+from ajet.trainer.credit.weights import EpisodeCredit
 from ajet.trainer.forward import RowForward
 from ajet.trainer.pack import items_of
 from ajet.trainer.planner import CostModel, plan

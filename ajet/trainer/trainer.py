@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ajet.credit.mini_batches import mini_batches
-from ajet.credit.weights import EpisodeCredit, LossNorm
 from ajet.schema.call_tree import CallTree
+from ajet.trainer.credit.mini_batches import mini_batches
+from ajet.trainer.credit.weights import EpisodeCredit, LossNorm
 from ajet.trainer.divergence import AdaptiveKL
 from ajet.trainer.executor import Chosen, choose
 from ajet.trainer.forward import Entropy, Forward

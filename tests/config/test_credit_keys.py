@@ -9,7 +9,7 @@ import pytest
 from ajet.backbone.training_settings import credit_settings, train_settings
 from ajet.config import make_config
 from ajet.config.contradictions import contradictions
-from ajet.credit import Baseline, LossNorm
+from ajet.trainer.credit import Baseline, LossNorm
 
 ALGORITHM = "trainer_common.algorithm"
 REPLAY = {f"{ALGORITHM}.replay.groups": 2}

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from ajet.context_tracker.tracker import FinishedCalls
-from ajet.credit import summarise
-from ajet.credit.returns import returns_of
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import (
     AbnormalOutputError,
@@ -18,6 +16,8 @@ from ajet.schema.errors import (
     TooManyStepsError,
 )
 from ajet.schema.generation import Completion, Sampling
+from ajet.trainer.credit import summarise
+from ajet.trainer.credit.returns import returns_of
 from support.tracker_helpers import WIDE, Drive, assert_faithful, episode_of, said, system, user
 
 

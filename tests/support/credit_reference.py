@@ -1,6 +1,6 @@
 """The papers' formulas, written out plainly with numpy on lists of turns, and random batches to try them on.
 
-Shares no code with `ajet.credit`: an episode here is a list of turns, each an agent's, in the order they were played.
+Shares no code with `ajet.trainer.credit`: an episode here is a list of turns, each an agent's, in the order they were played.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from itertools import combinations
 
 import numpy as np
 
-from ajet.credit import CallSummary, EpisodeSummary
+from ajet.trainer.credit import CallSummary, EpisodeSummary
 
 EPS = 1e-6
 
@@ -48,7 +48,7 @@ class Played:
         return sum(turn.tokens * len(turn.leaves) for turn in self.turns)
 
     def summary(self, name: str) -> EpisodeSummary:
-        """The same episode as `ajet.credit` reads it."""
+        """The same episode as `ajet.trainer.credit` reads it."""
         calls = []
         for index, turn in enumerate(self.turns):
             mine = self.of(turn.agent)

@@ -130,7 +130,7 @@ def _sample_anew(groups: list[list[Any]], gap: float) -> None:
 
 
 def _everything(tree: Any) -> Any:
-    from ajet.credit import CallCredit, EpisodeCredit
+    from ajet.trainer.credit import CallCredit, EpisodeCredit
 
     return EpisodeCredit("", [CallCredit([(1.0, 1.0)]) for _ in tree.calls])
 
@@ -138,7 +138,7 @@ def _everything(tree: Any) -> Any:
 def credited(groups: list[list[Any]], config: Any) -> list[tuple[Any, Any]]:
     """Trees and their credit, as the local backbone computes it."""
     from ajet.backbone.training_settings import credit_settings
-    from ajet.credit import compute_credit, imitation_credit, summarise
+    from ajet.trainer.credit import compute_credit, imitation_credit, summarise
 
     summaries = [[summarise(episode) for episode in group] for group in groups]
     algorithm = config.ajet.trainer_common.algorithm

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ajet.credit import Credit, CreditSettings, EpisodeSummary, compute_credit, summarise
-from ajet.credit.weights import EpisodeCredit
 from ajet.schema.call_tree import ROOT, Call, CallTree, Run
 from ajet.schema.episode import Episode, EpisodeStatus, Ledger
 from ajet.schema.generation import Sampling
+from ajet.trainer.credit import Credit, CreditSettings, EpisodeSummary, compute_credit, summarise
+from ajet.trainer.credit.weights import EpisodeCredit
 
 
 def random_tree(

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ajet.credit import AdvantageEstimator, CreditSettings, LossNorm
 from ajet.schema.episode import Episode
 from ajet.trainer.correction import Correction, CorrectionMode, Level
+from ajet.trainer.credit import AdvantageEstimator, CreditSettings, LossNorm
 from ajet.trainer.divergence import KLType
 from ajet.trainer.forward import Entropy, PackForward, RowForward
 from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss

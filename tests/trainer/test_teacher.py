@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ajet.credit.weights import EpisodeCredit
 from ajet.schema.call_tree import CallTree
+from ajet.trainer.credit.weights import EpisodeCredit
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.teacher import ModelTeacher

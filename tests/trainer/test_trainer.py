@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.credit.weights import CallCredit, EpisodeCredit, LossNorm
 from ajet.schema.generation import Sampling
 from ajet.trainer.correction import Correction, CorrectionMode, Level
+from ajet.trainer.credit.weights import CallCredit, EpisodeCredit, LossNorm
 from ajet.trainer.divergence import AdaptiveKL
 from ajet.trainer.executor import Chosen
 from ajet.trainer.forward import RowForward

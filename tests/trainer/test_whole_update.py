@@ -13,10 +13,10 @@ import torch
 from test_gradients import small_model
 from torch import Tensor
 
-from ajet.credit import CreditSettings, LossNorm
-from ajet.credit.mini_batches import mini_batches
 from ajet.schema.call_tree import Call
 from ajet.trainer.correction import Correction, CorrectionMode, Level
+from ajet.trainer.credit import CreditSettings, LossNorm
+from ajet.trainer.credit.mini_batches import mini_batches
 from ajet.trainer.divergence import KLType
 from ajet.trainer.loss import LossSettings, PolicyLoss
 from ajet.trainer.optimizer import OptimSettings

@@ -22,7 +22,6 @@ import torch
 from ajet.backbone.local.teacher import teacher_of
 from ajet.backbone.local.weights import weight_sync
 from ajet.backbone.training_settings import train_settings
-from ajet.credit import Credit, EpisodeSummary
 from ajet.engine.model_source import ModelSource
 from ajet.engine.quantization import is_linear
 from ajet.schema.call_tree import CallTree, FloatArray
@@ -30,6 +29,7 @@ from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.trainer.checkpoint import Checkpoint, read_trainer, write_trainer
+from ajet.trainer.credit import Credit, EpisodeSummary
 from ajet.trainer.trainer import Trainer
 
 if TYPE_CHECKING:

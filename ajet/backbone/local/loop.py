@@ -27,16 +27,6 @@ from ajet.backbone.report import EXIT_NOTHING_TRAINED, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, taught_alone
 from ajet.backbone.validation import validation_metrics
 from ajet.context_tracker import describe_reasons, top_reasons
-from ajet.credit import (
-    CallCredit,
-    Credit,
-    EpisodeCredit,
-    EpisodeSummary,
-    compute_credit,
-    imitation_credit,
-    summarise,
-    teaches,
-)
 from ajet.engine.base import Engine, build_engine
 from ajet.observe.episode_metrics import episode_metrics, staleness
 from ajet.observe.metric_names import step_names
@@ -52,6 +42,16 @@ from ajet.task_reader.stream import TaskStream
 from ajet.task_runner.external_episodes import NO_TASK
 from ajet.task_runner.runtime import Runtime
 from ajet.trainer.checkpoint import Checkpoint, CheckpointFolder, load
+from ajet.trainer.credit import (
+    CallCredit,
+    Credit,
+    EpisodeCredit,
+    EpisodeSummary,
+    compute_credit,
+    imitation_credit,
+    summarise,
+    teaches,
+)
 
 if TYPE_CHECKING:
     from ajet.config import Config

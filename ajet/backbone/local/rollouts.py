@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.training_settings import credit_settings
-from ajet.credit import ZeroVariance
 from ajet.observe.episode_metrics import FAULTS, is_success, played
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.task import Task
 from ajet.task_reader.curriculum import Curriculum
 from ajet.task_reader.stream import TaskStream
+from ajet.trainer.credit import ZeroVariance
 
 if TYPE_CHECKING:
     from ajet.config import Config

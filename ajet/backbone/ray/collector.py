@@ -14,7 +14,6 @@ from pathlib import Path
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.validation import validation_metrics
-from ajet.credit import EpisodeCredit
 from ajet.engine.model_source import ModelSource
 from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.failure_tally import FailureTally
@@ -24,6 +23,7 @@ from ajet.observe.secrets import Masker
 from ajet.schema.episode import Episode, EpisodeGroup
 from ajet.schema.errors import JudgeFailedError
 from ajet.schema.task import Task
+from ajet.trainer.credit import EpisodeCredit
 
 COLLECTOR = "ajet_episode_collector"
 """The actor's name in Ray."""

@@ -2,7 +2,7 @@
 
 A row carries in its *tag* what credit needs beside its tokens: its episode's summary, and which stretch of it was
 sampled by which call. Tags are small and JSON, so the credit of a whole batch is computed without looking at a token.
-Groups, statistics and weights are over episodes (`ajet.credit`), however many rows an episode gave.
+Groups, statistics and weights are over episodes (`ajet.trainer.credit`), however many rows an episode gave.
 """
 
 from __future__ import annotations
@@ -17,9 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.credit import CreditSettings, EpisodeCredit, EpisodeSummary, compute_credit, imitation_credit, summarise
 from ajet.schema.call_tree import Sample
 from ajet.schema.episode import Episode, EpisodeGroup
+from ajet.trainer.credit import (
+    CreditSettings,
+    EpisodeCredit,
+    EpisodeSummary,
+    compute_credit,
+    imitation_credit,
+    summarise,
+)
 
 Tag = Mapping[str, Any]
 

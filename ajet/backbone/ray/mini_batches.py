@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
 
-from ajet.credit import LossNorm, mini_batches
+from ajet.trainer.credit import LossNorm, mini_batches
 
 
 @dataclass(frozen=True, slots=True)

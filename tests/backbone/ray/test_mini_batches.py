@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ajet.backbone.ray.mini_batches import BatchRow, lay_out
-from ajet.credit import LossNorm
+from ajet.trainer.credit import LossNorm
 
 
 def make_rows(episodes: int, *, seed: int = 1) -> list[BatchRow]:

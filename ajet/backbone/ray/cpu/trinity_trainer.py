@@ -22,11 +22,11 @@ from ajet.backbone.ray.credit import SEGMENTS
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.trinity.rows import AGENT, ROW
 from ajet.backbone.training_settings import train_settings
-from ajet.credit.weights import CallCredit, EpisodeCredit
 from ajet.engine.model_source import ModelSource
 from ajet.schema.call_tree import ROOT, Call, CallTree, IntArray, Run
 from ajet.schema.generation import Sampling
 from ajet.trainer.checkpoint import CheckpointFolder, read_trainer, write_trainer
+from ajet.trainer.credit.weights import CallCredit, EpisodeCredit
 from ajet.trainer.trainer import Trainer
 
 WEIGHTS = "actor/huggingface"

@@ -22,7 +22,7 @@ from trinity.utils.timer import Timer
 from ajet.backbone.ray.credit import SEGMENTS
 from ajet.backbone.ray.mini_batches import BatchRow, lay_out
 from ajet.backbone.ray.trinity.rows import BATCH, ROW, UPDATES, VERSIONS
-from ajet.credit import LossNorm
+from ajet.trainer.credit import LossNorm
 
 
 class WholeBatches(SampleStrategy):  # type: ignore[misc]

@@ -18,7 +18,7 @@ from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.verl import plugin
 from ajet.backbone.ray.verl.worker import EpisodeWorker
 from ajet.backbone.training_settings import credit_settings
-from ajet.credit import EpisodeCredit
+from ajet.trainer.credit import EpisodeCredit
 
 _current: EpisodeManager | None = None
 

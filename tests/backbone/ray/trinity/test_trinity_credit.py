@@ -52,7 +52,7 @@ def experiences(groups: list[list[Any]]) -> list[Any]:
 
 def local_credit(groups: list[list[Any]], loaded: Any) -> dict[str, Any]:
     from ajet.backbone.training_settings import credit_settings
-    from ajet.credit import compute_credit, summarise
+    from ajet.trainer.credit import compute_credit, summarise
 
     credit = compute_credit([[summarise(episode) for episode in group] for group in groups], credit_settings(loaded))
     return {episode.episode_id: episode for episode in credit.episodes}
@@ -65,7 +65,7 @@ def test_every_token_gets_the_credit_that_local_gives_it(shape: list[int], norm:
 
     from ajet.backbone.ray.credit import SEGMENTS, SUMMARY
     from ajet.backbone.ray.trinity.credit import credited
-    from ajet.credit import EpisodeSummary
+    from ajet.trainer.credit import EpisodeSummary
 
     groups = make_groups(shape, groups=3, size=4)
     loaded = config(loss_norm=norm)
@@ -178,7 +178,7 @@ def test_a_step_reads_the_whole_of_a_batch_whatever_comes_in_between() -> None:
     from ajet.backbone.ray.trinity.credit import credited
     from ajet.backbone.ray.trinity.rows import BATCH
     from ajet.backbone.ray.trinity.sampling import WholeBatches
-    from ajet.credit import LossNorm
+    from ajet.trainer.credit import LossNorm
 
     first, _ = credited(experiences(make_groups(BRANCHING, groups=2, seed=1)), config(), step=1)
     second, _ = credited(experiences(make_groups(LINEAR, groups=2, seed=2)), config(), step=2)
@@ -215,7 +215,7 @@ def test_rows_that_fill_up_train_nothing() -> None:
     from ajet.backbone.ray.trinity.credit import credited
     from ajet.backbone.ray.trinity.rows import UPDATES
     from ajet.backbone.ray.trinity.sampling import in_place
-    from ajet.credit import LossNorm
+    from ajet.trainer.credit import LossNorm
 
     rows, _ = credited(experiences(make_groups(LINEAR, groups=1, size=3)), config(), step=1)
     counted = staleness(rows, 5)

@@ -104,8 +104,8 @@ def trinity_change(worker: Any, groups: Any, config: Any) -> tuple[dict[str, Any
     from ajet.backbone.ray.trinity.credit import credited
     from ajet.backbone.ray.trinity.rows import UPDATES, group_experiences
     from ajet.backbone.ray.trinity.sampling import in_place
-    from ajet.credit import LossNorm
     from ajet.schema.episode import EpisodeGroup
+    from ajet.trainer.credit import LossNorm
 
     reference = known_logprobs(groups, reference_model())
     rows, known = [], {}

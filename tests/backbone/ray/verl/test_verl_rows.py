@@ -19,9 +19,9 @@ from ajet.backbone.ray.credit import (
 )
 from ajet.backbone.ray.verl.rows import Row, group_rows, rows_of, validation_row
 from ajet.context_tracker.samples import linear_samples
-from ajet.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, compute_credit, summarise
 from ajet.schema.call_tree import ROOT
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
+from ajet.trainer.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, compute_credit, summarise
 from support.episodes import BRANCHING, LINEAR, make_groups
 
 
@@ -60,7 +60,7 @@ def test_a_row_holds_what_the_engine_saw() -> None:
 
 @pytest.mark.parametrize("norm", list(LossNorm))
 def test_branches_and_rows_change_no_weight(norm: LossNorm) -> None:
-    """The credit that falls on each call's tokens is what `ajet.credit` gives the call, however rows were cut."""
+    """The credit that falls on each call's tokens is what `ajet.trainer.credit` gives the call, however rows were cut."""
     groups = make_groups(BRANCHING)
     settings = CreditSettings(loss_norm=norm, dr_grpo_length=50.0)
     rows = batch_rows(groups)

@@ -1,7 +1,7 @@
 """From the rewards of a batch to an advantage and a weight for every call.
 
 Statistics are taken over episodes: an episode with many calls, or one that was split into many samples, weighs no more
-than an episode with one. Only calls of the same agent are compared with each other (`ajet.credit.baselines`).
+than an episode with one. Only calls of the same agent are compared with each other (`ajet.trainer.credit.baselines`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import comb, sqrt
 
-from ajet.credit.baselines import Baseline, Compared, Comparison, Formula, compare, statistics
-from ajet.credit.returns import Overlong, Returns, returns_of
-from ajet.credit.summary import EpisodeSummary
-from ajet.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm, token_weights
+from ajet.trainer.credit.baselines import Baseline, Compared, Comparison, Formula, compare, statistics
+from ajet.trainer.credit.returns import Overlong, Returns, returns_of
+from ajet.trainer.credit.summary import EpisodeSummary
+from ajet.trainer.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm, token_weights
 
 EPSILON = 1e-6
 """Added to standard deviations before dividing by them."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ajet.credit.summary import EpisodeSummary
+from ajet.trainer.credit.summary import EpisodeSummary
 
 
 class LossNorm(StrEnum):

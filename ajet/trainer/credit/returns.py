@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ajet.credit.summary import EpisodeSummary
 from ajet.schema.call_tree import ROOT
+from ajet.trainer.credit.summary import EpisodeSummary
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ajet.credit.weights import LossNorm
+from ajet.trainer.credit.weights import LossNorm
 
 
 class MiniBatch(NamedTuple):

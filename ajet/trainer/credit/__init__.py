@@ -1,7 +1,7 @@
 """From rewards to an advantage and a weight per trained token. Pure functions of serialisable summaries; numpy only."""
 
-from ajet.credit.baselines import Baseline
-from ajet.credit.estimators import (
+from ajet.trainer.credit.baselines import Baseline
+from ajet.trainer.credit.estimators import (
     AdvantageEstimator,
     CreditSettings,
     ZeroVariance,
@@ -9,10 +9,10 @@ from ajet.credit.estimators import (
     imitation_credit,
     teaches,
 )
-from ajet.credit.mini_batches import MiniBatch, mini_batches
-from ajet.credit.returns import Overlong
-from ajet.credit.summary import CallSummary, EpisodeSummary, summarise
-from ajet.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm
+from ajet.trainer.credit.mini_batches import MiniBatch, mini_batches
+from ajet.trainer.credit.returns import Overlong
+from ajet.trainer.credit.summary import CallSummary, EpisodeSummary, summarise
+from ajet.trainer.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm
 
 __all__ = [
     "AdvantageEstimator",

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.credit import (
+from ajet.schema.call_tree import ROOT, Call, CallTree, Run
+from ajet.schema.episode import Episode, EpisodeStatus, Ledger, Outcome
+from ajet.trainer.credit import (
     AdvantageEstimator,
     Baseline,
     CallSummary,
@@ -26,9 +28,7 @@ from ajet.credit import (
     summarise,
     teaches,
 )
-from ajet.credit.returns import returns_of
-from ajet.schema.call_tree import ROOT, Call, CallTree, Run
-from ajet.schema.episode import Episode, EpisodeStatus, Ledger, Outcome
+from ajet.trainer.credit.returns import returns_of
 
 
 def single(reward: float, tokens: int = 10, name: str = "e") -> EpisodeSummary:

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from ajet.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, ZeroVariance, compute_credit
-from ajet.credit.estimators import pass_at_k_advantages
+from ajet.trainer.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, ZeroVariance, compute_credit
+from ajet.trainer.credit.estimators import pass_at_k_advantages
 from support import credit_reference as reference
 
 COMBINATIONS = [
