@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ajet.backbone.trainer_api import Trainer
     from ajet.job import AgentJetJob
     from ajet.observe.tracing import emit_annotation, emit_exception, emit_message, emit_object, emit_reward, operation
     from ajet.schema.resources import LLM, PromptTemplate
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from ajet.task_runner.breakpoints import bp
     from ajet.task_runner.rollout_function import rollout
     from ajet.task_runner.tuner import AjetTuner
-    from ajet.trainer_api import Trainer
     from ajet.workflow import Workflow
 
 __version__ = "0.1.0"
@@ -48,7 +48,7 @@ _HOMES = {
     "LLM": "ajet.schema.resources",
     "PromptTemplate": "ajet.schema.resources",
     "Task": "ajet.schema.task",
-    "Trainer": "ajet.trainer_api",
+    "Trainer": "ajet.backbone.trainer_api",
     "Workflow": "ajet.workflow",
     "WorkflowOutput": "ajet.schema.task",
     "WorkflowTask": "ajet.schema.task",

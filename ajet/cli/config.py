@@ -49,7 +49,7 @@ def _parser() -> ArgumentParser:
 def _resolved(conf: str, overrides: Sequence[str], backbone: str | None) -> str:
     import yaml
 
-    from ajet.cli.launch import BACKBONES, known_backbone
+    from ajet.backbone.launch import BACKBONES, known_backbone
     from ajet.config import load_config
     from ajet.observe.secrets import Masker
 

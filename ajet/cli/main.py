@@ -1,7 +1,7 @@
 """`ajet`: finds the subcommand and imports nothing else, so `ajet --help` is quick.
 
 A subcommand is a module `ajet/cli/<name>.py` with `run(argv) -> int`, and a line in `COMMANDS`. Without one, `ajet
---conf …` runs a job (`ajet/cli/launch.py`). Exit codes: 0 done, 1 failed, 2 something the user can correct,
+--conf …` runs a job (`ajet/backbone/launch.py`). Exit codes: 0 done, 1 failed, 2 something the user can correct,
 130 interrupted.
 """
 
@@ -147,7 +147,7 @@ def _dispatch(arguments: list[str]) -> int:
         else:
             hint = f"commands: {', '.join(COMMANDS)}"
         return fail(f"unknown command {first!r}\n    {hint}")
-    return _run("ajet.cli.launch", arguments)
+    return _run("ajet.backbone.launch", arguments)
 
 
 def _run(module: str, arguments: list[str]) -> int:
@@ -161,7 +161,7 @@ def _run(module: str, arguments: list[str]) -> int:
     except UserError as error:
         return fail(str(error), error.exit_code)
     except OSError as error:
-        from ajet.cli.places import place_advice
+        from ajet.backbone.places import place_advice
 
         if (advice := place_advice(error)) is None:
             raise

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.cli.arguments import ArgumentError, LaunchArguments, parse_arguments
+from ajet.backbone.arguments import ArgumentError, LaunchArguments, parse_arguments
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Stages:
 
     def _stage(self, backbone: str, name: str, found: dict[str, Any]) -> tuple[int, Path]:
         """One run, unless it is complete. Returns its exit code and folder."""
-        from ajet.cli.launch import launch
+        from ajet.backbone.launch import launch
         from ajet.observe.experiment import OWN_FOLDER, folder_of
 
         config = self._config(backbone, {**found, "experiment_name": name})
@@ -84,7 +84,7 @@ class Stages:
     def _config(self, backbone: str, keys: dict[str, Any]) -> Config:
         import json
 
-        from ajet.cli.launch import known_backbone
+        from ajet.backbone.launch import known_backbone
         from ajet.config.loader import load_config
 
         named = known_backbone(backbone)

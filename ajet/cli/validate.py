@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     """Check one config and print what it would do."""
     arguments = _parser().parse_intermixed_args(argv)
     arguments.plan |= arguments.gpu is not None
-    from ajet.cli.launch import known_backbone
+    from ajet.backbone.launch import known_backbone
     from ajet.config import load_config
     from ajet.system.services import yaml_services
     from ajet.task_judge.helper import HelperError
@@ -59,8 +59,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _check(config: Config, arguments: Namespace, flag: BackboneName | None) -> int:
     from ajet.backbone.early_stop import EarlyStop
+    from ajet.backbone.launch import choose_backbone
     from ajet.backbone.plan import RunPlan, training_samples
-    from ajet.cli.launch import choose_backbone
 
     backbone, why = choose_backbone(flag, config)
     config.ajet.backbone = backbone
@@ -72,7 +72,7 @@ def _check(config: Config, arguments: Namespace, flag: BackboneName | None) -> i
         print(f"  {label:<10} {printable(text)}")
     wrong = _look_for_problems(config, loaded)
     if arguments.plan:
-        from ajet.cli.memory import show_plan
+        from ajet.backbone.memory import show_plan
 
         wrong += show_plan(config, backbone, arguments.gpu)
     print(flush=True)

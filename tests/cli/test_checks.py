@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import ajet.task_judge.helper.model
+from ajet.backbone.out_of_memory import memory_advice
 from ajet.cli.main import main
-from ajet.cli.out_of_memory import memory_advice
 from ajet.engine.tiny.models import tiny_folder
 
 

@@ -41,7 +41,7 @@ mine: {}
 """
 RUN = """
 import sys
-from ajet.cli import launch
+from ajet.backbone import launch
 from ajet.cli.main import main
 launch.BACKBONES["debug"] = launch.BACKBONES["local"] = "own_backbone"
 raise SystemExit(main(sys.argv[1:]))

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from ajet.cli.launch import BACKBONES
+from ajet.backbone.launch import BACKBONES
 from ajet.config import BackboneName, Config
 from ajet.config.contradictions import TRAINABLE_ENGINES
 from ajet.config.effects import (
@@ -50,13 +50,13 @@ def read_on(backbone: str) -> set[str]:
     without += [
         module for module in SOURCES if module.startswith("ajet.cli.") and module.split(".")[-1] not in ENTRY_COMMANDS
     ]
-    without += [*STAND_INS, "ajet.trainer_api"]
+    without += [*STAND_INS, "ajet.backbone.trainer_api"]
     if backbone in ("verl", "trinity"):
         without += OWN_ENGINE  # their engines are made elsewhere
     if backbone == "local":
         unused = set(ENGINES) - set(TRAINABLE_ENGINES["local"])
         without += [module for engine in unused for module in engine_modules(engine)]
-    nodes = reachable([("ajet.cli.launch", "run"), (BACKBONES[backbone], "run")], without)
+    nodes = reachable([("ajet.backbone.launch", "run"), (BACKBONES[backbone], "run")], without)
     return names(leaves_read_by(nodes))
 
 

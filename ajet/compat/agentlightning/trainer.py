@@ -8,6 +8,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from ajet.backbone.trainer_api import QUERY_FIELDS
+from ajet.backbone.trainer_api import Trainer as OurTrainer
 from ajet.compat.agentlightning.agent import Agent, as_agent, workflow_of
 from ajet.compat.agentlightning.algorithms import Algorithm, Baseline
 from ajet.compat.agentlightning.runner import LitAgentRunner
@@ -16,8 +18,6 @@ from ajet.compat.agentlightning.tracers import Tracer
 from ajet.schema.errors import UserError
 from ajet.schema.resources import PromptTemplate
 from ajet.task_runner.rollout_function import RolloutFunction
-from ajet.trainer_api import QUERY_FIELDS
-from ajet.trainer_api import Trainer as OurTrainer
 
 log = logging.getLogger(__name__)
 RUNNERS_WAIT_S = 0.2

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from ajet.backbone import LaunchOptions
-from ajet.cli.arguments import ArgumentError, LaunchArguments, parse_arguments
+from ajet.backbone.arguments import ArgumentError, LaunchArguments, parse_arguments
+from ajet.backbone.out_of_memory import memory_advice
+from ajet.backbone.places import place_advice
 from ajet.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, fail
-from ajet.cli.out_of_memory import memory_advice
-from ajet.cli.places import place_advice
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.schema.install import require_training
 
@@ -79,7 +79,7 @@ def launch(arguments: LaunchArguments, config: Config) -> int:
     if name == "local":
         from ajet.backbone.local.kernels import check_kernels
         from ajet.backbone.local.placement import place, visible_gpus
-        from ajet.cli.memory import announce_plan
+        from ajet.backbone.memory import announce_plan
 
         place(config, visible_gpus)  # a GPU that is missing is said before a plan is made for the CPU
         check_kernels(config, visible_gpus)

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from ajet import Task, Trainer, rollout
+from ajet.backbone.trainer_api import Run, _rows
 from ajet.schema.errors import ConfigError, UserError
-from ajet.trainer_api import Run, _rows
 
 SMALL = {
     "data": {"max_prompt_length": 128, "max_response_length": 64},

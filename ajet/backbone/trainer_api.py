@@ -227,8 +227,8 @@ class Trainer:
 
     def _launch(self, config: Config) -> Run:
         from ajet.backbone import LaunchOptions
-        from ajet.cli.arguments import LaunchArguments
-        from ajet.cli.launch import launch
+        from ajet.backbone.arguments import LaunchArguments
+        from ajet.backbone.launch import launch
         from ajet.cli.main import EXIT_INTERRUPTED
         from ajet.observe.experiment import OWN_FOLDER, folder_of, read_events
         from ajet.observe.logs import log_to_terminal

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ajet.backbone.memory_plan import Device
     from ajet.config import BackboneName, Config
 
-log = logging.getLogger("ajet.cli.memory")
+log = logging.getLogger("ajet.backbone.memory")
 
 SMALL_BYTES = 100 * 2**20
 """Weights below this are trained on any CPU: a run says nothing about them."""
