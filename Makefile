@@ -73,7 +73,7 @@ pictures: env  ## take the viewer's pictures of the docs anew (needs Chromium)
 
 test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in their own environment
 	.venv-agentscope1/bin/python -m pytest tests/task_runner/tuner/test_agentscope1.py tests/tutorial/test_math_agents.py \
-	  tests/old_files/test_tutorial_shapes.py
+	  tests/compat/agentjet/test_tutorial_shapes.py
 
 .venv-agentscope1/.ready: pyproject.toml constraints/agentscope1.txt
 	$(PYTHON) -m venv .venv-agentscope1

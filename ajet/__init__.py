@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ajet.backbone.trainer_api import Trainer
-    from ajet.job import AgentJetJob
+    from ajet.compat.agentjet.job import AgentJetJob
     from ajet.observe.tracing import emit_annotation, emit_exception, emit_message, emit_object, emit_reward, operation
     from ajet.schema.resources import LLM, PromptTemplate
     from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AgentJetJob": "ajet.job",
+    "AgentJetJob": "ajet.compat.agentjet.job",
     "AjetTuner": "ajet.task_runner.tuner",
     "LLM": "ajet.schema.resources",
     "PromptTemplate": "ajet.schema.resources",

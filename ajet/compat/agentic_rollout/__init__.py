@@ -28,8 +28,8 @@ from ajet.agents.reply import ParsedReply, ToolCall
 from ajet.agents.reply_format import ReplyFormat, TextFormat
 from ajet.agents.run import AgentRun
 from ajet.agents.tools import ToolContext, Toolset, get_global_tool_registry, make_tools, register_tool
-from ajet.compat.agentic_rollout_client import LLMAPIClient, create_llm_client
-from ajet.compat.agentic_rollout_tools import (
+from ajet.compat.agentic_rollout.client import LLMAPIClient, create_llm_client
+from ajet.compat.agentic_rollout.tools import (
     BaseAgenticTool,
     SimpleAgenticTool,
     ToolCallInfo,
@@ -361,7 +361,7 @@ class AgenticRollout:
         """A `DataProto` for verl's `DataProto` of prompts. With verl's client of its rollout servers as
         `llm_generate_func`, and a `tokenizer`, its tensors are exactly what was sampled; with a function of text, there
         are no tensors."""
-        from ajet.compat.agentic_rollout_batch import generate_sequences
+        from ajet.compat.agentic_rollout.batch import generate_sequences
 
         return await generate_sequences(self, prompts)
 
