@@ -5,7 +5,11 @@ These are the names that a user's workflow imports. They load lazily: `import aj
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
     from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
     from ajet.task_runner.breakpoints import bp
     from ajet.task_runner.rollout_function import rollout
-    from ajet.task_runner.tuner import AjetTuner
+    from ajet.tuner import AjetTuner
     from ajet.workflow import Workflow
 
 __version__ = "0.1.0"
@@ -44,7 +48,7 @@ __all__ = [
 
 _HOMES = {
     "AgentJetJob": "ajet.compat.agentjet.job",
-    "AjetTuner": "ajet.task_runner.tuner",
+    "AjetTuner": "ajet.tuner",
     "LLM": "ajet.schema.resources",
     "PromptTemplate": "ajet.schema.resources",
     "Task": "ajet.schema.task",
@@ -61,6 +65,29 @@ _HOMES = {
     "operation": "ajet.observe.tracing",
     "rollout": "ajet.task_runner.rollout_function",
 }
+
+MOVED = {
+    "ajet.task_rollout": "",
+    "ajet.task_rollout.dashscope_llm_bridge": "ajet.compat.agentjet.dashscope_llm_bridge",
+    "ajet.utils": "",
+    "ajet.utils.robust_dashscope": "ajet.compat.agentjet.robust_dashscope",
+}
+"""Where users' files still look for modules, and where these are. Empty: a folder of which nothing else is left."""
+
+
+class _Moved(MetaPathFinder, Loader):
+    """Imports the modules of `MOVED` under the names that they had."""
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self, is_package=not MOVED[name]) if name in MOVED else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        if home := MOVED[module.__name__]:
+            names = vars(import_module(home)).items()
+            vars(module).update({name: value for name, value in names if not name.startswith("__")})
+
+
+sys.meta_path.append(_Moved())
 
 
 def __getattr__(name: str) -> Any:

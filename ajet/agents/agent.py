@@ -64,8 +64,8 @@ class Agent:
         sampling: Mapping[str, Any] | None = None,
         base_dirs: Sequence[str | Path] = (),
     ) -> None:
-        """`tools`: tools, functions, or their specifications as `ajet.agents.tools.make_tools` takes them. `format`: how
-        the model calls them; `auto`: natively, unless its function takes no `tools`. `sampling`: passed to the model
+        """`tools`: tools, functions, or their specifications as `make_tools` takes them. `format`: how the model calls
+        them; `auto`: natively, unless its function takes no `tools`. `sampling`: passed to the model
         with each call.
         """
         self.name = name or type(self).__name__

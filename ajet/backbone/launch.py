@@ -23,9 +23,9 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.arguments import ArgumentError, LaunchArguments, parse_arguments
 from ajet.backbone.out_of_memory import memory_advice
 from ajet.backbone.places import place_advice
-from ajet.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, fail
-from ajet.schema.errors import AjetError, ConfigError, UserError
+from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, AjetError, ConfigError, UserError
 from ajet.schema.install import require_training
+from ajet.schema.printable import fail
 
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config

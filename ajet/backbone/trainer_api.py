@@ -26,7 +26,7 @@ from ajet.schema.resources import PromptTemplate, PromptTemplateError
 from ajet.schema.task import Task
 from ajet.schema.user_code import ARROW, PROGRAM, importing, publish
 from ajet.task_runner.rollout_function import RECORD_KEY, RolloutFunction
-from ajet.workflow import Workflow
+from ajet.task_runner.workflow import Workflow
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -229,9 +229,9 @@ class Trainer:
         from ajet.backbone import LaunchOptions
         from ajet.backbone.arguments import LaunchArguments
         from ajet.backbone.launch import launch
-        from ajet.cli.main import EXIT_INTERRUPTED
         from ajet.observe.experiment import OWN_FOLDER, folder_of, read_events
         from ajet.observe.logs import log_to_terminal
+        from ajet.schema.errors import EXIT_INTERRUPTED
 
         log_to_terminal(quiet=self._quiet)
         exp_dir = None if config.ajet.experiment_dir != "auto" else str(self._exp_dir)

@@ -17,10 +17,9 @@ from importlib import import_module
 from typing import NamedTuple
 
 from ajet import __version__
+from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_ERROR
+from ajet.schema.printable import fail
 
-EXIT_FAILED = 1
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-")
 """How the names of executors' threads begin."""
 EXIT_S = 3.0
@@ -166,16 +165,6 @@ def _run(module: str, arguments: list[str]) -> int:
         if (advice := place_advice(error)) is None:
             raise
         return fail(advice)
-    return code
-
-
-def fail(message: str, code: int = EXIT_USER_ERROR) -> int:
-    """Print an error to stderr. Returns `code`."""
-    from ajet.schema.printable import printable
-
-    message = printable(message)
-    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    print(f"\033[1;31merror:\033[0m {message}" if colour else f"error: {message}", file=sys.stderr)
     return code
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ajet.backbone.debug_view import EpisodeView
-from ajet.cli.main import fail
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import Reply, ScriptedEngine, read_replies
+from ajet.schema.printable import fail
 from ajet.task_runner.runtime import Runtime
 
 if TYPE_CHECKING:

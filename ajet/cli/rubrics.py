@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from ajet.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, fail
-from ajet.schema.printable import printable
+from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED
+from ajet.schema.printable import fail, printable
 
 
 def run(argv: Sequence[str]) -> int:

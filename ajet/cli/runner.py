@@ -23,7 +23,7 @@ from ajet.schema.errors import UserError
 from ajet.schema.printable import printable
 
 if TYPE_CHECKING:
-    from ajet.workflow import Workflow
+    from ajet.task_runner.workflow import Workflow
 
 KEY_VARIABLE = "AJET_RUNNER_KEY"
 RESTART_S = 1.0
@@ -116,7 +116,7 @@ class _Runner:
         from ajet.schema.user_code import import_class
         from ajet.task_runner.forked_workers import ForkedWorkers
         from ajet.task_runner.tuner.rehearsal import rehearse
-        from ajet.workflow import Workflow
+        from ajet.task_runner.workflow import Workflow
 
         rehearse()
         before = threading.active_count()

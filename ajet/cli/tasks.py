@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, fail
+from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED
+from ajet.schema.printable import fail
 
 if TYPE_CHECKING:
     from ajet.schema.task import Task

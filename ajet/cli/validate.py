@@ -8,8 +8,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ajet.cli.main import EXIT_FAILED, fail
-from ajet.schema.printable import printable
+from ajet.schema.errors import EXIT_FAILED
+from ajet.schema.printable import fail, printable
 
 if TYPE_CHECKING:
     from ajet.backbone.plan import RunPlan
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ajet.environment.source import EnvironmentSource
     from ajet.schema.task import Task
     from ajet.task_judge.base_judge import BaseJudge
-    from ajet.workflow import Workflow
+    from ajet.task_runner.workflow import Workflow
 
 SHOWN_QUERY = 70
 READ_FROM_SERVICES = ("env_service", "data_generation", "tracing")

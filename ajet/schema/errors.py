@@ -15,6 +15,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+EXIT_FAILED = 1
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+"""Exit codes of every command; 0: done."""
+
 
 class AjetError(Exception):
     """Base of all errors that ajet raises on purpose."""
@@ -26,7 +31,7 @@ class AjetError(Exception):
 class UserError(AjetError):
     """Something the user can correct. The message names the place, what was expected and the fix."""
 
-    exit_code: ClassVar[int] = 2
+    exit_code: ClassVar[int] = EXIT_USER_ERROR
 
 
 class ConfigError(UserError):

@@ -19,7 +19,7 @@ from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.math_answer_as_judge import same_answer
 from ajet.task_runner.environment_world import EnvironmentWorld
 from ajet.task_runner.tuner import AjetTuner
-from ajet.workflow import Workflow
+from ajet.task_runner.workflow import Workflow
 
 AGENT_KEY = "ajet.rollout.agent"
 NO_REWARD = (

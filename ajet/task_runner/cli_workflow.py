@@ -20,7 +20,7 @@ from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.schema.errors import RewardError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.math_answer_as_judge import same_answer
-from ajet.workflow import Workflow
+from ajet.task_runner.workflow import Workflow
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -26,7 +26,7 @@ from ajet.store.states import ACTIVE
 from ajet.task_runner.outside_loop import run_with_pauses
 from ajet.task_runner.results import WorkflowResult, describe, run_workflow
 from ajet.task_runner.tuner import AjetTuner
-from ajet.workflow import Workflow
+from ajet.task_runner.workflow import Workflow
 
 ABANDONED = 75
 """Exit code of a worker whose attempt was not wanted any more."""

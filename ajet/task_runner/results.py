@@ -39,7 +39,7 @@ from ajet.task_runner.outside_loop import __file__ as OUTSIDE_LOOP_FILE
 from ajet.task_runner.outside_loop import outside_loop
 from ajet.task_runner.plain_data import plain, shown
 from ajet.task_runner.sandboxes import LeasedSandbox
-from ajet.workflow import Workflow
+from ajet.task_runner.workflow import Workflow
 
 log = logging.getLogger(__name__)
 

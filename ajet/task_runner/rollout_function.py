@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.schema.errors import UserError
 from ajet.schema.resources import LLM, PromptTemplate
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.workflow import Workflow
+from ajet.task_runner.workflow import Workflow
 
 if TYPE_CHECKING:
     from ajet.task_runner.tuner import AjetTuner

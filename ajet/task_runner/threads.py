@@ -35,7 +35,7 @@ from ajet.task_runner.outside_loop import cancel_loops, end_tasks, run_with_paus
 from ajet.task_runner.process_state import ProcessState
 from ajet.task_runner.results import EarlyEnding, WorkflowInterrupted, WorkflowResult, run_workflow
 from ajet.task_runner.sandboxes import LeasedSandbox
-from ajet.workflow import Workflow
+from ajet.task_runner.workflow import Workflow
 
 if TYPE_CHECKING:
     from ajet.task_runner.tuner import AjetTuner

@@ -10,7 +10,7 @@ from ajet.environment.verifiers_client import host_options, shared_host
 from ajet.schema.errors import EnvironmentFault
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_runner.tuner import AjetTuner
-from ajet.workflow import Workflow
+from ajet.task_runner.workflow import Workflow
 
 ERROR_CHARS = 2000
 

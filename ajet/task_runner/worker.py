@@ -30,7 +30,7 @@ from ajet.task_runner.outside_loop import run_with_pauses
 from ajet.task_runner.results import EarlyEnding, WorkflowResult, describe, run_workflow
 from ajet.task_runner.sandboxes import LeasedSandbox
 from ajet.task_runner.tuner import AjetTuner
-from ajet.workflow import Workflow
+from ajet.task_runner.workflow import Workflow
 
 LINE_LIMIT = 64 * 1024 * 1024
 """Size limit of a message between a worker and the process that runs the episodes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.schema.user_code import import_class
-from ajet.workflow import Workflow
+from ajet.task_runner.workflow import Workflow
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -7,11 +7,10 @@ import logging
 
 import pytest
 
-from ajet.cli.main import fail
 from ajet.cli.table import print_table
 from ajet.observe.logs import _HumanFormatter
 from ajet.observe.progress import PlainDisplay
-from ajet.schema.printable import encodable, printable
+from ajet.schema.printable import encodable, fail, printable
 
 HOSTILE = "gone\x1b[2J\rok \u202etxt.exe\x9b1m"
 SHOWN = r"gone\x1b[2J\x0dok \u202etxt.exe\x9b1m"

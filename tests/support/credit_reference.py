@@ -1,6 +1,6 @@
 """The papers' formulas, written out plainly with numpy on lists of turns, and random batches to try them on.
 
-Shares no code with `ajet.trainer.credit`: an episode here is a list of turns, each an agent's, in the order they were played.
+Shares no code with `ajet.trainer.credit`: an episode here is a list of turns, each an agent's, in order.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from ajet.schema.resources import LLM, PromptTemplate
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_runner.rollout_function import RolloutFunction, RolloutFunctionError, record_of
 from ajet.task_runner.rollout_function import rollout as rollout
-from ajet.workflow import Workflow
+from ajet.task_runner.workflow import Workflow
 
 if TYPE_CHECKING:
     from ajet.compat.agentlightning.store import AttemptedRollout

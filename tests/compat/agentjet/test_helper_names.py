@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ajet import AgentJetJob
-from ajet.compat.agentjet.dashscope_llm_bridge import create_external_llm_fn
-from ajet.compat.agentjet.robust_dashscope import RobustDashScopeChatModel
 from ajet.task_judge.helper import HelperError
+from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
+from ajet.utils.robust_dashscope import RobustDashScopeChatModel
 from support.gateway_parts import Place, place
 from support.session_parts import LineEngine
 
@@ -74,7 +74,7 @@ def test_the_robust_model_on_several_loops(endpoint: Place) -> None:
 AGENT = """
 from ajet import Workflow, WorkflowOutput
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.compat.agentjet.dashscope_llm_bridge import create_external_llm_fn
+from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
 
 class Agent(Workflow):
     async def execute(self, workflow_task, tuner):

@@ -32,7 +32,7 @@ MATHS = (
 )
 JUDGE = """
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.compat.agentjet.dashscope_llm_bridge import create_external_llm_fn
+from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
 from ajet.workflow import WorkflowOutput, WorkflowTask
 
 class ByEye(BaseJudge):
@@ -51,7 +51,7 @@ class ByEye(BaseJudge):
 GAME = """
 import numpy as np
 from ajet import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
-from ajet.compat.agentjet.robust_dashscope import RobustDashScopeChatModel
+from ajet.utils.robust_dashscope import RobustDashScopeChatModel
 
 narrator = RobustDashScopeChatModel("some-helper", stream=False)
 

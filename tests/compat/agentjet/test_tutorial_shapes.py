@@ -46,7 +46,7 @@ class OldAgent(Workflow):
 BY_EYE = """
 import re
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.compat.agentjet.dashscope_llm_bridge import create_external_llm_fn
+from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
 from ajet.workflow import WorkflowOutput, WorkflowTask
 
 class ByEye(BaseJudge):

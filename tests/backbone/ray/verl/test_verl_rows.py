@@ -60,7 +60,7 @@ def test_a_row_holds_what_the_engine_saw() -> None:
 
 @pytest.mark.parametrize("norm", list(LossNorm))
 def test_branches_and_rows_change_no_weight(norm: LossNorm) -> None:
-    """The credit that falls on each call's tokens is what `ajet.trainer.credit` gives the call, however rows were cut."""
+    """The credit that falls on each call's tokens is what credit gives the call, however rows were cut."""
     groups = make_groups(BRANCHING)
     settings = CreditSettings(loss_norm=norm, dr_grpo_length=50.0)
     rows = batch_rows(groups)

@@ -1,0 +1,1 @@
+"""Names that files of older versions import, bound to our own parts."""

@@ -1,1 +1,0 @@
-"""Names that old files import from `ajet.utils`, bound to our own parts."""
