@@ -2,8 +2,8 @@
 
 Both sides have the same model (0.66 M parameters), questions, tool and batch (8 tasks x 8 episodes of two turns), use
 float32, make one update per step, and draw rewards at random. AgentJet runs as a user would run it: `ajet --conf …`, an
-agent written with the OpenAI client, episodes and metrics recorded, with the engine in a thread and in a process of its
-own. TRL needs its own environment (`pip install trl==1.16.0 jmespath`).
+agent written with the OpenAI client, episodes and metrics recorded. TRL needs its own environment (`pip install
+trl==1.16.0 jmespath`).
 
     python benchmarks/grpo_step.py --trl-python /path/to/its/bin/python [--steps 12] [--model FOLDER]
 """
@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,6 @@ from ajet.observe.metrics import read_metrics
 
 HERE = Path(__file__).parent
 IMITATION_STEPS = 300
-
-OURS: dict[str, tuple[str, ...]] = {"ajet": (), "ajet, engine in a process": ("rollout.engine_process=true",)}
 
 CONF = """
 ajet:
@@ -109,7 +106,7 @@ def make_model(folder: Path) -> None:
     write_model(model, tokenizer, folder)
 
 
-def run_ours(model: Path, folder: Path, steps: int, threads: int, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def run_ours(model: Path, folder: Path, steps: int, threads: int) -> dict[str, Any]:
     rng = random.Random(0)
     tasks = folder / "tasks.jsonl"
     tasks.write_text("".join(json.dumps({"question": expression(rng)}) + "\n" for _ in range(QUESTIONS)))
@@ -129,7 +126,7 @@ def run_ours(model: Path, folder: Path, steps: int, threads: int, overrides: Seq
     )
     began = time.time()
     command = [sys.executable, "-m", "ajet", "--conf", str(conf), "--exp-dir", str(folder), "--quiet", "--fresh"]
-    _run([*command, *overrides], threads)
+    _run(command, threads)
     metrics = read_metrics(folder / name / "metrics.jsonl")
     return {
         **_summary(began, [step["time"] for step in metrics]),
@@ -183,13 +180,10 @@ def main() -> None:
             return
         figures: dict[str, Any] = {"episodes_per_step": TASKS_PER_STEP * EPISODES_PER_TASK}
         for threads in arguments.threads:
-            found = {
-                arm: run_ours(kept / "hf", folder, arguments.steps, threads, overrides)
-                for arm, overrides in OURS.items()
-            }
+            found = {"ajet": run_ours(kept / "hf", folder, arguments.steps, threads)}
             if arguments.trl_python:
                 trl = found["trl"] = run_trl(arguments.trl_python, kept / "hf", arguments.steps, threads)
-                found["speedup"] = {arm: trl["step_seconds"] / found[arm]["step_seconds"] for arm in OURS}
+                found["speedup"] = {"ajet": trl["step_seconds"] / found["ajet"]["step_seconds"]}
             figures[f"{threads} thread{'s' if threads > 1 else ''}"] = found
             print(json.dumps({str(threads): found}, indent=1), flush=True)
     if arguments.trl_python:

@@ -26,7 +26,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
 from _grpo_task import EPISODES_PER_TASK, MAX_REPLY, QUESTIONS, TASKS_PER_STEP, expression
 from common import write_result
 from grpo_step import CONF, make_model
@@ -44,20 +43,17 @@ def thread_seconds() -> Snapshot:
     """CPU seconds so far, by group of threads; `all` has those of threads that have ended too."""
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
     spent: defaultdict[str, float] = defaultdict(float)
-    for task, seconds in _tasks("self"):
+    for task, seconds in _tasks():
         name = names.get(task)
         spent["helpers" if name is None else GROUPS.get(name, "episodes")] += seconds
-    for child in psutil.Process().children():
-        if any("ajet.engine.torch.process" in word for word in child.cmdline()):
-            spent["engine_process"] += sum(seconds for _, seconds in _tasks(str(child.pid)))
     spent["wall"] = time.perf_counter()
     spent["all"] = time.process_time()
     return dict(spent)
 
 
-def _tasks(process: str) -> Iterator[tuple[int, float]]:
-    """A process's threads and their CPU seconds."""
-    for task in Path("/proc", process, "task").iterdir():
+def _tasks() -> Iterator[tuple[int, float]]:
+    """This process's threads and their CPU seconds."""
+    for task in Path("/proc/self/task").iterdir():
         try:
             yield int(task.name), int((task / "schedstat").read_text().split()[0]) / 1e9
         except OSError:
@@ -97,17 +93,16 @@ def _medians(phases: list[Snapshot]) -> Snapshot:
     return {name: round(statistics.median(phase.get(name, 0.0) for phase in counted), 3) for name in sorted(names)}
 
 
-def profile(model: Path, folder: Path, steps: int, threads: int, own_process: bool) -> dict[str, Any]:
+def profile(model: Path, folder: Path, steps: int, threads: int) -> dict[str, Any]:
     """A run with this many torch threads."""
     rng = random.Random(0)
     tasks = folder / "tasks.jsonl"
     tasks.write_text("".join(json.dumps({"question": expression(rng)}) + "\n" for _ in range(QUESTIONS)))
-    name = f"profile_{threads}_{own_process}"
+    name = f"profile_{threads}"
     conf = folder / f"{name}.yaml"
     values = {"batch": TASKS_PER_STEP, "repeat": EPISODES_PER_TASK, "reply": MAX_REPLY, "steps": steps}
     agent = HERE / "_grpo_agent.py"
-    text = CONF.format(name=name, model=model, tasks=tasks, agent=agent, **values)
-    conf.write_text(text.replace("  rollout:\n", f"  rollout:\n    engine_process: {str(own_process).lower()}\n"))
+    conf.write_text(CONF.format(name=name, model=model, tasks=tasks, agent=agent, **values))
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
     command = [sys.executable, str(Path(__file__)), "--child", str(conf), str(folder)]
@@ -116,9 +111,7 @@ def profile(model: Path, folder: Path, steps: int, threads: int, own_process: bo
         raise SystemExit(f"the run ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     rollout = found["between_updates"]
-    engine = rollout.get("engine_process") or rollout["engine"]
-    others = rollout["all"] - (0.0 if own_process else engine)
-    found["rollout_floor"] = round(max(engine, others), 3)
+    found["rollout_floor"] = round(max(rollout["engine"], rollout["all"] - rollout["engine"]), 3)
     return found
 
 
@@ -140,10 +133,8 @@ def main() -> None:
         figures: dict[str, Any] = {"load_at_start": round(os.getloadavg()[0], 1)}
         for threads in arguments.threads:
             name = f"{threads} thread{'s' if threads > 1 else ''}"
-            figures[name] = {}
-            for arm, own in (("engine in a thread", False), ("engine in a process", True)):
-                figures[name][arm] = profile(kept / "hf", folder, arguments.steps, threads, own)
-                print(json.dumps({name: {arm: figures[name][arm]}}, indent=1), flush=True)
+            figures[name] = profile(kept / "hf", folder, arguments.steps, threads)
+            print(json.dumps({name: figures[name]}, indent=1), flush=True)
     write_result("step_profile", figures)
 
 

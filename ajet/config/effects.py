@@ -83,7 +83,6 @@ ONLY_ON: Mapping[str, tuple[BackboneName, ...]] = {
     "prompt_tuning": ("prompt",),
     "prompt_tuning.templates": _ALL,
     "rollout.deterministic": _OWN,
-    "rollout.engine_process": _OWN,
     "rollout.gamma": _TRAINING,
     "rollout.kv_cache_gb": _OWN,
     "rollout.max_num_seqs": (*_OWN, "verl"),
@@ -132,7 +131,6 @@ OF_ONE_BACKBONE = ("debug", "trinity", "verl")
 """Groups that carry the name of a backbone: a YAML for several backbones has them, and expects nothing elsewhere."""
 
 ONLY_WITH_ENGINE: Mapping[str, tuple[EngineName, ...]] = {
-    "rollout.engine_process": ("torch",),
     "rollout.kv_cache_gb": ("torch",),
     "rollout.n_vllm_engine": ("vllm",),
     "rollout.remote": ("remote", "sglang"),

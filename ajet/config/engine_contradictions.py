@@ -120,31 +120,10 @@ def _four_bits(ajet: AjetConfig) -> Iterator[Contradiction]:
         )
 
 
-def _own_process(ajet: AjetConfig) -> Iterator[Contradiction]:
-    """What an engine in a process of its own can't serve."""
-    rollout = ajet.rollout
-    if not rollout.engine_process or rollout.engine != "torch":
-        return
-    key = "rollout.engine_process"
-    if ajet.model.lora.enabled and (ajet.backbone or "local") == "local":
-        yield Contradiction(
-            (key, "model.lora.enabled"),
-            "the engine's process shares whole weights with the trainer, and adapters are added after it has started",
-            f"leave {key} out, or train whole weights",
-        )
-    if ajet.trainer_common.gpu is not None and (ajet.backbone or "local") == "local":
-        yield Contradiction(
-            (key, "trainer_common.gpu"),
-            "the engine's process shares the trainer's weights in main memory, and the trainer has a GPU",
-            f"leave {key} out",
-        )
-
-
 ENGINE_CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
     _deterministic,
     _devices,
     _four_bits,
     _overlap,
     _sglang,
-    _own_process,
 )

@@ -257,9 +257,6 @@ class RolloutConfig(Section):
     """Seed of everything that is drawn at random while episodes run."""
     deterministic: bool = False
     """Run in lockstep with fixed shapes and keyed random numbers, so that a run repeats bit for bit. Slower."""
-    engine_process: bool = False
-    """For `engine: torch`: compute in a process of its own, on the CPU, so that workflows' Python and the engine share
-    no interpreter lock. The weights lie in memory that both have."""
     kv_cache_gb: AboveZero | None = None
     """Memory of the embedded engine for keys and values, cached prefixes included. null: a share of what is free."""
     scripted_replies: str | None = None

@@ -67,10 +67,6 @@ def build_engine(
         from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
 
         settings = replace(TorchEngineSettings.from_config(config), device=device, base_bits=base_bits)
-        if config.ajet.rollout.engine_process:
-            from ajet.engine.torch.process_engine import TorchProcessEngine
-
-            return TorchProcessEngine(config.ajet.model.path, settings)
         return TorchEngine(config.ajet.model.path, settings)
     if name == "vllm":
         return _vllm(config, tuple(gpus), adapter_rank)

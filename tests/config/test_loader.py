@@ -162,8 +162,6 @@ defaults:
         (["rollout.vllm.sleep=true"], "rollout.vllm.sleep"),
         (["rollout.remote.model=x", "rollout.engine=sglang", "ajet.backbone=debug"], ""),
         (["rollout.kv_cache_gb=1", "ajet.backbone=verl"], "rollout.kv_cache_gb"),
-        (["rollout.engine_process=true", "ajet.backbone=trinity"], "rollout.engine_process"),
-        (["rollout.engine_process=true", "rollout.engine=scripted", "ajet.backbone=debug"], "rollout.engine_process"),
         (["rollout.max_staleness=1", "ajet.backbone=verl"], "rollout.max_staleness"),
         (["rollout.weights_folder=/tmp", "ajet.backbone=debug"], "rollout.weights_folder"),
         (["rollout.tensor_model_parallel_size=2", "ajet.backbone=verl"], ""),
@@ -280,8 +278,6 @@ def test_a_group_at_the_top_by_mistake(folder: Path) -> None:
         (["rollout.engine=scripted"], "or use --backbone=debug, which doesn't train"),
         (["rollout.engine=remote", "ajet.backbone=verl"], "the verl backbone can't train"),
         (["rollout.deterministic=true", "rollout.engine=vllm"], "only the embedded engine"),
-        (["rollout.engine_process=true", "model.lora.enabled=true"], "leave rollout.engine_process out"),
-        (["rollout.engine_process=true", "trainer_common.gpu=0"], "the trainer has a GPU"),
         (["rollout.max_staleness=1"], "or max_staleness: 0"),
         (["rollout.max_staleness=1", "rollout.engine=vllm", "rollout.vllm.sleep=true"], "leave rollout.vllm.sleep out"),
         (

@@ -24,7 +24,6 @@ log = logging.getLogger("ajet.backbone.local")
 
 DEVICES = "ajet.rollout.vllm.devices"
 TRAINER = "ajet.trainer_common.gpu"
-OWN_PROCESS = "ajet.rollout.engine_process"
 KERNELS = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
 """What `torch.cuda.get_arch_list` names."""
 
@@ -42,11 +41,6 @@ class Placement:
 def place(config: Config, count_gpus: Callable[[], int]) -> Placement:
     """Where this run's parts go. Refuses GPUs that don't exist. They are counted (with torch) only if that matters."""
     rollout, trainer = config.ajet.rollout, config.ajet.trainer_common.gpu
-    if rollout.engine == "torch" and rollout.engine_process and trainer is None and count_gpus():
-        raise ConfigError(
-            f"{OWN_PROCESS} shares weights in main memory, and the trainer would use this machine's GPU: leave the "
-            "key out, or hide the GPU with CUDA_VISIBLE_DEVICES=''"
-        )
     if rollout.engine != "vllm" and trainer is None:
         return Placement(None, ())
     gpus = count_gpus()

@@ -36,7 +36,6 @@ VLLM = "rollout.engine=vllm"
         ([VLLM, "rollout.vllm.devices=[0,1]"], 4, Placement("cuda:2", (0, 1))),
         ([VLLM, "rollout.vllm.devices=[0]", "trainer_common.gpu=0"], 4, Placement("cuda:0", (0,))),
         ([VLLM, "rollout.vllm.mode=in_process"], 2, Placement(None, ())),
-        (["rollout.engine_process=true"], 0, Placement(None, ())),
     ],
 )
 def test_who_works_where(tmp_path: Path, overrides: list[str], gpus: int, expected: Placement) -> None:
@@ -54,7 +53,6 @@ def test_who_works_where(tmp_path: Path, overrides: list[str], gpus: int, expect
         ),
         (["trainer_common.gpu=1"], 0, r"trainer_common\.gpu names GPU 1, .*no CUDA device"),
         ([VLLM, "rollout.tensor_model_parallel_size=8"], 4, r"need 8, and this machine shows 4"),
-        (["rollout.engine_process=true"], 1, r"engine_process shares weights .* hide the GPU"),
     ],
 )
 def test_what_is_not_there_is_refused(tmp_path: Path, overrides: list[str], gpus: int, says: str) -> None:
