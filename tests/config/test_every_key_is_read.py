@@ -26,7 +26,6 @@ ENGINES = get_args(EngineName)
 KEYS = {".".join(path[1:]): key for path, key in known_keys().items() if path[0] == "ajet" and len(path) > 1}
 LEAVES = {name for name, key in KEYS.items() if key.section is None}
 PACKAGES = {**BACKBONES, "debug view": "ajet.backbone.debug_view"}
-ENTRY_COMMANDS = ("launch", "arguments", "main")
 STAND_INS = ("ajet.backbone.ray.cpu",)
 """What replaces GPUs in tests is not what users run."""
 OWN_ENGINE = [f"{node.module}.{node.name}" for node in EDGES if node.name == "build_engine"]
@@ -47,10 +46,8 @@ def engine_modules(engine: str) -> list[str]:
 def read_on(backbone: str) -> set[str]:
     """The keys that a run on this backbone can come to read."""
     without = [module for name, module in PACKAGES.items() if name.split()[0] != backbone]
-    without += [
-        module for module in SOURCES if module.startswith("ajet.cli.") and module.split(".")[-1] not in ENTRY_COMMANDS
-    ]
-    without += [*STAND_INS, "ajet.backbone.trainer_api"]
+    without += [module for module in SOURCES if module.startswith("ajet.cli.") and module != "ajet.cli.main"]
+    without += [*STAND_INS, "ajet.backbone.trainer_api", "ajet.backbone.memory"]  # before a run, not in it
     if backbone in ("verl", "trinity"):
         without += OWN_ENGINE  # their engines are made elsewhere
     if backbone == "local":
