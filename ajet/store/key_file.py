@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from ajet.store.errors import StoreError
-from ajet.store.sql_tables import SqlTables
 from ajet.store.sqlite import SqliteConnection
 from ajet.store.tables import Tables
 
@@ -40,7 +39,7 @@ def _in_file(path: Path, work: Callable[[Tables], T]) -> T:
     try:
         connection.set_up(str(path))
         connection.raw.execute("BEGIN IMMEDIATE")
-        result = work(SqlTables(connection))
+        result = work(Tables(connection))
         connection.raw.execute("COMMIT")
     except sqlite3.Error as error:
         raise StoreError(f"{path}: not a store, or it can't be written: {error}") from error

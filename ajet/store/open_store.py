@@ -6,7 +6,6 @@ from pathlib import Path
 
 from ajet.store.database import Database
 from ajet.store.database_store import DatabaseStore, Retention
-from ajet.store.memory import MemoryDatabase
 from ajet.store.sqlite import SqliteDatabase
 
 
@@ -17,7 +16,7 @@ def sqlite_store(path: str | Path, retention: Retention | None = None) -> Databa
 
 def memory_store(retention: Retention | None = None) -> DatabaseStore:
     """In this process's memory, gone with it."""
-    return DatabaseStore(MemoryDatabase(), retention)
+    return DatabaseStore(SqliteDatabase(None), retention)
 
 
 def postgres_store(url: str, retention: Retention | None = None) -> DatabaseStore:

@@ -19,7 +19,6 @@ from ajet.schema.install import install_command
 from ajet.store.errors import StoreError, StoreUnavailableError
 from ajet.store.rows import Row
 from ajet.store.schema_versions import migrate
-from ajet.store.sql_tables import SqlTables
 from ajet.store.tables import Events, Tables
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ RECONNECT_S = 1.0
 
 
 class PostgresConnection:
-    """A connection as `SqlTables` uses it."""
+    """A connection as `Tables` uses it."""
 
     skip_locked = " FOR UPDATE SKIP LOCKED"
     for_update = " FOR UPDATE"
@@ -134,7 +133,7 @@ class PostgresDatabase:
             with connection.raw.transaction():
                 if not durable:
                     connection.rows("SET LOCAL synchronous_commit = off")
-                tables = SqlTables(connection)
+                tables = Tables(connection)
                 result = work(tables)
                 for notice in _notices(tables.events):
                     connection.rows("SELECT pg_notify(?, ?)", (CHANNEL, notice))

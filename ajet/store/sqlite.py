@@ -1,7 +1,7 @@
-"""`SqliteDatabase`: a store in one file. One thread writes; transactions that wait share a commit.
+"""`SqliteDatabase`: a store in one file, or in memory. One thread writes; transactions that wait share a commit.
 
 What was acknowledged is on disk: the write-ahead log is synchronised before the answer, once for all that wait. Only
-one process at a time serves a file.
+one process at a time serves a file. Without a path, the store is in this process's memory, and gone with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from ajet.store.errors import StoreError, StoreUnavailableError
 from ajet.store.rows import Row
 from ajet.store.schema_versions import migrate
-from ajet.store.sql_tables import SqlTables
 from ajet.store.tables import Events, Tables
 
 T = TypeVar("T")
@@ -52,7 +51,7 @@ class _Outcome(NamedTuple):
 
 
 class SqliteConnection:
-    """A connection as `SqlTables` uses it."""
+    """A connection as `Tables` uses it."""
 
     skip_locked = ""
     for_update = ""
@@ -90,8 +89,9 @@ class SqliteConnection:
 
 
 class SqliteDatabase:
-    def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+    def __init__(self, path: str | Path | None) -> None:
+        self._path = None if path is None else Path(path)
+        self._name = "the store in memory" if path is None else str(path)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._connection: SqliteConnection | None = None
@@ -102,15 +102,16 @@ class SqliteDatabase:
     async def open(self, happened: Callable[[Events], None], missed: Callable[[], None]) -> None:
         self._happened = happened
         self._loop = asyncio.get_running_loop()
-        self._lock = _only_one(self._path)
+        if self._path is not None:
+            self._lock = _only_one(self._path)
         try:
-            self._connection = SqliteConnection(self._path)
-            self._connection.set_up(str(self._path))
+            self._connection = SqliteConnection(":memory:" if self._path is None else self._path)
+            self._connection.set_up(self._name)
         except (sqlite3.Error, StoreError) as error:
             self._close()
             if isinstance(error, StoreError):
                 raise
-            raise StoreError(f"{self._path}: not a store, or it can't be written: {error}") from error
+            raise StoreError(f"{self._name}: not a store, or it can't be written: {error}") from error
         self._thread = threading.Thread(target=self._write, name="ajet-store", daemon=True)
         self._thread.start()
 
@@ -168,7 +169,7 @@ class SqliteDatabase:
             self._connection.synchronise("FULL" if any(job.durable for job in group) else "NORMAL")
             raw.execute("BEGIN IMMEDIATE")
             for job in group:
-                tables = SqlTables(self._connection)
+                tables = Tables(self._connection)
                 raw.execute("SAVEPOINT job")
                 try:
                     outcomes.append(_Outcome(job, job.work(tables), None))
@@ -176,7 +177,7 @@ class SqliteDatabase:
                     if isinstance(error, sqlite3.Error):
                         if not raw.in_transaction:  # the disk is full, say: everything is undone already
                             raise
-                        error = StoreUnavailableError(f"{self._path}: {error}. Nothing was stored")
+                        error = StoreUnavailableError(f"{self._name}: {error}. Nothing was stored")
                     raw.execute("ROLLBACK TO job")
                     outcomes.append(_Outcome(job, None, error))
                 else:
@@ -187,7 +188,7 @@ class SqliteDatabase:
         except sqlite3.Error as error:
             if raw.in_transaction:
                 raw.execute("ROLLBACK")
-            refused = StoreUnavailableError(f"{self._path}: can't be written: {error}. Nothing was stored")
+            refused = StoreUnavailableError(f"{self._name}: can't be written: {error}. Nothing was stored")
             return [_Outcome(job, None, refused) for job in group], Events()
         return outcomes, events
 

@@ -1,18 +1,64 @@
-"""`Tables`: what a store holds, within one transaction. The contract between what requests do and where it is kept.
+"""`Tables`: what a store holds, within one transaction, in SQL that SQLite and PostgreSQL both understand.
 
 Rows in and rows out, no decisions: `ajet/store/operations.py` and `ajet/store/states.py` make them. Records go in and
-out by value. JSON that it returns is the caller's own, so nobody can change what is stored through it.
+out by value: every record that it returns is built anew from its row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+
+import msgspec
 
 from ajet.store.records import Attempt, Resources, Rollout, Span, Worker
 from ajet.store.requests import QueryResources, QueryRollouts, QueryWorkers
-from ajet.store.rows import Row, Stored, StoredAttempt
+from ajet.store.rows import (
+    ATTEMPT,
+    BOTH,
+    BOTH_WITHOUT_INPUT,
+    AttemptBody,
+    RolloutBody,
+    Row,
+    Stored,
+    StoredAttempt,
+    attempt_from,
+    stored_from,
+)
+from ajet.store.states import deadline
+
+MAX_MARKS = 500
+"""Values in one IN (…): SQLite's limit is higher, but no statement should be compiled for thousands."""
+
+
+class Connection(Protocol):
+    """What `Tables` needs of a database."""
+
+    skip_locked: str
+    """Ends a SELECT of rows that this transaction will take, leaving those that another one is taking."""
+    for_update: str
+    """Ends a SELECT of rows that this transaction will change."""
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]: ...
+
+    def many(self, sql: str, values: Sequence[Sequence[Any]]) -> int:
+        """Run it once for each. Returns how many rows changed."""
+        ...
+
+
+encode = msgspec.json.encode
+_encode_spans = msgspec.json.Encoder().encode_lines
+_decode_spans = msgspec.json.Decoder(Span).decode_lines
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_worker = msgspec.json.Decoder(Worker).decode
+
+SORT = {
+    "number": "r.number",
+    "start_time": "r.start_time",
+    "end_time": "coalesce(r.end_time, 0)",
+    "status": "r.status",
+}
 
 
 @dataclass(slots=True)
@@ -28,135 +74,350 @@ class Events:
         return bool(self.queued or self.ended)
 
 
-class Tables(Protocol):
+class Tables:
     """The tables, within one transaction."""
 
-    events: Events
+    def __init__(self, connection: Connection) -> None:
+        self._db = connection
+        self.events = Events()
 
     # ------------------------------------------------------------ rollouts
 
     def add_rollouts(self, rollouts: Sequence[Rollout], place: int | None) -> None:
         """New ones: queued from this place on, or not queued."""
-        ...
+        rows = []
+        for index, rollout in enumerate(rollouts):
+            body = encode(RolloutBody(rollout.input, rollout.metadata))
+            rows.append(
+                (
+                    rollout.rollout_id,
+                    str(rollout.status),
+                    None if place is None else place + index,
+                    rollout.mode,
+                    rollout.resources_id,
+                    rollout.start_time,
+                    rollout.end_time,
+                    len(body),
+                    encode(rollout.config),
+                    body,
+                )
+            )
+        self._db.many(
+            "INSERT INTO rollout (rollout_id, status, queue, mode, resources_id, start_time, end_time, attempts, "
+            "spans, size, config, body) VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0, ?, ?, ?)",
+            rows,
+        )
 
     def last_place(self) -> int:
         """The queue's tail. Two transactions of PostgreSQL may get the same: their rollouts are then as old."""
-        ...
+        return int(self._db.rows("SELECT coalesce(max(queue), 0) FROM rollout WHERE queue IS NOT NULL")[0][0])
 
     def rollouts(self, rollout_ids: Iterable[str], *, change: bool = False, inputs: bool = True) -> dict[str, Stored]:
         """Those that exist, with their latest attempts. With `change`, nobody else changes them meanwhile. Without
         `inputs`, what they were given is left out: it is read for those who return it."""
-        ...
+        select = BOTH if inputs else BOTH_WITHOUT_INPUT
+        found: dict[str, Stored] = {}
+        for chunk in _chunks(sorted(set(rollout_ids))):
+            if change and self._db.for_update:
+                self._lock(chunk)
+            for row in self._db.rows(f"{select} WHERE r.rollout_id IN ({_marks(chunk)})", chunk):
+                found[row[1]] = stored_from(row)
+        return found
+
+    def _lock(self, rollout_ids: Sequence[str]) -> None:
+        """In an order of its own, so that no two transactions wait for each other. And before reading: one statement
+        that locks and joins may see a new rollout with its old attempt."""
+        sql = f"SELECT queue FROM rollout WHERE rollout_id IN ({_marks(rollout_ids)}) ORDER BY rollout_id"
+        locked = self._db.rows(sql + self._db.for_update, rollout_ids)
+        # a claim meanwhile passes over these: if they are still queued afterwards, somebody has to look again
+        self.events.queued += sum(queue is not None for (queue,) in locked)
 
     def head_of_queue(self, limit: int) -> list[Stored]:
         """The next to be claimed, in their order. Nobody else gets these."""
-        ...
+        sql = f"SELECT number FROM rollout WHERE queue IS NOT NULL ORDER BY queue, number LIMIT ?{self._db.skip_locked}"
+        numbers = [row[0] for row in self._db.rows(sql, (limit,))]
+        taken: list[Stored] = []
+        for start in range(0, len(numbers), MAX_MARKS):
+            chunk = numbers[start : start + MAX_MARKS]
+            rows = self._db.rows(f"{BOTH} WHERE r.number IN ({_marks(chunk)})", chunk)
+            taken += [stored_from(row) for row in rows]
+        return sorted(taken, key=lambda one: (one.queue, one.number))
 
     def save(self, changed: Sequence[Stored]) -> None:
         """Write what changes as a rollout goes on: status, end and place in the queue, and the counts."""
-        ...
+        rows = [
+            (str(one.rollout.status), one.queue, one.rollout.end_time, one.attempts, one.spans, one.size, one.number)
+            for one in changed
+        ]
+        self._db.many(
+            "UPDATE rollout SET status = ?, queue = ?, end_time = ?, attempts = ?, spans = ?, size = ? "
+            "WHERE number = ?",
+            rows,
+        )
 
     def save_given(self, one: Stored) -> None:
         """Write what a rollout was given."""
-        ...
+        rollout = one.rollout
+        self._db.rows(
+            "UPDATE rollout SET mode = ?, resources_id = ?, config = ?, body = ? WHERE number = ?",
+            (
+                rollout.mode,
+                rollout.resources_id,
+                encode(rollout.config),
+                encode(RolloutBody(rollout.input, rollout.metadata)),
+                one.number,
+            ),
+        )
 
     def query_rollouts(self, query: QueryRollouts) -> tuple[list[Stored], int]:
         """The rows of one page, and how many there are on all pages."""
-        ...
+        conditions, values = ["1 = 1"], list[Any]()
+        chosen = (("r.rollout_id", query.rollout_ids), ("r.status", query.status_in), ("r.mode", query.mode_in))
+        for column, wanted in chosen:
+            if wanted is not None:
+                conditions.append(f"{column} IN ({_marks(wanted)})" if wanted else "1 = 0")
+                values += [str(value) for value in wanted]
+        if query.id_contains:
+            conditions.append("r.rollout_id LIKE ? ESCAPE '\\'")
+            values.append(_containing(query.id_contains))
+        condition = " AND ".join(conditions)
+        direction = "DESC" if query.descending else "ASC"
+        order = f"{SORT[query.sort_by]} {direction}, r.number {direction}"
+        total = self._db.rows(f"SELECT count(*) FROM rollout r WHERE {condition}", values)[0][0]
+        sql = f"{BOTH} WHERE {condition} ORDER BY {order} LIMIT ? OFFSET ?"
+        return [stored_from(row) for row in self._db.rows(sql, (*values, query.limit, query.offset))], int(total)
 
     def known(self, rollout_ids: Iterable[str]) -> set[str]:
         """Those that exist."""
-        ...
+        found = set[str]()
+        for chunk in _chunks(sorted(set(rollout_ids))):
+            sql = f"SELECT rollout_id FROM rollout WHERE rollout_id IN ({_marks(chunk)})"
+            found.update(row[0] for row in self._db.rows(sql, chunk))
+        return found
 
     # ------------------------------------------------------------ attempts
 
-    def add_attempts(self, begun: Sequence[tuple[Stored, Attempt]]) -> None: ...
+    def add_attempts(self, begun: Sequence[tuple[Stored, Attempt]]) -> None:
+        self._db.many(
+            "INSERT INTO attempt (rollout, sequence, attempt_id, status, worker_id, owner, start_time, end_time, "
+            "heard, deadline, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    one.number,
+                    attempt.sequence_id,
+                    attempt.attempt_id,
+                    str(attempt.status),
+                    attempt.worker_id,
+                    one.owner,
+                    attempt.start_time,
+                    attempt.end_time,
+                    attempt.last_heartbeat_time,
+                    deadline(one.rollout.config, attempt),
+                    encode(AttemptBody(attempt.metadata, attempt.result)),
+                )
+                for one, attempt in begun
+            ],
+        )
 
     def attempts(self, one: Stored) -> list[StoredAttempt]:
         """All attempts at a rollout, the first one first."""
-        ...
+        sql = f"SELECT {ATTEMPT} FROM attempt a WHERE a.rollout = ? ORDER BY a.sequence"
+        return [
+            StoredAttempt(attempt_from(row, one.rollout.rollout_id), row[4])
+            for row in self._db.rows(sql, (one.number,))
+        ]
 
     def save_attempts(self, changed: Sequence[tuple[Stored, Attempt]], listening_since: float = 0.0) -> None:
         """Write what changes as an attempt goes on: status, end, last sign of life, and the deadline they make."""
-        ...
+        self._db.many(
+            "UPDATE attempt SET status = ?, end_time = ?, heard = ?, deadline = ? WHERE rollout = ? AND sequence = ?",
+            [
+                (
+                    str(attempt.status),
+                    attempt.end_time,
+                    attempt.last_heartbeat_time,
+                    deadline(one.rollout.config, attempt, listening_since),
+                    one.number,
+                    attempt.sequence_id,
+                )
+                for one, attempt in changed
+            ],
+        )
 
     def save_attempt_bodies(self, changed: Sequence[tuple[Stored, Attempt]]) -> None:
         """Write metadata and results. Their rollouts grow by them."""
-        ...
+        rows = []
+        for one, attempt in changed:
+            body = encode(AttemptBody(attempt.metadata, attempt.result))
+            one.size += len(body)
+            rows.append((body, one.number, attempt.sequence_id))
+        self._db.many("UPDATE attempt SET body = ? WHERE rollout = ? AND sequence = ?", rows)
 
     def overdue(self, now: float, limit: int) -> list[str]:
         """Rollouts with an attempt past its deadline."""
-        ...
+        sql = (
+            "SELECT r.rollout_id FROM attempt a JOIN rollout r ON r.number = a.rollout "
+            "WHERE a.deadline <= ? ORDER BY a.deadline LIMIT ?"
+        )
+        return [row[0] for row in self._db.rows(sql, (now, limit))]
 
-    def next_deadline(self) -> float | None: ...
+    def next_deadline(self) -> float | None:
+        found: float | None = self._db.rows("SELECT min(deadline) FROM attempt WHERE deadline IS NOT NULL")[0][0]
+        return found
 
     # ------------------------------------------------------------ spans
 
     def add_spans(self, batches: Iterable[tuple[Stored, int, Sequence[Span]]]) -> None:
-        """Add spans that aren't known yet: an attempt's sequence id, and what came of it together. Their rollouts grow
-        by them."""
-        ...
+        """Add spans that aren't known yet: an attempt's sequence id, and what came of it together, which shares a row.
+        Their rollouts grow by them."""
+        rows = []
+        for one, attempt, spans in batches:
+            body = _encode_spans(spans)
+            one.size += len(body)
+            rows.append((one.number, attempt, " ".join([span.span_id for span in spans]), body))
+        self._db.many("INSERT INTO span_batch (rollout, attempt, ids, body) VALUES (?, ?, ?, ?)", rows)
 
     def span_ids(self, number: int, attempt: int) -> set[str]:
-        """Of all spans of an attempt."""
-        ...
+        """Of all spans of an attempt. Reads every batch of it: senders put many spans into one."""
+        rows = self._db.rows("SELECT ids FROM span_batch WHERE rollout = ? AND attempt = ?", (number, attempt))
+        return {span_id for (ids,) in rows for span_id in ids.split(" ")}
 
     def spans(self, number: int, attempt: int | None) -> list[Span]:
         """In the order of their sequence ids."""
-        ...
+        condition, values = ("", ()) if attempt is None else (" AND attempt = ?", (attempt,))
+        sql = f"SELECT attempt, body FROM span_batch WHERE rollout = ?{condition}"
+        found = [(row[0], span) for row in self._db.rows(sql, (number, *values)) for span in _decode_spans(row[1])]
+        found.sort(key=lambda each: (each[1].sequence_id, each[0], each[1].span_id))
+        return [span for _, span in found]
 
-    # ------------------------------------------------------------ resources, workers
+    # ------------------------------------------------------------ resources
 
-    def add_resources(self, resources: Resources) -> None: ...
+    def add_resources(self, resources: Resources) -> None:
+        self._db.rows(
+            "INSERT INTO resources (resources_id, version, create_time, update_time, body) VALUES (?, ?, ?, ?, ?)",
+            (
+                resources.resources_id,
+                resources.version,
+                resources.create_time,
+                resources.update_time,
+                encode(resources.resources),
+            ),
+        )
 
     def query_resources(self, query: QueryResources) -> tuple[list[Resources], int]:
         """The newest first: one page, and how many there are on all pages."""
-        ...
+        conditions, values = ["1 = 1"], list[Any]()
+        for column, wanted in (("resources_id", query.resources_id), ("version", query.version)):
+            if wanted is not None:
+                conditions.append(f"{column} = ?")
+                values.append(wanted)
+        condition = " AND ".join(conditions)
+        total = self._db.rows(f"SELECT count(*) FROM resources WHERE {condition}", values)[0][0]
+        rows = self._db.rows(
+            "SELECT resources_id, version, create_time, update_time, body FROM resources "
+            f"WHERE {condition} ORDER BY number DESC LIMIT ? OFFSET ?",
+            (*values, query.limit, query.offset),
+        )
+        found = [
+            Resources(
+                resources_id=row[0],
+                version=row[1],
+                create_time=row[2],
+                update_time=row[3],
+                resources=_decode_object(bytes(row[4])),
+            )
+            for row in rows
+        ]
+        return found, int(total)
+
+    # ------------------------------------------------------------ workers
 
     def worker(self, worker_id: str) -> Worker:
         """A worker that nobody heard of yet is a new one."""
-        ...
+        rows = self._db.rows("SELECT body FROM worker WHERE worker_id = ?", (worker_id,))
+        return _decode_worker(bytes(rows[0][0])) if rows else Worker(worker_id=worker_id)
 
-    def save_worker(self, worker: Worker) -> None: ...
+    def save_worker(self, worker: Worker) -> None:
+        self._db.rows(
+            "INSERT INTO worker (worker_id, status, body) VALUES (?, ?, ?) "
+            "ON CONFLICT (worker_id) DO UPDATE SET status = excluded.status, body = excluded.body",
+            (worker.worker_id, str(worker.status), encode(worker)),
+        )
 
     def query_workers(self, query: QueryWorkers) -> tuple[list[Worker], int]:
         """By their ids: one page, and how many there are on all pages."""
-        ...
+        conditions, values = ["1 = 1"], list[Any]()
+        if query.status_in is not None:
+            conditions.append(f"status IN ({_marks(query.status_in)})" if query.status_in else "1 = 0")
+            values += [str(status) for status in query.status_in]
+        if query.id_contains:
+            conditions.append("worker_id LIKE ? ESCAPE '\\'")
+            values.append(_containing(query.id_contains))
+        condition = " AND ".join(conditions)
+        total = self._db.rows(f"SELECT count(*) FROM worker WHERE {condition}", values)[0][0]
+        rows = self._db.rows(
+            f"SELECT body FROM worker WHERE {condition} ORDER BY worker_id LIMIT ? OFFSET ?",
+            (*values, query.limit, query.offset),
+        )
+        return [_decode_worker(bytes(row[0])) for row in rows], int(total)
 
     # ------------------------------------------------------------ requests that were answered
 
-    def answered(self, request_id: str) -> bytes | None: ...
+    def answered(self, request_id: str) -> bytes | None:
+        rows = self._db.rows("SELECT answer FROM request WHERE request_id = ?", (request_id,))
+        return bytes(rows[0][0]) if rows else None
 
     def remember(self, request_id: str, answer: bytes, now: float) -> bool:
         """False if another transaction has just answered this request."""
-        ...
+        sql = "INSERT INTO request (request_id, done, answer) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+        return self._db.many(sql, [(request_id, now, answer)]) == 1
 
     # ------------------------------------------------------------ keeping and deleting
 
-    def forget_requests(self, before: float) -> None: ...
+    def forget_requests(self, before: float) -> None:
+        self._db.rows("DELETE FROM request WHERE done < ?", (before,))
 
     def oldest_ended(self, before: float, limit: int) -> list[tuple[int, int]]:
         """Number and size of rollouts that had ended by then, the oldest first. Never of those that haven't ended."""
-        ...
+        sql = "SELECT number, size FROM rollout WHERE end_time <= ? ORDER BY end_time LIMIT ?"
+        return [(row[0], row[1]) for row in self._db.rows(sql, (before, limit))]
 
     def delete(self, numbers: Sequence[int]) -> None:
         """Rollouts, with their attempts and spans."""
-        ...
+        for table, column in (("span_batch", "rollout"), ("attempt", "rollout"), ("rollout", "number")):
+            self._db.many(f"DELETE FROM {table} WHERE {column} = ?", [(number,) for number in numbers])
 
-    def stored_bytes(self) -> int: ...
+    def stored_bytes(self) -> int:
+        return int(self._db.rows("SELECT coalesce(sum(size), 0) FROM rollout")[0][0])
 
     def counts(self, table: Literal["rollout", "worker"]) -> dict[str, int]:
         """By status."""
-        ...
+        return {row[0]: int(row[1]) for row in self._db.rows(f"SELECT status, count(*) FROM {table} GROUP BY status")}
 
     # ------------------------------------------------------------ keys
 
     def access_keys(self) -> list[Row]:
         """name, digest, roles, created, expires"""
-        ...
+        return self._db.rows("SELECT name, digest, roles, created, expires FROM access_key ORDER BY created, name")
 
-    def add_access_key(self, name: str, digest: str, roles: str, created: float, expires: float | None) -> None: ...
+    def add_access_key(self, name: str, digest: str, roles: str, created: float, expires: float | None) -> None:
+        self._db.rows("INSERT INTO access_key VALUES (?, ?, ?, ?, ?)", (name, digest, roles, created, expires))
 
     def expire_access_keys(self, name: str, when: float) -> int:
         """They are valid until then at most. Returns how many changed."""
-        ...
+        sql = "UPDATE access_key SET expires = ? WHERE name = ? AND (expires IS NULL OR expires > ?)"
+        return self._db.many(sql, [(when, name, when)])
+
+
+def _marks(values: Sequence[Any]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _chunks(values: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(values), MAX_MARKS):
+        yield values[start : start + MAX_MARKS]
+
+
+def _containing(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return f"%{escaped}%"
