@@ -15,8 +15,7 @@ from ajet.cli.interruption import interruption
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
-    from ajet.store.database import Database
-    from ajet.store.database_store import Retention
+    from ajet.store.database_store import Database, Retention
     from ajet.store.tables import Tables
 
 DEFAULT_PORT = 4747
@@ -137,7 +136,7 @@ def _keys(argv: Sequence[str]) -> int:
 
 
 async def _change_keys(arguments: Namespace) -> int:
-    from ajet.store.key_file import key_tables
+    from ajet.store.access_keys import key_tables
 
     def work(tables: Tables) -> str:
         from ajet.store import access_keys

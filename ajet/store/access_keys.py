@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
+from ajet.store.context import Caller
 from ajet.store.errors import KeyRefusedError, StoreError, UnknownIdError
-from ajet.store.request_context import Caller
 from ajet.store.requests import Role
 from ajet.store.rows import Row
+from ajet.store.sqlite import SqliteConnection
 from ajet.store.tables import Tables
 from ajet.system.http.keys import PREFIX
 
@@ -115,3 +119,37 @@ def _alive(key: AccessKey) -> bool:
 def _digest(key: str) -> str:
     """Keys are long random numbers: a plain hash can't be undone by guessing."""
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+T = TypeVar("T")
+
+
+async def key_tables(path: str | None, postgres: str | None, work: Callable[[Tables], T]) -> T:
+    """Run `work` in a transaction on the keys. Raises a StoreError."""
+    if path is not None:
+        return _in_file(Path(path), work)
+    from ajet.store.postgres import PostgresDatabase
+
+    assert postgres is not None
+    database = PostgresDatabase(postgres)
+    await database.open(lambda events: None, lambda: None)
+    try:
+        return await database.transact(work)
+    finally:
+        await database.aclose()
+
+
+def _in_file(path: Path, work: Callable[[Tables], T]) -> T:
+    if not path.is_file():
+        raise StoreError(f"{path}: no such file. `ajet store --path {path}` makes it, and its first keys")
+    connection = SqliteConnection(path)
+    try:
+        connection.set_up(str(path))
+        connection.raw.execute("BEGIN IMMEDIATE")
+        result = work(Tables(connection))
+        connection.raw.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise StoreError(f"{path}: not a store, or it can't be written: {error}") from error
+    finally:
+        connection.raw.close()
+    return result

@@ -1,6 +1,7 @@
-"""`DatabaseStore`: the store itself, over a database. Its watchdog is a task of its own, never a side effect of calls.
+"""`DatabaseStore`: the store itself, over a `Database`. Its watchdog is a task, never a side effect of calls.
 
-Whatever reaches it is checked and copied as if it had come over the wire, and so is what it returns.
+Whatever reaches it is checked and copied as if it had come over the wire, and so is what it returns. `Waiting` holds
+those who wait for rollouts to end, or for the queue to fill.
 """
 
 from __future__ import annotations
@@ -8,25 +9,145 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ajet.schema.errors import RewardError
 from ajet.store import requests as ask
 from ajet.store.attempt_operations import EXPIRE_AT_ONCE, expire_overdue
-from ajet.store.database import Database
+from ajet.store.context import AnsweredMeanwhile, Caller, Context
 from ajet.store.errors import StoreError, StoreUnavailableError
 from ajet.store.operations import DELETE_AT_ONCE, carry_out, delete_old
 from ajet.store.records import AttemptedRollout
-from ajet.store.request_context import AnsweredMeanwhile, Caller, Context
 from ajet.store.requests import READING, REGAINED, Request
 from ajet.store.rollout_store import RolloutStore
-from ajet.store.tables import Tables
-from ajet.store.waiting import Waiting
+from ajet.store.tables import Events, Tables
 from ajet.store.wire import checked_copy
 
+
+class _Wait:
+    def __init__(self, missing: Iterable[str]) -> None:
+        self.missing = set(missing)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Waiting:
+    """Who waits for what."""
+
+    def __init__(self) -> None:
+        self._by_rollout: dict[str, set[_Wait]] = {}
+        self._claimers: OrderedDict[asyncio.Future[None], None] = OrderedDict()
+        self._arrival: asyncio.Event | None = None
+        self.turns = 0
+        """How often it was a claimer's turn."""
+        self.wakes = 0
+        """How often somebody who waits for rollouts to end was woken."""
+
+    def ends_of(self, rollout_ids: Iterable[str]) -> _Wait:
+        """Begin to wait. Ask for their state only afterwards: then no end can slip through."""
+        wait = _Wait(rollout_ids)
+        for rollout_id in wait.missing:
+            self._by_rollout.setdefault(rollout_id, set()).add(wait)
+        return wait
+
+    def forget(self, wait: _Wait) -> None:
+        for rollout_id in wait.missing:
+            waiting = self._by_rollout.get(rollout_id)
+            if waiting is not None:
+                waiting.discard(wait)
+                if not waiting:
+                    del self._by_rollout[rollout_id]
+        wait.missing.clear()
+
+    def place_in_line(self) -> asyncio.Future[None]:
+        """Begin to wait for the queue; the future is done when it is this claimer's turn."""
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._claimers[place] = None
+        self.look_again()
+        return place
+
+    def look_again(self) -> None:
+        """Wake those in `arrival`."""
+        if self._arrival is not None:
+            self._arrival.set()
+            self._arrival = None
+
+    @property
+    def in_line(self) -> int:
+        """How many claimers wait."""
+        return len(self._claimers)
+
+    async def arrival(self) -> None:
+        """Wait until another claimer gets in line, or somebody says `look_again`."""
+        if self._arrival is None:
+            self._arrival = asyncio.Event()
+        await self._arrival.wait()
+
+    def leave(self, place: asyncio.Future[None]) -> None:
+        """Stop waiting. A turn that was not used goes to the next in line."""
+        if place in self._claimers:
+            del self._claimers[place]
+            place.cancel()
+
+    def wake_next(self, count: int = 1) -> None:
+        """Rollouts were queued, or somebody leaves some in the queue."""
+        while count > 0 and self._claimers:
+            place, _ = self._claimers.popitem(last=False)
+            if not place.done():
+                place.set_result(None)
+                self.turns += 1
+                count -= 1
+
+    def happened(self, events: Events) -> None:
+        """Wake whom it concerns."""
+        self.wake_next(events.queued)
+        for rollout_id in events.ended:
+            for wait in self._by_rollout.pop(rollout_id, ()):
+                wait.missing.discard(rollout_id)
+                if not wait.missing:
+                    self._wake(wait)
+
+    def wake_all(self) -> None:
+        """Something may have been missed: everybody looks again."""
+        self.wake_next(len(self._claimers))
+        for wait in {wait for waiting in self._by_rollout.values() for wait in waiting}:
+            self._wake(wait)
+
+    def _wake(self, wait: _Wait) -> None:
+        if not wait.done.done():
+            wait.done.set_result(None)
+            self.wakes += 1
+
+
 T = TypeVar("T")
+
+
+class Database(Protocol):
+    """Where a store's tables are: runs transactions, and passes on what they did. Used on one event loop.
+
+    To add a kind, implement these methods, and let `ajet/store/open_store.py` make it.
+    """
+
+    async def open(self, happened: Callable[[Events], None], missed: Callable[[], None]) -> None:
+        """Connect, and bring the tables to the newest version. Raises a StoreError.
+
+        `happened` is called on the event loop after each transaction that queued or ended something, also if another
+        process made it; `missed` if some may have gone unnoticed.
+        """
+        ...
+
+    async def transact(self, work: Callable[[Tables], T], *, durable: bool = True) -> T:
+        """Run `work` in a transaction, and return once it is committed. What it raises undoes it.
+
+        `durable=False`: it may be lost if the machine stops, but not if only this process is killed.
+        """
+        ...
+
+    async def aclose(self) -> None: ...
+
+
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ajet.store.database import Database
-from ajet.store.database_store import DatabaseStore, Retention
+from ajet.store.database_store import Database, DatabaseStore, Retention
 from ajet.store.sqlite import SqliteDatabase
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from ajet import __version__
 from ajet.store.access_keys import AccessKeys
+from ajet.store.context import Caller
 from ajet.store.database_store import DatabaseStore
 from ajet.store.errors import (
     KeyRefusedError,
@@ -24,11 +25,10 @@ from ajet.store.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from ajet.store.openapi import PATH_PREFIX, PROTOCOL_HEADER, document
 from ajet.store.records import ProtocolInfo
-from ajet.store.request_context import Caller
 from ajet.store.requests import OPERATIONS, PROTOCOL, Operation, Role
 from ajet.store.schema_versions import VERSIONS
+from ajet.store.wire import PATH_PREFIX, PROTOCOL_HEADER, document
 from ajet.system.http.answer import Answer, json_answer
 from ajet.system.http.connection import HttpLimits, HttpRequest
 from ajet.system.http.keys import InvalidKeyError, presented_key

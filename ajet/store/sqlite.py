@@ -96,12 +96,10 @@ class SqliteDatabase:
         self._thread: threading.Thread | None = None
         self._connection: SqliteConnection | None = None
         self._lock: int | None = None
-        self._loop: asyncio.AbstractEventLoop
         self._happened: Callable[[Events], None]
 
     async def open(self, happened: Callable[[Events], None], missed: Callable[[], None]) -> None:
         self._happened = happened
-        self._loop = asyncio.get_running_loop()
         if self._path is not None:
             self._lock = _only_one(self._path)
         try:
@@ -118,7 +116,7 @@ class SqliteDatabase:
     async def transact(self, work: Callable[[Tables], T], *, durable: bool = True) -> T:
         if self._connection is None:
             raise StoreUnavailableError("the store is closed")
-        job = _Job(work, durable, self._loop.create_future())
+        job = _Job(work, durable, asyncio.get_running_loop().create_future())
         self._jobs.put(job)
         result: T = await job.done
         return result
@@ -156,8 +154,9 @@ class SqliteDatabase:
                         group.append(job)
             if group:
                 outcomes, events = self._run(group)
-                with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
-                    self._loop.call_soon_threadsafe(self._deliver, outcomes, events)
+                for loop in {job.done.get_loop() for job in group}:
+                    with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+                        loop.call_soon_threadsafe(self._deliver, loop, outcomes, events)
 
     def _run(self, group: Sequence[_Job]) -> tuple[list[_Outcome], Events]:
         """Run these jobs, each undone by itself if it fails, and commit them together."""
@@ -192,9 +191,9 @@ class SqliteDatabase:
             return [_Outcome(job, None, refused) for job in group], Events()
         return outcomes, events
 
-    def _deliver(self, outcomes: Sequence[_Outcome], events: Events) -> None:
+    def _deliver(self, loop: asyncio.AbstractEventLoop, outcomes: Sequence[_Outcome], events: Events) -> None:
         for job, value, error in outcomes:
-            if job.done.done():  # its caller went away
+            if job.done.get_loop() is not loop or job.done.done():  # its caller went away
                 continue
             if error is None:
                 job.done.set_result(value)

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from ajet.store import access_keys
 from ajet.store import client as client_module
 from ajet.store.access_keys import issue
-from ajet.store.blocking_store import BlockingStore
-from ajet.store.client import StoreClient
+from ajet.store.client import BlockingStore, StoreClient
 from ajet.store.database_store import DatabaseStore
 from ajet.store.errors import (
     KeyRefusedError,
