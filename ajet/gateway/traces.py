@@ -15,7 +15,7 @@ import msgspec
 
 from ajet.gateway.caller import Caller
 from ajet.observe.tracing import otlp
-from ajet.observe.tracing.clocks import by_our_clock
+from ajet.observe.tracing.attributes import by_our_clock
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.span import Span
 from ajet.system.http.answer import Answer, json_answer

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from ajet.prompt_tuning.algorithm import Algorithm, Sizes
 from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Limits, Spent
-from ajet.prompt_tuning.candidate import Candidate
-from ajet.prompt_tuning.checks import Checks
-from ajet.prompt_tuning.errors import ProposerError, SearchFailedError, UnusedTemplateError
+from ajet.prompt_tuning.candidate import Candidate, Checks, ProposerError, SearchFailedError, UnusedTemplateError
 from ajet.prompt_tuning.proposal import Kind, Proposer, Reply, Request
-from ajet.prompt_tuning.search import Earlier, Journal, Search
+from ajet.prompt_tuning.search import Algorithm, Earlier, Journal, Search, Sizes
 from ajet.prompt_tuning.trial import Purpose, Score, Trial
 
 __all__ = [

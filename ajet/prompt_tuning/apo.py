@@ -19,12 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
-from ajet.prompt_tuning.algorithm import Sizes
 from ajet.prompt_tuning.candidate import Candidate
-from ajet.prompt_tuning.concurrently import concurrently
 from ajet.prompt_tuning.proposal import Ask, Kind
-from ajet.prompt_tuning.search import Search
-from ajet.prompt_tuning.trial import Purpose, common_means
+from ajet.prompt_tuning.search import Search, Sizes
+from ajet.prompt_tuning.trial import Purpose, common_means, concurrently
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ajet.prompt_tuning.algorithm import Sizes
 from ajet.prompt_tuning.proposal import Ask, Kind
-from ajet.prompt_tuning.search import Search
+from ajet.prompt_tuning.search import Search, Sizes
 from ajet.prompt_tuning.trial import Purpose
 
 

@@ -17,13 +17,10 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Literal, TypeVar
 
-from ajet.prompt_tuning.algorithm import Sizes
 from ajet.prompt_tuning.budget import BudgetExhausted
-from ajet.prompt_tuning.candidate import Candidate
-from ajet.prompt_tuning.checks import changed
-from ajet.prompt_tuning.errors import SearchFailedError
+from ajet.prompt_tuning.candidate import Candidate, SearchFailedError, changed
 from ajet.prompt_tuning.proposal import Ask, Kind
-from ajet.prompt_tuning.search import Search
+from ajet.prompt_tuning.search import Search, Sizes
 from ajet.prompt_tuning.trial import Purpose, Trial
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command

@@ -2,7 +2,7 @@
 
 It knows neither engine nor files: `Evaluate` runs the episodes, a `Proposer` answers, and a `Journal` keeps what
 happened. What a round has found counts once `end_round` has written it; a search that is resumed begins after the last
-round that was.
+round that was. `Algorithm` is what an optimiser of prompt templates is; `ALGORITHMS` names the ready ones.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ajet.prompt_tuning.budget import Budget
-from ajet.prompt_tuning.candidate import Candidate
-from ajet.prompt_tuning.checks import Checks, changed
-from ajet.prompt_tuning.concurrently import concurrently
-from ajet.prompt_tuning.errors import ProposerError, SearchFailedError, UnusedTemplateError
-from ajet.prompt_tuning.proposal import Ask, Draft, Proposer, Request, read_templates
-from ajet.prompt_tuning.questions import again, messages_for
-from ajet.prompt_tuning.trial import Purpose, Score, Trial, common_means
+from ajet.prompt_tuning.candidate import (
+    Candidate,
+    Checks,
+    ProposerError,
+    SearchFailedError,
+    UnusedTemplateError,
+    changed,
+)
+from ajet.prompt_tuning.proposal import Ask, Draft, Proposer, Request, again, messages_for, read_templates
+from ajet.prompt_tuning.trial import Purpose, Score, Trial, common_means, concurrently
 from ajet.schema.resources import PromptSet
 
 MANY_DRAWS = 1_000_000
@@ -374,3 +377,35 @@ class Search:
         self.why_refused = reason
         parents = [ask.parent.id]
         self._journal.note("refused", round=self.round, kind=str(ask.kind), parents=parents, texts=texts, reason=reason)
+
+
+ALGORITHMS = {
+    "apo": "ajet.prompt_tuning.apo->APO",
+    "gepa": "ajet.prompt_tuning.gepa->GEPA",
+    "best_of": "ajet.prompt_tuning.best_of->BestOf",
+}
+"""By the name that a YAML uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many tasks there are to search and to validate with."""
+
+    search: int
+    validation: int
+
+
+class Algorithm(Protocol):
+    """Finds better templates by asking a `Search`. It keeps nothing elsewhere: what a later round needs is passed to
+    `search.end_round`, and comes back in `search.states` when the run is resumed."""
+
+    rounds: int
+    """How many it runs unless told otherwise."""
+
+    def least_episodes(self, sizes: Sizes) -> int:
+        """Trials that the start and the first round take at least."""
+        ...
+
+    async def run(self, search: Search) -> None:
+        """Search until `search.more_rounds` is false. `BudgetExhausted` may pass through."""
+        ...

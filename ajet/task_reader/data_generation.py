@@ -1,6 +1,9 @@
 """`data_generation`: tasks that a helper model writes from documents and example tasks.
 
-They are kept in the experiment folder, by all that they depend on: documents, examples, prompts, model, chunking, seed.
+First questions about the documents, which become the tasks to validate on; then variations of these and of the
+examples, which become the tasks to train on. Which document and which example a task comes from is drawn by seed. All
+answers of the model are cached by content, so an interrupted run goes on where it stopped. Tasks are kept in the
+experiment folder, by all that they depend on: documents, examples, prompts, model, chunking, seed.
 """
 
 from __future__ import annotations
@@ -9,19 +12,266 @@ import asyncio
 import hashlib
 import json
 import logging
+import random
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ajet.config.tasks import HuggingFaceConfig, JsonlConfig, TaskReaderConfig
 from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task
-from ajet.task_judge.helper import AnswerCache, Asker, HelperModel
+from ajet.task_judge.helper import AnswerCache, Asker, HelperModel, NearDuplicates, UnusableAnswerError, read_json
 from ajet.task_reader.documents import Chunk, chunks_of, read_documents
-from ajet.task_reader.generation import PROMPTS, TaskWriter, WritingSettings, Written
-from ajet.task_reader.review import QUESTION
+from ajet.task_reader.review import QUESTION, review
 from ajet.task_reader.task_reader_base import BaseTaskReader, with_unique_ids
 
 log = logging.getLogger("ajet.task_reader")
+
+PER_CALL = 10
+"""Questions asked for in one call."""
+ROUNDS = 3
+"""How often lost variations are made up for."""
+REPORT_S = 10.0
+
+QUESTIONS = """\
+Read this text and write exactly {count} questions about it. They should differ, cover all of the text, be clear \
+without it, and each have one short answer that the text gives.
+
+<text>
+{text}
+</text>
+
+Write in the language of the text. Answer with a JSON list and nothing after it, one object per question:
+[{{"query": "…", "answer": "…", "related_doc": "the passage that gives the answer, word for word"}}]
+"""
+VARIATION = """\
+Write one new task in the manner of this one: the same style, language, kind and rough length, but another problem, \
+whose answer is another one. Don't merely exchange words or numbers.
+
+<task>
+{query}
+</task>
+
+<answer>
+{answer}
+</answer>
+{document}
+The new task should be number {number} of many that all differ. It must be clear by itself and have one short answer.
+Answer with a JSON object and nothing after it: {{"query": "…", "answer": "…"}}
+"""
+DOCUMENT = """
+It must be about this text, which gives its answer:
+
+<text>
+{text}
+</text>
+"""
+TEXT = {"type": "string", "minLength": 1}
+ONE = {"type": "object", "properties": {"query": TEXT, "answer": TEXT}, "required": ["query", "answer"]}
+MANY = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"query": TEXT, "answer": TEXT, "related_doc": TEXT},
+        "required": ["query", "answer", "related_doc"],
+    },
+    "minItems": 1,
+}
+PROMPTS = QUESTIONS + VARIATION + DOCUMENT
+
+
+@dataclass(frozen=True, slots=True)
+class WritingSettings:
+    """What and how much to write."""
+
+    count: int
+    seed: int
+    threshold: float
+    """Overlap from which two tasks count as one."""
+    deduplicate: bool
+    check: bool
+    """Have the model review each task."""
+    temperature: float
+    max_tokens: int
+
+
+@dataclass(slots=True)
+class Written:
+    """The tasks, and what became of the others."""
+
+    training: list[Task]
+    validation: list[Task]
+    repeated: int = 0
+    rejected: int = 0
+    unusable: int = 0
+    leaks: int = 0
+    """Training tasks that repeated one to validate on."""
+
+
+class TaskWriter:
+    """Writes the tasks of one run."""
+
+    def __init__(self, asker: Asker, settings: WritingSettings, spent: Callable[[], str]) -> None:
+        self._asker, self._settings, self._spent = asker, settings, spent
+        self._said_at = time.monotonic()
+        self._unusable = 0
+
+    async def write(self, chunks: Sequence[Chunk], seeds: Sequence[Task]) -> Written:
+        """Tasks to train and to validate on."""
+        written = Written([], [])
+        known = NearDuplicates(self._settings.threshold if self._settings.deduplicate else 1.0)
+        for seed in seeds:
+            known.add(seed.main_query)
+        asked = await self._questions(chunks) if chunks else []
+        questions = await self._kept(asked, known, written)
+        written.validation = [*questions, *seeds]
+        sources = written.validation
+        if not sources:
+            raise TaskDataError(
+                "ajet.task_reader.data_generation: the model wrote no usable question about the documents "
+                f"({self._unusable} unusable answers, {written.rejected} rejected); the log has the reasons"
+            )
+        guard = NearDuplicates(self._settings.threshold)
+        for task in sources:
+            guard.add(task.main_query)
+        number = 0
+        for _ in range(ROUNDS):
+            missing = self._settings.count - len(written.training)
+            if missing <= 0:
+                break
+            fresh = await self._variations(range(number, number + missing), sources, chunks)
+            number += missing
+            clean = [task for task in fresh if guard.find(task.main_query) is None]
+            written.leaks += len(fresh) - len(clean)
+            written.training += await self._kept(clean, known, written)
+        written.unusable = self._unusable
+        if not written.training:
+            raise TaskDataError(
+                "ajet.task_reader.data_generation: no training task was left: "
+                f"{written.unusable} unusable answers, {written.repeated} repetitions, {written.leaks} repeated a "
+                f"validation task, {written.rejected} rejected by the review"
+            )
+        self._tell(written)
+        return written
+
+    async def _questions(self, chunks: Sequence[Chunk]) -> list[Task]:
+        calls = -(-self._settings.count // PER_CALL)
+        asked = await self._all([self._ask_about(chunks[index % len(chunks)], index) for index in range(calls)])
+        return [task for tasks in asked for task in tasks]
+
+    async def _ask_about(self, chunk: Chunk, number: int) -> list[Task]:
+        question = QUESTIONS.format(count=PER_CALL, text=chunk.text)
+        records = await self._ask(question, MANY, number)
+        tasks = []
+        for record in records or []:
+            place = _place(record["related_doc"], chunk)
+            if place is None:
+                log.info("left out, its passage is not in %s: %.80r", chunk.source, record["query"])
+                continue
+            metadata = {
+                "answer": record["answer"],
+                "related_doc": record["related_doc"],
+                "related_doc_source": chunk.source,
+                "place": {"chunk": chunk.index, "start": place[0], "end": place[1]},
+            }
+            tasks.append(_task(record["query"], metadata))
+        return tasks
+
+    async def _variations(self, numbers: Sequence[int], sources: Sequence[Task], chunks: Sequence[Chunk]) -> list[Task]:
+        made = await self._all([self._vary(number, sources, chunks) for number in numbers])
+        return [task for task in made if task is not None]
+
+    async def _vary(self, number: int, sources: Sequence[Task], chunks: Sequence[Chunk]) -> Task | None:
+        draw = random.Random(f"{self._settings.seed}:{number}")
+        source, chunk = draw.choice(sources), draw.choice(chunks) if chunks else None
+        question = VARIATION.format(
+            query=source.main_query,
+            answer=source.metadata.get("answer", "(not given)"),
+            document=DOCUMENT.format(text=chunk.text) if chunk else "",
+            number=number + 1,
+        )
+        record = await self._ask(question, ONE, number)
+        if record is None:
+            return None
+        metadata: dict[str, Any] = {
+            "answer": record["answer"], "aug_type": "task_augmentation", "source_task_id": source.task_id,
+        }  # fmt: skip
+        if chunk is not None:
+            end = chunk.start + len(chunk.text)
+            metadata |= {
+                "source_doc_id": chunk.source,
+                "place": {"chunk": chunk.index, "start": chunk.start, "end": end},
+            }
+        return _task(record["query"], metadata)
+
+    async def _ask(self, question: str, schema: dict[str, Any], draw: int) -> Any:
+        """None if the model's answers can't be used; a model that can't be reached is an error."""
+        try:
+            return await self._asker.ask(
+                [{"role": "user", "content": question}],
+                lambda text: read_json(text, schema),
+                draw=draw,
+                temperature=self._settings.temperature,
+                max_tokens=self._settings.max_tokens,
+            )
+        except UnusableAnswerError as error:
+            self._unusable += 1
+            log.warning("%s", error)
+            return None
+
+    async def _all(self, work: Sequence[Any]) -> list[Any]:
+        """In order; with a line about the progress. The first error ends the others."""
+        done = 0
+
+        async def one(coroutine: Any) -> Any:
+            nonlocal done
+            result = await coroutine
+            done += 1
+            if time.monotonic() - self._said_at > REPORT_S:
+                self._said_at = time.monotonic()
+                log.info("writing tasks: %d of %d questions answered, %s", done, len(work), self._spent())
+            return result
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(coroutine)) for coroutine in work]
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _kept(self, tasks: Sequence[Task], known: NearDuplicates, written: Written) -> list[Task]:
+        """Those that repeat nothing and pass the review."""
+        new = [task for task in tasks if known.add(task.main_query) is None]
+        written.repeated += len(tasks) - len(new)
+        if not self._settings.check or not new:
+            return new
+        good = await review(new, self._asker)
+        written.rejected += len(new) - len(good)
+        return good
+
+    def _tell(self, written: Written) -> None:
+        log.info(
+            "tasks written: %d to train on, %d to validate on; left out: %d repetitions, %d that repeated a validation "
+            "task, %d rejected by the review, %d unusable answers; %s",
+            *(len(written.training), len(written.validation), written.repeated, written.leaks),
+            *(written.rejected, written.unusable, self._spent()),
+        )
+
+
+def _task(query: str, metadata: dict[str, Any]) -> Task:
+    name = hashlib.sha256(query.encode(errors="surrogatepass")).hexdigest()[:12]
+    return Task(main_query=query.strip(), task_id=f"gen-{name}", metadata=metadata)
+
+
+def _place(passage: str, chunk: Chunk) -> tuple[int, int] | None:
+    """Where a passage stands in the document; None if the chunk doesn't hold it, whatever its white space."""
+    pattern = r"\s+".join(re.escape(word) for word in passage.split())
+    found = re.search(pattern, chunk.text) if pattern else None
+    return None if found is None else (chunk.start + found.start(), chunk.start + found.end())
+
 
 KEY = "ajet.task_reader.data_generation"
 FORMAT = 1

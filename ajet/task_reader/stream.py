@@ -1,9 +1,16 @@
-"""`TaskStream`: the training tasks in the order of training, with a position to resume from."""
+"""`TaskStream`: the training tasks in the order of training, with a position to resume from.
+
+`Curriculum` chooses tasks by how often they were solved lately: groups of tasks that always or never succeed have
+nothing to compare. A task's weight is 4·p·(1 − p), with p its recent solve rate; a task that was never tried has weight
+1. Each task of a batch is drawn with probability (1 − explore) · weight / sum of weights + explore / number of tasks,
+without replacement.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -78,3 +85,67 @@ class TaskStream:
     def _fingerprint(self) -> str:
         ids = "\n".join(task.task_id for task in self.tasks)
         return hashlib.sha256(ids.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+class Curriculum(TaskStream):
+    """A stream that learns how its tasks ended. Draws depend on the seed, the position and the solve rates."""
+
+    def __init__(self, tasks: Sequence[Task], *, seed: int, batch_size: int, explore: float, memory: float) -> None:
+        super().__init__(tasks, seed=seed, batch_size=batch_size)
+        self.explore = explore
+        self.memory = memory
+        self._record: dict[str, tuple[float, float]] = {}
+        """By task id: successes and tries, each multiplied by `memory` whenever new ones are added."""
+
+    def note(self, task_id: str, successes: int, tries: int) -> None:
+        """Some episodes of a task have ended."""
+        if tries:
+            earlier, tried = self._record.get(task_id, (0.0, 0.0))
+            self._record[task_id] = (self.memory * earlier + successes, self.memory * tried + tries)
+
+    def solve_rate(self, task_id: str) -> float | None:
+        """The task's recent solve rate; None if it was never tried."""
+        found = self._record.get(task_id)
+        return None if found is None else found[0] / found[1]
+
+    def probabilities(self) -> list[float]:
+        """With which each task, in the order of `tasks`, is the first of the next batch."""
+        rates = [self.solve_rate(task.task_id) for task in self.tasks]
+        weights = [1.0 if rate is None else 4.0 * rate * (1.0 - rate) for rate in rates]
+        total = sum(weights)
+        if total == 0.0:  # all are always or never solved
+            return [1.0 / len(rates)] * len(rates)
+        return [(1.0 - self.explore) * weight / total + self.explore / len(rates) for weight in weights]
+
+    def next_batch(self) -> list[Task]:
+        """`batch_size` tasks. None occurs twice before all have occurred once."""
+        rng = random.Random(f"{self.seed}:curriculum:{self.position}")
+        probabilities = self.probabilities()
+        batch: list[Task] = []
+        while len(batch) < self.batch_size:
+            # the first to ring, if each task's clock rings at the rate of its probability
+            rings = [-math.log(1.0 - rng.random()) / p if p else math.inf for p in probabilities]
+            order = sorted(range(len(self.tasks)), key=lambda index: (rings[index], index))
+            batch += [self.tasks[index] for index in order[: self.batch_size - len(batch)]]
+        self.position += self.batch_size
+        return batch
+
+    def metrics(self) -> dict[str, float]:
+        """How far the run has come with its tasks."""
+        known = [rate for task in self.tasks if (rate := self.solve_rate(task.task_id)) is not None]
+        count = len(self.tasks)
+        return {
+            "curriculum/tried": len(known) / count,
+            "curriculum/always_solved": sum(rate == 1.0 for rate in known) / count,
+            "curriculum/never_solved": sum(rate == 0.0 for rate in known) / count,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"solved": {name: list(record) for name, record in self._record.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue. The record of a run without a curriculum is empty; that of tasks that are gone is dropped."""
+        super().load_state_dict(state)
+        present = {task.task_id for task in self.tasks}
+        stored = state.get("solved", {})
+        self._record = {name: (record[0], record[1]) for name, record in stored.items() if name in present}

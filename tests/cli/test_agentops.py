@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from ajet.cli.main import main
-from ajet.task_reader.traces import exchanges
+from ajet.task_reader.tracing import exchanges
 
 KEY = "0b6f1f0e-6f3c-4f5e-9d5c-2f6f3f1f2a11"
 TRACE = {

@@ -16,7 +16,8 @@ import pytest
 
 from ajet.gateway.caller import agent_key
 from ajet.gateway.traces import MAX_BYTES
-from ajet.observe.tracing import get_rewards_from_span, names
+from ajet.observe.tracing import attributes as names
+from ajet.observe.tracing import get_rewards_from_span
 from ajet.observe.tracing.otlp import to_json
 from ajet.schema.span import Span
 from ajet.task_runner.tuner import AjetTuner

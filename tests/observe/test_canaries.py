@@ -46,7 +46,7 @@ judge_service:
 WORKFLOW = """
 import json, logging, os
 from ajet import Workflow, WorkflowOutput
-from ajet.observe.tracing import operation
+from ajet.observe.tracing import emitters
 
 SECRETS = json.loads(os.environ["PLANTED_PLACES"])  # a name that says nothing, as if a service had given them
 

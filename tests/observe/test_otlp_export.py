@@ -23,7 +23,7 @@ from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError
 from ajet.schema.span import Span
 from ajet.schema.task import Task
-from ajet.task_reader.traces import exchanges
+from ajet.task_reader.tracing import exchanges
 from support.synthetic_run import Vocabulary, batches
 
 

@@ -22,8 +22,7 @@ from ajet.prompt_tuning import (
     UnusedTemplateError,
 )
 from ajet.prompt_tuning.best_of import BestOf
-from ajet.prompt_tuning.proposal import Ask, Kind, Reply, read_templates
-from ajet.prompt_tuning.questions import messages_for
+from ajet.prompt_tuning.proposal import Ask, Kind, Reply, messages_for, read_templates
 from ajet.prompt_tuning.trial import common_means
 from ajet.schema.resources import PromptSet, PromptTemplate
 from support.search_worlds import Editor, World, make_search, prompts

@@ -15,7 +15,7 @@ from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader
 from ajet.task_reader.task_reader_base import BaseTaskReader
-from ajet.task_reader.traces import exchanges
+from ajet.task_reader.tracing import exchanges
 from support.scripted_helper import helper
 from support.synthetic_run import write_experiment
 

@@ -37,8 +37,7 @@ from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Ledger
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
-from ajet.task_reader.curriculum import Curriculum
-from ajet.task_reader.stream import TaskStream
+from ajet.task_reader.stream import Curriculum, TaskStream
 from ajet.task_runner.external_episodes import NO_TASK
 from ajet.task_runner.runtime import Runtime
 from ajet.trainer.checkpoint import Checkpoint, CheckpointFolder, load

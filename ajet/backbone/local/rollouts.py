@@ -30,8 +30,7 @@ from ajet.backbone.training_settings import credit_settings
 from ajet.observe.episode_metrics import FAULTS, is_success, played
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.task import Task
-from ajet.task_reader.curriculum import Curriculum
-from ajet.task_reader.stream import TaskStream
+from ajet.task_reader.stream import Curriculum, TaskStream
 from ajet.trainer.credit import ZeroVariance
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.secrets import Masker
 from ajet.prompt_tuning.candidate import Candidate
-from ajet.prompt_tuning.concurrently import concurrently
-from ajet.prompt_tuning.trial import Purpose, Trial
+from ajet.prompt_tuning.trial import Purpose, Trial, concurrently
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.task import Task
 

@@ -1,29 +1,29 @@
 """`PromptRun`: validate the start, search, keep the best on disk, and confirm it on tasks that no candidate has seen.
 
-Rounds are this backbone's steps. Nothing is trained: no optimiser is loaded.
+Rounds are this backbone's steps. Nothing is trained: no optimiser is loaded. `PatientProposer` gives each question a
+deadline; what the terminal says of rounds and the end stands here, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.prompt.episodes import EpisodeTrials
 from ajet.backbone.prompt.journal import FORMAT, History, PromptJournal
-from ajet.backbone.prompt.patience import PatientProposer
 from ajet.backbone.prompt.proposers import load_function, make_proposer
-from ajet.backbone.prompt.report import end_text, round_line, standing
-from ajet.backbone.prompt.settings import check_budget, make_algorithm, make_budget
-from ajet.backbone.prompt.split import split_tasks
+from ajet.backbone.prompt.settings import check_budget, make_algorithm, make_budget, split_tasks
 from ajet.observe.episode_metrics import episode_metrics
-from ajet.observe.progress import Progress
+from ajet.observe.progress import Progress, duration
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.prompt_tuning.algorithm import Sizes
-from ajet.prompt_tuning.budget import BudgetExhausted, Spent
-from ajet.prompt_tuning.checks import Checks
-from ajet.prompt_tuning.search import Search
+from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Spent
+from ajet.prompt_tuning.candidate import Checks, ProposerError
+from ajet.prompt_tuning.proposal import Proposer, Reply, Request
+from ajet.prompt_tuning.search import Search, Sizes
 from ajet.prompt_tuning.statistics import Comparison, compare
 from ajet.prompt_tuning.trial import Purpose
 from ajet.schema.errors import ConfigError
@@ -34,6 +34,123 @@ from ajet.task_runner.runtime import Runtime
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.observe.experiment import ExperimentFolder
+
+
+QUIET_S = 20.0
+"""Longest silence that needs no word: most models answer within it. After each word, the next comes twice as late."""
+
+
+class PatientProposer:
+    """Asks another proposer. Used on one event loop."""
+
+    def __init__(self, proposer: Proposer, timeout_s: float, progress: Progress, quiet_s: float = QUIET_S) -> None:
+        self._proposer, self._timeout_s, self._progress, self._quiet_s = proposer, timeout_s, progress, quiet_s
+        self._waiting = 0
+        self._heard = 0.0
+        """When there was an answer last, or when the questions began."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __call__(self, request: Request) -> Reply:
+        self._waiting += 1
+        if self._waiting == 1:
+            self._progress.phase("proposals")
+            self._listen()
+        try:
+            async with asyncio.timeout(self._timeout_s) as deadline:
+                return await self._proposer(request)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise ProposerError(
+                f"no answer within {self._timeout_s:g} s (ajet.prompt_tuning.proposer_timeout)"
+            ) from None
+        finally:
+            self._waiting -= 1
+            self._listen()
+
+    def _listen(self) -> None:
+        """From now on, until the next answer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._heard = time.monotonic()
+        self._timer = asyncio.get_running_loop().call_later(self._quiet_s, self._tell) if self._waiting else None
+
+    def _tell(self) -> None:
+        silence = time.monotonic() - self._heard
+        questions = "1 question waits" if self._waiting == 1 else f"{self._waiting} questions wait"
+        self._progress.message(
+            f"the proposer has not answered for {duration(silence)}: {questions}, each at most "
+            f"{duration(self._timeout_s)} (prompt_tuning.proposer_timeout)"
+        )
+        self._timer = asyncio.get_running_loop().call_later(silence, self._tell)
+
+
+def round_line(search: Search) -> str:
+    """What a round came to: best, proposals, and what is spent and left of the budget."""
+    if search.round == 0:
+        return f"start: {score_text(search.score_of(search.start))} on {len(search.validation_tasks)} validation tasks"
+    fresh = sum(candidate.round == search.round for candidate in search.candidates.values())
+    refused = f", {search.refused} refused" if search.refused else ""
+    best, *left = standing(search).split(" · ")
+    return "  " + " · ".join([f"best {best}", f"{fresh} new{refused}", spent_text(search.budget.spent), *left])
+
+
+def standing(search: Search) -> str:
+    """The best so far, and what is left of the budget."""
+    best, left = f"{search.best.id} {score_text(search.score_of(search.best))}", left_text(search.budget)
+    return f"{best} · left: {left}" if left else best
+
+
+def left_text(budget: Budget) -> str:
+    """What is left of each limit; empty without limits."""
+    units = {"episodes": "episodes", "tokens": "tokens", "money": "money", "seconds": "s"}
+    return ", ".join(f"{_number(value)} {units[name]}" for name, value in budget.left.items())
+
+
+def spent_text(spent: Spent) -> str:
+    """`120 episodes, 45,210 tokens, 0.031 money`."""
+    parts = [f"{spent.episodes:,} episodes", f"{spent.tokens:,} tokens"]
+    return ", ".join([*parts, f"{spent.money:.4g} money"] if spent.money else parts)
+
+
+def score_text(score: float | None) -> str:
+    return "no score" if score is None else f"{score:.3f}"
+
+
+def end_text(search: Search, comparison: Comparison | None, why: str, best_file: Path) -> str:
+    """The report."""
+    best, start = search.best, search.start
+    lines = ["", f"ended      {why}"]
+    if best is start:
+        tried = len(search.candidates) - 1
+        lines.append(f"best       the templates as they were: none of {tried} proposals was better")
+        if not tried and search.refused_in_all:
+            lines.append(f"refused    {search.refused_in_all}, without an episode; the last: {search.why_refused}")
+    else:
+        before, after = score_text(search.score_of(start)), score_text(search.score_of(best))
+        lines.append(f"best       {best.id} (version {best.version}), found in round {best.round}")
+        lines.append(f"validation {before} → {after} on {len(search.validation_tasks)} tasks, which chose it")
+        lines.append(f"confirmed  {confirmation_text(comparison)}")
+    lines.append(f"spent      {spent_text(search.budget.spent)}, {search.budget.spent.seconds:.0f} s")
+    lines.append(f"templates  {best_file}")
+    return "\n".join(lines)
+
+
+def confirmation_text(comparison: Comparison | None) -> str:
+    """What the unseen tasks say."""
+    if comparison is None:
+        return "not at all: no tasks were kept for it (prompt_tuning.confirmation_tasks), so the gain may be luck"
+    one = comparison
+    noise = "within noise" if one.within_noise else "more than noise"
+    return (
+        f"{one.before:.3f} → {one.after:.3f} on {one.tasks} unseen tasks: gain {one.gain:+.3f}, 95 % interval "
+        f"{one.low:+.3f} to {one.high:+.3f}, p = {one.p:.3f}: {noise}"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
 
 log = logging.getLogger("ajet.backbone.prompt")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ajet.prompt_tuning.budget import BudgetExhausted
-from ajet.prompt_tuning.errors import ProposerError
+from ajet.prompt_tuning.candidate import ProposerError
 from ajet.prompt_tuning.proposal import Proposer, Reply, Request
 from ajet.schema.errors import AjetError, ImportPathError
 from ajet.schema.user_code import load_symbol

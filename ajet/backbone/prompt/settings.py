@@ -1,13 +1,24 @@
-"""What the YAML says about a search, as the parts take it."""
+"""What the YAML says about a search, as the parts take it.
+
+`split_tasks` says which tasks are searched with, which validate candidates, and which confirm the winner;
+`search_lines` what a search would do, for `ajet validate`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ajet.prompt_tuning.algorithm import ALGORITHMS, Algorithm, Sizes
+from ajet.backbone.prompt.proposers import load_function
 from ajet.prompt_tuning.budget import Budget, Limits, Spent
+from ajet.prompt_tuning.search import ALGORITHMS, Algorithm, Sizes
 from ajet.schema.errors import ConfigError, ImportPathError
+from ajet.schema.resources import read_prompts
+from ajet.schema.task import Task
 from ajet.schema.user_code import load_symbol
 
 if TYPE_CHECKING:
@@ -15,17 +26,17 @@ if TYPE_CHECKING:
 
 
 def make_algorithm(config: Config) -> Algorithm:
-    """The algorithm that `ajet.prompt_tuning.algorithm` names. Raises a `UserError`."""
+    """The algorithm that `ajet.prompt_tuning.search` names. Raises a `UserError`."""
     tuning = config.ajet.prompt_tuning
     try:
         found = load_symbol(ALGORITHMS.get(tuning.algorithm, tuning.algorithm), config.base_dirs)
         algorithm = found(**_own_keys(config)) if isinstance(found, type) else found
     except ImportPathError as error:
-        raise ImportPathError(f"ajet.prompt_tuning.algorithm: {error}") from error
+        raise ImportPathError(f"ajet.prompt_tuning.search: {error}") from error
     if not all(hasattr(algorithm, name) for name in ("rounds", "least_episodes", "run")):
         raise ImportPathError(
-            f"ajet.prompt_tuning.algorithm: {tuning.algorithm} is no algorithm: it needs `rounds`, `least_episodes` "
-            "and `run`, as in ajet/prompt_tuning/algorithm.py"
+            f"ajet.prompt_tuning.search: {tuning.algorithm} is no algorithm: it needs `rounds`, `least_episodes` "
+            "and `run`, as in ajet/prompt_tuning/search.py"
         )
     return algorithm if tuning.rounds is None else _with_rounds(algorithm, tuning.rounds)
 
@@ -91,3 +102,100 @@ def check_budget(config: Config, algorithm: Algorithm, sizes: Sizes, confirmatio
             f"    write at least {least + kept}, or lower confirmation_tasks, validation_tasks, or the batches of "
             f"prompt_tuning.{tuning.algorithm}"
         )
+
+
+log = logging.getLogger("ajet.backbone.prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSplit:
+    """By a name that is unique in the run: the task's id."""
+
+    search: dict[str, Task]
+    validation: dict[str, Task]
+    confirmation: dict[str, Task]
+
+    @property
+    def all(self) -> dict[str, Task]:
+        return {**self.search, **self.validation, **self.confirmation}
+
+
+def split_tasks(config: Config, training: Sequence[Task], validation: Sequence[Task]) -> TaskSplit:
+    """Search with the training split; validate and confirm with the validation split. Without one, the training tasks
+    are divided: half, a quarter, a quarter. Confirmation tasks that occur elsewhere are left out."""
+    tuning = config.ajet.prompt_tuning
+    shuffle = random.Random(config.ajet.task_reader.seed).shuffle
+    searched, rest = list(training), list(validation)
+    if not rest:
+        shuffle(searched)
+        half = (len(searched) + 1) // 2
+        searched, rest = searched[:half], searched[half:]
+    else:
+        shuffle(rest)
+    if not searched or not rest:
+        raise ConfigError(
+            f"ajet.task_reader: {len(training)} training and {len(validation)} validation tasks are too few: "
+            "candidates are written from some tasks and compared on others, so at least 2 are needed"
+        )
+    kept = len(rest) // 2 if tuning.confirmation_tasks is None else tuning.confirmation_tasks
+    if kept >= len(rest):
+        raise ConfigError(
+            f"ajet.prompt_tuning.confirmation_tasks: {kept} of {len(rest)} tasks would be kept, and none is left to "
+            f"validate candidates: write at most {len(rest) - 1}"
+        )
+    validating, confirming = rest[: len(rest) - kept], rest[len(rest) - kept :]
+    if tuning.validation_tasks is not None:
+        validating = validating[: tuning.validation_tasks]
+    seen = {_content(task) for task in (*searched, *validating)}
+    unseen = [task for task in confirming if _content(task) not in seen]
+    if len(unseen) < len(confirming):
+        log.warning(
+            "%d of %d confirmation tasks also occur among the others, and are left out",
+            *(len(confirming) - len(unseen), len(confirming)),
+        )
+    names: set[str] = set()
+    return TaskSplit(_named(searched, names), _named(validating, names), _named(unseen, names))
+
+
+def _named(tasks: Sequence[Task], taken: set[str]) -> dict[str, Task]:
+    named = {}
+    for task in tasks:
+        name, number = task.task_id, 1
+        while name in taken:
+            number += 1
+            name = f"{task.task_id}~{number}"
+        taken.add(name)
+        named[name] = task
+    return named
+
+
+def _content(task: Task) -> str:
+    return json.dumps([task.main_query, task.init_messages, task.metadata], sort_keys=True, default=str)
+
+
+def search_lines(config: Config, training: Sequence[Task], validation: Sequence[Task]) -> Iterator[tuple[str, str]]:
+    """Label and text. Raises the `UserError` with which the run would be refused."""
+    tuning = config.ajet.prompt_tuning
+    prompts = read_prompts(tuning.templates)
+    algorithm = make_algorithm(config)
+    if "->" in tuning.proposer:
+        load_function(config)
+    split = split_tasks(config, training, validation)
+    sizes = Sizes(len(split.search), len(split.validation))
+    check_budget(config, algorithm, sizes, len(split.confirmation))
+    for name, template in prompts.templates.items():
+        filled = ", ".join(sorted(template.placeholders)) or "none"
+        yield "template", f"{name}: {len(template.template):,} characters, placeholders: {filled}"
+    yield "search", f"{tuning.algorithm}, at most {algorithm.rounds} rounds; proposals by {_proposer(config)}"
+    counts = f"{sizes.search} to search with, {sizes.validation} to validate, {len(split.confirmation)} to confirm"
+    yield "tasks", f"{counts} (seen by no candidate before the end)"
+    least = algorithm.least_episodes(sizes) * tuning.repeats
+    limits = [
+        f"{value:,} {name}" for name in ("episodes", "tokens", "money", "seconds") if (value := tuning.budget[name])
+    ]
+    yield "episodes", f"{least:,} for the start and the first round at least; budget: {', '.join(limits) or 'no limit'}"
+
+
+def _proposer(config: Config) -> str:
+    named = config.ajet.prompt_tuning.proposer
+    return f"the helper model {config.ajet.helper.model}" if named == "helper" else named.rpartition("/")[2]

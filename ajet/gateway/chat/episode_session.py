@@ -22,7 +22,7 @@ from ajet.gateway.chat.response_format import ResponseFormat
 from ajet.gateway.chat.settings import SessionSettings
 from ajet.gateway.chat.span_log import SpanLog
 from ajet.gateway.chat.stored_responses import StoredResponses
-from ajet.observe.tracing import names
+from ajet.observe.tracing import attributes as names
 from ajet.observe.tracing.rewards import call_of, reward_of
 from ajet.schema.chat import ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import (

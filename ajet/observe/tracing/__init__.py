@@ -1,7 +1,13 @@
 """Spans: what user code tells about its episode, how it travels, and what can be made of it."""
 
-from ajet.observe.tracing.emitters import emit_annotation, emit_exception, emit_message, emit_object, emit_reward
-from ajet.observe.tracing.operation import operation
+from ajet.observe.tracing.emitters import (
+    emit_annotation,
+    emit_exception,
+    emit_message,
+    emit_object,
+    emit_reward,
+    operation,
+)
 from ajet.observe.tracing.recording import NoRecordingError, Recording, record_spans
 from ajet.observe.tracing.rewards import (
     find_final_reward,

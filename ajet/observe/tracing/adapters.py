@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ajet.observe.tracing.agent_names import agent_of, agents_around
-from ajet.observe.tracing.clocks import clock_of
+from ajet.observe.tracing.attributes import agent_of, agents_around, clock_of
 from ajet.observe.tracing.rewards import call_of, get_reward_value
 from ajet.schema.response_id import bare_call_id
 from ajet.schema.span import Span

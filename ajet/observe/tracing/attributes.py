@@ -1,15 +1,52 @@
-"""Attributes: any Python value as JSON, nested mappings as dotted names and back, and the limits of one span."""
+"""Attributes: the names that emitters write and readers look for, by agent-lightning's conventions; values as JSON.
+
+Any Python value becomes JSON, nested mappings become dotted names and back, and a span has limits. `by_our_clock` sets
+the times of another machine's spans right, as far as that can be known.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from ajet.schema.printable import encodable
 from ajet.schema.span import Span
+
+PREFIX = "agentlightning."
+ANNOTATION = PREFIX + "annotation"
+MESSAGE = PREFIX + "message"
+OBJECT = PREFIX + "object"
+EXCEPTION = PREFIX + "exception"
+OPERATION = PREFIX + "operation"
+REWARD = PREFIX + "reward"
+
+REWARD_NAME = PREFIX + "reward.{}.name"
+"""Dimension 0 is the primary one."""
+REWARD_VALUE = PREFIX + "reward.{}.value"
+PRIMARY = "primary"
+"""The name of the only dimension of a reward that is a number."""
+MESSAGE_BODY = PREFIX + "message.body"
+OBJECT_TYPE = PREFIX + "object.type"
+OBJECT_LITERAL = PREFIX + "object.literal"
+OBJECT_JSON = PREFIX + "object.json"
+OPERATION_NAME = PREFIX + "operation.name"
+OPERATION_INPUT = PREFIX + "operation.input"
+OPERATION_OUTPUT = PREFIX + "operation.output"
+
+LINK_KEY = PREFIX + "link.{}.key_match"
+LINK_VALUE = PREFIX + "link.{}.value_match"
+"""A span is about another one: the one whose attribute of that name has that value."""
+RESPONSE_ID = "gen_ai.response.id"
+
+ROLLOUT_ID = PREFIX + "rollout_id"
+ATTEMPT_ID = PREFIX + "attempt_id"
+
+NOT_COUNTED = "ajet.reward.not_counted"
+"""On a reward that came over HTTP without the control key, or not from `emit_reward`: why it has no effect."""
+
 
 MAX_TEXT = 16_384
 """Characters of one text; the rest is cut, and the cut is said."""
@@ -108,3 +145,91 @@ def _repr(value: Any) -> str:
         return repr(value)
     except Exception as error:  # noqa: BLE001 - the user's own class: it must not end what it is used in
         return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
+
+
+NAMES = ("agent.name", "gen_ai.agent.name", "recipient_agent_type", "executor.id")
+"""Attributes that hold the name whatever the span is: ours and OpenTelemetry's, and those of AutoGen and of Microsoft's
+Agent Framework."""
+NAMES_BY_KIND = (
+    ("agentops.span.kind", "operation.name"),
+    ("traceloop.span.kind", "traceloop.entity.name"),
+    ("agentlightning.operation.input.type", "agentlightning.operation.input.name"),
+)
+"""Attributes that say `agent`, and those that then hold the name."""
+OPENINFERENCE_KIND = "openinference.span.kind"
+LANGCHAIN = ("langchain.chain.type", "lc_name")
+
+
+def agent_of(span: Span) -> str:
+    """The agent that a span names itself, or ``""``."""
+    values = span.attributes
+    for name in NAMES:
+        if isinstance(value := values.get(name), str) and value:
+            return value
+    for kind, name in NAMES_BY_KIND:
+        if str(values.get(kind)).lower() == "agent" and isinstance(value := values.get(name), str):
+            return value
+    if values.get(OPENINFERENCE_KIND) == "AGENT":
+        return span.name
+    for name in LANGCHAIN:
+        if span.name.lower().startswith("langchain.chain") and isinstance(value := values.get(name), str):
+            return value
+    return ""
+
+
+def agents_around(span: Span, by_id: Mapping[str, Span]) -> list[str]:
+    """The agents of a span and of those around it, the innermost first."""
+    found: list[str] = []
+    seen: set[str] = set()
+    here: Span | None = span
+    while here is not None and here.span_id not in seen:
+        seen.add(here.span_id)
+        if name := agent_of(here):
+            found.append(name)
+        here = by_id.get(here.parent_id or "")
+    return found
+
+
+SENT_AT = "ajet.sent_at"
+"""Of a span's resource: when it was sent, by its sender's clock. Our own senders say so."""
+OFFSET = "ajet.clock_offset"
+"""Of a span's resource: the seconds that were added to its times."""
+NOTICED_S = 1.0
+"""Smaller differences are the network's doing."""
+
+
+def by_our_clock(spans: Sequence[Span], now: float) -> list[Span]:
+    """Spans that have just arrived. A sender that doesn't say when it sent them can only be seen to be ahead."""
+    offsets: dict[str, float] = {}
+    for span in spans:
+        clock = clock_of(span)
+        said = span.resource.get(SENT_AT)
+        if isinstance(said, int | float) and not isinstance(said, bool) and math.isfinite(said):
+            offsets[clock] = now - said
+        elif span.end_time is not None and now < span.end_time:
+            offsets[clock] = min(offsets.get(clock, 0.0), now - span.end_time)
+    return [_shifted(span, offsets.get(clock_of(span), 0.0)) for span in spans]
+
+
+def clock_of(span: Span) -> str:
+    """Spans of one resource have one clock."""
+    return repr(sorted((name, value) for name, value in span.resource.items() if name not in (SENT_AT, OFFSET)))
+
+
+def _shifted(span: Span, offset: float) -> Span:
+    resource = {name: value for name, value in span.resource.items() if name != SENT_AT}
+    if abs(offset) < NOTICED_S or abs(offset) > 1e10:
+        return replace(span, resource=resource)
+    return replace(
+        span,
+        start_time=None if span.start_time is None else span.start_time + offset,
+        end_time=None if span.end_time is None else span.end_time + offset,
+        events=tuple(_events(span.events, offset)),
+        resource={**resource, OFFSET: offset},
+    )
+
+
+def _events(events: Iterable[dict[str, object]], offset: float) -> Iterable[dict[str, object]]:
+    for event in events:
+        time = event.get("time")
+        yield {**event, "time": time + offset} if isinstance(time, int | float) and time else event

@@ -12,7 +12,7 @@ from importlib import import_module
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ajet.observe.tracing import names
+from ajet.observe.tracing import attributes as names
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.schema.span import Span, SpanStatus

@@ -1,16 +1,21 @@
 """`Recording`: where the spans go that user code emits, wherever in its process it does.
 
 It is found through a context variable: so tasks and coroutines of several episodes in one thread keep theirs apart.
-Threads that the code starts, and functions that it passes to a thread pool, inherit it (`threads.py`).
+Python's own threads don't inherit context variables (before 3.14), and a pool's threads serve whoever comes. So, once a
+process records spans, each new thread remembers the place in which it was made, and functions given to a
+`ThreadPoolExecutor` run in the place of whoever gave them. Nothing else about threads changes.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,11 +23,56 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ajet.observe.tracing import names
+from ajet.observe.tracing import attributes as names
 from ajet.observe.tracing.attributes import bounded, plain
 from ajet.observe.tracing.rewards import Reward, call_of, reward_of
-from ajet.observe.tracing.threads import inherited, mark_threads
 from ajet.schema.span import Span, SpanStatus
+
+_ATTRIBUTE = "_ajet_span_place"
+_lock = threading.Lock()
+_marked = False
+
+
+def inherited() -> Place | None:
+    """The place in which the running thread was made."""
+    place: Place | None = getattr(threading.current_thread(), _ATTRIBUTE, None)
+    return place
+
+
+def mark_threads(current_place: Callable[[], Place | None]) -> None:
+    """From now on, threads know where they were made. Called again, it does nothing."""
+    global _marked
+    with _lock:
+        if _marked:
+            return
+        _marked = True
+    made: Any = threading.Thread.__init__
+    submitted: Any = ThreadPoolExecutor.submit
+
+    @functools.wraps(made)
+    def make(self: threading.Thread, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        if isinstance(self, threading._DummyThread):  # it stands for the running thread, and nobody made it
+            return
+        if (place := current_place()) is not None:
+            setattr(self, _ATTRIBUTE, place)
+
+    @functools.wraps(submitted)
+    def submit(self: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        from ajet.observe.tracing.recording import at_place
+
+        place = current_place()
+
+        def there(*args: Any, **kwargs: Any) -> Any:
+            with at_place(place):
+                return function(*args, **kwargs)
+
+        started: Future[Any] = submitted(self, there, *args, **kwargs)
+        return started
+
+    threading.Thread.__init__ = make  # type: ignore[method-assign]
+    ThreadPoolExecutor.submit = submit  # type: ignore[method-assign,assignment]
+
 
 Sink = Callable[[Span], None]
 """Takes a finished span. Called from any thread; must not block and must not raise."""

@@ -8,7 +8,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ajet.observe.tracing import names
+from ajet.observe.tracing import attributes as names
 from ajet.schema.response_id import bare_call_id
 from ajet.schema.span import Span
 

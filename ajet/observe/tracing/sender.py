@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ajet.observe.tracing.clocks import SENT_AT
+from ajet.observe.tracing.attributes import SENT_AT
 from ajet.observe.tracing.otlp import to_json
 from ajet.schema.span import Span
 from ajet.system.http.client import HttpClient, HttpFailure

@@ -9,8 +9,7 @@ import pytest
 
 from ajet.backbone.prompt.proposers import FunctionProposer, HelperProposer
 from ajet.prompt_tuning import BudgetExhausted, Candidate, Kind, ProposerError, Request
-from ajet.prompt_tuning.proposal import Ask
-from ajet.prompt_tuning.questions import messages_for
+from ajet.prompt_tuning.proposal import Ask, messages_for
 from ajet.schema.resources import PromptSet, PromptTemplate
 from ajet.task_judge.helper import Budget, HelperModel
 from support.scripted_helper import helper

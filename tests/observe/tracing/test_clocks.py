@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ajet.observe.tracing.clocks import OFFSET, SENT_AT, by_our_clock
+from ajet.observe.tracing.attributes import OFFSET, SENT_AT, by_our_clock
 from ajet.schema.span import Span
 
 

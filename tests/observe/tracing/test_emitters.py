@@ -26,10 +26,10 @@ from ajet.observe.tracing import (
     get_message_value,
     get_object_value,
     get_rewards_from_span,
-    names,
     operation,
     record_spans,
 )
+from ajet.observe.tracing import attributes as names
 from ajet.observe.tracing.attributes import MAX_ATTRIBUTES, MAX_TEXT, flat, nested, plain
 from ajet.schema.span import Span
 
