@@ -1,6 +1,6 @@
 """`Candidate`: one version of the prompt templates, and where it came from.
 
-`Checks` refuses a proposal before an episode is spent on it. The errors are what can end a search before its last round.
+`Checks` refuses a proposal before an episode is spent on it. The errors are what can end a search before its end.
 """
 
 from __future__ import annotations
