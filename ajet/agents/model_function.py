@@ -15,7 +15,7 @@ import inspect
 import os
 from typing import Any, Protocol, cast
 
-from ajet.agents.reply import ModelMessage
+from ajet.agents.reply import ModelMessage, joined_text
 from ajet.schema.errors import ConfigError
 from ajet.schema.trajectory import Usage
 
@@ -30,6 +30,9 @@ EXPECTED = (
 class ModelFunction(Protocol):
     """Awaits one model call. Raises what its client raises; an agent never turns that into a reply."""
 
+    takes_tools: bool
+    """Whether it passes `tools` on to the model."""
+
     async def __call__(
         self, messages: list[Message], *, tools: list[ToolSchema] | None = None, **sampling: Any
     ) -> Message: ...
@@ -42,6 +45,7 @@ class ModelReplyError(ConfigError):
 def as_model_function(source: Any, model: str = "", *, api_key: str | None = None) -> ModelFunction:
     """The model function of an OpenAI or Anthropic client (blocking or not) or of a base URL, whose model is `model`;
     or of a function, async or not, that returns text or a message and takes `tools` and sampling only if it wants them.
+    Only an argument `tools` says that it passes them on: one that takes any keyword may do nothing with them.
 
     `api_key`: for a base URL; default: the environment's OPENAI_API_KEY.
     """
@@ -87,7 +91,7 @@ class FunctionModel:
         parameters = inspect.signature(function).parameters.values()
         self._any = any(entry.kind is entry.VAR_KEYWORD for entry in parameters)
         self._takes = {entry.name for entry in parameters if entry.kind is not entry.POSITIONAL_ONLY}
-        self.takes_tools = self._any or "tools" in self._takes
+        self.takes_tools = "tools" in self._takes
         called = function if inspect.isroutine(function) else function.__call__
         self._blocking = not inspect.iscoroutinefunction(called)
 
@@ -112,7 +116,9 @@ def as_message(reply: Any) -> ModelMessage:
     if isinstance(reply, ModelMessage):
         return reply
     if isinstance(reply, str):
-        return ModelMessage(role="assistant", content=reply)
+        message = ModelMessage(role="assistant", content=str(reply))
+        message.finish_reason = getattr(reply, "finish_reason", None) or "stop"
+        return message
     if hasattr(reply, "choices"):
         from ajet.agents.openai_model import message_of
 
@@ -130,17 +136,10 @@ def as_message(reply: Any) -> ModelMessage:
     )
 
 
-def _joined(parts: list[Any]) -> Any:
-    """The text of a list of text parts; any other list as it is."""
-    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
-    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else parts
-
-
 def _checked(message: dict[str, Any]) -> ModelMessage:
     usage, finish = message.pop("usage", None), message.pop("finish_reason", None)
     made = ModelMessage({**message, "role": "assistant", "content": message.get("content") or ""})
-    if isinstance(made["content"], list):
-        made["content"] = _joined(made["content"])
+    made["content"] = joined_text(made["content"])
     if not isinstance(made["content"], str):
         raise ModelReplyError(f"a reply's content must be text, not {type(made['content']).__name__}")
     calls = made.get("tool_calls")

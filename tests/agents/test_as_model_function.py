@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ajet.agents import ReActAgent, as_model_function
+from ajet.agents import ReActAgent, StopReason, as_model_function, read_trajectory
 from ajet.agents.model_function import ModelReplyError
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, EngineError
 from support.http_server import Server
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]
@@ -77,6 +78,69 @@ def test_anthropic_clients(kind: str) -> None:
     assert thought == {"type": "thinking", "thinking": "hm", "signature": "s"}  # as it came: its signature is checked
     assert said["text"] == "Let me see." and used["input"] == {"expression": "6*7"}
     assert second["messages"][2]["content"] == [{"type": "tool_result", "tool_use_id": "t1", "content": "42"}]
+
+
+def test_a_servers_content_in_parts_is_text() -> None:
+    message = {"role": "assistant", "content": [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]}
+    answer = {"id": "r1", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    server = Server(lambda *_: (200, {"content-type": "application/json"}, answer))
+    assert ask(as_model_function(server.url, "m"))["content"] == "42"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "<html>a page</html>",
+        {"id": "r1", "choices": []},
+        {"id": "r1", "choices": [{"index": 0}]},
+        {"error": {"message": "no quota"}},
+        {"id": "r1", "choices": [{"index": 0, "message": {"role": "assistant", "content": [{"type": "image"}]}}]},
+    ],
+)
+def test_what_a_server_answers_that_is_no_reply(answer: Any) -> None:
+    kind = "text/html" if isinstance(answer, str) else "application/json"
+    server = Server(lambda *_: (200, {"content-type": kind}, answer))
+    with pytest.raises(EngineError, match=r"the model's server answered with what is no reply: "):
+        ask(as_model_function(server.url, "m"))
+
+
+def test_a_refusal_keeps_its_text_and_says_what_it_is() -> None:
+    message = {"role": "assistant", "content": None, "refusal": "I can't help with that."}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    answer = {"id": "r1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    server = Server(lambda *_: (200, {"content-type": "application/json"}, answer))
+    trajectory = asyncio.run(ReActAgent().run_trajectory("?", as_model_function(server.url, "m")))
+    assert trajectory.stop_reason is StopReason.REFUSED
+    assert trajectory.steps[-1].content == "I can't help with that."
+
+
+def test_a_server_that_says_only_the_message(tmp_path: Path) -> None:
+    answer = {"choices": [{"message": {"role": "assistant", "content": "42"}, "finish_reason": None}], "usage": {}}
+    server = Server(lambda *_: (200, {"content-type": "application/json"}, answer))
+    run = ReActAgent().run_trajectory("?", as_model_function(server.url, "m"), save_to=tmp_path / "t.jsonl")
+    trajectory = asyncio.run(run)
+    assert trajectory.final_response == "42" and not trajectory.usage.counted
+    assert read_trajectory(tmp_path / "t.jsonl") == trajectory
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("refusal", StopReason.REFUSED),
+        ("model_context_window_exceeded", StopReason.REPLY_CUT),
+        ("end_turn", StopReason.ANSWER),
+    ],
+)
+def test_how_anthropics_replies_end(said: str, reason: StopReason) -> None:
+    anthropic = pytest.importorskip("anthropic")
+
+    def answer(path: str, body: dict[str, Any], key: str) -> Any:
+        status, headers, reply = anthropic_answer(path, body, key)
+        return status, headers, {**reply, "content": [{"type": "text", "text": "Well,"}], "stop_reason": said}
+
+    client = anthropic.AsyncAnthropic(base_url=Server(answer).url.removesuffix("/v1"), api_key="k")
+    trajectory = asyncio.run(ReActAgent().run_trajectory("?", as_model_function(client, "claude")))
+    assert trajectory.stop_reason is reason
 
 
 def test_blocking_functions_block_nobody_else() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -69,6 +71,39 @@ def test_a_batch_against_a_server(folder: Path, capsys: pytest.CaptureFixture[st
     renderer = Renderer(ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
     episodes = read_demonstrations(folder / "out" / "demonstrations.jsonl", renderer)
     assert len(episodes) == 2 and all(episode.tree.trained_tokens for episode in episodes)
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (("--temperature", "0.5"), "sampling"),
+        (("--max-tokens", "9"), "sampling"),
+        (("tools=[calculator, finish]",), "tools"),
+        (("--judge", "own.py->Judge"), "judge"),
+        (("max_steps=3",), "agent"),
+    ],
+)
+def test_other_settings_need_another_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], named: str
+) -> None:
+    (folder / "own.py").write_text(
+        "from ajet.task_judge.base_judge import BaseJudge\n"
+        "class Judge(BaseJudge):\n    def compute_reward(self, task, output):\n        return 0.25, False\n"
+    )
+    server = Server(answer)
+    command = ("--model", server.url, "--model-name", "m", "sampling={temperature: 1}", "tools=[calculator]")
+    assert rollout(*command) == 0
+    asked = len(server.seen)
+    assert rollout(*command, *more) == 2
+    assert f"a-0.jsonl was made with another {named}: choose another folder" in capsys.readouterr().err
+    assert len(server.seen) == asked
+
+
+def test_what_a_flag_says_is_sent(folder: Path) -> None:
+    server = Server(answer)
+    command = ("--model", server.url, "--model-name", "m", "sampling={temperature: 1, top_p: 0.5}")
+    assert rollout(*command, "--temperature", "0.25", "--limit", "1") == 0
+    assert (server.seen[0][1]["temperature"], server.seen[0][1]["top_p"]) == (0.25, 0.5)
 
 
 def test_the_viewer_shows_trajectories_without_a_run(folder: Path) -> None:
@@ -155,11 +190,21 @@ def test_tools_run_in_a_sandbox(folder: Path, capsys: pytest.CaptureFixture[str]
     from ajet.agents import read_trajectory
 
     command = ("--model", Server(uses_bash).url, "--model-name", "m", "tools=[bash]", "--limit", "1")
-    assert rollout(*command) == 2
-    assert "needs a sandbox: set ajet.rollout.sandbox, or --sandbox" in capsys.readouterr().err
+    assert rollout(*command) == 1
+    assert "needs a sandbox: set ajet.rollout.sandbox, or --sandbox" in capsys.readouterr().out
     assert rollout(*command, "--sandbox", "{kind: bubblewrap, memory_mb: 64}") == 0
     results = [step for step in read_trajectory(folder / "out" / "a-0.jsonl").steps if step.tool_name == "bash"]
     assert results[-1].content.startswith("42\n/workspace\n0")
+
+
+@pytest.mark.parametrize("progress", ["2>&-", "2>/dev/full"])
+def test_progress_that_nobody_reads_ends_nothing(folder: Path, progress: str) -> None:
+    command = f"exec {sys.executable} -m ajet rollout --tasks tasks.jsonl --out out --model {Server(answer).url}"
+    environment = {**os.environ, "PYTHONPATH": str(Path(ajet.__file__).parents[1])}
+    line = f"{command} --model-name m tools=[calculator] {progress}"
+    ran = subprocess.run(["/bin/sh", "-c", line], stdout=subprocess.PIPE, text=True, env=environment, check=False)
+    assert ran.returncode == 0 and "mean reward  0.5000 over 2" in ran.stdout
+    assert (folder / "out" / "demonstrations.jsonl").exists()
 
 
 @pytest.mark.slow

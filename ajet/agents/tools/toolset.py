@@ -28,7 +28,16 @@ import referencing
 import referencing.exceptions
 
 from ajet.agents.tools.text import as_text, describe_error, shorten
-from ajet.agents.tools.tool import Arguments, OpenTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
+from ajet.agents.tools.tool import (
+    Arguments,
+    OpenTool,
+    Tool,
+    ToolConnection,
+    ToolContext,
+    ToolResult,
+    ToolSetupError,
+    ToolSource,
+)
 from ajet.environment.sandboxes.sandbox import SandboxError
 from ajet.schema.errors import EnvironmentFault
 
@@ -71,7 +80,7 @@ class Toolset:
             for tool in self._tools:
                 if isinstance(tool, ToolSource):
                     connection = await tool.connect(self._context)
-                    self._stack.push_async_callback(connection.close)
+                    self._stack.push_async_callback(_close, type(tool).__name__, connection)
                     for each in connection.tools:
                         await self._add(each)
                 else:
@@ -125,7 +134,10 @@ class Toolset:
                 result: Any = await entry.opened.call(parsed)
         except (SandboxError, EnvironmentFault):
             raise
-        except (Exception, SystemExit) as error:  # whatever a tool raises is an answer to the model
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # what a tool raises is an answer to the model
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise  # it was not the tool's own
             if isinstance(error, TimeoutError) and limit.expired():
                 return _failed(
                     f"{name} did not finish within {self._call_seconds:g} s and was stopped. Ask for less work."
@@ -297,7 +309,7 @@ def _failed(message: str) -> ToolResult:
     return ToolResult(message, success=False)
 
 
-async def _close(name: str, opened: OpenTool) -> None:
+async def _close(name: str, opened: OpenTool | ToolConnection) -> None:
     try:
         await opened.close()
     except Exception:  # the episode's result stands; the other tools must be closed too
