@@ -24,7 +24,7 @@ if not ON_GPU:
 
 
 def settings() -> Any:
-    from ajet.engine.vllm.arguments import VllmSettings
+    from ajet.engine.vllm.server import VllmSettings
 
     return VllmSettings(
         model=JOB["model"],

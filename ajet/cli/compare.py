@@ -57,7 +57,7 @@ def _values(experiments: Sequence[Experiment], metric: str, index: int) -> list[
 
 
 def _show(title: str, experiments: Sequence[Experiment], rows: Sequence[tuple[str, list[str]]]) -> None:
-    from ajet.cli.table import print_table
+    from ajet.cli.runs import print_table
 
     here = f"{Path.cwd()}{os.sep}"
     table = [

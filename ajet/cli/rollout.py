@@ -10,21 +10,138 @@ import asyncio
 import inspect
 import json
 import sys
+import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ajet.agents.reply import ModelMessage
+from ajet.gateway.chat import EpisodeSession
+from ajet.schema.chat import ChatRequest
 from ajet.schema.errors import UserError
+from ajet.schema.generation import Sampling
 from ajet.schema.printable import printable
+from ajet.schema.trajectory import Usage
 
 if TYPE_CHECKING:
     from ajet.agents import Agent, Trajectory
     from ajet.agents.batch import Judge
     from ajet.environment.sandboxes import SandboxSettings
     from ajet.schema.task import Task
+
+
+class SessionModelFunction:
+    """Asks over one session. Called on the engine's event loop."""
+
+    takes_tools = True
+
+    def __init__(self, session: EpisodeSession) -> None:
+        self._session = session
+
+    async def __call__(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        max_tokens: int | None = None,
+        stop: str | list[str] | None = None,
+        parallel_tool_calls: bool = True,
+        tool_choice: Any = "auto",
+    ) -> ModelMessage:
+        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        request = ChatRequest(
+            messages,
+            tools=tools or [],
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            sampling=Sampling(temperature=temperature, top_p=top_p, max_tokens=max_tokens, stop=stops),
+        )
+        (reply,) = await self._session.complete(request)
+        message = ModelMessage(reply.message)
+        message.usage = Usage(len(reply.prompt_ids), len(reply.completion.token_ids))
+        message.finish_reason = reply.finish_reason
+        message.reply_id = reply.call_id
+        message.malformed = reply.malformed
+        return message
+
+
+LINE_EVERY_S = 10.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """How far a batch is."""
+
+    total: int
+    done: int = 0
+    failed: int = 0
+    judged: int = 0
+    succeeded: int = 0
+    tokens: int = 0
+    cost: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+
+    def add(self, trajectory: Trajectory) -> None:
+        self.done += 1
+        self.failed += trajectory.failure is not None
+        self.judged += trajectory.is_success is not None
+        self.succeeded += bool(trajectory.is_success)
+        self.tokens += trajectory.usage.output_tokens
+        self.cost += trajectory.cost or 0.0
+
+    def text(self) -> str:
+        parts = [f"{self.tokens:,} tokens"]
+        if self.judged:
+            parts.insert(0, f"{self.succeeded / self.judged:.0%} succeeded")
+        if self.failed:
+            parts.append(f"{self.failed:,} failed")
+        if self.cost:
+            parts.append(f"cost {self.cost:.4f}")
+        return ", ".join(parts)
+
+
+@contextmanager
+def progress(counts: Counts, *, quiet: bool = False) -> Iterator[Callable[[Trajectory], None]]:
+    """Yields what is to be told of each trajectory that ended. Progress that can't be written ends nothing."""
+    if quiet or sys.stderr is None:
+        yield counts.add
+    elif sys.stderr.isatty():
+        with _bar(counts) as ended:
+            yield ended
+    else:
+        shown = time.monotonic()
+
+        def ended_plainly(trajectory: Trajectory) -> None:
+            nonlocal shown
+            counts.add(trajectory)
+            if time.monotonic() - shown >= LINE_EVERY_S or counts.done == counts.total:
+                shown = time.monotonic()
+                with suppress(OSError):  # nobody reads it any more: the trajectories are what counts
+                    print(f"{counts.done:,}/{counts.total:,}: {counts.text()}", file=sys.stderr, flush=True)
+
+        yield ended_plainly
+
+
+@contextmanager
+def _bar(counts: Counts) -> Iterator[Callable[[Trajectory], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(file=sys.stderr)) as bar:
+        task = bar.add_task("", total=counts.total)
+
+        def ended(trajectory: Trajectory) -> None:
+            counts.add(trajectory)
+            bar.update(task, completed=counts.done, description=counts.text())
+
+        yield ended
+
 
 DEMONSTRATIONS = "demonstrations.jsonl"
 LONGEST_RUN_S = 86_400.0
@@ -177,7 +294,7 @@ async def _rollout(
     arguments: Namespace, agent: Agent, tasks: list[Task], judge: Judge, sandbox: SandboxSettings | None
 ) -> int:
     from ajet.agents.batch import Batch, Prices, demonstrations, run_batch
-    from ajet.cli.rollout_progress import Counts, progress
+    from ajet.cli.rollout import Counts, progress
 
     arguments.out.mkdir(parents=True, exist_ok=True)
     counts = Counts(total=len(tasks) * arguments.n)
@@ -257,7 +374,7 @@ async def _model(arguments: Namespace) -> AsyncIterator[_Model]:
         function = as_model_function(target, name)
         yield _Model(name, lambda: function)
         return
-    from ajet.cli.rollout_model import SessionModelFunction
+    from ajet.cli.rollout import SessionModelFunction
     from ajet.cli.targets import target_config
     from ajet.task_runner.model import load_model
 

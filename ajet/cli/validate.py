@@ -79,7 +79,7 @@ def _check(config: Config, arguments: Namespace, flag: BackboneName | None) -> i
     if wrong:
         return fail("\n".join(wrong))
     if arguments.run or arguments.replies:
-        from ajet.cli.rehearsal import rehearse
+        from ajet.cli.checks import rehearse
 
         if loaded.workflow is None or not loaded.training:
             wrapper = config.ajet.task_runner.wrapper_type

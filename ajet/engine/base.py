@@ -71,13 +71,13 @@ def build_engine(
     if name == "vllm":
         return _vllm(config, tuple(gpus), adapter_rank)
     if name == "sglang":
-        from ajet.engine.remote.client import RemoteSettings
+        from ajet.engine.remote_client import RemoteSettings
         from ajet.engine.sglang import SglangEngine
 
         return SglangEngine(RemoteSettings.from_config(config))
     if name == "remote":
-        from ajet.engine.remote.client import RemoteSettings
-        from ajet.engine.remote.engine import RemoteEngine
+        from ajet.engine.remote import RemoteEngine
+        from ajet.engine.remote_client import RemoteSettings
 
         return RemoteEngine(RemoteSettings.from_config(config))
     if name == "scripted":
@@ -86,7 +86,7 @@ def build_engine(
 
 
 def _vllm(config: Any, gpus: tuple[int, ...], adapter_rank: int) -> Engine:
-    from ajet.engine.vllm.arguments import VllmSettings
+    from ajet.engine.vllm.server import VllmSettings
 
     settings = VllmSettings.from_config(config)
     settings = replace(settings, devices=gpus or settings.devices, lora_rank=adapter_rank)

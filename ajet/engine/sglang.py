@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct, ValidationError, convert
 
 from ajet.engine.base import OnTokens
-from ajet.engine.remote.client import RemoteClient, RemoteSettings
+from ajet.engine.remote_client import RemoteClient, RemoteSettings
 from ajet.engine.sampling_rules import check_request
 from ajet.schema.errors import EngineError, GenerationTimeoutError
 from ajet.schema.generation import Completion, EngineCapabilities, FinishReason, GenerateRequest, TokenChunk

@@ -1,11 +1,12 @@
 """`Environment`: a world that an agent acts in, for one episode.
 
 Subclass it and define `reset` and `step` (`def` or `async def`); `evaluate` and `close` if there is something to say or
-to free. One object serves one episode at a time and never two.
+to free. One object serves one episode at a time and never two. Below: actions and observations as messages and text.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,3 +87,60 @@ def checked_reward(value: Any, where: str) -> float:
         return finite_reward(float(value) if isinstance(value, bool) else value, f"the reward from {where}")
     except RewardError as error:
         raise EnvironmentFault(str(error)) from None
+
+
+NOTHING_OBSERVED = "(The environment answered with nothing.)"
+"""What an agent is told in place of an empty observation: an empty message helps no model."""
+
+
+def action_message(action: Action) -> dict[str, Any]:
+    """An action as an assistant message with text as its content."""
+    if isinstance(action, str):
+        return {"role": "assistant", "content": action}
+    if hasattr(action, "model_dump"):  # a client's message object
+        action = action.model_dump(exclude_none=True)
+    if not isinstance(action, dict):
+        return {"role": "assistant", "content": json.dumps(action, default=str)}
+    message = {"role": "assistant", **action}
+    message["content"] = _content_text(message.get("content"))
+    return message
+
+
+def action_text(action: Action) -> str:
+    """The text of an action."""
+    text: str = action_message(action)["content"]
+    return text
+
+
+def observation_messages(observation: Observation) -> list[dict[str, Any]]:
+    """An observation as the messages that begin a conversation."""
+    if isinstance(observation, list) and observation and all(_is_message(item) for item in observation):
+        return [dict(item) for item in observation]
+    if _is_message(observation):
+        return [dict(observation)]
+    return [{"role": "user", "content": observation_text(observation)}]
+
+
+def observation_text(observation: Observation) -> str:
+    """An observation as one text."""
+    if isinstance(observation, str):
+        return observation
+    if _is_message(observation):
+        return _content_text(observation.get("content"))
+    if isinstance(observation, list) and observation and all(_is_message(item) for item in observation):
+        return "\n\n".join(_content_text(item.get("content")) for item in observation)
+    return json.dumps(observation, ensure_ascii=False, default=str)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str)
+
+
+def _content_text(content: Any) -> str:
+    """A message's content as text: of a list of parts, the first text."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        return texts[0] or "" if texts else ""
+    return "" if content is None else json.dumps(content, ensure_ascii=False, default=str)

@@ -10,9 +10,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.environment.environment import Action, Environment, StepResult
+from ajet.environment.environment import Action, Environment, StepResult, action_text
 from ajet.environment.spaces import SpaceError, describe_space, fitting_action, plain_value, unsupported, value_text
-from ajet.environment.texts import action_text
 from ajet.schema.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.schema.task import Task

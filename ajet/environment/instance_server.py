@@ -1,19 +1,86 @@
 """The clean process from which a server of environments forks one process per instance (see `ajet.system.forking`).
 
-It imports the user's class once and never makes an environment itself.
+It imports the user's class once and never makes an environment itself. An instance's process has one environment, and
+is asked over a socket, one JSON object per line.
 """
 
 from __future__ import annotations
 
+import json
 import resource
 import socket
 import sys
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ajet.environment.instance_process import serve_instance
-from ajet.environment.source import EnvironmentSettings, find_source
+from ajet.environment.environment import NOTHING_OBSERVED, action_message, observation_messages
+from ajet.environment.leased import LeasedEnvironment
+from ajet.environment.source import EnvironmentSettings, EnvironmentSource, find_source
+from ajet.environment.spaces import plain_value
+from ajet.schema.printable import encodable_values
+from ajet.schema.task import Task
 from ajet.system.forking import ForkingServer, serve
+
+TRACEBACK_CHARS = 8000
+
+
+def serve_instance(source: EnvironmentSource, channel: socket.socket) -> None:
+    """Answer requests until `close` or the end of the channel."""
+    lease: LeasedEnvironment | None = None
+    try:
+        for line in _lines(channel):
+            request = json.loads(line)
+            if request["do"] == "close":
+                return
+            if request["do"] == "task_ids":
+                answer = _answered(lambda: source.task_ids(request["split"]))  # noqa: B023 - called at once
+            elif request["do"] == "create":
+                lease = LeasedEnvironment(source, Task.model_validate(request["task"]), request["instance_id"])
+                answer = _answered(lambda: _created(lease, request))  # noqa: B023
+            else:
+                assert lease is not None
+                answer = _answered(lambda: _asked(lease, request))  # noqa: B023
+            plain = json.loads(json.dumps(answer, default=plain_value))
+            channel.sendall(json.dumps(encodable_values(plain)).encode() + b"\n")
+    except ConnectionError:
+        return  # the server has ended this instance, or itself
+    finally:
+        if lease is not None:
+            lease.close()
+        channel.close()
+
+
+def _lines(channel: socket.socket) -> Iterator[bytes]:
+    with channel.makefile("rb") as file:
+        yield from file
+
+
+def _created(lease: LeasedEnvironment, request: dict[str, Any]) -> dict[str, Any]:
+    lease.open()
+    info: dict[str, Any] = {"instance_id": lease.episode_uuid, "task_id": request["task"]["task_id"]}
+    if lease.tools:
+        info["tools"] = list(lease.tools)
+    return {"state": observation_messages(lease.observation or NOTHING_OBSERVED), "info": info}
+
+
+def _asked(lease: LeasedEnvironment, request: dict[str, Any]) -> Any:
+    if request["do"] == "step":
+        observation, reward, done, info = lease.step(action_message(request["action"]))
+        state = observation_messages(observation or NOTHING_OBSERVED)
+        return {"state": state, "reward": reward, "is_terminated": done, "info": info}
+    if request["do"] == "evaluate":
+        return lease.evaluate(params=request["params"])
+    return lease.info()
+
+
+def _answered(work: Any) -> dict[str, Any]:
+    """The answer to a request: `data`, or why there is none. An environment's exceptions end only their request."""
+    try:
+        return {"data": work()}
+    except Exception:  # noqa: BLE001 - user code may raise anything; the client is told
+        return {"error": traceback.format_exc()[-TRACEBACK_CHARS:]}
 
 
 def main(control_fd: int) -> None:

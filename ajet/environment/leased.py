@@ -20,11 +20,12 @@ from ajet.environment.environment import (
     Environment,
     Observation,
     StepResult,
+    action_text,
     checked_reward,
     checked_step,
+    observation_text,
 )
 from ajet.environment.source import EnvironmentSource
-from ajet.environment.texts import action_text, observation_text
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord
 from ajet.schema.errors import EnvironmentFault
 from ajet.schema.task import Task

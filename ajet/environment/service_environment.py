@@ -1,17 +1,208 @@
-"""`ServiceEnvironment`: an environment behind the environment-service protocol. One instance there is one episode."""
+"""`ServiceEnvironment`: an environment behind the environment-service protocol. One instance there is one episode.
+
+`ServiceClient` speaks the protocol: each call is one POST with a JSON body. A call is repeated only where that is safe:
+if it can't have reached the server, if the server refused it for being busy, or if it changes nothing
+(`get_env_profile`, `evaluate`, `get_info`, `release`). What the server answers is checked. For one thread at a time.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import random
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from ajet.environment.environment import Action, Environment, Observation, StepResult
-from ajet.environment.service_client import ServiceClient
+from ajet.environment.environment import (
+    NOTHING_OBSERVED,
+    Action,
+    Environment,
+    Observation,
+    StepResult,
+    action_message,
+    checked_reward,
+    checked_step,
+    observation_text,
+)
 from ajet.environment.source import EnvironmentSettings
-from ajet.environment.texts import NOTHING_OBSERVED, action_message
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError
+from ajet.schema.printable import encodable_values
 from ajet.schema.task import Task
+from ajet.system.http.client import HttpAnswer, HttpClient, HttpFailure
+
+REPEATABLE = frozenset({"/get_env_profile", "/evaluate", "/get_info", "/release"})
+GONE_S = 10.0
+"""How long a server that refuses connections is tried again: it may be restarting."""
+RELEASE_S = 5.0
+"""How long a release may take, and how long it is tried on a server that refuses connections: it must not hold up the
+end of an episode. An instance that isn't released expires."""
+RELEASE_GONE_S = 1.0
+PAUSE_S = (0.1, 0.5)
+"""Bounds of the random pause before a repetition."""
+BUSY = (429, 503)
+"""Refused without being tried: the server is at its limit."""
+DETAIL_CHARS = 2000
+
+
+class Instance(NamedTuple):
+    """What `/create` led to."""
+
+    state: Any
+    """The first observation: messages, or text."""
+    info: dict[str, Any]
+
+
+class ServiceClient:
+    """Speaks to one service."""
+
+    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 300.0) -> None:
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._api_key = api_key
+        self._http = HttpClient(self.url, {"authorization": f"Bearer {api_key}"} if api_key else {})
+
+    def profile(self, env_type: str, split: str) -> list[str]:
+        """The ids of the tasks in a split."""
+        answer = self._call("/get_env_profile", env_type=env_type, params={"split": split})
+        data = answer.get("data")
+        if data is None:
+            data = answer.get("task_ids", [])
+        if not isinstance(data, list) or not all(isinstance(item, str | int) for item in data):
+            raise EnvironmentFault(f"{self.url}/get_env_profile answered {data!r:.80}, not a list of task ids")
+        return [str(item) for item in data]
+
+    def create(self, env_type: str, task_id: str, instance_id: str, params: Mapping[str, Any]) -> Instance:
+        """Begin a task in an instance of this id. Whatever goes wrong, no action of the model is its cause."""
+        try:
+            answer = self._call("/create", env_type=env_type, task_id=task_id, instance_id=instance_id, params=params)
+            data = answer.get("data")
+            if not isinstance(data, dict) or "state" not in data:
+                raise EnvironmentFault(f"{self.url}/create answered {data!r:.80}, not an object with `state`")
+        except EnvironmentFault as error:
+            self.release(instance_id)  # it may have been created all the same
+            raise EnvironmentUnavailableError(str(error)) from None
+        info = data.get("info")
+        return Instance(_unnested(data["state"]), info if isinstance(info, dict) else {})
+
+    def step(self, instance_id: str, action: Mapping[str, Any]) -> StepResult:
+        """Act."""
+        data = self._call("/step", instance_id=instance_id, messages=action).get("data")
+        where = f"{self.url}/step"
+        if not isinstance(data, dict) or not {"state", "is_terminated"} <= data.keys():
+            raise EnvironmentFault(f"{where} answered {data!r:.80}, not an object with `state` and `is_terminated`")
+        state, info, done = data["state"], data.get("info"), data["is_terminated"]
+        if isinstance(state, list) and state and isinstance(state[0], list):
+            observation: Any = state[0]  # a nested state is meant to be seen as messages
+        else:
+            observation = observation_text(state) if state else ""
+        reward = data.get("reward")  # may be null: then the step has none, and `/evaluate` has the last word
+        reward = 0.0 if reward is None else reward
+        return checked_step(
+            StepResult(observation or NOTHING_OBSERVED, reward, done, info if isinstance(info, dict) else {}), where
+        )
+
+    def evaluate(self, instance_id: str, params: Mapping[str, Any]) -> float:
+        """The reward of the instance's episode."""
+        answer = self._call("/evaluate", instance_id=instance_id, params=params)
+        return checked_reward(answer.get("data"), f"{self.url}/evaluate")
+
+    def info(self, instance_id: str) -> Any:
+        """What the instance tells about its tools."""
+        return self._call("/get_info", instance_id=instance_id).get("data")
+
+    def release(self, instance_id: str) -> str:
+        """End an instance. Never raises: returns why it failed, or an empty text."""
+        try:
+            self._call("/release", timeout_s=RELEASE_S, instance_id=instance_id)
+        except EnvironmentFault as error:
+            return str(error)
+        return ""
+
+    def twin(self) -> ServiceClient:
+        """Another client of the same service, for another thread."""
+        return ServiceClient(self.url, self._api_key, self._timeout_s)
+
+    def close(self) -> None:
+        self._http.close()
+
+    # ------------------------------------------------------------ one call
+
+    def _call(self, endpoint: str, timeout_s: float | None = None, **fields: Any) -> dict[str, Any]:
+        body = {"env_type": "default", "task_id": None, "instance_id": None, "messages": {}, "params": {}, **fields}
+        encoded = json.dumps(encodable_values(body), default=str).encode()
+        began = time.monotonic()
+        until = began + (timeout_s or self._timeout_s)
+        while True:
+            again_until = until
+            try:
+                answer = self._http.request("POST", endpoint, encoded, max(0.001, until - time.monotonic()))
+                if answer.status not in BUSY:
+                    return self._read(endpoint, answer)
+                failure: EnvironmentFault = self._unavailable(endpoint, f"is busy: {_detail(answer)}")
+            except HttpFailure as error:
+                failure = self._failure(endpoint, error, timeout_s or self._timeout_s)
+                again_until = min(until, began + (RELEASE_GONE_S if endpoint == "/release" else GONE_S))
+                if error.sent and endpoint not in REPEATABLE:
+                    raise failure from None
+            pause = random.uniform(*PAUSE_S)
+            if time.monotonic() + pause >= again_until:
+                raise failure from None
+            time.sleep(pause)
+
+    def _failure(self, endpoint: str, error: HttpFailure, timeout_s: float) -> EnvironmentFault:
+        if error.timed_out and error.sent and endpoint == "/step":
+            return EnvironmentFault(
+                f"{self.url}{endpoint} gave no answer within {timeout_s:g} s (ajet.rollout.environment.timeout)"
+            )
+        return self._unavailable(endpoint, str(error))
+
+    def _unavailable(self, endpoint: str, why: str) -> EnvironmentUnavailableError:
+        return EnvironmentUnavailableError(f"environment service {self.url}{endpoint}: {why}")
+
+    def _read(self, endpoint: str, answer: HttpAnswer) -> dict[str, Any]:
+        where = f"{self.url}{endpoint}"
+        if answer.status in (401, 403):
+            raise self._unavailable(endpoint, "refuses the key: set ajet.rollout.environment.api_key")
+        if answer.status != 200:
+            detail = _detail(answer)
+            if _lost(answer, detail):
+                raise self._unavailable(endpoint, f"lost the instance: {detail}")
+            raise EnvironmentFault(f"{where} answered {answer.status}: {detail}")
+        try:
+            record = json.loads(answer.body)
+        except (ValueError, RecursionError):
+            raise EnvironmentFault(f"{where} answered something that is not JSON: {answer.body[:80]!r}") from None
+        if not isinstance(record, dict):
+            raise EnvironmentFault(f"{where} answered {type(record).__name__}, not an object")
+        if record.get("success", bool({"data", "task_ids"} & record.keys())) is not True:
+            raise EnvironmentFault(f"{where} answered without success: {_detail(answer)}")
+        return record
+
+
+def _lost(answer: HttpAnswer, detail: str) -> bool:
+    """Whether the instance is gone, through no action of the model. Our server tells the cause if it was one."""
+    if answer.status == 410:
+        return b'"cause":"action"' not in answer.body.replace(b" ", b"")
+    return answer.status in (400, 404) and "instance" in detail.lower()
+
+
+def _unnested(state: Any) -> Any:
+    return state[0] if isinstance(state, list) and len(state) == 1 and isinstance(state[0], list) else state
+
+
+def _detail(answer: HttpAnswer) -> str:
+    """What an error says: the end of it, since a traceback's last line says most."""
+    text = answer.body.decode("utf-8", "replace")
+    try:
+        record = json.loads(text)
+        if isinstance(record, dict):
+            found = record.get("detail") or record.get("error") or record.get("message") or record
+            text = found if isinstance(found, str) else json.dumps(found)
+    except (ValueError, RecursionError):
+        pass
+    return text.strip()[-DETAIL_CHARS:] or "nothing more"
+
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.environment.service_client import ServiceClient
+from ajet.environment.service_environment import ServiceClient
 from ajet.environment.source import check_address
 from ajet.schema.errors import EnvironmentFault, TaskDataError
 from ajet.schema.task import Task

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet.agents.world import WorldStep
+from ajet.environment.environment import NOTHING_OBSERVED, observation_messages, observation_text
 from ajet.environment.leased import LeasedEnvironment
-from ajet.environment.texts import NOTHING_OBSERVED, observation_messages, observation_text
 from ajet.schema.errors import AjetError, EnvironmentFault
 from ajet.schema.task import Task
 

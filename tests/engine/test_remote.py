@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ajet.engine.base import Engine
-from ajet.engine.remote.client import Endpoint, RemoteSettings, pair_endpoints
-from ajet.engine.remote.engine import RemoteEngine
+from ajet.engine.remote import RemoteEngine
+from ajet.engine.remote_client import Endpoint, RemoteSettings, pair_endpoints
 from ajet.schema.chat import ChatRequest
 from ajet.schema.errors import (
     ConfigError,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ajet.engine.base import Engine
-from ajet.engine.remote.client import Endpoint, RemoteSettings
+from ajet.engine.remote_client import Endpoint, RemoteSettings
 from ajet.engine.sglang import SglangEngine
 from ajet.schema.errors import EngineError, GenerationTimeoutError
 from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from ajet.engine.model_source import ModelSource
-from ajet.engine.vllm.arguments import VllmSettings
+from ajet.engine.vllm.server import VllmSettings
 from ajet.engine.vllm.server_engine import VllmServerEngine
 from ajet.schema.generation import Completion, TokenChunk
 from support import SUPPORT

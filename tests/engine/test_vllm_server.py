@@ -19,9 +19,8 @@ import pytest
 import torch
 
 from ajet.engine.base import Engine
-from ajet.engine.vllm.arguments import VllmSettings, server_arguments, server_environment
 from ajet.engine.vllm.in_process import VllmInProcessEngine
-from ajet.engine.vllm.server import VllmServer
+from ajet.engine.vllm.server import VllmServer, VllmSettings, server_arguments, server_environment
 from ajet.engine.vllm.server_engine import VllmServerEngine
 from ajet.schema.errors import (
     ConfigError,
@@ -63,7 +62,7 @@ OWNER = """
 import asyncio, sys
 from pathlib import Path
 from ajet.engine.vllm.server import VllmServer
-from ajet.engine.vllm.arguments import VllmSettings
+from ajet.engine.vllm.server import VllmSettings
 
 async def own(folder, fake):
     settings = VllmSettings("m", log_folder=folder, start_timeout_s=20.0)

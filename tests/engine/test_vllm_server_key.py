@@ -11,8 +11,15 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from ajet.engine.vllm.arguments import KEY_VARIABLE, SERVER_KEY, WORKER_FOLDER, VllmSettings, server_environment
-from ajet.engine.vllm.server import VllmServer, vllm_command
+from ajet.engine.vllm.server import (
+    KEY_VARIABLE,
+    SERVER_KEY,
+    WORKER_FOLDER,
+    VllmServer,
+    VllmSettings,
+    server_environment,
+    vllm_command,
+)
 
 
 def open_to_all(request: Request) -> Response:

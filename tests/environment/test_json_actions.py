@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ajet.environment.json_actions import describe_action, read_action
+from ajet.environment.openenv_environment import describe_action, read_action
 from ajet.environment.spaces import SpaceError
 
 METADATA = {"type": "object"}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ajet.environment.service_client import ServiceClient
+from ajet.environment.service_environment import ServiceClient
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError
 
 

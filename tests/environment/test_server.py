@@ -18,7 +18,7 @@ import pytest
 from ajet.environment.instances import InstanceLimits
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.server import EnvironmentServer
-from ajet.environment.service_client import ServiceClient
+from ajet.environment.service_environment import ServiceClient
 from ajet.environment.source import EnvironmentSettings, find_source
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError, UserError
 from ajet.schema.task import Task

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from ajet.cli.table import print_table
+from ajet.cli.runs import print_table
 from ajet.observe.logs import _HumanFormatter
 from ajet.observe.progress import PlainDisplay
 from ajet.schema.printable import encodable, fail, printable

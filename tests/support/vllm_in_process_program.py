@@ -16,8 +16,8 @@ import sys
 from collections.abc import Awaitable
 from typing import Any
 
-from ajet.engine.vllm.arguments import VllmSettings
 from ajet.engine.vllm.in_process import VllmInProcessEngine
+from ajet.engine.vllm.server import VllmSettings
 from ajet.schema.errors import AjetError
 from ajet.schema.generation import Completion, GenerateRequest, Sampling, TokenChunk
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from ajet import Task
 from ajet.environment import Environment, StepResult
-from ajet.environment.texts import action_text
+from ajet.environment.environment import action_text
 from ajet.schema.errors import EnvironmentFault
 
 WORKER = Path(__file__).with_name("appworld_worker.py")

@@ -21,7 +21,7 @@ from interpreter import CodeError, Interpreter
 
 from ajet import Task
 from ajet.environment import Environment, StepResult
-from ajet.environment.texts import action_text
+from ajet.environment.environment import action_text
 
 SIZES = {"train": 64, "dev": 16}
 BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)

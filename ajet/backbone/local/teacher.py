@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ajet.engine.model_source import ModelSource
-from ajet.engine.remote.client import Endpoint, RemoteClient, RemoteSettings
+from ajet.engine.remote_client import Endpoint, RemoteClient, RemoteSettings
 from ajet.schema.call_tree import CallTree
 from ajet.schema.errors import ConfigError, EngineError, InvalidRequestError
 from ajet.trainer.credit.weights import EpisodeCredit

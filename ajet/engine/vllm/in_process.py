@@ -16,7 +16,7 @@ from typing import Any
 
 from ajet.engine.base import OnTokens
 from ajet.engine.sampling_rules import check_request
-from ajet.engine.vllm.arguments import RELOAD, WORKER_FOLDER, VllmSettings, engine_arguments, worker_arguments
+from ajet.engine.vllm.server import RELOAD, WORKER_FOLDER, VllmSettings, engine_arguments, worker_arguments
 from ajet.engine.vllm.weights import WeightFolders
 from ajet.schema.errors import (
     ConfigError,

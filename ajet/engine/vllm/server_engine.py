@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from ajet.engine.base import OnTokens
-from ajet.engine.remote.client import Endpoint, RemoteClient, RemoteSettings, stable_hash
-from ajet.engine.remote.completions import CompletionReader, completion_body
+from ajet.engine.remote import CompletionReader, completion_body
+from ajet.engine.remote_client import Endpoint, RemoteClient, RemoteSettings, stable_hash
 from ajet.engine.sampling_rules import check_request
-from ajet.engine.vllm.arguments import (
+from ajet.engine.vllm.server import (
     MODEL_NAME,
     RELOAD,
+    CommandLine,
+    VllmServer,
     VllmSettings,
+    vllm_command,
 )
-from ajet.engine.vllm.server import CommandLine, VllmServer, vllm_command
 from ajet.engine.vllm.weights import WeightFolders
 from ajet.schema.errors import (
     AjetError,

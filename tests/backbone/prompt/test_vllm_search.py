@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from ajet.backbone.prompt.journal import read_best
-from ajet.engine.vllm.arguments import SERVER_MODULE
+from ajet.engine.vllm.server import SERVER_MODULE
 from ajet.observe.episode_store import EpisodeStore
 from support.searchers import project
 from support.torch_vllm_server import vllm_python

@@ -13,8 +13,8 @@ from typing import Any
 
 from ajet.backbone.ray.engine import RayEngine
 from ajet.engine.base import OnTokens
-from ajet.engine.remote.client import Endpoint, RemoteSettings
-from ajet.engine.remote.engine import RemoteEngine
+from ajet.engine.remote import RemoteEngine
+from ajet.engine.remote_client import Endpoint, RemoteSettings
 from ajet.schema.generation import Completion, GenerateRequest, TokenChunk
 
 
