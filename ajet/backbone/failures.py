@@ -1,18 +1,25 @@
-"""`FailureWatch`: what a run says and does about the failed episodes of a step or a validation.
+"""What a run says and does about steps that went wrong.
 
-A judge that keeps failing ends the run. Dropped episodes are allowed, but they select what is trained: that is said.
+`FailureWatch` looks at failed episodes: a judge that keeps failing ends the run, and so does a workflow that never asks
+the tuned model; dropped episodes are allowed, but they select what is trained, which the log says. `GapWatch` warns of
+a trainer that doesn't compute what the engine sampled.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from ajet.observe.episode_metrics import played
+from ajet.backbone.episode_metrics import played
+from ajet.backbone.model_calls import ModelCallWatch
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.errors import JudgeFailedError
 from ajet.task_runner.endings import dropped_by
+
+if TYPE_CHECKING:
+    from ajet.config import Config
 
 log = logging.getLogger("ajet.backbone")
 
@@ -20,12 +27,33 @@ MANY_DROPPED = 0.1
 """Share of a step's episodes above which the log says that dropping them selects what is trained."""
 
 
+def warn_of(step: int, metrics: Mapping[str, float]) -> None:
+    """Say what the metrics of a step, or of the validation after it, mean: episodes that asked no model, and a
+    validation without a score."""
+    validation = f"the validation after step {step}" if step else "the validation"
+    for prefix, when in (("", f"step {step}" if step else "this run"), ("val/", validation)):
+        if silent := metrics.get(f"{prefix}episode/without_calls"):
+            log.warning(
+                "%d of %d episodes of %s made no model call that was recorded, so nothing of them can be trained. If "
+                "their agent asked a model, it did so without the tuner's client",
+                *(silent, metrics[f"{prefix}episode/count"], when),
+            )
+    if metrics.get("val/failed_share") == 1:
+        log.warning(
+            "%s has no score, because all of its %d episodes failed: its checkpoint can't be the best one, and "
+            "early_stop passes over it",
+            *(validation, metrics["val/episode/count"]),
+        )
+
+
 class FailureWatch:
     """One per run."""
 
-    def __init__(self, max_error_share: float, *, trains: bool = True) -> None:
-        """`trains`: whether dropped episodes select what is trained."""
-        self._max_error_share = max_error_share
+    def __init__(self, config: Config, *, trains: bool = True) -> None:
+        """`trains`: whether it is the model that is tuned. Then dropped episodes select what is trained, and episodes
+        without a model call teach nothing."""
+        self._max_error_share = config.ajet.task_judge.max_error_share
+        self._calls = ModelCallWatch(config) if trains else None
         self._told = not trains
 
     def look_at_groups(self, when: str, groups: Sequence[EpisodeGroup]) -> None:
@@ -33,12 +61,15 @@ class FailureWatch:
         self.look_at(when, [episode for group in groups for episode in (*group.episodes, *group.failed)])
 
     def look_at(self, when: str, episodes: Sequence[Episode]) -> None:
-        """Raise `JudgeFailedError` if the judge failed too often; warn once if many episodes were dropped.
+        """Raise `JudgeFailedError` if the judge failed too often, and `NoModelCallError` if no model call was recorded;
+        warn once if many episodes were dropped.
 
         `when`: the step or validation, as a noun.
         """
         counted = played(episodes)
         self._warn_of_drops(when, counted)
+        if self._calls is not None:
+            self._calls.look_at(when, counted)
         unjudged = [episode for episode in counted if episode.status is EpisodeStatus.JUDGE_ERROR]
         if not unjudged or len(unjudged) <= self._max_error_share * len(counted):
             return
@@ -58,13 +89,50 @@ class FailureWatch:
         kinds = Counter((key, episode.failure.kind if episode.failure else "unknown") for key, episode in dropped)
         (key, kind), count = kinds.most_common(1)[0]
         log.warning(
-            "%d of %d episodes of %s are dropped, most often (%d) after %s by ajet.failure_reward.%s: drop. They count "
+            "%d of %d episodes of %s are dropped, most often (%d) after %s by ajet.failure_reward.%s. They count "
             "neither in their group's baseline nor in the update, so what is trained is a selection. To count them, "
-            "set that key to a number, or to mask",
+            "set that key to a number",
             len(dropped),
             len(counted),
             when,
             count,
             kind,
             key,
+        )
+
+
+GAP = 0.01
+"""Difference of a log-probability, in float32. Rounding stays below 0.001, over thousands of tokens, too; a wrong
+position, mask, weight or number format moves some token by more than this."""
+
+GAP_METRICS = ("loss/sampler_gap_max", "train/sampler_gap")
+
+
+class GapWatch:
+    """One per run."""
+
+    def __init__(self, dtype: str, rope: str | None = None) -> None:
+        """`dtype`: what the trainer computes in. `rope`: a rotary embedding that depends on the length of a row."""
+        self._told = dtype != "float32"  # then rounding may explain any gap
+        self._cause = "the engine has other weights, another number format or another implementation of the model"
+        if rope is not None:
+            self._cause = (
+                f"the model's rotary embedding ({rope}) depends on the length, and the engine takes the factors of "
+                "another length than a row of this call; a rollout.max_model_len within the original length avoids that"
+            )
+
+    def look_at(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Warn once if rounding can't be why the trainer's log-probabilities differ from the engine's."""
+        name = next((name for name in GAP_METRICS if name in metrics), None)
+        older = metrics.get("train/staleness/max", metrics.get("train/staleness", 0.0)) > 0  # which explains a gap
+        if self._told or older or name is None or not metrics[name] > GAP:
+            return
+        self._told = True
+        log.warning(
+            "step %d: the trainer's probability of some token differs from the engine's by %.2g (%s), far more than "
+            "rounding in float32. Most likely %s. The updates are off by as much",
+            step,
+            metrics[name],
+            name,
+            self._cause,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +13,13 @@ if TYPE_CHECKING:
     from ajet.observe.viewer.library import Experiment
 
 RESULTS = (
-    ("reward, first step", "reward/mean", 0),
-    ("reward, last step", "reward/mean", -1),
+    ("return, first step", "return/mean", 0),
+    ("return, last step", "return/mean", -1),
+    ("failed, last step", "episode/failed_share", -1),
     ("success, last step", "success/rate", -1),
-    ("validation, first", "val/reward/mean", 0),
-    ("validation, last", "val/reward/mean", -1),
+    ("validation, first", "val/return/mean", 0),
+    ("validation, last", "val/return/mean", -1),
+    ("validation, failed", "val/failed_share", -1),
     ("loss, last step", "train/loss", -1),
 )
 """Label, metric, and which of its values."""
@@ -33,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
         parser.error("ajet compare RUN RUN: at least two runs")
 
     from ajet.cli.view import opened_experiment
-    from ajet.observe.viewer.library import differences
+    from ajet.observe.viewer.library import differences, differently_judged
 
     experiments = [opened_experiment(given) for given in arguments.runs]
     _show("results", experiments, [(label, _values(experiments, name, at)) for label, name, at in RESULTS])
@@ -43,6 +46,8 @@ def run(argv: Sequence[str]) -> int:
         _show("config", experiments, different)
     else:
         print("their configs are the same")
+    if why := differently_judged(experiments):
+        print(f"\n{why}", file=sys.stderr)
     return 0
 
 

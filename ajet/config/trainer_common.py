@@ -45,8 +45,9 @@ class SftConfig(Section):
     """`ajet.trainer_common.algorithm.sft`: what `policy_loss: sft` imitates."""
 
     demonstrations: str | None = None
-    """A JSONL file of conversations (`{"messages": [...], "tools": [...]}`), or the `episodes.sqlite` of a run. null:
-    the run's own episodes with a reward of at least `min_reward` (rejection sampling)."""
+    """A JSONL file of conversations (`{"messages": [...], "tools": [...], "chat_template_kwargs": {...}}`, the last two
+    if there are any), or the `episodes.sqlite` of a run. null: the run's own episodes with a reward of at least
+    `min_reward` (rejection sampling)."""
     min_reward: Real = 1.0
     """Reward from which a sampled or recorded episode is imitated."""
 
@@ -55,7 +56,9 @@ class OverlongConfig(Section):
     """`ajet.trainer_common.algorithm.overlong`: a soft penalty on long episodes, and what is cut by its length."""
 
     buffer: Count = 0
-    """From `data.max_response_length` minus this many trained tokens on, the reward falls linearly. 0: off."""
+    """From `data.max_response_length` minus this many tokens on, the reward falls linearly. What counts are the tokens
+    that are trained, or would be but for `mask` here or in `failure_reward`: a masked episode is compared with its
+    penalty. 0: off."""
     penalty: NonNegative = 1.0
     """By how much it has fallen at `data.max_response_length`."""
     mask: bool = False
@@ -185,7 +188,7 @@ class KLAdaptiveConfig(Section):
 class EarlyStopConfig(Section):
     """`ajet.trainer_common.early_stop`: end the run before its last step, by what its validations measure."""
 
-    metric: Annotated[str, Field(pattern=r"^val/.")] = "val/reward/mean"
+    metric: Annotated[str, Field(pattern=r"^val/.")] = "val/return/mean"
     """A metric that begins with `val/`, of which higher is better."""
     target: Real | None = None
     """Stop as soon as the metric reaches this. null: no such end."""
@@ -257,7 +260,7 @@ class TrainerCommonConfig(Section):
     keep_checkpoints: Positive = 3
     """How many of the newest checkpoints to keep."""
     keep_best: bool = True
-    """Also keep the checkpoint with the best validation reward."""
+    """Also keep the checkpoint with the best mean return in its validation."""
     resume: str = "auto"
     """`auto`: resume from the newest checkpoint of this experiment; `never`; or a checkpoint's folder."""
     seed: Count = 0

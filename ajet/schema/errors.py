@@ -62,6 +62,10 @@ class JudgeFailedError(UserError):
     """The judge failed in more than `task_judge.max_error_share` of a step's episodes. Shows the last failure."""
 
 
+class NoModelCallError(UserError):
+    """Episodes ended well without a recorded model call. Names the line that makes another client than the tuner's."""
+
+
 class RewardError(UserError):
     """A reward that is missing, of the wrong type, or does not fit the episode. Never taken for 0."""
 
@@ -159,7 +163,8 @@ class EnvironmentFault(EpisodeFault):
 
 
 class EnvironmentUnavailableError(EnvironmentFault):
-    """An environment can't be reached, or is gone, through no action of the model: the episode may be run again."""
+    """An environment can't be reached, is gone, or can't say what an episode is worth, through no action of the model:
+    the episode may be run again."""
 
 
 class LostThreadsError(AjetError):

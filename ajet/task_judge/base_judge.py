@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ajet.schema.errors import JudgeFault, RewardError
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
 from ajet.schema.user_code import import_class
+from ajet.task_judge.symbolic import compared_by
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 JUDGE_KEY = "ajet.task_judge.judge_protocol"
 
 
-RESERVED_PARTS = ("mean", "std", "min", "max", "counted_as_zero")
+RESERVED_PARTS = ("mean", "std", "min", "max")
 """Names that metrics have below `reward/` already."""
 
 
@@ -87,6 +88,7 @@ OURS = {
     "llm_judge": "ajet.task_judge.llm_judge:LlmJudge",
     "rubrics_auto_grader": "ajet.task_judge.rubrics_judge:RubricsJudge",
     "openjudge": "ajet.task_judge.openjudge:OpenJudge",
+    "tests": "ajet.task_judge.tests_judge:TestsJudge",
     "composite": "ajet.task_judge.composite:CompositeJudge",
 }
 """`task_judge.judge_type` → module and class, imported on use."""
@@ -101,6 +103,17 @@ def load_judge(config: Config, base_dirs: Sequence[Path] = ()) -> BaseJudge | No
     if section.judge_protocol is None:
         return None
     return import_judge(section.judge_protocol, config, base_dirs, JUDGE_KEY)
+
+
+def scored_by(config: Config) -> str:
+    """Which judge scores a run's episodes, with what its scores depend on beside the config."""
+    section = config.ajet.task_judge
+    own = section.judge_type if section.judge_type in OURS else section.judge_protocol
+    if own is None:
+        return "the workflow itself"
+    judges = [own, *(part.judge for part in section.parts.values())] if own == "composite" else [own]
+    names = ", ".join(name.rpartition("->")[2].strip() for name in judges)
+    return f"{names} ({compared_by(section.math_verify)})" if "MathAnswerAsJudge" in names else names
 
 
 def build_judge(kind: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge:

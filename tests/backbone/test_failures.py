@@ -1,29 +1,33 @@
-"""What a run says about dropped episodes, and when a failing judge ends it."""
+"""What a run says about dropped episodes, missing scores and unlike engines, and when a failing judge ends it."""
 
 from __future__ import annotations
 
 import pytest
 
-from ajet.backbone.failures import FailureWatch
-from ajet.schema.call_tree import CallTree
+from ajet.backbone.failures import FailureWatch, GapWatch, warn_of
+from ajet.config import Config
+from ajet.schema.call_tree import ROOT, Call, CallTree
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import JudgeFailedError
 
 
 def episodes(status: EpisodeStatus, count: int, failure: Failure | None = None) -> list[Episode]:
     reward = None if failure else 1.0
-    return [Episode("e", "t", status, CallTree(), Ledger(), reward=reward, failure=failure) for _ in range(count)]
+    call = Call(name="call-0", agent="a", target="a", turn=0, prompt_run=ROOT, prompt_tokens=0)
+    tree = CallTree(calls=[call])
+    return [Episode("e", "t", status, tree, Ledger(), reward=reward, failure=failure) for _ in range(count)]
 
 
 def well(count: int) -> list[Episode]:
     return episodes(EpisodeStatus.COMPLETED, count)
 
 
+CONFIG = Config.model_validate({"ajet": {"task_judge": {"max_error_share": 0.2}}})
 UNJUDGED = Failure("OSError", "no answers", "Traceback: line 3")
 
 
 def test_a_judge_may_fail_now_and_then() -> None:
-    watch = FailureWatch(0.2)
+    watch = FailureWatch(CONFIG)
     watch.look_at("step 1", [*well(8), *episodes(EpisodeStatus.JUDGE_ERROR, 2, UNJUDGED)])
     watch.look_at("step 2", [])
     with pytest.raises(JudgeFailedError, match=r"(?s)in 3 of 10 episodes of step 3.*OSError: no answers\nTraceback"):
@@ -31,7 +35,7 @@ def test_a_judge_may_fail_now_and_then() -> None:
 
 
 def test_many_drops_are_said_once_with_the_key(caplog: pytest.LogCaptureFixture) -> None:
-    watch = FailureWatch(0.2)
+    watch = FailureWatch(CONFIG)
     few = episodes(EpisodeStatus.WORKFLOW_ERROR, 1, Failure("KeyError", "x"))
     watch.look_at("step 1", [*well(9), *few])
     assert not caplog.records
@@ -40,4 +44,31 @@ def test_many_drops_are_said_once_with_the_key(caplog: pytest.LogCaptureFixture)
         watch.look_at(f"step {step}", [*well(7), *many])
     (said,) = caplog.records
     assert "3 of 10 episodes of step 2" in said.getMessage()
-    assert "EpisodeTimeout by ajet.failure_reward.timeout: drop" in said.getMessage()
+    assert "EpisodeTimeout by ajet.failure_reward.timeout." in said.getMessage()
+
+
+def test_a_validation_without_a_score_is_said_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of(3, {"val/failed_share": 0.5, "val/episode/count": 8.0, "episode/without_calls": 0.0})
+    assert not caplog.records
+    warn_of(3, {"val/failed_share": 1.0, "val/episode/count": 8.0})
+    (said,) = caplog.records
+    assert "the validation after step 3 has no score, because all of its 8 episodes failed" in said.getMessage()
+
+
+def test_a_gap_that_rounding_does_not_explain_is_said_once_with_its_likely_cause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = GapWatch("float32")
+    watch.look_at(1, {"loss/sampler_gap_max": 0.002})
+    watch.look_at(2, {"loss/sampler_gap_max": 0.9, "train/staleness/max": 1.0})
+    watch.look_at(3, {})
+    assert not caplog.records
+    watch.look_at(4, {"loss/sampler_gap_max": 1.1, "train/staleness/max": 0.0})
+    watch.look_at(5, {"loss/sampler_gap_max": 1.1})
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("step 4:") and "1.1 (loss/sampler_gap_max)" in told and "other weights" in told
+    caplog.clear()
+    GapWatch("bfloat16").look_at(1, {"loss/sampler_gap_max": 0.3})
+    assert not caplog.records, "rounding may explain that"
+    GapWatch("float32", "longrope").look_at(1, {"train/sampler_gap": 0.5})
+    assert "rotary embedding (longrope)" in caplog.text and "train/sampler_gap" in caplog.text

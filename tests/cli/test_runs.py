@@ -46,7 +46,7 @@ def test_runs_lists_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     code, out, _ = said(capsys, "runs")
     head, *rows = out.splitlines()
     assert code == 0
-    assert head.split()[:4] == ["run", "status", "step", "reward"]
+    assert head.split()[:4] == ["run", "status", "step", "return"]
     assert {row.split()[0] for row in rows} == {"math-agent", "math-agent-rloo"}
     assert all(row.split()[2] == "6" for row in rows)
     _, out, _ = said(capsys, "runs", "--json")
@@ -72,12 +72,24 @@ def test_compare_shows_results_and_different_keys(here: Path, capsys: pytest.Cap
     config.write_text(config.read_text().replace("num_repeat: 4", "num_repeat: 9", 1))
     code, out, _ = said(capsys, "compare", "math-agent", "saved_experiments/math-agent-rloo")
     assert code == 0
-    assert "reward, last step" in out
+    assert "return, last step" in out
     code, _, error = said(capsys, "compare", "math-agent", "math-agnt")
     assert code == 2
     assert "did you mean math-agent?" in error and "math-agent-rloo" in error
     with pytest.raises(SystemExit):
         main(["compare", "math-agent"])
+
+
+def test_compare_warns_of_rewards_by_different_judges(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [here / "saved_experiments" / name / "environment.json" for name in ("math-agent", "math-agent-rloo")]
+    known = [json.loads(file.read_text()) for file in files]
+    runs = ("compare", "math-agent", "math-agent-rloo")
+    for judges, warned in ((("A", "A"), False), (("A", ""), False), (("A", "B (exact rules alone)"), True)):
+        for file, before, judge in zip(files, known, judges, strict=True):
+            file.write_text(json.dumps(before | {"judge": judge}))
+        _, _, error = said(capsys, *runs)
+        expected = "can't be compared (math-agent: A; math-agent-rloo: B (exact rules alone))"
+        assert ("scored differently" in error) is (expected in error) is warned
 
 
 @pytest.mark.parametrize("command", [("report",), ("export", "episodes"), ("compare", "math-agent")])

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import yaml
 
 from ajet.observe.episode_store import EpisodeStore
-from ajet.observe.experiment import is_running, read_events
+from ajet.observe.experiment import JUDGE, is_running, read_environment, read_events
 from ajet.observe.line_file import unreadable_lines
 from ajet.observe.notes import Note, Notes
 from ajet.observe.viewer.candidates import PromptHistory
@@ -140,12 +140,10 @@ class Experiment:
 
     def environment(self) -> dict[str, str]:
         """Commit, versions and machine; empty for a run of an older version."""
-        file = self.path / "environment.json"
         try:
-            found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+            return read_environment(self.path)
         except ValueError as error:
-            raise DamagedExperimentError(f"{file} is not JSON: {error}") from error
-        return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+            raise DamagedExperimentError(f"{self.path / 'environment.json'} is not JSON: {error}") from error
 
     def events(self) -> list[dict[str, Any]]:
         file = self.path / "events.jsonl"
@@ -182,9 +180,9 @@ class Experiment:
         columns = reading.part(self.metrics, no_steps)
         if columns["problem"]:
             reading.problems.append(columns["problem"])
-        rewards, successes, validations = (
+        returns, successes, validations = (
             [value for value in columns["series"].get(name, []) if isinstance(value, int | float)]
-            for name in ("reward/mean", "success/rate", "val/reward/mean")
+            for name in ("return/mean", "success/rate", "val/return/mean")
         )
         events = reading.part(self.events, no_events)
         reading.problems += reading.part(self._left_out_events, [])
@@ -198,10 +196,10 @@ class Experiment:
             "backbone": next((event["backbone"] for event in reversed(events) if event.get("backbone")), ""),
             "algorithm": _at(config, "ajet", "trainer_common", "algorithm", "adv_estimator") or "",
             "step": columns["steps"][-1] if columns["steps"] else 0,
-            "reward": rewards[-1] if rewards else None,
+            "return": returns[-1] if returns else None,
             "success": successes[-1] if successes else None,
             "validation": validations[-1] if validations else None,
-            "spark": _thin(rewards),
+            "spark": _thin(returns),
             "episodes": episodes,
             "started": events[0]["time"] if events else None,
             "touched": _touched(self.path),
@@ -232,6 +230,15 @@ def differences(experiments: Sequence[Experiment]) -> dict[str, list[str]]:
     keys = sorted({key for one in flat for key in one if key not in _ALWAYS_DIFFERENT})
     rows = {key: [one.get(key, "–") for one in flat] for key in keys}
     return {key: values for key, values in rows.items() if len(set(values)) > 1}
+
+
+def differently_judged(experiments: Sequence[Experiment]) -> str:
+    """Why the rewards of these runs can't be compared; empty if nothing is known against it."""
+    judges = [(one.name, one.environment().get(JUDGE, "")) for one in experiments]
+    if len({judge for _, judge in judges if judge}) < 2:
+        return ""
+    known = "; ".join(f"{name}: {judge}" for name, judge in judges if judge)
+    return f"These runs were scored differently, so their rewards can't be compared ({known})"
 
 
 def _flatten(block: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from ajet.trainer.credit.estimators import (
     teaches,
 )
 from ajet.trainer.credit.mini_batches import MiniBatch, mini_batches
-from ajet.trainer.credit.returns import Overlong
+from ajet.trainer.credit.returns import Overlong, earned
 from ajet.trainer.credit.summary import CallSummary, EpisodeSummary, summarise
 from ajet.trainer.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm
 
@@ -28,6 +28,7 @@ __all__ = [
     "Overlong",
     "ZeroVariance",
     "compute_credit",
+    "earned",
     "imitation_credit",
     "mini_batches",
     "summarise",

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.local import run
 from ajet.cli.main import main
 from ajet.config.loader import load_config
+from ajet.context_tracker import ContextTracker
 from ajet.engine.model_source import ModelSource
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
 from ajet.schema.errors import JudgeFailedError, UserError
+from ajet.schema.generation import Completion
 from support import SUPPORT
 from support.waiting import wait_until
 
@@ -114,7 +117,7 @@ def test_a_run_trains_validates_and_saves(tmp_path: Path) -> None:
     assert code == 0
     steps = read_metrics(experiment / "metrics.jsonl")
     assert [step["step"] for step in steps] == [0, 1, 2]
-    assert {"val/reward/mean", "val/success"} <= steps[0].keys() & steps[2].keys()
+    assert {"val/return/mean", "val/reward/mean", "val/success"} <= steps[0].keys() & steps[2].keys()
     for step in steps[1:]:
         assert step["train/updates"] == 1
         assert step["ledger/captured"] == step["ledger/trained"] + step["ledger/masked"] + step["ledger/dropped"] > 0
@@ -127,6 +130,22 @@ def test_a_run_trains_validates_and_saves(tmp_path: Path) -> None:
     _exports(tmp_path, experiment)
     with pytest.raises(UserError, match="is complete"):  # with nothing left to train, the exit code must not be 0
         train(tmp_path)
+
+
+def test_a_trainer_that_differs_from_its_engine_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert train(tmp_path)[0] == 0
+    assert "differs from the engine's" not in caplog.text
+    commit = ContextTracker.commit
+
+    def from_elsewhere(tracker: ContextTracker, call_id: str, sampled: Completion, *rest: Any, **more: Any) -> None:
+        commit(tracker, call_id, replace(sampled, logprobs=[value - 1.0 for value in sampled.logprobs]), *rest, **more)
+
+    monkeypatch.setattr(ContextTracker, "commit", from_elsewhere)
+    assert train(tmp_path, fresh=True)[0] == 0
+    (told,) = [line for line in caplog.messages if "differs from the engine's" in line]
+    assert told.startswith("step 1:") and "by 1 (loss/sampler_gap_max)" in told and "other weights" in told
 
 
 def _exports(folder: Path, experiment: Path) -> None:
@@ -170,8 +189,9 @@ def test_a_resumed_run_goes_on_with_its_curriculum_replay_and_early_stop(tmp_pat
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     straight.mkdir(), stopped.mkdir()
     practice = {"task_reader.curriculum.enabled": "true", f"{REPLAY}.groups": 2, f"{REPLAY}.max_age": 2}
-    practice |= {f"{EARLY}.patience": 2, f"{EARLY}.metric": "val/fault_share", "trainer_common.test_freq": 2}
+    practice |= {f"{EARLY}.patience": 2, f"{EARLY}.min_delta": 2, "trainer_common.test_freq": 2}
     practice |= {"trainer_common.total_training_steps": 9, "rollout.num_repeat": 4}
+    practice |= {"rollout.val_kwargs.temperature": 1, "rollout.val_kwargs.do_sample": "true"}
     _, one = train(straight, "Fickle", **practice)
     train(stopped, "Fickle", **practice | {"trainer_common.total_training_steps": 4})
     _, other = train(stopped, "Fickle", **practice)
@@ -197,7 +217,7 @@ def test_a_resumed_run_goes_on_with_its_curriculum_replay_and_early_stop(tmp_pat
 
 
 def test_a_run_that_stopped_early_says_so_and_goes_on_if_it_may(tmp_path: Path) -> None:
-    early = {f"{EARLY}.patience": 2, f"{EARLY}.metric": "val/fault_share", "trainer_common.test_freq": 1}
+    early = {f"{EARLY}.patience": 2, f"{EARLY}.min_delta": 2, "trainer_common.test_freq": 1}
     early |= {"trainer_common.total_training_steps": 9, "trainer_common.val_before_train": "true"}
     early |= {"trainer_common.save_freq": 0}
     code, experiment = train(tmp_path, **early)
@@ -212,7 +232,7 @@ def test_a_run_that_stopped_early_says_so_and_goes_on_if_it_may(tmp_path: Path) 
 
 def test_an_early_stop_without_its_metric_is_an_error_that_keeps_the_steps_so_far(tmp_path: Path) -> None:
     early = {f"{EARLY}.target": 0.5, f"{EARLY}.metric": "val/rewards/mean", "trainer_common.save_freq": 0}
-    with pytest.raises(UserError, match=r"early_stop\.metric.*'val/rewards/mean'; did you mean val/reward/mean"):
+    with pytest.raises(UserError, match=r"early_stop\.metric.*'val/rewards/mean'; did you mean val/re"):
         train(tmp_path, **early)
     assert (tmp_path / "runs" / "job" / "checkpoints" / "step_2" / "COMPLETE").is_file()
     config = load_config(config_file(tmp_path)[0], [f"{EARLY}.target=1"], backbone="local")
@@ -243,11 +263,23 @@ def test_a_workflow_that_always_fails_ends_the_run(tmp_path: Path) -> None:
         train(tmp_path, "Broken", **{"trainer_common.total_training_steps": 50})
 
 
+def test_the_return_of_usable_episodes_is_what_a_run_goes_by(tmp_path: Path) -> None:
+    early = {f"{EARLY}.target": 1.5, "trainer_common.test_freq": 1, "rollout.num_repeat": 2, "data.train_batch_size": 3}
+    code, experiment = train(tmp_path, "PaidByCall", **early)
+    assert code == 0
+    (step,) = read_metrics(experiment / "metrics.jsonl")
+    assert (step["return/mean"], step["return/max"], step["reward/mean"]) == (2.5, 3.5, 0)
+    assert (step["val/return/mean"], step["val/reward/mean"]) == (1.5, 0)
+    assert step["episode/failed_share"] == step["val/failed_share"] == pytest.approx(1 / 3)
+    assert json.loads((experiment / "checkpoints" / "step_1" / "state.json").read_text())["score"] == 1.5
+
+
 def test_what_the_model_ended_counts_and_is_trained(tmp_path: Path) -> None:
     judge = f"{SUPPORT / 'talkers.py'}->OnlyAnswers"
     steps = {"rollout.multi_turn.max_steps": 2, "data.train_batch_size": 3, "rollout.num_repeat": 10}
     lengths = {"data.max_response_length": 256, "rollout.max_model_len": 512}
-    code, experiment = train(tmp_path, "Restless", **{"task_judge.judge_protocol": judge}, **steps, **lengths)
+    keys = {"task_judge.judge_protocol": judge, "failure_reward.otherwise": 0}
+    code, experiment = train(tmp_path, "Restless", **keys, **steps, **lengths)
     assert code == 0
     for step in read_metrics(experiment / "metrics.jsonl"):
         assert step["episode/count"] == 30  # nothing was started in place of another
