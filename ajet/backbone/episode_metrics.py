@@ -5,7 +5,7 @@ returns and successes are those of usable episodes; the share of the others stan
 
 | prefix | what |
 |---|---|
-| `return/…` | what episodes earned in all, rewards of calls and agents included (`trainer.credit.earned`): the headline |
+| `return/…` | what episodes earned in all (`trainer.credit.earned`), rewards of calls and agents included |
 | `reward/…` | what the workflow or the judge gave the episode as a whole; without other rewards, the same |
 | `reward/<part>` | the parts of composite rewards, before weighting, over the episodes that have them |
 | `success/rate`, `success/pass@k` | pass@k over groups of at least k usable episodes |

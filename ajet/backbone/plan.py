@@ -139,7 +139,7 @@ def needed(config: Config, backbone: BackboneName) -> list[Requirement]:
     """The optional packages that this run imports, each with its range of versions."""
     ajet = config.ajet
     packages = {"verl": ["verl"], "trinity": ["trinity-rft"]}.get(backbone, [])
-    if backbone == "prompt" and ajet.prompt_tuning.search == "gepa":
+    if backbone == "prompt" and ajet.prompt_tuning.algorithm == "gepa":
         packages.append("gepa")
     if ajet.rollout.engine == "vllm" and not packages and ajet.rollout.vllm.python is None:
         packages.append("vllm")

@@ -99,7 +99,7 @@ def _outside(ajet: AjetConfig) -> Iterator[Contradiction]:
                 "the program that begins an episode runs the agent, so this one would never run",
                 f"remove rollout.{name}",
             )
-    if ajet.task_reader.stream.enabled or ajet.trainer_common.val_only:
+    if ajet.task_reader.curriculum.enabled or ajet.trainer_common.val_only:
         yield Contradiction(
             (key, "task_reader.curriculum.enabled", "trainer_common.val_only"),
             "there are no tasks to choose from, nor to validate on",

@@ -282,7 +282,7 @@ class RandomDummyConfig(Section):
 
 
 class CurriculumConfig(Section):
-    """`ajet.task_reader.stream`: choose training tasks by how often they were solved lately."""
+    """`ajet.task_reader.curriculum`: choose training tasks by how often they were solved lately."""
 
     enabled: bool = False
     """Prefer tasks that are sometimes solved and sometimes not, and those that were never tried."""

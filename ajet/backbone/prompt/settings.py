@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 def make_algorithm(config: Config) -> Algorithm:
-    """The algorithm that `ajet.prompt_tuning.search` names. Raises a `UserError`."""
+    """The algorithm that `ajet.prompt_tuning.algorithm` names. Raises a `UserError`."""
     tuning = config.ajet.prompt_tuning
     try:
         found = load_symbol(ALGORITHMS.get(tuning.algorithm, tuning.algorithm), config.base_dirs)
         algorithm = found(**_own_keys(config)) if isinstance(found, type) else found
     except ImportPathError as error:
-        raise ImportPathError(f"ajet.prompt_tuning.search: {error}") from error
+        raise ImportPathError(f"ajet.prompt_tuning.algorithm: {error}") from error
     if not all(hasattr(algorithm, name) for name in ("rounds", "least_episodes", "run")):
         raise ImportPathError(
-            f"ajet.prompt_tuning.search: {tuning.algorithm} is no algorithm: it needs `rounds`, `least_episodes` "
+            f"ajet.prompt_tuning.algorithm: {tuning.algorithm} is no algorithm: it needs `rounds`, `least_episodes` "
             "and `run`, as in ajet/prompt_tuning/search.py"
         )
     return algorithm if tuning.rounds is None else _with_rounds(algorithm, tuning.rounds)

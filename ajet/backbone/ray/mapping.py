@@ -86,9 +86,9 @@ def shared_notes(config: Config, title: str) -> Iterator[Note]:
     for name, given in (("target", early_stop.target), ("patience", early_stop.patience)):
         if given is not None:
             yield Note(f"{place}.early_stop.{name}", f"{title} runs to its last step", refused=True)
-    if ajet.task_reader.stream.enabled:
+    if ajet.task_reader.curriculum.enabled:
         yield Note(
-            "ajet.task_reader.stream.enabled",
+            "ajet.task_reader.curriculum.enabled",
             f"{title} reads tasks ahead, before it is known how often they are solved",
             refused=True,
         )
