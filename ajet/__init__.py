@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ajet.schema.resources import LLM, PromptTemplate
     from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
     from ajet.task_runner.breakpoints import bp
-    from ajet.task_runner.rollout_function import rollout
+    from ajet.task_runner.workflow import rollout
     from ajet.tuner import AjetTuner
     from ajet.workflow import Workflow
 
@@ -63,7 +63,7 @@ _HOMES = {
     "emit_object": "ajet.observe.tracing",
     "emit_reward": "ajet.observe.tracing",
     "operation": "ajet.observe.tracing",
-    "rollout": "ajet.task_runner.rollout_function",
+    "rollout": "ajet.task_runner.workflow",
 }
 
 MOVED = {

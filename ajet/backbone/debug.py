@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from ajet.backbone import LaunchOptions
 from ajet.backbone.debug_view import EpisodeView, JsonView, QuietView, View
 from ajet.backbone.episode_metrics import episode_metrics, played
-from ajet.backbone.failures import warn_of
-from ajet.backbone.model_calls import ModelCallWatch
+from ajet.backbone.failures import ModelCallWatch, warn_of
 from ajet.observe.failure_tally import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.episode import Episode

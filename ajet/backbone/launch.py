@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from ajet.backbone import LaunchOptions
+from ajet.backbone.advice import memory_advice, place_advice
 from ajet.backbone.arguments import ArgumentError, LaunchArguments, parse_arguments
-from ajet.backbone.out_of_memory import memory_advice
-from ajet.backbone.places import place_advice
 from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, AjetError, ConfigError, UserError
 from ajet.schema.install import require_training
 from ajet.schema.printable import fail
@@ -77,8 +76,7 @@ def launch(arguments: LaunchArguments, config: Config) -> int:
     if name in ("local", "debug"):  # the others say themselves what they need
         require_training(f"--backbone={name}")
     if name == "local":
-        from ajet.backbone.local.kernels import check_kernels
-        from ajet.backbone.local.placement import place, visible_gpus
+        from ajet.backbone.local.placement import check_kernels, place, visible_gpus
         from ajet.backbone.memory import announce_plan
 
         place(config, visible_gpus)  # a GPU that is missing is said before a plan is made for the CPU
@@ -92,8 +90,7 @@ def launch(arguments: LaunchArguments, config: Config) -> int:
 
 def _select_breakpoints(tags: str | None, config: Config) -> None:
     """Stop at `--debug TAGS`, which must exist, and expect `breakpoint()` where the user's sources call it."""
-    from ajet.task_runner.breakpoint_scan import find_breakpoints
-    from ajet.task_runner.breakpoints import ALL, expect_breakpoints, selected_tags, set_tags
+    from ajet.task_runner.breakpoints import ALL, expect_breakpoints, find_breakpoints, selected_tags, set_tags
 
     folders = [file.parent for file in _user_files(config)]
     found = find_breakpoints([*folders, Path.cwd()] if tags is not None or not folders else folders)

@@ -25,8 +25,7 @@ from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.schema.resources import PromptTemplate, PromptTemplateError
 from ajet.schema.task import Task
 from ajet.schema.user_code import ARROW, PROGRAM, importing, publish
-from ajet.task_runner.rollout_function import RECORD_KEY, RolloutFunction
-from ajet.task_runner.workflow import Workflow
+from ajet.task_runner.workflow import RECORD_KEY, RolloutFunction, Workflow
 
 if TYPE_CHECKING:
     from ajet.config import Config

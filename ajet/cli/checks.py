@@ -120,7 +120,7 @@ def _positions(settings: dict[str, Any]) -> int | None:
 
 
 def _tracker_problems(config: Config) -> Iterator[str]:
-    from ajet.observe.trackers import require_trackers
+    from ajet.observe.metrics import require_trackers
 
     try:
         require_trackers(config)

@@ -160,7 +160,7 @@ def _run(module: str, arguments: list[str]) -> int:
     except UserError as error:
         return fail(str(error), error.exit_code)
     except OSError as error:
-        from ajet.backbone.places import place_advice
+        from ajet.backbone.advice import place_advice
 
         if (advice := place_advice(error)) is None:
             raise

@@ -1,19 +1,28 @@
-"""A run's metrics, step by step: the `MetricsSink` protocol, `metrics.jsonl`, and how metrics reach several sinks.
+"""A run's metrics, step by step: the `MetricsSink` protocol, `metrics.jsonl`, and the trackers that get them too.
 
-A sink gets finite and non-finite floats under slash-separated names (`reward/mean`). Trackers live in `trackers.py`.
+A sink gets finite and non-finite floats under slash-separated names (`reward/mean`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import logging
 import math
+import os
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ajet.observe.line_file import LineFile, whole_record
 from ajet.observe.secrets import Masker
+from ajet.schema.errors import ConfigError, MissingDependencyError
+from ajet.schema.user_code import import_class
 
 
 class MetricsSink(Protocol):
@@ -130,9 +139,249 @@ def make_sinks(config: Any, folder: Path, masker: Masker, *, with_trackers: bool
 
     `console` and `file` in that list stand for what is always on: the progress display and `metrics.jsonl`.
     """
-    from ajet.observe.trackers import make_tracker
+    from ajet.observe.metrics import make_tracker
 
     ajet = config.ajet
     names = [name for name in dict.fromkeys(ajet.trainer_common.logger) if name not in ("console", "file")]
     trackers = [make_tracker(name, config, folder, masker) for name in names if with_trackers]
     return FanOut([JsonlSink(folder / "metrics.jsonl"), *trackers])
+
+
+logger = logging.getLogger(__name__)
+
+_PARAMETERS_PER_REQUEST = 100
+"""MLflow's limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a tracker is told about the run. Contains no secrets."""
+
+    project: str
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    """The resolved config, secrets masked."""
+
+
+class TensorBoardSink:
+    """TensorBoard, as event files in the experiment folder's `tensorboard/`."""
+
+    def __init__(self, run: RunInfo) -> None:
+        self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(str(run.folder / "tensorboard"))
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """Weights & Biases. Gets metrics and the masked config, no console output and no code. Offline without a login."""
+
+    def __init__(self, run: RunInfo) -> None:
+        wandb = import_module("wandb")
+        mode = os.environ.get("WANDB_MODE")
+        if mode is None and not wandb.api.api_key:  # it would prompt on the terminal
+            mode = "offline"
+            logger.warning(
+                "not logged in to Weights & Biases: writing to %s; `wandb sync` uploads it later", run.folder
+            )
+        self._run: Any = wandb.init(
+            project=run.project,
+            name=run.name,
+            dir=str(run.folder),
+            config=run.config,
+            mode=mode,
+            settings=wandb.Settings(console="off", save_code=False, disable_git=True, x_disable_stats=True),
+        )
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._run.log(metrics, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class SwanLabSink:
+    """SwanLab. Without a login it writes to the experiment folder (`swanlab watch` shows it)."""
+
+    def __init__(self, run: RunInfo) -> None:
+        self._swanlab = import_module("swanlab")
+        known = "SWANLAB_API_KEY" in os.environ or (Path.home() / ".swanlab").exists()
+        self._swanlab.init(
+            project=run.project,
+            experiment_name=run.name,
+            config=run.config,
+            logdir=str(run.folder / "swanlab"),
+            mode=os.environ.get("SWANLAB_MODE") or ("cloud" if known else "local"),
+        )
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._swanlab.log(metrics, step=step)
+
+    def close(self) -> None:
+        self._swanlab.finish()
+
+
+class MlflowSink:
+    """MLflow, at `MLFLOW_TRACKING_URI`, otherwise as files in the experiment folder's `mlruns/`."""
+
+    def __init__(self, run: RunInfo) -> None:
+        # without a server: plain files, which newer versions must be told to accept (a database needs more packages)
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        server = os.environ.get("MLFLOW_TRACKING_URI") or (run.folder / "mlruns").resolve().as_uri()
+        self._client: Any = import_module("mlflow.tracking").MlflowClient(server)
+        entities = import_module("mlflow.entities")
+        self._metric = entities.Metric
+        found = self._client.get_experiment_by_name(run.project)
+        experiment = found.experiment_id if found else self._client.create_experiment(run.project)
+        self._run_id = self._client.create_run(experiment, run_name=run.name).info.run_id
+        parameters = [entities.Param(key, str(value)[:500]) for key, value in _flat(run.config)]
+        for start in range(0, len(parameters), _PARAMETERS_PER_REQUEST):
+            self._client.log_batch(self._run_id, params=parameters[start : start + _PARAMETERS_PER_REQUEST])
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        now = int(time.time() * 1000)
+        entries = [self._metric(name.replace("@", "_at_"), value, now, step) for name, value in metrics.items()]
+        self._client.log_batch(self._run_id, metrics=entries)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run_id)
+
+
+_TRACKERS: dict[str, tuple[Callable[[RunInfo], MetricsSink], str]] = {
+    "tensorboard": (TensorBoardSink, "tensorboard"),
+    "wandb": (WandbSink, "wandb"),
+    "swanlab": (SwanLabSink, "swanlab"),
+    "mlflow": (MlflowSink, "mlflow"),
+}
+"""Names in `trainer_common.logger`, with their sinks and the packages they need."""
+
+
+def make_tracker(name: str, config: Any, folder: Path, masker: Masker) -> MetricsSink:
+    """The tracker of that name, or the user's class (`path.py->MySink`), fed by its own thread."""
+    run = RunInfo(
+        project=config.ajet.project_name,
+        name=folder.name,
+        folder=folder,
+        config=masker.value(config.model_dump(mode="json")),
+    )
+    key = "ajet.trainer_common.logger"
+    if "->" in name:
+        factory: Callable[[RunInfo], MetricsSink] = cast(Any, import_class(name, object, key=key))
+    elif name in _TRACKERS:
+        _require(name)
+        factory = _TRACKERS[name][0]
+    else:
+        known = ", ".join(["console", "file", *_TRACKERS])
+        raise ConfigError(f"{key}: unknown tracker {name!r}. Known: {known}, or your own as 'path.py->MySink'.")
+    return BackgroundSink(name, lambda: factory(run), masker)
+
+
+def require_trackers(config: Any) -> None:
+    """Raise a `MissingDependencyError` if a tracker in `trainer_common.logger` needs a package that isn't there."""
+    for name in config.ajet.trainer_common.logger:
+        if name in _TRACKERS:
+            _require(name)
+
+
+def _require(name: str) -> None:
+    package = _TRACKERS[name][1]
+    if importlib.util.find_spec(package) is None:
+        raise MissingDependencyError(
+            f"ajet.trainer_common.logger: {name!r} needs the package {package!r}. Install it with "
+            f"`pip install {package}`, or train without it: trainer_common.logger=console"
+        )
+
+
+class BackgroundSink:
+    """Feeds a sink from its own thread. `log` never waits and never raises."""
+
+    def __init__(
+        self,
+        name: str,
+        build: Callable[[], MetricsSink],
+        masker: Masker | None = None,
+        *,
+        capacity: int = 10_000,
+        retry_seconds: float = 30.0,
+        close_seconds: float = 10.0,
+    ) -> None:
+        self._name = name
+        self._build = build
+        self._masker = masker or Masker()
+        self._capacity = capacity
+        self._retry_seconds = retry_seconds
+        self._close_seconds = close_seconds
+        self._waiting: deque[tuple[int, dict[str, float]]] = deque()
+        self._change = threading.Condition()
+        self._closing = False
+        self._lost = 0
+        self._complained = False
+        self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        entry = (step, {self._masker.text(name): float(value) for name, value in metrics.items()})
+        with self._change:
+            if len(self._waiting) >= self._capacity:
+                self._waiting.popleft()
+                self._lost += 1
+            self._waiting.append(entry)
+            self._change.notify()
+
+    def close(self) -> None:
+        """Deliver what is pending, for at most `close_seconds`."""
+        with self._change:
+            self._closing = True
+            self._change.notify()
+        self._thread.join(self._close_seconds)
+        missing = self._lost + len(self._waiting)
+        if missing:
+            logger.warning("tracker %s missed %d steps; metrics.jsonl has them", self._name, missing)
+
+    def _run(self) -> None:
+        sink: MetricsSink | None = None
+        while True:
+            with self._change:
+                while not self._waiting and not self._closing:
+                    self._change.wait()
+                if not self._waiting:
+                    break
+                step, metrics = self._waiting[0]
+            try:
+                if sink is None:
+                    sink = self._build()
+                sink.log(step, metrics)
+            except Exception as error:  # noqa: BLE001  a tracker may fail in any way, and must not disturb the run
+                self._complain(error)
+                with self._change:
+                    if self._closing:
+                        return
+                    self._change.wait_for(lambda: self._closing, self._retry_seconds)
+                continue
+            self._complained = False
+            with self._change:
+                if self._waiting and self._waiting[0][0] == step and self._waiting[0][1] is metrics:
+                    self._waiting.popleft()
+        if sink is not None:
+            try:
+                sink.close()
+            except Exception as error:  # noqa: BLE001  as above
+                self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        if not self._complained:
+            text = self._masker.text(f"{type(error).__name__}: {error}")
+            logger.warning("tracker %s failed and will be retried; training continues: %s", self._name, text)
+            self._complained = True
+
+
+def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [pair for key, item in value.items() for pair in _flat(item, f"{prefix}.{key}" if prefix else str(key))]
+    return [(prefix, value)]

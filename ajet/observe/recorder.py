@@ -37,7 +37,7 @@ from ajet.observe.episode_tables import (
     used_bytes,
 )
 from ajet.observe.episode_text import TokenBytes, token_bytes_of
-from ajet.observe.otlp_export import OtlpExporter
+from ajet.observe.export import OtlpExporter
 from ajet.observe.secrets import Masker
 from ajet.schema.call_tree import FloatArray
 from ajet.schema.episode import Episode, EpisodeStatus

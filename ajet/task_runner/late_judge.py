@@ -20,7 +20,9 @@ from ajet.schema.errors import ConfigError, JudgeFault, UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
 from ajet.task_judge.group_judge import GroupJudge, JudgedCall, JudgedEpisode
-from ajet.task_runner.results import WorkflowInterrupted, WorkflowResult, called, describe
+from ajet.task_runner.attempt import EndedEarly
+from ajet.task_runner.off_loop import run_with_pauses
+from ajet.task_runner.results import EarlyEnding, WorkflowInterrupted, WorkflowResult, called, describe, judge_result
 from ajet.task_runner.threads import EpisodeThreads
 
 log = logging.getLogger(__name__)
@@ -170,3 +172,23 @@ def leave_without(episode: Episode, status: EpisodeStatus, failure: Failure) -> 
     """End an episode without a reward after all: none of its tokens is trained."""
     episode.status, episode.failure, episode.reward, episode.is_success = status, failure, None, None
     untrain(episode.tree, episode.ledger, "failed_episode")
+
+
+async def judge_here(
+    result: WorkflowResult, judge: BaseJudge | None, task: WorkflowTask, ended_early: EndedEarly, retries: int
+) -> None:
+    """Ask the judge if the result has no reward, and note what it says."""
+    if judge is None or result.failed_in == "isolation":
+        return
+    early = None if result.finished else ended_early(result.explained)
+    output = WorkflowOutput(is_success=result.is_success, metadata=result.metadata, log_metrics=result.log_metrics)
+
+    async def ask_ending(explained: bool) -> EarlyEnding | None:
+        return early
+
+    def ask() -> None:
+        with asyncio.Runner() as loop:
+            work = judge_result(result, judge, task, output, retries, ask_ending)
+            run_with_pauses(loop.get_loop(), work)
+
+    await asyncio.to_thread(ask)

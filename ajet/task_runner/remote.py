@@ -33,7 +33,7 @@ from ajet.system.http.keys import PREFIX
 from ajet.system.http.server import tls_context
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
-from ajet.task_runner.judging_here import judge_here
+from ajet.task_runner.late_judge import judge_here
 from ajet.task_runner.results import WorkflowResult
 
 if TYPE_CHECKING:

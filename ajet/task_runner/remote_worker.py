@@ -23,7 +23,7 @@ from ajet.store.errors import ConflictError, StoreError, StoreUnavailableError, 
 from ajet.store.records import AttemptedRollout
 from ajet.store.requests import AttemptRef
 from ajet.store.states import ACTIVE
-from ajet.task_runner.outside_loop import run_with_pauses
+from ajet.task_runner.off_loop import run_with_pauses
 from ajet.task_runner.results import WorkflowResult, describe, run_workflow
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import Workflow

@@ -26,10 +26,9 @@ from ajet.task_judge.helper import HelperModel
 from ajet.task_runner.attempt import Attempt, AttemptRunner
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.environments import find_environment
-from ajet.task_runner.external_episodes import OutsideEpisodes
+from ajet.task_runner.external_episodes import OutsideEpisodes, OutsideRunner
 from ajet.task_runner.late_judge import LateJudge
 from ajet.task_runner.model import MakeEngine, Model, ModelLoader
-from ajet.task_runner.outside import OutsideRunner
 from ajet.task_runner.pool import OnEpisode, RolloutPool
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.remote import RemoteRunner

@@ -29,10 +29,8 @@ from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
 from ajet.task_runner.environments import EnvironmentEndings
-from ajet.task_runner.foreign_exception import raise_in
-from ajet.task_runner.leftover_connections import drop_complaints
-from ajet.task_runner.outside_loop import cancel_loops, end_tasks, run_with_pauses
-from ajet.task_runner.process_state import ProcessState
+from ajet.task_runner.off_loop import cancel_loops, drop_complaints, end_tasks, run_with_pauses
+from ajet.task_runner.process_state import ProcessState, raise_in
 from ajet.task_runner.results import EarlyEnding, WorkflowInterrupted, WorkflowResult, run_workflow
 from ajet.task_runner.sandboxes import LeasedSandbox
 from ajet.task_runner.workflow import Workflow

@@ -26,7 +26,7 @@ from ajet.environment.source import EnvironmentSource
 from ajet.schema.episode import EnvironmentEvent
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import load_judge
-from ajet.task_runner.outside_loop import run_with_pauses
+from ajet.task_runner.off_loop import run_with_pauses
 from ajet.task_runner.results import EarlyEnding, WorkflowResult, describe, run_workflow
 from ajet.task_runner.sandboxes import LeasedSandbox
 from ajet.task_runner.tuner import AjetTuner

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from ajet.backbone import LaunchOptions
+from ajet.backbone.failures import ModelCallWatch
 from ajet.backbone.local import run
-from ajet.backbone.model_calls import ModelCallWatch
 from ajet.backbone.ray.collector import EpisodeCollector
 from ajet.backbone.ray.payload import RunPayload
 from ajet.config import Config, make_config

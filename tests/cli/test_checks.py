@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ajet.task_judge.helper.model
-from ajet.backbone.out_of_memory import memory_advice
+from ajet.backbone.advice import memory_advice
 from ajet.cli.main import main
 from ajet.engine.tiny.models import tiny_folder
 
@@ -88,7 +88,7 @@ def test_longer_than_the_models_positions(project: Path, capsys: pytest.CaptureF
 def test_a_tracker_that_is_not_there(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ajet.observe import trackers
+    from ajet.observe import metrics as trackers
 
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda _name: None)
     code, _, error = validated(capsys, "trainer_common.logger=wandb")

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from ajet.config import Config
-from ajet.observe.metrics import aggregate_log_metrics
+from ajet.observe.metrics import BackgroundSink, aggregate_log_metrics, make_tracker
 from ajet.observe.secrets import Masker
-from ajet.observe.trackers import BackgroundSink, make_tracker
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.schema.secret_names import is_secret, is_secret_key
 from support.waiting import wait_until

@@ -13,7 +13,7 @@ import pytest
 from ajet import Task, Workflow, WorkflowOutput, WorkflowTask, rollout
 from ajet.config.loader import make_config
 from ajet.schema.user_code import import_class
-from ajet.task_runner.rollout_function import RECORD_KEY, RolloutFunctionError
+from ajet.task_runner.workflow import RECORD_KEY, RolloutFunctionError
 
 
 def execute(function: Any, task: Task | None = None, tuner: Any = None) -> WorkflowOutput:

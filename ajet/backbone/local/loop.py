@@ -21,8 +21,7 @@ from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.placement import check_gpu, place, visible_gpus
-from ajet.backbone.local.replay import Replay
-from ajet.backbone.local.rollouts import Rollouts
+from ajet.backbone.local.rollouts import Replay, Rollouts
 from ajet.backbone.plan import imitates_a_file, training_steps, validates_after, validation_repeats
 from ajet.backbone.report import EXIT_NOTHING_TRAINED, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, taught_alone

@@ -2,6 +2,8 @@
 
 The embedded engine shares the trainer's GPU. An engine of its own gets `rollout.vllm.devices`; without that key, and
 with more GPUs than the engines need, it gets those that the trainer leaves free.
+
+`check_kernels` refuses optional kernels that this machine lacks, before a run starts, with the fix.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ import ctypes
 import logging
 import os
 import re
+import shutil
+import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +24,7 @@ from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.config import Config
+
 
 log = logging.getLogger("ajet.backbone.local")
 
@@ -176,3 +182,30 @@ def _driver_serves() -> str | None:
     except (OSError, AttributeError):
         return None
     return None if failed else f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def check_kernels(config: Config, count_gpus: Callable[[], int]) -> None:
+    """Refuse `compile` and `logits_kernel` where they can't work. GPUs are counted only if that matters."""
+    common = config.ajet.trainer_common
+    if common.val_only or not (common.compile or common.logits_kernel == "liger"):
+        return
+    on_gpu = count_gpus() > 0
+    if common.logits_kernel == "liger":
+        from ajet.trainer.liger import require_liger
+
+        require_liger("cuda" if on_gpu else "cpu")
+    if common.compile and (lacking := why_no_compiler(on_gpu=on_gpu)) is not None:
+        raise ConfigError(f"ajet.trainer_common.compile: {lacking}, or leave the key out")
+
+
+def why_no_compiler(*, on_gpu: bool) -> str | None:
+    """What PyTorch's compiler lacks here, and the fix; None if it lacks nothing."""
+    if on_gpu and find_spec("triton") is None:
+        return "PyTorch's compiler needs Triton on a GPU: pip install triton"
+    program = os.environ.get("CC", "gcc") if on_gpu else os.environ.get("CXX", "g++")
+    if shutil.which(program) is None:
+        return f"PyTorch's compiler needs {program}, which isn't there: apt-get install build-essential"
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").is_file():
+        return f"PyTorch's compiler needs Python's headers, and {headers} has none: apt-get install python3-dev"
+    return None

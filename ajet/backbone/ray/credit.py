@@ -3,6 +3,8 @@
 A row carries in its *tag* what credit needs beside its tokens: its episode's summary, and which stretch of it was
 sampled by which call. Tags are small and JSON, so the credit of a whole batch is computed without looking at a token.
 Groups, statistics and weights are over episodes (`ajet.trainer.credit`), however many rows an episode gave.
+
+`lay_out` cuts a batch into mini-batches of whole episodes.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -23,8 +26,10 @@ from ajet.trainer.credit import (
     CreditSettings,
     EpisodeCredit,
     EpisodeSummary,
+    LossNorm,
     compute_credit,
     imitation_credit,
+    mini_batches,
     summarise,
 )
 
@@ -167,3 +172,55 @@ def token_credit(
         place = slice(segment.start, segment.end)
         advantages[place], weights[place] = entries[at]
     return advantages, weights
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """What must be known of a row."""
+
+    episode: str
+    length: int
+    """Tokens, the prompt's included."""
+    trained: int
+    """Tokens with a weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the rows of a batch go."""
+
+    order: list[int | None]
+    """A row's index for each place; None: a row that trains nothing."""
+    scales: list[float]
+    """By what each row's weights are multiplied, in the order of the rows."""
+    size: int
+    """Rows of one update, on all ranks."""
+
+
+def lay_out(
+    rows: Sequence[BatchRow], *, norm: LossNorm, updates: int, ranks: int, multiple: int, seed: Sequence[int]
+) -> Layout:
+    """Places for rows on so many data-parallel ranks. An update's rows are a multiple of `multiple`."""
+    tokens: Counter[str] = Counter()
+    for row in rows:
+        if row.trained:
+            tokens[row.episode] += row.trained
+    episodes = list(tokens)
+    drawn = mini_batches(list(tokens.values()), updates, norm, seed)
+    parts, scales = [list(range(len(rows)))], [1.0] * len(rows)
+    if len(drawn) > 1:
+        part_of = {episodes[index]: number for number, part in enumerate(drawn) for index in part.episodes}
+        parts, scales = [[] for _ in drawn], [0.0] * len(rows)
+        for index, row in enumerate(rows):
+            if row.trained:
+                number = part_of[row.episode]
+                parts[number].append(index)
+                scales[index] = drawn[number].scale
+    unit = lcm(ranks, multiple)
+    size = -(-max(len(part) for part in parts) // unit) * unit
+    order: list[int | None] = []
+    for rank in range(ranks):
+        for part in parts:
+            dealt = sorted(part, key=lambda index: -rows[index].length)[rank::ranks]
+            order += [*dealt, *[None] * (size // ranks - len(dealt))]
+    return Layout(order, scales, size)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ajet.schema.errors import UserError
 from ajet.schema.resources import LLM, PromptTemplate
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.task_runner.rollout_function import RolloutFunction, RolloutFunctionError, record_of
-from ajet.task_runner.rollout_function import rollout as rollout
-from ajet.task_runner.workflow import Workflow
+from ajet.task_runner.workflow import RolloutFunction, RolloutFunctionError, Workflow, record_of
+from ajet.task_runner.workflow import rollout as rollout
 
 if TYPE_CHECKING:
     from ajet.compat.agentlightning.store import AttemptedRollout

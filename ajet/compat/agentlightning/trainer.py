@@ -17,7 +17,7 @@ from ajet.compat.agentlightning.store import AttemptedRollout, InMemoryLightning
 from ajet.compat.agentlightning.tracers import Tracer
 from ajet.schema.errors import UserError
 from ajet.schema.resources import PromptTemplate
-from ajet.task_runner.rollout_function import RolloutFunction
+from ajet.task_runner.workflow import RolloutFunction
 
 log = logging.getLogger(__name__)
 RUNNERS_WAIT_S = 0.2

@@ -20,9 +20,8 @@ from ajet.agents.model_function import ModelFunction
 from ajet.agents.openai_model import OpenAIModelFunction
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
+from ajet.task_runner.tuner.bridge import AnsweredBridge, Asked, HttpBridge
 from ajet.task_runner.tuner.connection import Connection, client_over
-from ajet.task_runner.tuner.http_bridge import HttpBridge
-from ajet.task_runner.tuner.loop_bridge import AnsweredBridge, Asked
 
 
 def agentscope_model(connection: Connection, *, context_size: int, stream: bool) -> Any:

@@ -20,7 +20,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from ajet.schema.errors import RewardError
 from ajet.system.http.answer import Answer
-from ajet.task_runner.tuner.loop_bridge import Asked, LoopBridge
+from ajet.task_runner.tuner.bridge import Asked, LoopBridge
 
 IN_PROCESS_URL = "http://ajet.in-process/v1"
 IN_PROCESS_KEY = "sk-ajet-in-process"

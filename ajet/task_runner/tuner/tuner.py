@@ -4,26 +4,55 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_key
 from ajet.gateway.chat import EpisodeSession
+from ajet.observe.tracing.sender import SpanSender
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message
 from ajet.schema.errors import FeatureUnavailableError
 from ajet.schema.resources import PromptSet, PromptTemplate, read_prompts
 from ajet.schema.response_id import bare_call_id
+from ajet.schema.span import Span
 from ajet.schema.task import finite_reward
 from ajet.task_judge.helper import Endpoint, HelperModel
+from ajet.task_runner.tuner.bridge import LoopBridge
 from ajet.task_runner.tuner.connection import Connection, post_reward
-from ajet.task_runner.tuner.loop_bridge import LoopBridge
-from ajet.task_runner.tuner.spans import SpanSink
 
 if TYPE_CHECKING:
     from ajet.agents.model_function import ModelFunction
     from ajet.context_tracker import ContextTracker
     from ajet.environment.sandboxes import Sandbox
     from ajet.gateway.gateway import Gateway
+
+
+class SpanSink:
+    """Takes finished spans, from any thread."""
+
+    def __init__(self, add: Callable[[Span], None], flush: Callable[[], object]) -> None:
+        self.add = add
+        self.flush = flush
+        """Wait, for a while at most, until all that was added has arrived."""
+
+    @classmethod
+    def to_session(cls, session: EpisodeSession, loop: asyncio.AbstractEventLoop) -> SpanSink:
+        """In the process that runs the episode. `loop`: the session's."""
+
+        def add(span: Span) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the run is over
+                loop.call_soon_threadsafe(lambda: session.add_spans([span], rewards_count=True))
+
+        return cls(add, lambda: None)  # the loop keeps their order: they arrive before the workflow's result
+
+    @classmethod
+    def to_gateway(cls, base_url: str, key: str) -> SpanSink:
+        """In any other process."""
+        sender = SpanSender(
+            base_url.removesuffix("/v1"), {"authorization": f"Bearer {key}"}, what=f"the gateway at {base_url}"
+        )
+        return cls(sender.add, sender.flush)
 
 
 @dataclass(frozen=True, slots=True)

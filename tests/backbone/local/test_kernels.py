@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.local import kernels
-from ajet.backbone.local.kernels import check_kernels, why_no_compiler
+from ajet.backbone.local import placement as kernels
+from ajet.backbone.local.placement import check_kernels, why_no_compiler
 from ajet.cli.main import main
 from ajet.config import Config, load_config
 from ajet.schema.errors import ConfigError, MissingDependencyError

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from ajet.backbone.local.teacher import ServerTeacher
+from ajet.backbone.local.learner import ServerTeacher
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import ConfigError
 from ajet.task_runner.runtime import Runtime

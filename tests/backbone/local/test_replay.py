@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ajet.backbone.local.replay import FILE, Replay
+from ajet.backbone.local.rollouts import FILE, Replay
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Failure
 from support.episodes import BRANCHING, make_groups
 

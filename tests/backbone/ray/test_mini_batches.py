@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ajet.backbone.ray.mini_batches import BatchRow, lay_out
+from ajet.backbone.ray.credit import BatchRow, lay_out
 from ajet.trainer.credit import LossNorm
 
 

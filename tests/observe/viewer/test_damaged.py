@@ -11,8 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from ajet.cli.runs import run as runs
-from ajet.observe.viewer.app import create_app
 from ajet.observe.viewer.library import Library
+from ajet.observe.viewer.serve import create_app
 from ajet.system.http.access import Access
 
 

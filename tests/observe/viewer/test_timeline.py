@@ -13,7 +13,7 @@ from ajet.config import Config
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.tracing import emit_annotation, emit_message, emit_object, emit_reward, operation, record_spans
-from ajet.observe.viewer.timeline import timeline
+from ajet.observe.viewer.episode_view import timeline
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Episode
 from ajet.schema.span import Span, SpanStatus
 from support.pages_of_viewer import start

@@ -17,8 +17,7 @@ from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_runner.external_episodes import KEY_VARIABLE, OutsideEpisodes, service_key
-from ajet.task_runner.outside import OutsideRunner
+from ajet.task_runner.external_episodes import KEY_VARIABLE, OutsideEpisodes, OutsideRunner, service_key
 from ajet.task_runner.pool import RolloutPool
 from ajet.task_runner.runner import TaskRunner
 from support.runner_fakes import LineEngine, SmallProvider

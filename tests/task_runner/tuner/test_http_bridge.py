@@ -15,9 +15,9 @@ import pytest
 from ajet.system.http.answer import Answer, json_answer
 from ajet.system.http.connection import HttpRequest
 from ajet.system.http.server import HttpServer
+from ajet.task_runner.tuner.bridge import HttpBridge
 from ajet.task_runner.tuner.clients import openai_client
 from ajet.task_runner.tuner.connection import Connection
-from ajet.task_runner.tuner.http_bridge import HttpBridge
 
 USER: Any = [{"role": "user", "content": "hi"}]
 REPLY = {

@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.plan import serving_engine, training_steps, validation_repeats
-from ajet.backbone.ray.loss_keys import trinity_notes
 from ajet.backbone.ray.mapping import (
     Machine,
     Note,
@@ -23,6 +22,7 @@ from ajet.backbone.ray.mapping import (
     flatten,
     micro_tokens,
     shared_notes,
+    trinity_notes,
 )
 from ajet.backbone.training_settings import learning_rate, warmup_steps
 from ajet.schema.errors import ConfigError

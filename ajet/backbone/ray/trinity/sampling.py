@@ -19,8 +19,7 @@ from trinity.common.config import BufferConfig
 from trinity.common.experience import Experience
 from trinity.utils.timer import Timer
 
-from ajet.backbone.ray.credit import SEGMENTS
-from ajet.backbone.ray.mini_batches import BatchRow, lay_out
+from ajet.backbone.ray.credit import SEGMENTS, BatchRow, lay_out
 from ajet.backbone.ray.trinity.rows import BATCH, ROW, UPDATES, VERSIONS
 from ajet.trainer.credit import LossNorm
 

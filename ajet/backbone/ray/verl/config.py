@@ -13,7 +13,6 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from ajet.backbone.plan import serving_engine, training_steps, validation_repeats
-from ajet.backbone.ray.loss_keys import verl_notes
 from ajet.backbone.ray.mapping import (
     Machine,
     Note,
@@ -23,6 +22,7 @@ from ajet.backbone.ray.mapping import (
     flatten,
     micro_tokens,
     shared_notes,
+    verl_notes,
 )
 from ajet.backbone.ray.payload import KEY
 from ajet.backbone.ray.start import NoGpuError

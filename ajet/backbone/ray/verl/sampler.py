@@ -16,8 +16,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from ajet.backbone.ray.credit import GROUP, BatchCredit, credit_batch
-from ajet.backbone.ray.mini_batches import BatchRow, Layout, lay_out
+from ajet.backbone.ray.credit import GROUP, BatchCredit, BatchRow, Layout, credit_batch, lay_out
 from ajet.backbone.ray.verl.manager import EpisodeManager, current_manager
 from ajet.backbone.ray.verl.rows import WEIGHTS, blank_row, nested
 

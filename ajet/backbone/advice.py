@@ -1,7 +1,11 @@
-"""`memory_advice`: what to change after a run has used up the memory of the GPU or the machine."""
+"""What to change after an error that the user can mend: `memory_advice` after a run has used up the memory of the GPU
+or the machine, `place_advice` after a file or folder that can't be used.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from traceback import walk_tb
 
@@ -33,3 +37,26 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
+ADVICE = {
+    errno.EROFS: "choose a place that can be written",
+    errno.EACCES: "choose a place that you may use, or change its permissions",
+    errno.EPERM: "choose a place that you may use, or change its permissions",
+    errno.ENOSPC: "make room, or choose a place on another disk",
+    errno.EDQUOT: "make room, or choose a place on another disk",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOTDIR: "one of these folders is a file: choose another place",
+    errno.EISDIR: "this is a folder: name a file",
+    errno.ELOOP: "its links lead in a circle: choose another place",
+}
+"""What the user can do about an operating system's refusal."""
+
+
+def place_advice(error: BaseException) -> str | None:
+    """The message, or None if the error is none of these or says no place."""
+    if not isinstance(error, OSError) or error.errno not in ADVICE or error.filename is None:
+        return None
+    place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+    shown = place if len(place) <= 200 else f"{place[:100]}…{place[-60:]}"
+    return f"{shown}: {error.strerror}\n    {ADVICE[error.errno]}"
