@@ -25,7 +25,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "gateway")]
 from test_hostile_clients import CHAT, wrong_keys
 
 from ajet.context_tracker import TrackerSettings
-from ajet.system.http.connection import HttpLimits
+from ajet.system.http_protocol import HttpLimits
 from support.gateway_parts import Place, place
 from support.raw_http import read_reply, request_bytes
 from support.session_parts import USER

@@ -18,11 +18,10 @@ import msgspec
 from ajet.environment.instances import Failed, Full, Gone, InstanceLimits, Instances, Taken
 from ajet.environment.source import EnvironmentSettings
 from ajet.schema.errors import UserError
-from ajet.system.http.answer import Answer, json_answer
-from ajet.system.http.connection import HttpRequest
-from ajet.system.http.keys import InvalidKeyError, presented_key
-from ajet.system.http.loopback import is_loopback, without_port
-from ajet.system.http.server import Address, HttpServer
+from ajet.system.access import InvalidKeyError, is_loopback, presented_key, without_port
+from ajet.system.http_messages import Answer, json_answer
+from ajet.system.http_protocol import HttpRequest
+from ajet.system.http_server import Address, HttpServer
 
 SETTINGS = "--host or --port"
 JSON = b"application/json"

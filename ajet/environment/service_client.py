@@ -17,7 +17,7 @@ from ajet.environment.environment import StepResult, checked_reward, checked_ste
 from ajet.environment.texts import NOTHING_OBSERVED, observation_text
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError
 from ajet.schema.printable import encodable_values
-from ajet.system.http.client import HttpAnswer, HttpClient, HttpFailure
+from ajet.system.http_client import HttpAnswer, HttpClient, HttpFailure
 
 REPEATABLE = frozenset({"/get_env_profile", "/evaluate", "/get_info", "/release"})
 GONE_S = 10.0

@@ -22,7 +22,7 @@ from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import InvalidRequestError, ModelCallError, RewardError
 from ajet.schema.response_id import bare_call_id
 from ajet.schema.task import finite_reward
-from ajet.system.http.answer import Answer, json_answer
+from ajet.system.http_messages import Answer, json_answer
 
 RETRY_AFTER_S = 1
 """How long clients should wait when the engine or the episode is overloaded."""

@@ -24,10 +24,10 @@ from ajet.gateway.outside import PATH as EPISODES_PATH
 from ajet.gateway.outside import OutsideEpisodes, answer_outside, check_control_key, check_service_key, is_outside
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import EngineOverloadedError, ModelCallError, SessionClosedError
-from ajet.system.http.answer import Answer, json_answer
-from ajet.system.http.connection import HttpLimits, HttpRequest
-from ajet.system.http.keys import KeyRing, presented_key
-from ajet.system.http.server import HttpServer, tls_context
+from ajet.system.access import KeyRing, presented_key
+from ajet.system.http_messages import Answer, json_answer
+from ajet.system.http_protocol import HttpLimits, HttpRequest
+from ajet.system.http_server import HttpServer, tls_context
 
 ANY_HOST = ("0.0.0.0", "::", "")
 HOST = re.compile(r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")

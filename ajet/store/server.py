@@ -29,10 +29,10 @@ from ajet.store.records import ProtocolInfo
 from ajet.store.request_context import Caller
 from ajet.store.requests import OPERATIONS, PROTOCOL, Operation, Role
 from ajet.store.schema_versions import VERSIONS
-from ajet.system.http.answer import Answer, json_answer
-from ajet.system.http.connection import HttpLimits, HttpRequest
-from ajet.system.http.keys import InvalidKeyError, presented_key
-from ajet.system.http.server import HttpServer
+from ajet.system.access import InvalidKeyError, presented_key
+from ajet.system.http_messages import Answer, json_answer
+from ajet.system.http_protocol import HttpLimits, HttpRequest
+from ajet.system.http_server import HttpServer
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from ajet.context_tracker import TrackerSettings
 from ajet.gateway import Gateway, GatewaySettings
 from ajet.gateway.caller import agent_key
 from ajet.gateway.endpoints import POST
-from ajet.system.http.connection import HttpLimits
-from ajet.system.http.keys import KeyRing, narrow
-from ajet.system.http.server import AddressError
+from ajet.system.access import KeyRing, narrow
+from ajet.system.http_protocol import HttpLimits
+from ajet.system.http_server import AddressError
 from support.gateway_parts import place, post
 from support.raw_http import read_reply, request_bytes, send, until
 from support.session_parts import USER, LineEngine, aborted, new_session, replied

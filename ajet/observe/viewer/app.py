@@ -13,12 +13,12 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ajet.observe.viewer.access import Access, Gate
 from ajet.observe.viewer.data import Data
 from ajet.observe.viewer.library import ExperimentNotFoundError, Library
 from ajet.observe.viewer.notes_api import NotesApi
 from ajet.observe.viewer.pages import Pages
 from ajet.schema.errors import UserError
-from ajet.system.http.access import Access, Gate
 
 _COMPRESS_FROM_BYTES = 50_000
 

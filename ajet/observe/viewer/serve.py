@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from ajet.observe.viewer.access import Access
 from ajet.observe.viewer.app import create_app
 from ajet.observe.viewer.library import Library, NoExperimentsError
-from ajet.system.http.access import Access
+from ajet.system.access import LOOPBACK, is_loopback
 from ajet.system.http.asgi import AsgiHandler
-from ajet.system.http.connection import HttpLimits
-from ajet.system.http.loopback import LOOPBACK, is_loopback
-from ajet.system.http.server import AddressError, HttpServer, listen
+from ajet.system.http_protocol import HttpLimits
+from ajet.system.http_server import AddressError, HttpServer, listen
 
 DEFAULT_PORT = 8642
 _SHORTEST_PASSWORD = 8

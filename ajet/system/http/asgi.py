@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mutabl
 from typing import Any
 from urllib.parse import unquote
 
-from ajet.system.http.answer import Answer
-from ajet.system.http.connection import HttpRequest
+from ajet.system.http_messages import Answer
+from ajet.system.http_protocol import HttpRequest
 
 log = logging.getLogger(__name__)
 

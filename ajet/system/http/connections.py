@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ajet.system.http.refusals import Refusals
 
 if TYPE_CHECKING:
-    from ajet.system.http.connection import HttpConnection, HttpHandler, HttpLimits
+    from ajet.system.http_protocol import HttpConnection, HttpHandler, HttpLimits
 
 RECEIVED_BYTES = 65_536
 """So much of one connection is read before it is another's turn."""

@@ -12,7 +12,7 @@ import ipaddress
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from ajet.system.http.answer import Answer
+from ajet.system.http_messages import Answer
 
 MOST_HEAD_BYTES = 64 * 1024
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from ajet.gateway.caller import Caller
 from ajet.gateway.endpoints import answer
-from ajet.system.http.answer import Answer
+from ajet.system.http_messages import Answer
 
 T = TypeVar("T")
 

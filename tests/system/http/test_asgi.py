@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ajet.system.http.asgi import AsgiHandler
-from ajet.system.http.connection import HttpLimits
-from ajet.system.http.server import HttpServer
+from ajet.system.http_protocol import HttpLimits
+from ajet.system.http_server import HttpServer
 from support.raw_http import read_reply, request_bytes, send, until
 
 

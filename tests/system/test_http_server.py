@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.system.http.answer import Answer, event_stream, json_answer
-from ajet.system.http.connection import DISCARD_BYTES, DISCARD_PAUSE_S, HttpConnection, HttpLimits, HttpRequest
 from ajet.system.http.connections import Connections
-from ajet.system.http.server import AddressError, HttpServer, listen
+from ajet.system.http_messages import Answer, event_stream, json_answer
+from ajet.system.http_protocol import DISCARD_BYTES, DISCARD_PAUSE_S, HttpConnection, HttpLimits, HttpRequest
+from ajet.system.http_server import AddressError, HttpServer, listen
 from support.raw_http import read_reply, request_bytes, send, until
 
 KEY = "right"

@@ -20,9 +20,9 @@ from typing import Any, Protocol, cast
 
 import httptools
 
-from ajet.system.http.answer import Answer
 from ajet.system.http.connections import RECEIVED_BYTES, Connections
 from ajet.system.http.refusals import LONGEST_PAUSE_S
+from ajet.system.http_messages import Answer
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ajet.schema.errors import UserError
-from ajet.system.http.connection import HttpConnection, HttpHandler, HttpLimits
 from ajet.system.http.connections import Connections
+from ajet.system.http_protocol import HttpConnection, HttpHandler, HttpLimits
 
 log = logging.getLogger(__name__)
 
