@@ -19,8 +19,7 @@ from ajet.environment.instances import Failed, Full, Gone, InstanceLimits, Insta
 from ajet.environment.source import EnvironmentSettings
 from ajet.schema.errors import UserError
 from ajet.system.access import InvalidKeyError, is_loopback, presented_key, without_port
-from ajet.system.http_messages import Answer, json_answer
-from ajet.system.http_protocol import HttpRequest
+from ajet.system.http_messages import Answer, HttpRequest, json_answer
 from ajet.system.http_server import Address, HttpServer
 
 SETTINGS = "--host or --port"
@@ -86,7 +85,7 @@ class EnvironmentServer:
             if not is_loopback(without_port(request.headers.get(b"host", b"").decode("latin-1"))):
                 return _refusal(421, "this server answers to loopback names only: it has no key")
         elif request.path == "/healthz":
-            request.stranger = True
+            request.unauthenticated = True
         else:
             try:
                 given = presented_key(request)

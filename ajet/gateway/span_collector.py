@@ -18,8 +18,7 @@ from ajet.observe.tracing.otlp import OtlpError
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.span import Span
 from ajet.system.access import InvalidKeyError, presented_key
-from ajet.system.http_messages import Answer, json_answer
-from ajet.system.http_protocol import HttpLimits, HttpRequest
+from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, json_answer
 from ajet.system.http_server import HttpServer
 
 TOKEN_PATH = "/v3/auth/token"
@@ -53,7 +52,7 @@ class SpanCollector:
 
     def admit(self, request: HttpRequest) -> Answer | None:
         if request.path in (HEALTH_PATH, TOKEN_PATH):
-            request.stranger = True
+            request.unauthenticated = True
         if request.path == HEALTH_PATH:
             return None
         if request.path not in (PATH, TOKEN_PATH, LOGS_PATH):

@@ -18,7 +18,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any, NamedTuple
 
 from ajet.schema.errors import ModelCallError
-from ajet.system.http_protocol import HttpRequest
+from ajet.system.http_messages import HttpRequest
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """The usual names."""

@@ -11,8 +11,7 @@ import pytest
 
 from ajet.gateway.caller import agent_key
 from ajet.gateway.chat.settings import EmbeddingEndpoint, SessionSettings
-from ajet.system.http_messages import Answer, json_answer
-from ajet.system.http_protocol import HttpRequest
+from ajet.system.http_messages import Answer, HttpRequest, json_answer
 from ajet.system.http_server import HttpServer
 from support.gateway_parts import Place, place, post
 from support.raw_http import Reply, request_bytes, send

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ajet.system.access import InvalidKeyError, KeyRing, is_loopback, narrow, presented_key, without_port
-from ajet.system.http_protocol import HttpRequest
+from ajet.system.http_messages import HttpRequest
 
 
 def test_a_key_says_its_id_and_its_scope() -> None:

@@ -17,7 +17,6 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ajet.system.access import LOOPBACK, without_port
-from ajet.system.http_protocol import HttpRequest
 
 _COOKIE_SECONDS = 30 * 24 * 3600
 _FAILURES_PER_MINUTE = 20
@@ -61,12 +60,6 @@ class Access:
             return True
         self.failures.append(time.monotonic())
         return False
-
-    def knows(self, request: HttpRequest) -> bool:
-        """Whether a request has the cookie, before any framework has read it."""
-        cookies = request.headers.get(b"cookie", b"")
-        wanted = f"{self.cookie}={self.cookie_value}".encode()
-        return any(hmac.compare_digest(one.strip(), wanted) for one in cookies.split(b";"))
 
     @property
     def pause_s(self) -> float:

@@ -12,8 +12,7 @@ from ajet.observe.viewer.access import Access
 from ajet.observe.viewer.app import create_app
 from ajet.observe.viewer.library import Library, NoExperimentsError
 from ajet.system.access import LOOPBACK, is_loopback
-from ajet.system.http.asgi import AsgiHandler
-from ajet.system.http_protocol import HttpLimits
+from ajet.system.http_messages import Answer, AsgiApp, HttpLimits, HttpRequest
 from ajet.system.http_server import AddressError, HttpServer, listen
 
 DEFAULT_PORT = 8642
@@ -75,12 +74,29 @@ class Viewer:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        server = HttpServer(AsgiHandler(create_app(self.library, self.access), self.access.knows), _LIMITS)
+        server = HttpServer(_Pages(create_app(self.library, self.access)), _LIMITS)
         await server.start_on(self.socket)
         try:
             await asyncio.Event().wait()  # until the task is cancelled: by Ctrl-C
         finally:
             await server.aclose()
+
+
+class _Pages:
+    """An `HttpHandler` that leaves every request to an application."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self._app = app
+
+    def admit(self, request: HttpRequest) -> None:
+        return None  # the application asks for the key: a request's body is small
+
+    async def handle(self, request: HttpRequest) -> AsgiApp:
+        return self._app
+
+    def refuse(self, request: HttpRequest, status: int, code: str, message: str) -> Answer:
+        headers = {"content-type": "text/plain; charset=utf-8", "x-content-type-options": "nosniff"}
+        return Answer(status, f"{message}\n".encode(), headers)
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
