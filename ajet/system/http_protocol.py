@@ -233,6 +233,7 @@ class Connection(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
         self.scope["ajet.connection"] = self  # type: ignore[typeddict-unknown-key]
+        self.scope["asgi"]["spec_version"] = "2.4"  # sending to a client that has gone raises
         super().on_headers_complete()
         self._in_body = True
         self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive, True  # while it still sends, see `_linger`

@@ -166,14 +166,19 @@ class HttpServer:
         assert self._connections is not None
         connection.serving = asyncio.current_task()
         request = _request(scope)
+
+        async def deliver(message: Message) -> None:
+            if connection.gone:
+                raise _ClientGoneError
+            await send(message)
+
         try:
             answer = await self._refusal(request, receive, connection)
             self._connections.move(connection, self._connections.busy)
-            await (answer or await self._handled(request))(scope, _again(request.body, receive), send)
-        except _ClientGoneError:
-            pass
+            await (answer or await self._handled(request))(scope, _again(request.body, receive), deliver)
         except Exception:  # the answer is cut off, so that the client can't mistake it for a complete one
-            log.exception("internal error while answering %s %s", request.method, request.path)
+            if not connection.gone:
+                log.exception("internal error while answering %s %s", request.method, request.path)
         finally:
             places = self._connections
             places.move(connection, places.authenticated if connection.known else places.unauthenticated)
@@ -238,8 +243,8 @@ class _Refused(Exception):
     """A request is refused: status, code, message."""
 
 
-class _ClientGoneError(Exception):
-    """Nobody waits for the answer any more."""
+class _ClientGoneError(OSError):
+    """Nobody waits for the answer any more. ASGI wants an OSError: it ends a stream that would never wait."""
 
 
 def _request(scope: Message) -> HttpRequest:

@@ -136,13 +136,15 @@ def test_one_connection_carries_streams_and_answers_without_a_body() -> None:
             for method, path, status, body in (
                 ("GET", "/stream", 200, b"one\r\ntwo\r\n"),
                 ("GET", "/cached", 304, b""),
-                ("HEAD", "/echo/x", 200, b""),
                 ("GET", "/none", 404, b"Not Found"),
                 ("GET", "/echo/x", 200, None),
             ):
                 writer.write(request_bytes(method, path, ""))
                 reply = await read_reply(reader)
                 assert reply.status == status and body in (None, reply.body), path
+            writer.write(request_bytes("HEAD", "/echo/x", "") + request_bytes("GET", "/cached", ""))
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            assert (await read_reply(reader)).status == 304, "no body comes between"
             writer.close()
 
     asyncio.run(run())
