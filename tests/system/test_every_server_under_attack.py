@@ -84,7 +84,7 @@ async def store() -> AsyncIterator[Target]:
 
 @asynccontextmanager
 async def environment() -> AsyncIterator[Target]:
-    worlds = TESTS / "environment" / "worlds.py"
+    worlds = TESTS / "support" / "worlds.py"
     server = EnvironmentServer(EnvironmentSettings(f"{worlds}->Counter"), InstanceLimits(instances=2), api_key=KEY)
     await server.start()
     try:
