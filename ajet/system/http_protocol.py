@@ -59,9 +59,9 @@ class Connections(ServerState):
         )
         self.unauthenticated: dict[Connection, None] = {}
         self.authenticated: dict[Connection, None] = {}
-        """Between two requests, or receiving one."""
+        """A request with a valid key was answered; there is no other, or it has yet to arrive."""
         self.busy: dict[Connection, None] = {}
-        """Their request has arrived and is being answered."""
+        """A request with a valid key has arrived and is being answered."""
 
     def __len__(self) -> int:
         return len(self.unauthenticated) + len(self.authenticated) + len(self.busy)
@@ -79,11 +79,11 @@ class Connections(ServerState):
         self.unauthenticated[connection] = None
         return connection
 
-    def move(self, connection: Connection, place: dict[Connection, None]) -> None:
-        """To the end of one of the three places; out of all if it has ended."""
+    def move(self, connection: Connection, place: dict[Connection, None] | None) -> None:
+        """To the end of one of the three places; None, or a connection that has ended: out of all."""
         for one in (self.unauthenticated, self.authenticated, self.busy):
             one.pop(connection, None)
-        if not connection.gone:
+        if place is not None and not connection.gone:
             place[connection] = None
 
     def abort(self) -> None:
@@ -96,7 +96,8 @@ class _Refused(Exception):
     """Raised in the parser's callbacks to stop it: status, code, message."""
 
 
-_TOO_LARGE = _Refused(431, "headers_too_large", f"the headers or trailers are larger than {MAX_HEAD_BYTES} bytes")
+def _too_large() -> _Refused:
+    return _Refused(431, "headers_too_large", f"the headers or trailers are larger than {MAX_HEAD_BYTES} bytes")
 
 
 class Connection(HttpToolsProtocol):
@@ -104,7 +105,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, connections: Connections) -> None:
         super().__init__(connections.config, connections, {})
-        self._all = connections
+        self.places = connections
         self.logger, self.access_log = _quiet, False
         self.arrival: asyncio.Task[None] | None = None
         """Ends when its TLS handshake is done."""
@@ -112,8 +113,7 @@ class Connection(HttpToolsProtocol):
         """What answers its request. Cancelled when the client goes away."""
         self.refusal: tuple[int, str, str] | None = None
         """Why the rest of the body that is being read will never come."""
-        self.known = self.gone = False
-        """A request on it had a valid key; it has ended."""
+        self.gone = False
         self._timer: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
         self._head_bytes = self._unframed = 0
@@ -149,7 +149,7 @@ class Connection(HttpToolsProtocol):
     def leave(self) -> None:
         """Give its place back."""
         self.gone = True
-        self._all.move(self, self._all.busy)
+        self.places.move(self, None)
 
     def timeout_keep_alive_handler(self) -> None:
         self.abort()  # to close it would wait for a client that reads nothing
@@ -166,7 +166,7 @@ class Connection(HttpToolsProtocol):
     def _limit_time(self) -> None:
         """Until the headers of a request are complete."""
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
-            self._timer = self.loop.call_later(self._all.limits.header_deadline_s, self._late)
+            self._timer = self.loop.call_later(self.places.limits.header_deadline_s, self._late)
 
     def _late(self) -> None:
         if self._in_head:
@@ -184,7 +184,7 @@ class Connection(HttpToolsProtocol):
         try:
             self._feed(data)
             if self._unframed > MAX_HEAD_BYTES:
-                raise _TOO_LARGE
+                raise _too_large()
         except _Refused as refused:
             self._refuse(*refused.args)
         except httptools.HttpParserError as error:
@@ -219,7 +219,7 @@ class Connection(HttpToolsProtocol):
         if self._in_head:  # otherwise it is a trailer, which nobody reads
             super().on_header(name, value)
         if len(self.url) + self._head_bytes > MAX_HEAD_BYTES:
-            raise _TOO_LARGE
+            raise _too_large()
 
     def on_headers_complete(self) -> None:
         self._in_head, self._unframed = False, 0
@@ -261,7 +261,7 @@ class Connection(HttpToolsProtocol):
         """Answer, after the requests that came before, and read no more from this client."""
         self._ended = True
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(_as_bytes(self._all.refuse(HttpRequest(), status, code, message)))
+            self.transport.write(_as_bytes(self.places.refuse(HttpRequest(), status, code, message)))
             self._linger()
         elif self._in_body:  # what reads it sees the refusal
             self.refusal = (status, code, message)

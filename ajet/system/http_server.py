@@ -163,7 +163,7 @@ class HttpServer:
         connection: Connection = scope["ajet.connection"]
         if connection.gone:
             return
-        assert self._connections is not None
+        places = connection.places
         connection.serving = asyncio.current_task()
         request = _request(scope)
 
@@ -173,15 +173,16 @@ class HttpServer:
             await send(message)
 
         try:
-            answer = await self._refusal(request, receive, connection)
-            self._connections.move(connection, self._connections.busy)
-            await (answer or await self._handled(request))(scope, _again(request.body, receive), deliver)
+            reply: AsgiApp | None = await self._refusal(request, receive, connection)
+            if reply is None and not request.unauthenticated:
+                places.move(connection, places.busy)
+            await (reply or await self._handled(request))(scope, _again(request.body, receive), deliver)
         except Exception:  # the answer is cut off, so that the client can't mistake it for a complete one
             if not connection.gone:
                 log.exception("internal error while answering %s %s", request.method, request.path)
         finally:
-            places = self._connections
-            places.move(connection, places.authenticated if connection.known else places.unauthenticated)
+            if connection in places.busy:
+                places.move(connection, places.authenticated)
 
     async def _handled(self, request: HttpRequest) -> AsgiApp:
         try:
@@ -194,18 +195,20 @@ class HttpServer:
         """Read the request's body, unless it is refused."""
         if (answer := self._handler.admit(request)) is not None:
             return answer
-        assert self._connections is not None
-        connection.known = connection.known or not request.unauthenticated
         try:
-            if self._connections.crowded:
-                raise _Refused(429, "overloaded", "the server has too many requests in progress: try again later")
             async with asyncio.timeout(self._limits.body_deadline_s):
                 await self._read_body(request, receive)
         except TimeoutError:
             return self._handler.refuse(request, 408, "request_timeout", "the request did not arrive in time")
         except _Refused as refused:
             return self._handler.refuse(request, *refused.args)
-        return self._handler.refuse(request, *connection.refusal) if connection.refusal else None
+        if connection.refusal is not None:
+            return self._handler.refuse(request, *connection.refusal)
+        if connection.places.crowded:
+            return self._handler.refuse(
+                request, 429, "overloaded", "too many requests are in progress: try again later"
+            )
+        return None
 
     async def _read_body(self, request: HttpRequest, receive: Receive) -> None:
         most = MAX_UNAUTHENTICATED_BODY if request.unauthenticated else request.max_body

@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ajet.system.access import LOOPBACK, without_port
+from ajet.system.http_messages import HttpRequest
 
 _COOKIE_SECONDS = 30 * 24 * 3600
 _FAILURES_PER_MINUTE = 20
@@ -60,6 +61,12 @@ class Access:
             return True
         self.failures.append(time.monotonic())
         return False
+
+    def knows(self, request: HttpRequest) -> bool:
+        """Whether a request has the cookie, before any framework has read it."""
+        cookies = request.headers.get(b"cookie", b"")
+        wanted = f"{self.cookie}={self.cookie_value}".encode()
+        return any(hmac.compare_digest(one.strip(), wanted) for one in cookies.split(b";"))
 
     @property
     def pause_s(self) -> float:

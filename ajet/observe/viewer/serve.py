@@ -74,7 +74,7 @@ class Viewer:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        server = HttpServer(_Pages(create_app(self.library, self.access)), _LIMITS)
+        server = HttpServer(_Pages(create_app(self.library, self.access), self.access), _LIMITS)
         await server.start_on(self.socket)
         try:
             await asyncio.Event().wait()  # until the task is cancelled: by Ctrl-C
@@ -83,13 +83,13 @@ class Viewer:
 
 
 class _Pages:
-    """An `HttpHandler` that leaves every request to an application."""
+    """An `HttpHandler` that leaves every request to the application."""
 
-    def __init__(self, app: AsgiApp) -> None:
-        self._app = app
+    def __init__(self, app: AsgiApp, access: Access) -> None:
+        self._app, self._access = app, access
 
     def admit(self, request: HttpRequest) -> None:
-        return None  # the application asks for the key: a request's body is small
+        request.unauthenticated = not self._access.knows(request)  # then the application asks to sign in
 
     async def handle(self, request: HttpRequest) -> AsgiApp:
         return self._app
