@@ -1,5 +1,5 @@
-"""What somebody without a key can send to a gateway in a process of its own: its memory stays flat, and an honest call
-is answered meanwhile."""
+"""What somebody without a key, or with an episode's, can send to a gateway in a process of its own: its memory stays
+flat, and an honest call is answered meanwhile."""
 
 from __future__ import annotations
 
@@ -145,6 +145,19 @@ def test_slow_heads_and_bodies(target: Target, start: bytes, many_files: None) -
             writer.close()
 
     attack(target, 200, one)
+
+
+@pytest.mark.slow
+def test_slow_bodies_with_a_key_hold_no_places(target: Target, many_files: None) -> None:
+    head = HEAD + f"authorization: Bearer {target.key}\r\n".encode() + LONG
+
+    async def one(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+        writer.write(head)
+        await reader.read()
+        writer.close()
+
+    attack(target, 600, one)
 
 
 def test_a_thousand_idle_connections(target: Target, many_files: None) -> None:
