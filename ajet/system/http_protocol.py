@@ -36,6 +36,8 @@ MOST_CONNECTIONS = 16_384
 FEWEST_CONNECTIONS = 16
 NEWCOMERS = 4
 """One of so many places is kept for connections without a request in progress."""
+GRACE_S = 0.25
+"""How long a client has to ask before its place may go to another."""
 _OFFERS = (b"connection", b"upgrade", b"http2-settings")
 
 _quiet = logging.getLogger(f"{__name__}.uvicorn")
@@ -73,10 +75,17 @@ class Connections(ServerState):
         """Some places are kept for newcomers, who would otherwise find no connection to replace."""
         return len(self.busy) >= self.most - max(1, self.most // NEWCOMERS)
 
+    async def wait_for_slot(self) -> None:
+        """Until there is a place for a newcomer."""
+        while len(self) >= self.most:
+            oldest = next(iter(self.unauthenticated or self.authenticated))
+            if (young := oldest.accepted + GRACE_S - oldest.loop.time()) > 0:
+                await asyncio.sleep(young)
+            else:
+                oldest.abort()
+
     def accept(self) -> Connection:
-        """A place for a newcomer."""
-        if len(self) >= self.most:
-            next(iter(self.unauthenticated or self.authenticated)).abort()
+        """A newcomer's connection."""
         connection = Connection(self)
         self.unauthenticated[connection] = None
         return connection
@@ -109,6 +118,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(connections.config, connections, {})
         self.places = connections
         self.logger, self.access_log = _quiet, False
+        self.accepted = self.loop.time()
         self.arrival: asyncio.Task[None] | None = None
         """Ends when its TLS handshake is done."""
         self.serving: asyncio.Task[Any] | None = None

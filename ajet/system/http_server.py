@@ -111,6 +111,7 @@ class HttpServer:
         take in all who wait, without bounds on how many there are."""
         loop = asyncio.get_running_loop()
         while True:
+            await connections.wait_for_slot()
             try:
                 client, _ = await loop.sock_accept(listener)
             except OSError as error:  # the process has no room for one more: nothing of ours can be done about it

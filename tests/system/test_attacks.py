@@ -147,23 +147,16 @@ def test_slow_heads_and_bodies(target: Target, start: bytes, many_files: None) -
     attack(target, 200, one)
 
 
-@pytest.mark.slow
-def test_slow_bodies_with_a_key_hold_no_places(target: Target, many_files: None) -> None:
-    head = HEAD + f"authorization: Bearer {target.key}\r\n".encode() + LONG
-
-    async def one(number: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
-        writer.write(head)
-        await reader.read()
-        writer.close()
-
-    attack(target, 600, one)
-
-
-def test_a_thousand_idle_connections(target: Target, many_files: None) -> None:
+@pytest.mark.parametrize("with_key", [False, True], ids=["idle", "slow bodies with a key"])
+def test_a_thousand_connections(target: Target, with_key: bool, many_files: None) -> None:
     async def main() -> None:
         before = target.memory
-        opened = [await asyncio.open_connection("127.0.0.1", target.port) for _ in range(1000)]
+        opened = []
+        for _ in range(1000):
+            reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+            if with_key:
+                writer.write(HEAD + f"authorization: Bearer {target.key}\r\n".encode() + LONG)
+            opened.append((reader, writer))
         for _ in range(5):
             await target.honest_call()
         assert target.memory - before < GROWN
