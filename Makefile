@@ -82,8 +82,10 @@ test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in
 	@touch $@
 
 test-oldest: .venv-oldest/.ready  ## run the servers', viewer's and config's tests with the oldest versions that pyproject.toml allows
-	.venv-oldest/bin/python -m pytest tests/system/http tests/config tests/observe/viewer/test_app.py tests/system/test_json_schemas.py \
-	  --deselect 'tests/system/http/test_access.py::test_this_machine_s_own_names_are_served[http://[::1]:80]' \
+	.venv-oldest/bin/python -m pytest tests/system/test_http_server.py tests/system/test_asgi_applications.py \
+	  tests/system/test_attacks.py tests/system/test_every_server_under_attack.py tests/system/test_access.py \
+	  tests/observe/viewer/test_viewer_access.py tests/config tests/observe/viewer/test_app.py tests/system/test_json_schemas.py \
+	  --deselect 'tests/observe/viewer/test_viewer_access.py::test_this_machine_s_own_names_are_served[http://[::1]:80]' \
 	  --deselect tests/config/test_credit_keys.py::test_kl_in_the_reward_switches_the_loss_term_off  # its test client; torch
 
 .venv-oldest/.ready: pyproject.toml

@@ -29,7 +29,7 @@ from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.source import EnvironmentSettings, EnvironmentSource, find_source
 from ajet.schema.errors import EnvironmentFault
 from ajet.schema.task import Task
-from ajet.system.http.client import HttpClient
+from ajet.system.http_client import HttpClient
 
 WORLD = f"{Path(__file__).parent / '_environment_world.py'}->World"
 AGENTS = int(os.environ.get("AGENTS", "64"))

@@ -78,8 +78,8 @@ def _retention(arguments: Namespace) -> Retention:
 async def _serve(arguments: Namespace) -> int:
     from ajet.store.database_store import DatabaseStore
     from ajet.store.server import StoreServer
-    from ajet.system.http.loopback import is_loopback
-    from ajet.system.http.server import tls_context
+    from ajet.system.access import is_loopback
+    from ajet.system.http_server import tls_context
 
     tls = tls_context(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key") if arguments.tls_cert else None
     async with DatabaseStore(_database(arguments), _retention(arguments)) as store:

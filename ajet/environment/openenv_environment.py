@@ -32,7 +32,7 @@ from ajet.schema.errors import (
 )
 from ajet.schema.install import install_command
 from ajet.schema.task import Task
-from ajet.system.http.client import HttpClient, HttpFailure
+from ajet.system.http_client import HttpClient, HttpFailure
 from ajet.system.json_schemas import SchemaRefused, breach, on_loop
 
 OURS_TO_FILL = ("metadata",)

@@ -18,11 +18,9 @@ import msgspec
 from ajet.environment.instances import Failed, Full, Gone, InstanceLimits, Instances, Taken
 from ajet.environment.source import EnvironmentSettings
 from ajet.schema.errors import UserError
-from ajet.system.http.answer import Answer, json_answer
-from ajet.system.http.connection import HttpRequest
-from ajet.system.http.keys import InvalidKeyError, presented_key
-from ajet.system.http.loopback import is_loopback, without_port
-from ajet.system.http.server import Address, HttpServer
+from ajet.system.access import InvalidKeyError, is_loopback, presented_key, without_port
+from ajet.system.http_messages import Answer, HttpRequest, json_answer
+from ajet.system.http_server import Address, HttpServer
 
 SETTINGS = "--host or --port"
 JSON = b"application/json"
@@ -87,7 +85,7 @@ class EnvironmentServer:
             if not is_loopback(without_port(request.headers.get(b"host", b"").decode("latin-1"))):
                 return _refusal(421, "this server answers to loopback names only: it has no key")
         elif request.path == "/healthz":
-            request.stranger = True
+            request.unauthenticated = True
         else:
             try:
                 given = presented_key(request)

@@ -29,7 +29,7 @@ from ajet.environment.source import EnvironmentSettings
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError
 from ajet.schema.printable import encodable_values
 from ajet.schema.task import Task
-from ajet.system.http.client import HttpAnswer, HttpClient, HttpFailure
+from ajet.system.http_client import HttpAnswer, HttpClient, HttpFailure
 
 REPEATABLE = frozenset({"/get_env_profile", "/evaluate", "/get_info", "/release"})
 GONE_S = 10.0

@@ -17,7 +17,7 @@ from ajet.gateway.reply_stream import Event, ReplyStream
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError
 from ajet.schema.generation import Sampling
-from ajet.system.http.answer import Answer, event_stream, json_answer, server_sent_event
+from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
 
 # ---------------------------------------------------------------- the request
 

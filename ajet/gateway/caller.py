@@ -7,7 +7,7 @@ from typing import Any
 
 from ajet.gateway.chat import EpisodeSession
 from ajet.schema.errors import InvalidRequestError
-from ajet.system.http.keys import InvalidKeyError, narrow
+from ajet.system.access import InvalidKeyError, narrow
 
 MODEL_PREFIX = "ajet-"
 """`model: ajet-<agent>` in a request names the agent."""

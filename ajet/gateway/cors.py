@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ajet.gateway.model_name import AGENT_HEADER
-from ajet.system.http.answer import Answer
-from ajet.system.http.connection import HttpRequest
+from ajet.system.http_messages import Answer, HttpRequest
 
 PREFLIGHT_S = 600
 """How long a browser may remember that it was allowed."""

@@ -7,7 +7,7 @@ from typing import Any
 from ajet.gateway.caller import Caller
 from ajet.gateway.fields import BadField
 from ajet.schema.errors import EngineError, ModelCallError
-from ajet.system.http.answer import Answer, json_answer
+from ajet.system.http_messages import Answer, json_answer
 
 _FIELDS = ("input", "dimensions", "encoding_format", "user")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote
 
 from ajet.gateway import fields
 from ajet.gateway.anthropic_messages import anthropic_error_body, count_tokens, messages
-from ajet.gateway.body_reader import BodyReader
 from ajet.gateway.caller import MODEL_PREFIX, Caller, KeyScopeError
 from ajet.gateway.embeddings import embeddings
 from ajet.gateway.fields import BadField, json_body
@@ -22,8 +22,10 @@ from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import InvalidRequestError, ModelCallError, RewardError
 from ajet.schema.response_id import bare_call_id
 from ajet.schema.task import finite_reward
-from ajet.system.http.answer import Answer, json_answer
+from ajet.system.http_messages import Answer, json_answer
 
+LARGE = 65_536
+"""Bytes of a body that take about a millisecond to read: more are read on a thread."""
 RETRY_AFTER_S = 1
 """How long clients should wait when the engine or the episode is overloaded."""
 
@@ -95,11 +97,8 @@ PROMPT_PATHS = (
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
 
-async def answer(
-    method: str, path: str, body: bytes, caller: Caller, content_type: str = "", reader: BodyReader | None = None
-) -> Answer:
-    """Answer an authorised request. What a client or the model does wrong becomes an error answer. `reader`: None for
-    this process's own workflows."""
+async def answer(method: str, path: str, body: bytes, caller: Caller, content_type: str = "") -> Answer:
+    """Answer an authorised request. What a client or the model does wrong becomes an error answer."""
     path = normal_path(path)
     if (missing := not_found(method, path)) is not None:
         return missing
@@ -109,7 +108,7 @@ async def answer(
         if path == TRACES_PATH:
             return await traces(body, content_type, caller)
         if method == "POST":
-            read = json_body(body) if reader is None else await reader.read(path, body, caller.session)
+            read = json_body(body) if len(body) <= LARGE else await asyncio.to_thread(json_body, body)
             return await POST[path](read, caller)
         if path in GET:
             return await GET[path]({}, caller)

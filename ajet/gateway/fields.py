@@ -5,9 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ajet.gateway.body_shape import Refused, read_json
-from ajet.gateway.body_shape import kind as kind
+import msgspec
+
 from ajet.schema.errors import InvalidRequestError
+
+MAX_DEPTH = 64
+"""Nesting of a request. No chat is deeper, and templates and encoders recurse."""
+MAX_NODES = 16_384
+"""Objects and arrays of a request: messages, their parts and tool calls, and what tools' schemas consist of."""
+_NO_BRACKETS = bytes(set(range(256)) - set(b'{}[]"'))
 
 
 class BadField(InvalidRequestError):
@@ -20,10 +26,41 @@ class BadField(InvalidRequestError):
 
 def json_body(body: bytes) -> dict[str, Any]:
     """The request's JSON object."""
+    deep = body.count(b"{") + body.count(b"[") > MAX_DEPTH and _too_deep(body)
     try:
-        return read_json(body)
-    except Refused as error:
-        raise BadField("body", str(error)) from None
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadField("body", f"the body is not JSON: {error}") from None
+    except RecursionError:
+        deep = True
+    if deep:
+        raise BadField("body", f"the body is nested deeper than {MAX_DEPTH} levels")
+    if not isinstance(value, dict):
+        raise BadField("body", f"the body must be a JSON object, not {kind(value)}")
+    return value
+
+
+def _too_deep(body: bytes) -> bool:
+    """Whether JSON is nested too deeply, told from its brackets alone: that takes less time than to decode it. Raises
+    BadField if it has too many."""
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = unescaped.translate(None, _NO_BRACKETS).replace(b'""', b"")  # what is left of strings without any
+    brackets = b"".join(brackets.split(b'"')[::2])  # those outside of strings
+    if brackets.count(b"{") + brackets.count(b"[") > MAX_NODES:
+        raise BadField("body", f"the body holds more than {MAX_NODES} objects and arrays")
+    for _ in range(MAX_DEPTH):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")  # at least the innermost level
+    return bool(brackets)
+
+
+def kind(value: Any) -> str:
+    """A value's type in JSON's terms."""
+    if value is None:
+        return "null"
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), type(value).__name__)
 
 
 def number(body: dict[str, Any], key: str, default: float, low: float, high: float) -> float:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ajet.gateway.body_reader import BodyReader
 from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_scope
 from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.cors import AllowedOrigins
@@ -24,10 +23,9 @@ from ajet.gateway.outside import PATH as EPISODES_PATH
 from ajet.gateway.outside import OutsideEpisodes, answer_outside, check_control_key, check_service_key, is_outside
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import EngineOverloadedError, ModelCallError, SessionClosedError
-from ajet.system.http.answer import Answer, json_answer
-from ajet.system.http.connection import HttpLimits, HttpRequest
-from ajet.system.http.keys import KeyRing, presented_key
-from ajet.system.http.server import HttpServer, tls_context
+from ajet.system.access import KeyRing, presented_key
+from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, json_answer
+from ajet.system.http_server import HttpServer, tls_context
 
 ANY_HOST = ("0.0.0.0", "::", "")
 HOST = re.compile(r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
@@ -109,7 +107,6 @@ class Gateway:
         """By the id of the control key."""
         self._registrations: dict[EpisodeSession, _Registration] = {}
         self._in_flight: Counter[EpisodeSession] = Counter()
-        self._reader = BodyReader()
         self.outside: OutsideEpisodes | None = None
         """Who begins episodes for programs elsewhere; None: nobody."""
         self._server = HttpServer(self, self.settings.limits, self.settings.tls)
@@ -152,7 +149,6 @@ class Gateway:
         await self._server.aclose()
         if self._local is not None:
             await self._local.aclose()
-        await self._reader.aclose()
 
     # ------------------------------------------------------------ episodes
 
@@ -188,7 +184,7 @@ class Gateway:
 
     def _check(self, request: HttpRequest) -> Answer | None:
         if request.path == "/healthz":
-            request.stranger = True
+            request.unauthenticated = True
             return None
         outside = self.outside is not None and is_outside(request.path)
         if outside:
@@ -206,7 +202,6 @@ class Gateway:
         except ModelCallError as error:
             return error_answer(error, request.path)
         request.caller = replace(caller, named=named) if named else caller
-        request.payer = caller.session
         if request.path in PROMPT_PATHS and (most := caller.session.most_bytes) is not None:
             request.max_body = most
             length = request.headers.get(b"content-length", b"")
@@ -248,7 +243,7 @@ class Gateway:
         streaming = False
         try:
             kind = request.headers.get(b"content-type", b"").decode("latin-1")
-            reply = await answer(request.method, request.path, request.body, caller, kind, self._reader)
+            reply = await answer(request.method, request.path, request.body, caller, kind)
             if not isinstance(reply.body, bytes):
                 streaming = True
                 self._leave_when_closed(reply, caller.session)

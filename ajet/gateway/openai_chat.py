@@ -19,7 +19,7 @@ from ajet.gateway.tool_choice import read_tool_choice
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import InvalidRequestError, ModelCallError
 from ajet.schema.generation import Completion, Sampling
-from ajet.system.http.answer import Answer, event_stream, json_answer, server_sent_event
+from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
 
 MAX_CHOICES = 64
 MAX_STOPS = 16

@@ -22,7 +22,7 @@ from ajet.gateway.refused_fields import refuse_unsupported
 from ajet.gateway.reply_stream import Event, ReplyStream
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest
 from ajet.schema.errors import ModelCallError
-from ajet.system.http.answer import Answer, event_stream, json_answer, server_sent_event
+from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
 
 MAX_PROMPTS = 64
 

@@ -16,7 +16,7 @@ from ajet.gateway.responses_request import ResponseCall, read_response_call
 from ajet.gateway.responses_tools import ResponsesTools
 from ajet.schema.chat import ChatReply
 from ajet.schema.errors import ModelCallError
-from ajet.system.http.answer import Answer, event_stream, json_answer, server_sent_event
+from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
 
 
 async def responses(body: dict[str, Any], caller: Caller) -> Answer:

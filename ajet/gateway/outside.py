@@ -15,8 +15,8 @@ from ajet.gateway.endpoints import MethodError, error_answer
 from ajet.gateway.fields import BadField, json_body
 from ajet.schema.errors import ModelCallError, RewardError
 from ajet.schema.task import finite_reward
-from ajet.system.http.answer import Answer, json_answer
-from ajet.system.http.keys import InvalidKeyError
+from ajet.system.access import InvalidKeyError
+from ajet.system.http_messages import Answer, json_answer
 
 PATH = "/v1/episodes"
 MAX_BYTES = 1024 * 1024

@@ -8,7 +8,7 @@ import logging
 from ajet.gateway.chat import EpisodeSession, ReplyDelta
 from ajet.schema.chat import ChatReply, ChatRequest
 from ajet.schema.errors import ModelCallError
-from ajet.system.http.connection import INTERNAL_ERROR
+from ajet.system.http_messages import INTERNAL_ERROR
 
 log = logging.getLogger(__name__)
 

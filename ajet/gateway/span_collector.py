@@ -17,10 +17,9 @@ from ajet.gateway.traces import MAX_BYTES, PATH, accepted, read_export, refused
 from ajet.observe.tracing.otlp import OtlpError
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.span import Span
-from ajet.system.http.answer import Answer, json_answer
-from ajet.system.http.connection import HttpLimits, HttpRequest
-from ajet.system.http.keys import InvalidKeyError, presented_key
-from ajet.system.http.server import HttpServer
+from ajet.system.access import InvalidKeyError, presented_key
+from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, json_answer
+from ajet.system.http_server import HttpServer
 
 TOKEN_PATH = "/v3/auth/token"
 """Where an AgentOps client changes its key for a token. Here they are the same."""
@@ -53,7 +52,7 @@ class SpanCollector:
 
     def admit(self, request: HttpRequest) -> Answer | None:
         if request.path in (HEALTH_PATH, TOKEN_PATH):
-            request.stranger = True
+            request.unauthenticated = True
         if request.path == HEALTH_PATH:
             return None
         if request.path not in (PATH, TOKEN_PATH, LOGS_PATH):

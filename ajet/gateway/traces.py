@@ -18,7 +18,7 @@ from ajet.observe.tracing import otlp
 from ajet.observe.tracing.attributes import by_our_clock
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.span import Span
-from ajet.system.http.answer import Answer, json_answer
+from ajet.system.http_messages import Answer, json_answer
 
 PATH = "/v1/traces"
 MAX_BYTES = 4 * 1024 * 1024

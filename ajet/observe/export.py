@@ -1,5 +1,4 @@
-"""Exports recorded episodes for other programs: JSONL, Parquet, OTLP traces, or conversations to fine-tune on (`sft`).
-"""
+"""Exports recorded episodes for other programs: JSONL, Parquet, OTLP, or conversations to fine-tune on (`sft`)."""
 
 from __future__ import annotations
 

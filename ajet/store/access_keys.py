@@ -21,7 +21,7 @@ from ajet.store.requests import Role
 from ajet.store.rows import Row
 from ajet.store.sqlite import SqliteConnection
 from ajet.store.tables import Tables
-from ajet.system.http.keys import PREFIX
+from ajet.system.access import PREFIX
 
 MAX_NAME_CHARS = 64
 SHORTEST_KEY_CHARS = 32

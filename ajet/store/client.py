@@ -29,9 +29,8 @@ from ajet.store.records import ProtocolInfo
 from ajet.store.requests import OPERATION_OF, PROTOCOL, Request
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.wire import PATH_PREFIX, PROTOCOL_HEADER, ErrorAnswer, as_json
-from ajet.system.http.bounded_client import AnswerTooLargeError, BoundedClient
-from ajet.system.http.keys import PREFIX
-from ajet.system.http.loopback import is_loopback
+from ajet.system.access import PREFIX, is_loopback
+from ajet.system.bounded_client import AnswerTooLargeError, BoundedClient
 
 T = TypeVar("T")
 

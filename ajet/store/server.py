@@ -29,10 +29,9 @@ from ajet.store.records import ProtocolInfo
 from ajet.store.requests import OPERATIONS, PROTOCOL, Operation, Role
 from ajet.store.schema_versions import VERSIONS
 from ajet.store.wire import PATH_PREFIX, PROTOCOL_HEADER, document
-from ajet.system.http.answer import Answer, json_answer
-from ajet.system.http.connection import HttpLimits, HttpRequest
-from ajet.system.http.keys import InvalidKeyError, presented_key
-from ajet.system.http.server import HttpServer
+from ajet.system.access import InvalidKeyError, presented_key
+from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, json_answer
+from ajet.system.http_server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ class StoreServer:
     def admit(self, request: HttpRequest) -> Answer | None:
         try:
             request.caller = self._admit(request)
-            request.stranger = request.caller.caller is None
+            request.unauthenticated = request.caller.caller is None
         except StoreError as error:
             return _refusal(error)
         except InvalidKeyError as error:

@@ -29,8 +29,8 @@ from ajet.store.records import Attempt, RolloutConfig, RolloutStatus
 from ajet.store.requests import QueryAttempts, Role
 from ajet.store.server import StoreServer
 from ajet.store.states import ACTIVE
-from ajet.system.http.keys import PREFIX
-from ajet.system.http.server import tls_context
+from ajet.system.access import PREFIX
+from ajet.system.http_server import tls_context
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
 from ajet.task_runner.late_judge import judge_here

@@ -27,7 +27,7 @@ from ajet.schema.errors import (
     InvalidRequestError,
 )
 from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
-from ajet.system.http import bounded_client
+from ajet.system import bounded_client
 from support.http_server import Answer, Handle, Server
 
 

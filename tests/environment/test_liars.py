@@ -129,7 +129,7 @@ def test_hanging_and_dripping_end_at_the_deadline(drip_s: float) -> None:
 
 
 def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet.system.http.client.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("ajet.system.http_client.MAX_ANSWER_BYTES", 1000)
     with liar(http(b"x" * 5000)) as (url, _), pytest.raises(EnvironmentFault, match="larger than 1000 bytes"):
         ServiceClient(url, timeout_s=10).step("e", {})
 

@@ -22,7 +22,7 @@ from ajet.environment.service_environment import ServiceClient
 from ajet.environment.source import EnvironmentSettings, find_source
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError, UserError
 from ajet.schema.task import Task
-from ajet.system.http.client import HttpAnswer, HttpClient
+from ajet.system.http_client import HttpAnswer, HttpClient
 from support import SUPPORT
 from support.waiting import until, wait_until
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 
+from ajet.context_tracker import TrackerSettings
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+from ajet.gateway.endpoints import LARGE
+from ajet.gateway.fields import MAX_DEPTH, MAX_NODES, BadField, json_body
 from support.gateway_parts import place, post
+from support.raw_http import until
 from support.session_parts import CALL, TOOLS, USER, LineEngine, count
 
 CHAT = "/v1/chat/completions"
@@ -172,5 +177,120 @@ def test_alternatives_without_log_probabilities_are_refused(stream: bool) -> Non
                 assert (reply.status, reply.json()["error"]["param"]) == (400, "top_logprobs"), reply.body
             assert here.session.tracker.calls == []
             assert (await post(here, CHAT, {**BODY, "top_logprobs": 0, "stream": stream})).status == 200
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- bodies as JSON
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a": ' * (depth - 1) + b"{}" + b"}" * (depth - 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (nested(MAX_DEPTH), ""),
+        (nested(MAX_DEPTH + 1), "nested deeper"),
+        (b'{"a": [' + b"[],{}," * 8000 + b"1]}", ""),
+        (b'{"a": [' + b"[]," * MAX_NODES + b"1]}", "objects and arrays"),
+        (json.dumps({"a": "[{" * MAX_NODES}).encode(), ""),
+        (json.dumps({"[" * MAX_NODES: '"[\\' * 5000}).encode(), ""),
+        (json.dumps({"a": ['\\"["', "", "[" * 99, "\\", "\\\\[", '"'] * 999}).encode(), ""),
+        (b'{"a": "' + b'\\\\", "b": "[' * 1 + b"[" * 99 + b'"}', ""),
+        (b"[" * 300, "not JSON"),
+        (b"[" * 100_000, "objects and arrays"),
+        (b"{[" * 100 + b"]}" * 100, "not JSON"),
+        (b'{"a": ' + b"[" * 99, "not JSON"),
+    ],
+    ids=lambda value: str(value)[:12] if isinstance(value, bytes) else None,
+)
+def test_brackets_are_counted_before_a_body_is_decoded(body: bytes, says: str) -> None:
+    if not says:
+        assert json_body(body) == json.loads(body)
+        return
+    with pytest.raises(BadField, match=says):
+        json_body(body)
+
+
+LONG = {"messages": [{"role": "user", "content": "word " * (LARGE // 4)}]}
+
+
+def test_a_large_prompt_reaches_the_engine_token_by_token() -> None:
+    async def run() -> None:
+        async with place() as here:
+            assert (await post(here, CHAT, LONG)).status == 200
+            wanted = here.session._renderer.render(LONG["messages"])
+            assert here.engine.requests[-1].prompt_ids == wanted
+            assert (await post(here, "/v1/completions", {"prompt": wanted, "max_tokens": 3})).status == 200
+            assert here.engine.requests[-1].prompt_ids == wanted
+
+    asyncio.run(run())
+
+
+MANY = {"messages": [{"role": "user", "content": "a"}] * 12_000}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, MANY),
+        ("/v1/messages", {**MANY, "max_tokens": 5}),
+        ("/v1/messages/count_tokens", MANY),
+        ("/v1/responses", {"input": MANY["messages"]}),
+        ("/v1/completions", {"prompt": [1] * 40_000}),
+        ("/v1/completions", {"prompt": [[1], [1] * 40_000]}),
+    ],
+    ids=["chat", "messages", "count_tokens", "responses", "token ids", "lists of token ids"],
+)
+def test_what_has_no_room_is_refused(path: str, body: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with place(tracking=TrackerSettings(max_model_len=18_000, checks=())) as here:
+            reply = await post(here, path, body)
+            assert reply.status == 400 and "maximum context length is 18000" in reply.body.decode()
+            assert all(len(one.prompt_ids) == 1 for one in here.engine.requests)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"a": "' + b"x" * LARGE, "not JSON"),
+        (b"[" + b"1," * LARGE + b"1]", "must be a JSON object, not array"),
+        (b'{"a": ' + b"[" * LARGE, "objects and arrays"),
+        (b'{"a": [' + b"[" * 99 + b"]" * 99 + b'], "b": "' + b"x" * LARGE + b'"}', "nested deeper"),
+        (b'{"a": "' + b"\xff" * LARGE + b'"}', "not JSON"),
+    ],
+    ids=["cut short", "array", "brackets", "deep", "not UTF-8"],
+)
+def test_a_large_body_that_cannot_be_read_is_refused_as_a_small_one_is(body: bytes, says: str) -> None:
+    async def run() -> None:
+        async with place() as here:
+            reply = await post(here, CHAT, body)
+            assert reply.status == 400 and says in reply.json()["error"]["message"]
+            assert (await post(here, CHAT, LONG)).status == 200
+
+    asyncio.run(run())
+
+
+def test_the_loop_is_free_while_a_large_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        reading, go_on = threading.Event(), threading.Event()
+
+        def slowly(body: bytes) -> dict[str, Any]:
+            if len(body) > LARGE:
+                reading.set()
+                assert go_on.wait(30)
+            return json_body(body)
+
+        monkeypatch.setattr("ajet.gateway.endpoints.json_body", slowly)
+        async with place() as here:
+            large = asyncio.ensure_future(post(here, CHAT, LONG))
+            await until(reading.is_set)
+            assert (await post(here, CHAT, BODY)).status == 200 and not large.done()
+            go_on.set()
+            assert (await large).status == 200
 
     asyncio.run(run())

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import random
+import sys
 import threading
 from typing import Any
 
@@ -17,12 +18,12 @@ from ajet.context_tracker import TrackerSettings
 from ajet.gateway import Gateway, GatewaySettings
 from ajet.gateway.caller import agent_key
 from ajet.gateway.endpoints import POST
-from ajet.system.http.connection import HttpLimits
-from ajet.system.http.keys import KeyRing, narrow
-from ajet.system.http.server import AddressError
+from ajet.system.access import KeyRing, narrow
+from ajet.system.http_messages import HttpLimits
+from ajet.system.http_server import AddressError
 from support.gateway_parts import place, post
 from support.raw_http import read_reply, request_bytes, send, until
-from support.session_parts import USER, LineEngine, aborted, new_session, replied
+from support.session_parts import USER, LineEngine, aborted, replied
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": USER}
@@ -528,26 +529,27 @@ def test_others_are_served_while_a_long_prompt_is_rendered(monkeypatch: pytest.M
     asyncio.run(run())
 
 
-def test_one_key_does_not_take_all_the_memory_for_bodies() -> None:
+def test_a_thread_that_renders_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And threads that compute all the time aren't made to switch often."""
+    intervals: list[float] = []
+
+    words = {"messages": [{"role": "user", "content": "word " * 8192}]}
+
     async def run() -> None:
-        async with place(limits=HttpLimits(max_body_bytes=1_000_000, max_buffered_bytes=4_000_000)) as here:
-            second = new_session(LineEngine("hi"))
-            other = here.gateway.register(second).api_key
-            held = []
-            for _ in range(3):
-                _, writer = await asyncio.open_connection("127.0.0.1", here.port)
-                writer.write(request_bytes("POST", CHAT, here.key.api_key, b"x" * 900_000)[:-1])
-                await writer.drain()
-                held.append(writer)
-            connections = here.gateway._server._connections
-            await until(lambda: connections is not None and connections._buffered == 899_999)  # one is let in
-            words = {"messages": [{"role": "user", "content": "word " * 20_000}]}
-            assert (await post(here, CHAT, words)).status == 429
-            assert (await post(here, CHAT, words, other)).status == 200
-            for writer in held:
-                writer.close()
+        async with place() as here:
+            length = here.session.prompts._renderer.length
+
+            def rendered(*arguments: Any) -> int:
+                intervals.append(sys.getswitchinterval())
+                return length(*arguments)
+
+            monkeypatch.setattr(here.session.prompts._renderer, "length", rendered)
+            before = sys.getswitchinterval()
+            assert (await post(here, CHAT, words)).status == 200
+            assert sys.getswitchinterval() == before > intervals[0]
 
     asyncio.run(run())
+    assert len(intervals) == 1 and intervals[0] <= 0.001
 
 
 # ---------------------------------------------------------------- schemas

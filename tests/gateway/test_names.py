@@ -11,9 +11,8 @@ import pytest
 
 from ajet.gateway.caller import agent_key
 from ajet.gateway.chat.settings import EmbeddingEndpoint, SessionSettings
-from ajet.system.http.answer import Answer, json_answer
-from ajet.system.http.connection import HttpRequest
-from ajet.system.http.server import HttpServer
+from ajet.system.http_messages import Answer, HttpRequest, json_answer
+from ajet.system.http_server import HttpServer
 from support.gateway_parts import Place, place, post
 from support.raw_http import Reply, request_bytes, send
 from support.session_parts import USER, LineEngine

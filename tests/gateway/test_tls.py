@@ -14,7 +14,7 @@ import pytest
 from ajet.config import make_config
 from ajet.config.contradictions import contradictions
 from ajet.gateway import Gateway, GatewaySettings
-from ajet.system.http.server import AddressError
+from ajet.system.http_server import AddressError
 from support.gateway_parts import LineEngine, new_session
 
 

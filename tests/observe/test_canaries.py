@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from ajet.observe.viewer.access import Access
 from ajet.observe.viewer.library import Library
 from ajet.observe.viewer.serve import create_app
-from ajet.system.http.access import Access
 
 CANARY = "canary3f9a1c77d2"
 PLACES = (

@@ -34,7 +34,7 @@ from ajet.store.open_store import memory_store, sqlite_store
 from ajet.store.records import AttemptedRollout, RolloutConfig, Span
 from ajet.store.requests import OPERATIONS, AttemptRef, NewRollout, Role
 from ajet.store.server import StoreServer
-from ajet.system.http.server import AddressError, tls_context
+from ajet.system.http_server import AddressError, tls_context
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ajet.context_tracker import TrackerSettings
 from ajet.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.gateway.chat import EpisodeSession, SessionSettings
-from ajet.system.http.connection import HttpLimits
+from ajet.system.http_messages import HttpLimits
 from support.raw_http import Reply, request_bytes, send
 from support.session_parts import LineEngine, new_session
 

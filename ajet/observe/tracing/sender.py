@@ -17,7 +17,7 @@ import msgspec
 from ajet.observe.tracing.attributes import SENT_AT
 from ajet.observe.tracing.otlp import to_json
 from ajet.schema.span import Span
-from ajet.system.http.client import HttpClient, HttpFailure
+from ajet.system.http_client import HttpClient, HttpFailure
 
 log = logging.getLogger("ajet.observe.tracing")
 

@@ -16,8 +16,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import ajet
+from ajet.observe.viewer.access import Access, sign_in
 from ajet.observe.viewer.library import Experiment, Library, Reading, differences, differently_judged
-from ajet.system.http.access import Access, sign_in
 
 _HERE = Path(__file__).parent
 _STATIC = _HERE / "static"

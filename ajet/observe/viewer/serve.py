@@ -18,16 +18,15 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ajet.observe.viewer.access import Access, Gate
 from ajet.observe.viewer.data import Data
 from ajet.observe.viewer.library import ExperimentNotFoundError, Library, NoExperimentsError
 from ajet.observe.viewer.notes_api import NotesApi
 from ajet.observe.viewer.pages import Pages
 from ajet.schema.errors import UserError
-from ajet.system.http.access import Access, Gate
-from ajet.system.http.asgi import AsgiHandler
-from ajet.system.http.connection import HttpLimits
-from ajet.system.http.loopback import LOOPBACK, is_loopback
-from ajet.system.http.server import AddressError, HttpServer, listen
+from ajet.system.access import LOOPBACK, is_loopback
+from ajet.system.http_messages import Answer, AsgiApp, HttpLimits, HttpRequest
+from ajet.system.http_server import AddressError, HttpServer, listen
 
 _COMPRESS_FROM_BYTES = 50_000
 
@@ -124,12 +123,29 @@ class Viewer:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        server = HttpServer(AsgiHandler(create_app(self.library, self.access), self.access.knows), _LIMITS)
+        server = HttpServer(_Pages(create_app(self.library, self.access), self.access), _LIMITS)
         await server.start_on(self.socket)
         try:
             await asyncio.Event().wait()  # until the task is cancelled: by Ctrl-C
         finally:
             await server.aclose()
+
+
+class _Pages:
+    """An `HttpHandler` that leaves every request to the application."""
+
+    def __init__(self, app: AsgiApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    def admit(self, request: HttpRequest) -> None:
+        request.unauthenticated = not self._access.knows(request)  # then the application asks to sign in
+
+    async def handle(self, request: HttpRequest) -> AsgiApp:
+        return self._app
+
+    def refuse(self, request: HttpRequest, status: int, code: str, message: str) -> Answer:
+        headers = {"content-type": "text/plain; charset=utf-8", "x-content-type-options": "nosniff"}
+        return Answer(status, f"{message}\n".encode(), headers)
 
 
 def _listen(host: str, port: int | None) -> socket.socket:

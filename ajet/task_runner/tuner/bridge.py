@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 from ajet.gateway.caller import Caller
 from ajet.gateway.endpoints import answer
-from ajet.system.http.answer import Answer
+from ajet.system.http_messages import Answer
 
 T = TypeVar("T")
 

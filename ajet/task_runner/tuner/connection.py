@@ -19,7 +19,7 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from ajet.schema.errors import RewardError
-from ajet.system.http.answer import Answer
+from ajet.system.http_messages import Answer
 from ajet.task_runner.tuner.bridge import Asked, LoopBridge
 
 IN_PROCESS_URL = "http://ajet.in-process/v1"

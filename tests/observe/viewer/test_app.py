@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 
 from ajet.backbone.episode_metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder
+from ajet.observe.viewer.access import Access
 from ajet.observe.viewer.library import Library
 from ajet.observe.viewer.serve import create_app
-from ajet.system.http.access import Access
 from support.synthetic_run import Vocabulary, math_episode
 
 LOCAL = "http://127.0.0.1"

@@ -11,9 +11,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from ajet.cli.runs import run as runs
+from ajet.observe.viewer.access import Access
 from ajet.observe.viewer.library import Library
 from ajet.observe.viewer.serve import create_app
-from ajet.system.http.access import Access
 
 
 def sign_in(root: Path) -> TestClient:

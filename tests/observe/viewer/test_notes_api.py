@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from ajet.observe.viewer.access import Access
 from ajet.observe.viewer.library import Library
 from ajet.observe.viewer.serve import create_app
-from ajet.system.http.access import Access
 
 BASE = "http://127.0.0.1:8642"
 NOTES = "/api/x/math-agent/notes"

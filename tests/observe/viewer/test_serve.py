@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ajet.observe.viewer.serve import Viewer, ViewerSettings
-from ajet.system.http.server import AddressError, listen
+from ajet.system.http_server import AddressError, listen
 from support.pages_of_viewer import start
 
 

@@ -12,9 +12,8 @@ from typing import Any
 import openai
 import pytest
 
-from ajet.system.http.answer import Answer, json_answer
-from ajet.system.http.connection import HttpRequest
-from ajet.system.http.server import HttpServer
+from ajet.system.http_messages import Answer, HttpRequest, json_answer
+from ajet.system.http_server import HttpServer
 from ajet.task_runner.tuner.bridge import HttpBridge
 from ajet.task_runner.tuner.clients import openai_client
 from ajet.task_runner.tuner.connection import Connection

@@ -10,6 +10,7 @@ key, and is not part of it. So a key can be narrowed but never widened.
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
 import secrets
 import time
@@ -17,7 +18,10 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any, NamedTuple
 
 from ajet.schema.errors import ModelCallError
-from ajet.system.http.connection import HttpRequest
+from ajet.system.http_messages import HttpRequest
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""The usual names."""
 
 PREFIX = "sk-ajet-"
 MAX_KEY_CHARS = 2000
@@ -108,3 +112,17 @@ def _sign(secret: bytes, text: str) -> str:
 
 def _encode(data: bytes) -> str:
     return urlsafe_b64encode(data).decode()
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def without_port(host: str) -> str:
+    """The name or address in a `Host` header."""
+    return host[1 : host.index("]")] if host.startswith("[") and "]" in host else host.rsplit(":", 1)[0]

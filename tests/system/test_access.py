@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ajet.system.http.connection import HttpRequest
-from ajet.system.http.keys import InvalidKeyError, KeyRing, narrow, presented_key
+from ajet.system.access import InvalidKeyError, KeyRing, is_loopback, narrow, presented_key, without_port
+from ajet.system.http_messages import HttpRequest
 
 
 def test_a_key_says_its_id_and_its_scope() -> None:
@@ -54,3 +54,21 @@ def test_a_request_presents_its_key_in_either_header(headers: Any) -> None:
 def test_a_request_without_a_key_says_how_to_send_one(headers: Any) -> None:
     with pytest.raises(InvalidKeyError, match="Authorization: Bearer sk-ajet-"):
         presented_key(HttpRequest(headers=headers))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost", "LocalHost"])
+def test_here(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "10.0.0.1", "localhost.example", "127.0.0.1.example", "127.1"])
+def test_elsewhere(host: str) -> None:
+    assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [("a:1", "a"), ("a", "a"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("[::1", "[:"), ("", "")],
+)
+def test_the_name_in_a_host_header(header: str, name: str) -> None:
+    assert without_port(header) == name

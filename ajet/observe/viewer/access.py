@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ajet.system.http.connection import HttpRequest
-from ajet.system.http.loopback import LOOPBACK, without_port
+from ajet.system.access import LOOPBACK, without_port
+from ajet.system.http_messages import HttpRequest
 
 _COOKIE_SECONDS = 30 * 24 * 3600
 _FAILURES_PER_MINUTE = 20

@@ -28,7 +28,7 @@ from support.gateway_parts import place
 from support.raw_http import Reply, read_reply, request_bytes, send
 from support.session_parts import USER
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 KEY = "sk-ajet-" + "k" * 60
 SENT = 24 * 1024 * 1024
 """What an attacker tries to send."""
@@ -84,7 +84,7 @@ async def store() -> AsyncIterator[Target]:
 
 @asynccontextmanager
 async def environment() -> AsyncIterator[Target]:
-    worlds = TESTS / "environment" / "worlds.py"
+    worlds = TESTS / "support" / "worlds.py"
     server = EnvironmentServer(EnvironmentSettings(f"{worlds}->Counter"), InstanceLimits(instances=2), api_key=KEY)
     await server.start()
     try:

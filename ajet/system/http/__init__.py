@@ -1,1 +1,0 @@
-"""The hardened front that every server of ours stands on: connections, deadlines, sizes, keys."""
