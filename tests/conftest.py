@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import warnings
 from collections.abc import Generator
 from typing import Any
 
 import pytest
+
+with contextlib.suppress(ImportError):  # other environments have no hypothesis
+    import hypothesis
+
+    hypothesis.settings.register_profile("busy", deadline=None)  # no test depends on how busy the machine is
+    hypothesis.settings.load_profile("busy")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell that runs the tests in its background has them ignore Ctrl-C, and so would the programs they start

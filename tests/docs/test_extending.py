@@ -52,8 +52,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What pytest says about the examples' tests."""
     root = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "ajet", root / "ajet", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tests" / "support", root / "tests" / "support")
     for file in ROOT.glob("tests/*.py"):
-        (root / "tests").mkdir(exist_ok=True)
         shutil.copy(file, root / "tests")
     examples = [block for titled in sections().values() for block in titled]
     for block in examples:
@@ -63,7 +63,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", *flags, *tests],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests")])},
         capture_output=True,
         text=True,
         timeout=300,

@@ -89,7 +89,8 @@ def test_named_keys_exist(page: Path) -> None:
     sections = {path[1] for path in known_keys() if len(path) > 2} - {"user", "verl", "trinity", "helper"}
     for name in re.findall(r"`(?:ajet\.)?(\w+(?:\.\w+)+)(?:[:=][^`]*)?`", prose(page)):
         path = ("ajet", *name.split("."))
-        is_module = (ROOT / "/".join(path)).exists() or (ROOT / f"{'/'.join(path)}.py").exists()
+        place = ROOT.joinpath(*(path[:-1] if path[-1][0].isupper() else path))  # a class is in its module
+        is_module = place.exists() or place.with_suffix(".py").exists()
         if path[1] in sections and path[-1] not in ("py", "json", "md") and not is_module:
             assert is_key(path), name
 

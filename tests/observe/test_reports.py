@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-TESTS = """
+from support import TESTS
+
+REPORTS = """
 import logging, warnings
 
 def test_error():
@@ -20,8 +22,8 @@ def test_warning():
 
 
 def test_text_that_is_not_utf8_ends_no_worker(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(TESTS)
-    (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
+    (tmp_path / "test_it.py").write_text(REPORTS)
+    (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
     line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "1", str(tmp_path)]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(line, cwd=tmp_path, env=inherited, capture_output=True, text=True, check=False)
