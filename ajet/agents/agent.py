@@ -8,7 +8,6 @@ model itself fails, the run is recorded as failed and the model's exception is r
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +18,13 @@ from ajet.agents.context_window import SUMMARISE, ContextWindow, WhenFull
 from ajet.agents.limits import AgentLimits, AgentSettingsError
 from ajet.agents.model_function import Message, ModelFunction, as_message, as_model_function
 from ajet.agents.prompt import prompt_messages
-from ajet.agents.reply import ModelMessage, ParsedReply, ToolCall
-from ajet.agents.reply_format import NativeFormat, ReplyFormat, TextFormat
+from ajet.agents.reply import UNFINISHED, ModelMessage, ParsedReply, ToolCall
+from ajet.agents.reply_format import NativeFormat, ReplyFormat, TextFormat, split_thinking
 from ajet.agents.run import AgentRun, OnStep
 from ajet.agents.world import OneAtATime, World, world_tools
 from ajet.schema.episode import Failure
 from ajet.schema.error_chain import address_of
+from ajet.schema.errors import EngineError
 from ajet.schema.trajectory import StepType, StopReason, Trajectory, TrajectoryStep
 from ajet.schema.trajectory_file import file_name
 from ajet.tools import Toolset, make_tools
@@ -109,32 +109,24 @@ class Agent:
             model=str(getattr(function, "model", "") or ""),
             metadata=dict(metadata or {}),
         )
+        run = AgentRun(
+            trajectory,
+            function,
+            context or ToolContext(episode_id=trajectory.request_id),
+            self._reply_format(function),
+            max_seconds=self.limits.max_seconds,
+            save_to=None if save_to is None else _file(Path(save_to), trajectory.request_id),
+            on_step=on_step,
+            world=None if world is None else OneAtATime(world),
+        )
         messages = prompt_messages(prompt)
-        context = context or ToolContext(episode_id=trajectory.request_id)
-        acting = None if world is None else OneAtATime(world)
-        own = list(self.run_tools(context))
-        if acting is not None:
-            own += world_tools(acting, only_tools=self.one_call_per_step)
-        tools = Toolset(own, context, output_chars=self.limits.max_output_chars)
-        async with tools as toolset:
-            run = AgentRun(
-                trajectory,
-                function,
-                toolset,
-                context,
-                self._reply_format(function),
-                max_seconds=self.limits.max_seconds,
-                save_to=None if save_to is None else _file(Path(save_to), trajectory.request_id),
-                on_step=on_step,
-                world=acting,
-            )
-            try:
-                await self._guarded(run, messages)
-            except Exception:  # the trajectory says what it was
-                if raise_errors:
-                    raise
-            finally:
-                run.close()
+        try:
+            await self._guarded(run, messages)
+        except Exception:  # the trajectory says what it was
+            if raise_errors:
+                raise
+        finally:
+            run.close()
         return trajectory
 
     def run_tools(self, context: ToolContext) -> list[Tool | ToolSource]:
@@ -142,24 +134,39 @@ class Agent:
         return self.tools
 
     async def _guarded(self, run: AgentRun, messages: Sequence[Message]) -> None:
-        """The loop. However it ends, the trajectory says how."""
+        """The whole run. However it ends, the trajectory says how."""
+        try:
+            async with self._toolset(run) as toolset:
+                run.offer(toolset)
+                await self._loop(run, messages)
+                await self.finalize(run)
+        except asyncio.CancelledError:
+            run.end(StopReason.CANCELLED)
+            raise
+        except Exception as error:
+            reason = StopReason.MODEL_ERROR if run.asking else StopReason.AGENT_ERROR
+            run.end(reason, failure=Failure(type(error).__name__, _said(error)))
+            raise
+
+    def _toolset(self, run: AgentRun) -> Toolset:
+        tools = list(self.run_tools(run.context))
+        if run.world is not None:
+            tools += world_tools(run.world, only_tools=self.one_call_per_step)
+        return Toolset(tools, run.context, output_chars=self.limits.max_output_chars)
+
+    async def _loop(self, run: AgentRun, messages: Sequence[Message]) -> None:
+        """From the first message until something ends it."""
         try:
             async with asyncio.timeout(run.seconds_left) as deadline:
                 await self.begin(run, messages)
                 while self.should_continue(run):
                     await self.step(run)
-            run.end(StopReason.AGENT)
-        except asyncio.CancelledError:
-            run.end(StopReason.CANCELLED)
-            raise
-        except Exception as error:
-            if isinstance(error, TimeoutError) and deadline.expired():
-                run.end(StopReason.MAX_SECONDS)
-            else:
-                reason = StopReason.MODEL_ERROR if run.asking else StopReason.AGENT_ERROR
-                run.end(reason, failure=Failure(type(error).__name__, _said(error)))
+        except TimeoutError:
+            if not deadline.expired():
                 raise
-        await self.finalize(run)
+            run.asking = False
+            run.end(StopReason.MAX_SECONDS)
+        run.end(StopReason.AGENT)
 
     async def begin(self, run: AgentRun, messages: Sequence[Message]) -> None:
         """Put the first messages into the conversation."""
@@ -183,10 +190,10 @@ class Agent:
         parsed = self.parse(reply, run)
         if parsed.thought:
             run.record(StepType.THOUGHT, parsed.thought, call=call)
-        if reply.finish_reason == "length" and not parsed.calls:
-            if parsed.answer:
-                run.record(StepType.THOUGHT, parsed.answer, call=call, metadata={"cut": True})
-            run.end(StopReason.REPLY_CUT)
+        if (why := reply.no_answer) is not None and not (parsed.calls and why is StopReason.REPLY_CUT):
+            if said := parsed.answer or reply.get("refusal"):
+                run.record(StepType.THOUGHT, said, call=call)
+            run.end(why)
         elif parsed.problem:
             self.tell(run, parsed.problem)
         elif parsed.calls:
@@ -270,9 +277,10 @@ class Agent:
             arguments["parallel_tool_calls"] = False
         started = time.monotonic()
         run.asking = True
-        reply = await run.model(self.format_messages(run), **arguments)
+        message = as_message(await run.model(self.format_messages(run), **arguments))
+        if message.finish_reason in UNFINISHED:
+            raise EngineError(f"the model's server gave up on the reply: its finish_reason is {message.finish_reason}")
         run.asking = False
-        message = as_message(reply)
         return message, run.record_call(message, started, purpose)
 
     async def act(self, run: AgentRun, calls: Sequence[ToolCall], call: int) -> None:
@@ -331,23 +339,18 @@ class Agent:
         if request.get("tools"):  # they stay in the prompt, which so continues what the engine knows
             request["tool_choice"] = "none"
         summary, _ = await self.ask(run, request, purpose="summary")
-        run.restart(self.window.after_summary(before, str(summary.get("content") or "")))
-        return True
+        if summary.no_answer is StopReason.REFUSED:
+            run.end(StopReason.REFUSED)
+        said = split_thinking(str(summary.get("content") or ""))[1]
+        if said:  # a summary that was cut is still one; without any, all that was done would be lost
+            run.restart(self.window.after_summary(before, said))
+        return bool(said) and run.trajectory.stop_reason is None
 
     def _reply_format(self, function: ModelFunction) -> ReplyFormat:
         name: str = self.format
         if name == "auto":
-            name = "native" if takes_tools(function) else "text"
+            name = "native" if function.takes_tools else "text"
         return FORMATS[name]()
-
-
-def takes_tools(function: Any) -> bool:
-    """Whether a model function can be given tools."""
-    said = getattr(function, "takes_tools", None)
-    if isinstance(said, bool):
-        return said
-    parameters = inspect.signature(function).parameters.values()
-    return any(entry.name == "tools" or entry.kind is entry.VAR_KEYWORD for entry in parameters)
 
 
 def _said(error: Exception) -> str:

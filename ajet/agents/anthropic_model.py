@@ -14,7 +14,7 @@ from ajet.schema.trajectory import Usage
 Message = dict[str, Any]
 DEFAULT_MAX_TOKENS = 4096
 """Anthropic's API asks for a maximum."""
-_FINISH = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "max_tokens": "length"}
+_FINISH = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "max_tokens": "length", None: "stop"}
 
 
 class AnthropicModelFunction:
@@ -119,6 +119,6 @@ def _message(reply: Any) -> ModelMessage:
     if calls:
         message["tool_calls"] = calls
     message.usage = Usage(reply.usage.input_tokens, reply.usage.output_tokens)
-    message.finish_reason = _FINISH.get(reply.stop_reason or "", "stop")
+    message.finish_reason = _FINISH.get(reply.stop_reason, reply.stop_reason)
     message.reply_id = reply.id
     return message

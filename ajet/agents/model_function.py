@@ -30,6 +30,9 @@ EXPECTED = (
 class ModelFunction(Protocol):
     """Awaits one model call. Raises what its client raises; an agent never turns that into a reply."""
 
+    takes_tools: bool
+    """Whether it passes `tools` on to the model."""
+
     async def __call__(
         self, messages: list[Message], *, tools: list[ToolSchema] | None = None, **sampling: Any
     ) -> Message: ...
@@ -42,6 +45,7 @@ class ModelReplyError(ConfigError):
 def as_model_function(source: Any, model: str = "", *, api_key: str | None = None) -> ModelFunction:
     """The model function of an OpenAI or Anthropic client (blocking or not) or of a base URL, whose model is `model`;
     or of a function, async or not, that returns text or a message and takes `tools` and sampling only if it wants them.
+    Only an argument `tools` says that it passes them on: one that takes any keyword may do nothing with them.
 
     `api_key`: for a base URL; default: the environment's OPENAI_API_KEY.
     """
@@ -87,7 +91,7 @@ class FunctionModel:
         parameters = inspect.signature(function).parameters.values()
         self._any = any(entry.kind is entry.VAR_KEYWORD for entry in parameters)
         self._takes = {entry.name for entry in parameters if entry.kind is not entry.POSITIONAL_ONLY}
-        self.takes_tools = self._any or "tools" in self._takes
+        self.takes_tools = "tools" in self._takes
         called = function if inspect.isroutine(function) else function.__call__
         self._blocking = not inspect.iscoroutinefunction(called)
 

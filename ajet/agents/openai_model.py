@@ -70,11 +70,13 @@ def message_of(reply: ChatCompletion) -> ModelMessage:
     message = ModelMessage(role="assistant", content=written.content or "")
     if reasoning := getattr(written, "reasoning_content", None):
         message["reasoning_content"] = reasoning
+    if refusal := getattr(written, "refusal", None):
+        message["refusal"] = refusal
     if written.tool_calls:
         message["tool_calls"] = [_plain(call) for call in written.tool_calls]
     if reply.usage is not None:
         message.usage = Usage(reply.usage.prompt_tokens, reply.usage.completion_tokens)
-    message.finish_reason = choice.finish_reason
+    message.finish_reason = choice.finish_reason or "stop"
     message.reply_id = reply.id
     message.malformed = tuple(str(what) for what in getattr(choice, "malformed", None) or ())
     return message

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.schema.trajectory import Usage
+from ajet.schema.trajectory import StopReason, Usage
+
+NO_ANSWER: Mapping[str, StopReason] = {
+    **dict.fromkeys(("length", "max_tokens", "model_length", "model_context_window_exceeded"), StopReason.REPLY_CUT),
+    **dict.fromkeys(("content_filter", "refusal", "sensitive"), StopReason.REFUSED),
+}
+"""The finish reasons of replies that are no answer, as servers spell them."""
+UNFINISHED = frozenset({"abort", "aborted", "error", "network_error", "insufficient_system_resource", "pause_turn"})
+"""The finish reasons with which a server says that it gave up."""
 
 
 class ModelMessage(dict[str, Any]):
@@ -16,6 +25,11 @@ class ModelMessage(dict[str, Any]):
     reply_id: str = ""
     malformed: tuple[str, ...] = ()
     """What the server's parser could not read of the model's tool calls."""
+
+    @property
+    def no_answer(self) -> StopReason | None:
+        """Why it is no answer, whatever it says. None: nothing speaks against it."""
+        return StopReason.REFUSED if self.get("refusal") else NO_ANSWER.get(self.finish_reason)
 
 
 @dataclass(frozen=True, slots=True)

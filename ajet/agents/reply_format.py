@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ajet.agents.call_grammar import CallSyntaxError, read_call, read_value
 from ajet.agents.model_function import Message, ToolSchema
@@ -36,7 +36,7 @@ class ReplyFormat(Protocol):
 
 
 class NativeFormat:
-    """Tool calls as the model's API has them. A reply without one is the answer."""
+    """Tool calls as the model's API has them. A reply without one is the answer, except for what it thinks first."""
 
     def introduction(self, tools: Sequence[ToolSchema]) -> str:
         return ""
@@ -45,16 +45,17 @@ class NativeFormat:
         return {"tools": list(tools)} if tools else {}
 
     def parse(self, message: Message, tools: Sequence[ToolSchema]) -> ParsedReply:
-        text = str(message.get("content") or "")
+        inline, text = split_thinking(str(message.get("content") or ""))
         asked = message.get("tool_calls") or []
-        thought = str(message.get("reasoning_content") or "").strip()
+        reasoning = str(message.get("reasoning_content") or "").strip()
+        thought = "\n".join(filter(None, (reasoning, inline)))
         if not asked:
             malformed = getattr(message, "malformed", ())
             if malformed and tools:
                 return ParsedReply(thought, problem=f"Your tool call could not be read: {'; '.join(malformed)}")
-            return ParsedReply(thought, answer=text.strip())
+            return ParsedReply(thought, answer=text)
         calls = tuple(_native_call(call, index) for index, call in enumerate(asked))
-        return ParsedReply("\n".join(part for part in (thought, text.strip()) if part), calls)
+        return ParsedReply("\n".join(filter(None, (thought, text))), calls)
 
     def results(self, results: Sequence[tuple[ToolCall, str]]) -> list[Message]:
         return [{"role": "tool", "tool_call_id": call.call_id, "content": text} for call, text in results]
@@ -90,7 +91,13 @@ The tools, each with the JSON schema of its arguments:
 EXPECTED = (
     'Write "Thought: …", then either "Action: <tool>" and "Action Input: <JSON object>", or "Final Answer: <answer>".'
 )
-_LABEL = re.compile(r"^[ \t*_#]*(Thought|Action Input|Action|Final Answer|Observation)[ \t*_]*:[ \t*_]*", re.M | re.I)
+_OPENS = re.compile(r"<think(?:ing)?>", re.I)
+_CLOSES = re.compile(r"</think(?:ing)?>", re.I)
+_MARK = re.compile(
+    r"</?think(?:ing)?>|(?:^|(?<=</think>)|(?<=</thinking>))[ \t*_#]*"
+    r"(Thought|Action Input|Action|Final Answer|Observation)[ \t*_]*:[ \t*_]*",
+    re.M | re.I,
+)
 
 
 class TextFormat:
@@ -98,6 +105,9 @@ class TextFormat:
 
     `Action: tool({"k": 1})` and `Action: tool(k=1)` are read as well, and several actions in one reply.
     """
+
+    expected: ClassVar[str] = EXPECTED
+    """What the model is told if its reply can't be read."""
 
     def introduction(self, tools: Sequence[ToolSchema]) -> str:
         described = [_described(tool) for tool in tools]
@@ -121,16 +131,20 @@ class TextFormat:
                 return ParsedReply("\n".join(filter(None, thoughts)), answer=body)
             elif label == "action":
                 after = parts[index + 1] if index + 1 < len(parts) else ("", "")
-                found = _action(body, after[1] if after[0] == "action input" else None, tools, len(calls))
+                found = self.action(body, after[1] if after[0] == "action input" else None, tools, len(calls))
                 if isinstance(found, str):
-                    return ParsedReply("\n".join(filter(None, thoughts)), problem=f"{found}. {EXPECTED}")
+                    return ParsedReply("\n".join(filter(None, thoughts)), problem=f"{found}. {self.expected}")
                 if found.name.lower() == "final answer":
                     return ParsedReply("\n".join(filter(None, thoughts)), answer=str(found.arguments))
                 calls.append(found)
         thought = "\n".join(filter(None, thoughts))
         if calls:
             return ParsedReply(thought, tuple(calls))
-        return ParsedReply(thought, problem=f"The reply holds neither an action nor a final answer. {EXPECTED}")
+        return ParsedReply(thought, problem=f"The reply holds neither an action nor a final answer. {self.expected}")
+
+    def action(self, body: str, given: str | None, tools: Sequence[ToolSchema], index: int) -> ToolCall | str:
+        """The call that an `Action:` asks for (`given`: its `Action Input:`), or what is wrong with it."""
+        return _action(body, given, tools, index)
 
     def results(self, results: Sequence[tuple[ToolCall, str]]) -> list[Message]:
         several = len(results) > 1
@@ -147,27 +161,49 @@ def _described(tool: ToolSchema) -> str:
     return f"- {function.get('name')}: {function.get('description', '')}\n  {schema}"
 
 
+def split_thinking(text: str) -> tuple[str, str]:
+    """What a reply thinks in tags before it begins, and the rest. The opening tag may have been the prompt's."""
+    begin, closed = _OPENS.match(text.lstrip()), _CLOSES.search(text)
+    if closed is None:
+        return (_OPENS.sub("", text, 1).strip(), "") if begin else ("", text.strip())
+    before = text[: closed.start()]
+    if begin is None and _OPENS.search(before):
+        return "", text.strip()
+    return (_OPENS.sub("", before, 1) if begin else before).strip(), text[closed.end() :].strip()
+
+
 def _labelled(text: str) -> list[tuple[str, str]]:
     """The parts of a reply, each with its label in lower case; up to an observation, which only we may write.
 
-    A label inside the arguments of a call belongs to them, and a final answer goes on to the end."""
-    mark = _LABEL.search(text)
-    parts = [("", text[: mark.start() if mark else None].strip())]
-    while mark is not None and mark[1].lower() != "observation":
-        label = mark[1].lower()
-        following = _LABEL.search(text, _end_of_call(label, text, mark.end()))
-        if label == "final answer":
-            while following is not None and following[1].lower() != "observation":
-                following = _LABEL.search(text, following.end())
-        parts.append((label, text[mark.end() : following.start() if following else None].strip()))
-        mark = following
-    return [part for part in parts if part[0] or part[1]]
+    A label inside the arguments of a call belongs to them, and a final answer goes on to the end. What is inside tags
+    of thinking has no label, nor has what comes before a closing tag without an opening one, which was the prompt's.
+    """
+    parts: list[tuple[str, str]] = []
+    label, begin, at = "", 0, 0
+    while (mark := _MARK.search(text, at)) is not None:
+        found, at = (mark[1] or mark[0]).lower(), mark.end()
+        to_the_end = label == "observation" or (label == "final answer" and found != "observation")
+        if found.startswith("</"):
+            parts, label, begin = [("", text[: mark.start()])], "", at
+        elif found.startswith("<"):
+            closed = _CLOSES.search(text, at)
+            inside, at = text[at : closed.start() if closed else None], closed.end() if closed else len(text)
+            if not to_the_end:
+                parts += [(label, text[begin : mark.start()]), ("", inside)]
+                label, begin = "", at
+        elif not to_the_end:
+            parts.append((label, text[begin : mark.start()]))
+            label, begin = found, at
+            at = _end_of_call(label, text, at)
+    parts.append((label, text[begin:]))
+    stripped = [(label, body.strip()) for label, body in parts if label != "observation"]
+    return [part for part in stripped if part[0] or part[1]]
 
 
 def _end_of_call(label: str, text: str, start: int) -> int:
     """Where the arguments end that begin here, if they can be read; else `start`."""
     try:
-        if label == "action input":
+        if label == "action input" or (label == "action" and text.startswith("{", start)):
             return read_value(text, start)[1]
         return read_call(text, start=start)[2] if label == "action" else start
     except CallSyntaxError:

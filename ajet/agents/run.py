@@ -42,7 +42,6 @@ class AgentRun:
         self,
         trajectory: Trajectory,
         model: ModelFunction,
-        toolset: Toolset,
         context: ToolContext,
         reply_format: ReplyFormat,
         *,
@@ -53,12 +52,10 @@ class AgentRun:
     ) -> None:
         self.trajectory = trajectory
         self.model = model
-        self.toolset = toolset
         self.context = context
         self.format = reply_format
         self.world = world
-        self.schemas: list[ToolSchema] = toolset.schemas()
-        trajectory.tools = self.schemas
+        self.schemas: list[ToolSchema] = []
         self.messages: list[Message] = []
         """The conversation, as the next call sends it."""
         self.state: dict[str, Any] = {}
@@ -68,17 +65,24 @@ class AgentRun:
         self._sent = 0
         self._tip = NO_CALL
         self._began = time.monotonic()
-        self._deadline = None if max_seconds is None else self._began + max_seconds
+        self._max_seconds = max_seconds
         self._scale = 1.0
         """How many tokens the model's prompts have for each that was estimated."""
         self._on_step = on_step
-        self._file = None if save_to is None else TrajectoryFile(save_to, trajectory)
+        self._save_to = save_to
+        self._file: TrajectoryFile | None = None
+
+    def offer(self, toolset: Toolset) -> None:
+        """Begin, with these tools."""
+        self.toolset = toolset
+        self.schemas = self.trajectory.tools = toolset.schemas()
+        self._began = time.monotonic()
 
     # ------------------------------------------------------------ limits
 
     @property
     def seconds_left(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        return None if self._max_seconds is None else max(0.0, self._began + self._max_seconds - time.monotonic())
 
     @property
     def model_steps(self) -> int:
@@ -150,11 +154,14 @@ class AgentRun:
         """Write the end of the trajectory."""
         self.trajectory.pending = self.messages[self._sent :]
         self.trajectory.seconds = time.monotonic() - self._began
+        self._save()
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _save(self) -> None:
+        if self._file is None and self._save_to is not None:
+            self._file = TrajectoryFile(self._save_to, self.trajectory)
         if self._file is not None:
             self._file.update()
 

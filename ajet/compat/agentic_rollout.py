@@ -168,26 +168,27 @@ The tools, each with the JSON schema of its parameters:
 class _JsonActions(TextFormat):
     """`Thought: …`, `Action: {"name": …, "parameters": {…}}`. What `TextFormat` reads is read, too."""
 
+    expected = 'Write "Thought: …", then "Action: " and one JSON object with "name" and "parameters".'
+
     def introduction(self, tools: Sequence[dict[str, Any]]) -> str:
         functions = [tool["function"] for tool in tools]
         lines = [f"- {each['name']}: {each['description']}\n  {json.dumps(each['parameters'])}" for each in functions]
         return GENERAL + "\n".join(lines)
 
-    def parse(self, message: Message, tools: Sequence[dict[str, Any]]) -> ParsedReply:
-        thought, action, wanted = str(message.get("content") or "").partition("Action:")
-        bare = wanted.strip().removeprefix("```json").removeprefix("```").strip()
-        if action and bare.startswith("{"):
-            try:
-                value, _ = read_value(bare)
-            except CallSyntaxError as error:
-                return ParsedReply(thought, problem=f"The action could not be read: {error}. Write one JSON object.")
-            name = value.get("name", value.get("tool_name")) if isinstance(value, dict) else None
-            if not isinstance(name, str):
-                return ParsedReply(thought, problem='The action says no "name": the name of a tool.')
-            given = value.get("parameters", value.get("tool_args", {}))
-            said = thought.strip().removeprefix("Thought:").strip()
-            return ParsedReply(said, (ToolCall(name, given if isinstance(given, dict) else json.dumps(given)),))
-        return super().parse(message, tools)
+    def action(self, body: str, given: str | None, tools: Sequence[dict[str, Any]], index: int) -> ToolCall | str:
+        bare = body.removeprefix("```json").removeprefix("```").strip()
+        if not bare.startswith("{"):
+            return super().action(body, given, tools, index)
+        try:
+            value, _ = read_value(bare)
+        except CallSyntaxError as error:
+            return f"The action could not be read: {error}"
+        name = value.get("name", value.get("tool_name"))
+        if not isinstance(name, str):
+            return 'The action says no "name": the name of a tool'
+        parameters = value.get("parameters", value.get("tool_args", {}))
+        asked = parameters if isinstance(parameters, dict) else json.dumps(parameters)
+        return ToolCall(name, asked, f"call_{index}")
 
 
 class GeneralAgent(_Former):

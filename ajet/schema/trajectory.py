@@ -45,9 +45,9 @@ class TrajectoryStatus(StrEnum):
     COMPLETED = "completed"
     """The agent ended it: by an answer, or by a tool such as `finish`."""
     TRUNCATED = "truncated"
-    """A limit ended it."""
+    """A limit or a refusal ended it, before there was an answer."""
     FAILED = "failed"
-    """The model, or the agent's own code, failed."""
+    """The model, the agent's own code, or the opening of its tools failed."""
     CANCELLED = "cancelled"
 
 
@@ -67,9 +67,11 @@ class StopReason(StrEnum):
     """The agent itself, by its `should_continue`."""
     REPLY_CUT = "reply_cut"
     """The last reply reached its maximum length, so it is no answer."""
+    REFUSED = "refused"
+    """The model declined to answer, or its server's filter withheld the reply."""
     MODEL_ERROR = "model_error"
     AGENT_ERROR = "agent_error"
-    """The agent's own code raised."""
+    """The agent's own code raised, or its tools or its sandbox could not be opened."""
     CANCELLED = "cancelled"
 
     @property
@@ -211,8 +213,8 @@ class Trajectory:
         return [message for link in reversed(chain) for message in (*link.new_messages, link.reply)]
 
     def end(self, reason: StopReason, failure: Failure | None = None) -> None:
-        """Say how it ended. Only the first reason counts."""
-        if self.stop_reason is None:
+        """Say how it ended. Only the first reason counts, except that a failure overrules an end that was none."""
+        if self.stop_reason is None or (failure is not None and self.failure is None):
             self.stop_reason, self.status, self.failure = reason, reason.status, failure
             self.seconds = max(0.0, time.time() - self.started)
 

@@ -30,7 +30,7 @@ import referencing.exceptions
 from ajet.sandbox.sandbox import SandboxError
 from ajet.schema.errors import EnvironmentFault
 from ajet.tools.text import as_text, describe_error, shorten
-from ajet.tools.tool import Arguments, OpenTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
+from ajet.tools.tool import Arguments, OpenTool, Tool, ToolConnection, ToolContext, ToolResult, ToolSetupError, ToolSource
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Toolset:
             for tool in self._tools:
                 if isinstance(tool, ToolSource):
                     connection = await tool.connect(self._context)
-                    self._stack.push_async_callback(connection.close)
+                    self._stack.push_async_callback(_close, type(tool).__name__, connection)
                     for each in connection.tools:
                         await self._add(each)
                 else:
@@ -297,7 +297,7 @@ def _failed(message: str) -> ToolResult:
     return ToolResult(message, success=False)
 
 
-async def _close(name: str, opened: OpenTool) -> None:
+async def _close(name: str, opened: OpenTool | ToolConnection) -> None:
     try:
         await opened.close()
     except Exception:  # the episode's result stands; the other tools must be closed too

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from ajet.agents import (
     Trajectory,
     TrajectoryStatus,
     make_agent,
+    read_trajectory,
     register_agent,
 )
+from ajet.schema.episode import Failure
 from ajet.tools import ToolContext, ToolResult, tool
 
 
@@ -171,6 +174,69 @@ def test_a_reply_that_was_cut_is_no_answer() -> None:
     trajectory = run(ReActAgent(), Scripted("It is 4", finish_reason="length"))
     assert (trajectory.stop_reason, trajectory.status) == (StopReason.REPLY_CUT, TrajectoryStatus.TRUNCATED)
     assert StepType.FINAL_ANSWER not in {step.step_type for step in trajectory.steps}
+
+
+@pytest.mark.parametrize("finish", ["content_filter", "refusal"])
+def test_a_refusal_is_no_answer_and_its_calls_are_not_run(finish: str) -> None:
+    model = Scripted(asks(call("finish", {"answer": "42"}), content="I can't"), finish_reason=finish)
+    for given in (model, Scripted("I can't help with that.", finish_reason=finish)):
+        trajectory = run(ReActAgent(tools=["finish"]), given)
+        assert (trajectory.stop_reason, trajectory.status) == (StopReason.REFUSED, TrajectoryStatus.TRUNCATED)
+        assert types(trajectory) == ["observation", "thought"] and len(trajectory.calls) == 1
+
+
+def test_a_reply_that_the_server_gave_up_on_is_a_failure() -> None:
+    trajectory = run(ReActAgent(), Scripted("It is 4", finish_reason="abort"), raise_errors=False)
+    assert trajectory.stop_reason is StopReason.MODEL_ERROR and trajectory.failure is not None
+    assert "abort" in trajectory.failure.message
+
+
+@pytest.mark.parametrize("where", ["finalize", "answered"])
+def test_an_agent_that_raises_after_the_answer_has_failed(where: str, tmp_path: Path) -> None:
+    class Late(ReActAgent):
+        async def answered(self, run: AgentRun, answer: str, call: int) -> None:
+            await super().answered(run, answer, call)
+            if where == "answered":
+                raise KeyError("too late")
+
+        async def finalize(self, run: AgentRun) -> None:
+            raise KeyError("too late")
+
+    with pytest.raises(KeyError, match="too late"):
+        run(Late(), Scripted("42"))
+    trajectory = run(Late(), Scripted("42"), raise_errors=False, save_to=tmp_path / "t.jsonl")
+    assert (trajectory.status, trajectory.stop_reason) == (TrajectoryStatus.FAILED, StopReason.AGENT_ERROR)
+    assert trajectory.failure == Failure("KeyError", "'too late'") and trajectory.final_response == "42"
+    assert read_trajectory(tmp_path / "t.jsonl") == trajectory
+
+
+class Unopened:
+    """A tool that can't be opened."""
+
+    name, description, parameters = "unopened", "Never opens.", {"type": "object", "properties": {}}
+
+    async def open(self, context: ToolContext) -> Any:
+        raise ConnectionError("no way in")
+
+
+def test_a_tool_that_does_not_open_fails_the_run(tmp_path: Path) -> None:
+    agent, model = ReActAgent(tools=["calculator", Unopened()]), Scripted("42")
+    with pytest.raises(ConnectionError, match="no way in"):
+        run(agent, model)
+    trajectory = run(agent, model, raise_errors=False, save_to=tmp_path / "t.jsonl")
+    assert (trajectory.status, trajectory.stop_reason) == (TrajectoryStatus.FAILED, StopReason.AGENT_ERROR)
+    assert trajectory.failure is not None and "no way in" in trajectory.failure.message
+    assert not model.requests and read_trajectory(tmp_path / "t.jsonl") == trajectory
+
+
+def test_only_an_argument_for_tools_means_native_calls() -> None:
+    """A function that takes any keyword may pass them on to nothing."""
+
+    async def model(messages: list[dict[str, Any]], **_: Any) -> str:
+        return "Final Answer: 42" if "Observation" in messages[-1]["content"] else 'Action: calculator("6*7")'
+
+    trajectory = run(ReActAgent(tools=["calculator"]), model)
+    assert trajectory.final_response == "42" and trajectory.tool_calls[0].tool_args == {"expression": "6*7"}
 
 
 def test_a_model_that_fails_raises_and_is_recorded_as_failed() -> None:

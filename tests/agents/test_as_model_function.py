@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from http_server import Server
 
-from ajet.agents import ReActAgent, as_model_function
+from ajet.agents import ReActAgent, StopReason, as_model_function
 from ajet.agents.model_function import ModelReplyError
 from ajet.schema.errors import ConfigError
 
@@ -81,6 +81,36 @@ def test_anthropic_clients(kind: str) -> None:
     assert thought == {"type": "thinking", "thinking": "hm", "signature": "s"}  # as it came: its signature is checked
     assert said["text"] == "Let me see." and used["input"] == {"expression": "6*7"}
     assert second["messages"][2]["content"] == [{"type": "tool_result", "tool_use_id": "t1", "content": "42"}]
+
+
+def test_a_refusal_keeps_its_text_and_says_what_it_is() -> None:
+    message = {"role": "assistant", "content": None, "refusal": "I can't help with that."}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    answer = {"id": "r1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    server = Server(lambda *_: (200, {"content-type": "application/json"}, answer))
+    trajectory = asyncio.run(ReActAgent().run_trajectory("?", as_model_function(server.url, "m")))
+    assert trajectory.stop_reason is StopReason.REFUSED
+    assert trajectory.steps[-1].content == "I can't help with that."
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("refusal", StopReason.REFUSED),
+        ("model_context_window_exceeded", StopReason.REPLY_CUT),
+        ("end_turn", StopReason.ANSWER),
+    ],
+)
+def test_how_anthropics_replies_end(said: str, reason: StopReason) -> None:
+    anthropic = pytest.importorskip("anthropic")
+
+    def answer(path: str, body: dict[str, Any], key: str) -> Any:
+        status, headers, reply = anthropic_answer(path, body, key)
+        return status, headers, {**reply, "content": [{"type": "text", "text": "Well,"}], "stop_reason": said}
+
+    client = anthropic.AsyncAnthropic(base_url=Server(answer).url.removesuffix("/v1"), api_key="k")
+    trajectory = asyncio.run(ReActAgent().run_trajectory("?", as_model_function(client, "claude")))
+    assert trajectory.stop_reason is reason
 
 
 def test_blocking_functions_block_nobody_else() -> None:

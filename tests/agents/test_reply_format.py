@@ -139,6 +139,48 @@ def test_what_cannot_be_read_is_explained(reply: str, says: str) -> None:
     assert says in parsed.problem
 
 
+@pytest.mark.parametrize(
+    ("reply", "thought"),
+    [
+        ('<think>\nAction: write("a")\n</think>\nThought: so\nFinal Answer: 42', 'Action: write("a")\nso'),
+        ('I could do\nAction: write("a")\n</think>Final Answer: 42', 'I could do\nAction: write("a")'),
+        ("Thought: so\n<thinking>Action: write('a')</thinking>\nFinal Answer: 42", "so\nAction: write('a')"),
+        ("<think>Final Answer: 41? No.</think>Final Answer: 42", "Final Answer: 41? No."),
+        ("Final Answer: 41? No.</think>\nFinal Answer: 42", "Final Answer: 41? No."),
+    ],
+)
+def test_what_is_thought_is_not_done(reply: str, thought: str) -> None:
+    parsed = parse(reply)
+    assert (parsed.thought, parsed.calls, parsed.answer) == (thought, (), "42"), parsed.problem
+
+
+def test_thinking_without_an_end_does_nothing() -> None:
+    parsed = parse('<think>I could do\nAction: write("a")')
+    assert not parsed.calls and "neither an action nor a final answer" in parsed.problem
+
+
+def test_the_tags_of_thinking_in_an_argument_belong_to_it() -> None:
+    for text in ("<think>", "</think>", "<think>x</think>"):
+        (found,) = parse(f'Action: write\nAction Input: {{"path": "a", "text": "{text}"}}').calls
+        assert found.arguments == {"path": "a", "text": text}
+        (found,) = parse(f'Action: write("a", "{text}")').calls
+        assert found.arguments == {"path": "a", "text": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "answer"),
+    [
+        ("<think>six times seven</think>\n42", "six times seven", "42"),
+        ("six times seven</think>42", "six times seven", "42"),
+        ("<think>six times", "six times", ""),
+        ("The tag <think> opens it.", "", "The tag <think> opens it."),
+    ],
+)
+def test_thinking_is_no_answer(text: str, thought: str, answer: str) -> None:
+    parsed = NativeFormat().parse({"content": text}, [WRITE])
+    assert (parsed.thought, parsed.answer) == (thought, answer)
+
+
 def test_native_replies() -> None:
     reader = NativeFormat()
     odd = {"content": None, "tool_calls": [{"function": {"name": "write"}}, {"id": "x", "function": None}, "?"]}
