@@ -74,10 +74,11 @@ def message_of(reply: ChatCompletion) -> ModelMessage:
         message["refusal"] = refusal
     if written.tool_calls:
         message["tool_calls"] = [_plain(call) for call in written.tool_calls]
-    if reply.usage is not None:
-        message.usage = Usage(reply.usage.prompt_tokens, reply.usage.completion_tokens)
-    message.finish_reason = choice.finish_reason or "stop"
-    message.reply_id = reply.id
+    # the client's types promise more than every server says
+    counts: list[Any] = [getattr(reply.usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
+    message.usage = None if None in counts else Usage(*counts)
+    message.finish_reason = getattr(choice, "finish_reason", None) or "stop"
+    message.reply_id = getattr(reply, "id", None) or ""
     message.malformed = tuple(str(what) for what in getattr(choice, "malformed", None) or ())
     return message
 

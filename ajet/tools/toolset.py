@@ -30,7 +30,16 @@ import referencing.exceptions
 from ajet.sandbox.sandbox import SandboxError
 from ajet.schema.errors import EnvironmentFault
 from ajet.tools.text import as_text, describe_error, shorten
-from ajet.tools.tool import Arguments, OpenTool, Tool, ToolConnection, ToolContext, ToolResult, ToolSetupError, ToolSource
+from ajet.tools.tool import (
+    Arguments,
+    OpenTool,
+    Tool,
+    ToolConnection,
+    ToolContext,
+    ToolResult,
+    ToolSetupError,
+    ToolSource,
+)
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from http_server import Server
 
-from ajet.agents import ReActAgent, StopReason, as_model_function
+from ajet.agents import ReActAgent, StopReason, as_model_function, read_trajectory
 from ajet.agents.model_function import ModelReplyError
 from ajet.schema.errors import ConfigError
 
@@ -91,6 +91,15 @@ def test_a_refusal_keeps_its_text_and_says_what_it_is() -> None:
     trajectory = asyncio.run(ReActAgent().run_trajectory("?", as_model_function(server.url, "m")))
     assert trajectory.stop_reason is StopReason.REFUSED
     assert trajectory.steps[-1].content == "I can't help with that."
+
+
+def test_a_server_that_says_only_the_message(tmp_path: Path) -> None:
+    answer = {"choices": [{"message": {"role": "assistant", "content": "42"}, "finish_reason": None}], "usage": {}}
+    server = Server(lambda *_: (200, {"content-type": "application/json"}, answer))
+    run = ReActAgent().run_trajectory("?", as_model_function(server.url, "m"), save_to=tmp_path / "t.jsonl")
+    trajectory = asyncio.run(run)
+    assert trajectory.final_response == "42" and not trajectory.usage.counted
+    assert read_trajectory(tmp_path / "t.jsonl") == trajectory
 
 
 @pytest.mark.parametrize(
