@@ -1,12 +1,14 @@
 """`run_batch`: an agent on many tasks, several times each, its trajectories in a folder. Running it again goes on.
 
 A trajectory is finished once its reward (or that it has none) is in its file; the next time, only such files are left
-out.
+out. What a result depends on is in its file, too: a batch with other settings refuses it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -14,19 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ajet.agents.agent import Agent
 from ajet.sandbox import SandboxSettings, open_sandbox
 from ajet.schema.episode import Failure
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task, WorkflowTask
 from ajet.schema.trajectory import StopReason, Trajectory
-from ajet.schema.trajectory_file import file_name, read_trajectory, write_end
-from ajet.tools.tool import ToolContext
+from ajet.schema.trajectory_file import file_name, read_trajectory, write_end, write_trajectory
+from ajet.tools.tool import Tool, ToolContext, ToolSource
+from ajet.tools.toolset import tool_schema
 
 FINISHED = "finished"
 """In a trajectory's metadata: nothing more is to be done for it."""
+MADE_WITH = "made_with"
+"""In a trajectory's metadata: digests of all that the result depends on, by name."""
 GIVE_UP_AFTER = 8
-"""So many failures of the model without any success: its server is down, or refuses every request."""
+"""So many failed runs without any other: the model's server is down, or a tool never opens."""
 
 Judge = Callable[[Task, Trajectory], Awaitable[None]]
 """Sets the trajectory's `reward` and `is_success`."""
@@ -63,6 +70,8 @@ class Batch:
     repeats: int = 1
     concurrency: int = 32
     judge: Judge | None = None
+    judge_name: str = ""
+    """Tells it from other judges, whose rewards are not taken for its own."""
     prices: Prices = Prices()
     model_name: str = ""
     on_end: Callable[[Trajectory], object] = lambda trajectory: None
@@ -101,6 +110,7 @@ class _Runner:
         self.gave_up: BatchError | None = None
         self._failures = 0
         self._played = 0
+        self._settings = settings_of(batch)
 
     def earlier(self, task: Task, repeat: int) -> Trajectory | None:
         """The trajectory of an earlier run of the batch, if it is finished."""
@@ -110,34 +120,25 @@ class _Runner:
         trajectory = read_trajectory(path)
         if FINISHED not in trajectory.metadata:
             return None
-        made_by = (trajectory.model, trajectory.agent)
-        if made_by != (self._batch.model_name, self._batch.agent.name):
+        found, wanted = trajectory.metadata.get(MADE_WITH) or {}, self._made_with(task)
+        if other := [name for name, digest in wanted.items() if found.get(name) != digest]:
             raise BatchError(
-                f"{path} is by model {made_by[0]!r} and agent {made_by[1]!r}, and this batch is by "
-                f"{self._batch.model_name!r} and {self._batch.agent.name!r}: choose another folder"
+                f"{path} was made with another {', '.join(other)}: choose another folder, or delete the file to run it "
+                "again"
             )
+        trajectory.cost = self._batch.prices.cost(trajectory)
         self._batch.on_end(trajectory)
         return trajectory
+
+    def _made_with(self, task: Task) -> dict[str, str]:
+        return {**self._settings, "task": _digest(task.model_dump())}
 
     async def run(self, task: Task, repeat: int) -> Trajectory:
         async with self._free:
             if self.gave_up is not None:
                 raise self.gave_up
             batch, path = self._batch, self._path(task, repeat)
-            episode_id = f"{task.task_id}-{repeat}"
-            async with AsyncExitStack() as stack:
-                sandbox = None
-                if batch.sandbox is not None:
-                    sandbox = await stack.enter_async_context(open_sandbox(batch.sandbox))
-                facts = WorkflowTask(task=task, task_id=task.task_id, task_thread_index=repeat)
-                trajectory = await batch.agent.run_trajectory(
-                    task,
-                    batch.model(),
-                    request_id=episode_id,
-                    context=ToolContext(sandbox, episode_id, facts),
-                    save_to=path,
-                    raise_errors=False,
-                )
+            trajectory = await self._play(task, repeat, path)
             trajectory.repeat, trajectory.model = repeat, batch.model_name
             trajectory.cost = batch.prices.cost(trajectory)
             self._count(trajectory)
@@ -146,6 +147,32 @@ class _Runner:
             write_end(path, trajectory)
         batch.on_end(trajectory)
         return trajectory
+
+    async def _play(self, task: Task, repeat: int, path: Path) -> Trajectory:
+        """One run, as far as it comes."""
+        batch, name = self._batch, f"{task.task_id}-{repeat}"
+        facts = {MADE_WITH: self._made_with(task)}
+        async with AsyncExitStack() as stack:
+            try:
+                sandbox = None
+                if batch.sandbox is not None:
+                    sandbox = await stack.enter_async_context(open_sandbox(batch.sandbox))
+                model = batch.model()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it fails this run and not the others
+                failed = Trajectory(name, task.task_id, agent=batch.agent.name, metadata=facts)
+                failed.end(StopReason.AGENT_ERROR, Failure(type(error).__name__, str(error)))
+                write_trajectory(path, failed)
+                return failed
+            episode = WorkflowTask(task=task, task_id=task.task_id, task_thread_index=repeat)
+            return await batch.agent.run_trajectory(
+                task,
+                model,
+                request_id=name,
+                context=ToolContext(sandbox, name, episode),
+                save_to=path,
+                raise_errors=False,
+                metadata=facts,
+            )
 
     async def _judge(self, task: Task, trajectory: Trajectory) -> None:
         try:
@@ -157,20 +184,51 @@ class _Runner:
             trajectory.metadata[FINISHED] = True
 
     def _count(self, trajectory: Trajectory) -> None:
-        if trajectory.stop_reason is not StopReason.MODEL_ERROR:
+        if trajectory.failure is None:
             self._played += 1
             return
         self._failures += 1
         if self._failures >= GIVE_UP_AFTER and not self._played:
-            assert trajectory.failure is not None
             why = f"{trajectory.failure.kind}: {trajectory.failure.message}"
-            self.gave_up = BatchError(
-                f"the model failed {self._failures} times and never answered; the last time: {why}"
-            )
+            self.gave_up = BatchError(f"{self._failures} runs failed and none succeeded; the last time: {why}")
             raise self.gave_up
 
     def _path(self, task: Task, repeat: int) -> Path:
         return self._batch.out / file_name(f"{task.task_id}-{repeat}")
+
+
+def settings_of(batch: Batch) -> dict[str, str]:
+    """Digests of what all results of a batch depend on, besides the tasks and the code."""
+    agent = dict(vars(batch.agent))
+    tools, sampling = agent.pop("tools"), agent.pop("sampling")
+    return {
+        "agent": _digest([_name_of(batch.agent), agent]),
+        "tools": _digest([_tool_settings(tool) for tool in tools]),
+        "sampling": _digest(sampling),
+        "model": _digest(batch.model_name),
+        "judge": _digest(batch.judge_name),
+        "sandbox": _digest(batch.sandbox),
+    }
+
+
+def _tool_settings(tool: Tool | ToolSource) -> list[Any]:
+    """What the model is shown of a tool, and what its constructor was given. Not its attributes: some count calls."""
+    schema = tool_schema(tool) if isinstance(tool, Tool) else None
+    options = inspect.signature(type(tool)).parameters
+    return [_name_of(tool), schema, {name: getattr(tool, name, getattr(tool, f"_{name}", None)) for name in options}]
+
+
+def _digest(value: Any) -> str:
+    text = msgspec.json.encode(value, enc_hook=_name_of, order="deterministic")
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _name_of(value: Any) -> str:
+    """What stands for a value without a JSON form: its own name, or that of its class."""
+    if isinstance(value, Path):
+        return str(value)
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{getattr(named, '__module__', '')}.{named.__qualname__}"
 
 
 def pass_at_k(trajectories: Sequence[Trajectory]) -> dict[int, float]:

@@ -6,6 +6,7 @@ killed reads as a trajectory that is still running; a torn last line is left out
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -19,6 +20,8 @@ import msgspec
 from ajet.schema.trajectory import ModelCall, Trajectory, TrajectoryFormatError, TrajectoryStep, as_plain
 
 SUFFIX = ".jsonl"
+LONGEST_NAME = 200
+"""Bytes of a file's name, before its digest and suffix. File systems take 255."""
 _GROWING = ("calls", "steps")
 _MARK = b'{"trajectory": '
 """How the first line begins: it tells such a file from any other."""
@@ -54,8 +57,12 @@ class TrajectoryFile:
     def _append(self, *records: dict[str, Any]) -> None:
         text = "".join(map(_line, records))
         data = memoryview(text.encode("utf-8", "replace"))
-        while data:
-            data = data[os.write(self._file, data) :]
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
 
 
 def write_trajectory(path: Path, trajectory: Trajectory) -> None:
@@ -108,8 +115,11 @@ def trajectory_files(folder: Path) -> Iterator[Path]:
 
 
 def file_name(request_id: str) -> str:
-    """A file name for a trajectory: its id without what file systems don't take."""
-    return re.sub(r"[^\w.-]+", "_", request_id).strip(".") + SUFFIX
+    """A file name for a trajectory: its id, or as much of it as file systems take, and its digest."""
+    plain = re.sub(r"[^\w.-]+", "_", request_id).strip(".").encode()[:LONGEST_NAME].decode(errors="ignore")
+    if plain == request_id:
+        return plain + SUFFIX
+    return f"{plain}-{hashlib.sha256(request_id.encode(errors='surrogatepass')).hexdigest()[:8]}{SUFFIX}"
 
 
 def _lines(path: Path) -> list[str]:

@@ -48,20 +48,20 @@ class McpServer:
         """`tools`: only these of its tools; `prefix`: what their names begin with here; `timeout`: of one call."""
         if (command is None) == (url is None):
             raise ToolSetupError("mcp: give either `command`, which starts a server, or `url`")
-        self._line = shlex.split(command) if isinstance(command, str) else list(command or [])
-        if url is None and not self._line:
+        self._command = shlex.split(command) if isinstance(command, str) else list(command or [])
+        if url is None and not self._command:
             raise ToolSetupError("mcp.command is empty")
         self._url = url
         self._env = env or {}
         self._headers = headers or {}
-        self._only = tools
+        self._tools = tools
         self._prefix = prefix
         self._timeout = timeout
 
     @property
     def place(self) -> str:
         """The server, in messages."""
-        return self._url or shlex.join(self._line)
+        return self._url or shlex.join(self._command)
 
     async def connect(self, context: ToolContext) -> _Connection:
         """Start or reach the server, and ask for its tools."""
@@ -89,7 +89,7 @@ class McpServer:
             said = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
             try:
                 if self._url is None:
-                    program, *rest = self._line
+                    program, *rest = self._command
                     started = StdioServerParameters(command=program, args=rest, env=self._env)
                     streams: Any = await stack.enter_async_context(stdio_client(started, errlog=said))
                 else:
@@ -109,13 +109,13 @@ class McpServer:
     def tools_of(self, listed: Sequence[Any], session: Any) -> list[Tool]:
         """The server's tools that are wanted."""
         names = [tool.name for tool in listed]
-        for name in self._only or []:
+        for name in self._tools or []:
             if name not in names:
                 raise ToolSetupError(f"mcp: {self.place} has no tool {name!r}; it has {', '.join(names)}")
         return [
             McpTool(tool, session, self._prefix, self._timeout)
             for tool in listed
-            if self._only is None or tool.name in self._only
+            if self._tools is None or tool.name in self._tools
         ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from scripted_models import Scripted
 
 from ajet.agents import ReActAgent, Trajectory, read_trajectory
 from ajet.agents.batch import GIVE_UP_AFTER, Batch, BatchError, Prices, demonstrations, pass_at_k, run_batch
+from ajet.sandbox import SandboxSettings
 from ajet.schema.task import Task
+from ajet.tools import ToolContext, tool
 
 TASKS = [Task(task_id=f"t{number}", main_query=str(number)) for number in range(3)]
 
@@ -53,7 +56,7 @@ def test_all_runs_and_again_none(tmp_path: Path) -> None:
     assert done[0].cost == pytest.approx(0.002)
     assert read_trajectory(tmp_path / "t0-1.jsonl") == done[1]
     told: list[Trajectory] = []
-    again = asyncio.run(run_batch(batch(tmp_path, model, on_end=told.append)))
+    again = asyncio.run(run_batch(batch(tmp_path, model, prices=Prices(1.0, 10.0), on_end=told.append)))
     assert again == done and told == done and model.calls == 6
 
 
@@ -91,6 +94,116 @@ def test_a_folder_of_another_model_is_left_alone(tmp_path: Path) -> None:
     asyncio.run(run_batch(batch(tmp_path, Echo())))
     with pytest.raises(BatchError, match="choose another folder"):
         asyncio.run(run_batch(batch(tmp_path, Echo(), model_name="other")))
+
+
+def run_with(out: Path, model: Any, tasks: Any = TASKS, settings: Any = None, **given: Any) -> list[Trajectory]:
+    agent = ReActAgent(**{"system_prompt": "", "sampling": {"temperature": 0.7}, **(settings or {})})
+    values = {"judge": verdict, "judge_name": "verdict", "model_name": "m", **given}
+    return asyncio.run(run_batch(Batch(agent, tasks, lambda: model, out, **values)))
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"settings": {"sampling": {"temperature": 0.0}}}, "sampling"),
+        ({"settings": {"tools": ["calculator"]}}, "tools"),
+        ({"settings": {"system_prompt": "Be brief."}}, "agent"),
+        ({"settings": {"max_steps": 3}}, "agent"),
+        ({"settings": {"name": "other"}}, "agent"),
+        ({"tasks": [Task(task_id="t0", main_query="0", metadata={"answer": 7})]}, "task"),
+        ({"tasks": [Task(task_id="t0", main_query="zero")]}, "task"),
+        ({"judge_name": "another"}, "judge"),
+        ({"model_name": "other", "settings": {"max_steps": 3}}, "agent, model"),
+        ({"sandbox": SandboxSettings(kind="none")}, "sandbox"),
+    ],
+)
+def test_results_of_other_settings_are_not_taken_for_this_batchs(
+    tmp_path: Path, other: dict[str, Any], named: str
+) -> None:
+    model = Echo()
+    run_with(tmp_path, model)
+    with pytest.raises(BatchError, match=rf"t0-0\.jsonl was made with another {named}: choose another folder"):
+        run_with(tmp_path, model, **other)
+    assert model.calls == 3
+
+
+def test_what_no_result_depends_on_may_change(tmp_path: Path) -> None:
+    @tool
+    def look() -> str:
+        """Look."""
+        return "nothing"
+
+    class Own(ReActAgent):
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.helper, self.lock, self.words = str.upper, threading.Lock(), {"b", "a"}
+
+    model = Echo()
+    first = Batch(Own(tools=[look]), TASKS[:2], lambda: model, tmp_path, prices=Prices(1.0, 1.0))
+    assert len(asyncio.run(run_batch(first))) == 2
+    again = Batch(Own(tools=[look]), TASKS, lambda: model, tmp_path, concurrency=1, prices=Prices(2.0, 2.0))
+    done = asyncio.run(run_batch(again))
+    assert model.calls == 3
+    assert [trajectory.cost for trajectory in done] == [pytest.approx(0.0022)] * 3
+
+
+class Door:
+    """A tool that opens for all runs but those in `shut`."""
+
+    name, description, parameters = "door", "A door.", {"type": "object", "properties": {}}
+
+    def __init__(self, *shut: str) -> None:
+        self.closed = shut
+
+    async def open(self, context: ToolContext) -> Any:
+        if context.episode_id in self.closed:
+            raise ConnectionError("it is shut")
+        return self
+
+    async def close(self) -> None: ...
+
+
+def test_a_tool_that_does_not_open_fails_its_run_alone(tmp_path: Path) -> None:
+    model = Echo()
+    door = Door("t0-0", "t1-0")
+    done = run_with(tmp_path, model, settings={"tools": [door]})
+    assert [trajectory.failure is None for trajectory in done] == [False, False, True] and model.calls == 1
+    assert "it is shut" in str(read_trajectory(tmp_path / "t0-0.jsonl").failure)
+    door.closed = ()
+    again = run_with(tmp_path, model, settings={"tools": [door]})
+    assert all(trajectory.reward == 1.0 for trajectory in again) and model.calls == 3
+
+
+def test_a_model_or_a_sandbox_that_cannot_be_made_fails_its_run_alone(tmp_path: Path) -> None:
+    models = iter([Echo(), None, Echo()])
+
+    def make() -> Any:
+        made = next(models)
+        if made is None:
+            raise RuntimeError("no memory left")
+        return made
+
+    done = asyncio.run(run_batch(Batch(ReActAgent(), TASKS, make, tmp_path / "m", concurrency=1)))
+    assert [str(trajectory.stop_reason) for trajectory in done] == ["answer", "agent_error", "answer"]
+    assert read_trajectory(tmp_path / "m" / "t1-0.jsonl") == done[1]
+    settings = SandboxSettings(kind="docker", image="no/such:image")
+    done = run_with(tmp_path / "s", Echo(), sandbox=settings)
+    assert [trajectory.failure and trajectory.failure.kind for trajectory in done] == ["SandboxError"] * 3
+
+
+def test_a_batch_whose_runs_all_fail_ends(tmp_path: Path) -> None:
+    tasks = [Task(task_id=f"t{number}", main_query="?") for number in range(100)]
+    shut = Door(*(f"t{number}-0" for number in range(100)))
+    with pytest.raises(BatchError, match=r"8 runs failed and none succeeded.*it is shut"):
+        run_with(tmp_path, Echo(), tasks, {"tools": [shut]}, concurrency=1)
+
+
+def test_tasks_whose_names_differ_only_in_what_file_names_cannot_hold(tmp_path: Path) -> None:
+    tasks = [Task(task_id=name, main_query=name) for name in ("a/b", "a_b", "a b", "x" * 400, "x" * 401)]
+    model = Echo()
+    done = run_with(tmp_path, model, tasks)
+    assert len(list(tmp_path.glob("*.jsonl"))) == 5 and all(trajectory.reward == 1.0 for trajectory in done)
+    assert run_with(tmp_path, model, tasks) == done and model.calls == 5
 
 
 def test_two_tasks_of_one_id(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def test_it_is_saved_as_it_grows(tmp_path: Path) -> None:
     agent = ReActAgent(tools=["calculator"])
     trajectory = asyncio.run(agent.run_trajectory("?", model, save_to=tmp_path, on_step=look, request_id="a/b c"))
     assert lengths == [1, 2, 3, 4]
-    whole = read_trajectory(tmp_path / "a_b_c.jsonl")
+    whole = read_trajectory(tmp_path / file_name("a/b c"))
     assert whole == trajectory and whole.messages == trajectory.messages
     assert Trajectory.from_dict(json.loads(json.dumps(trajectory.to_dict()))) == trajectory
 
@@ -120,8 +121,10 @@ def test_results_without_a_json_form_are_kept_as_text(tmp_path: Path) -> None:
 
 
 def test_file_names() -> None:
-    assert file_name("../../etc/passwd") == "_.._etc_passwd.jsonl"
-    assert file_name("task-1#2") == "task-1_2.jsonl"
+    assert file_name("task-1.2") == "task-1.2.jsonl"
+    assert re.fullmatch(r"_\.\._etc_passwd-[0-9a-f]{8}\.jsonl", file_name("../../etc/passwd"))
+    assert len({file_name(name) for name in ("a/b", "a_b", "a b", "Ü" * 300, "Ü" * 301)}) == 5
+    assert all(len(file_name(character * 300).encode()) < 255 for character in ("x", "Ü", "字"))
 
 
 def test_the_file_is_json_for_other_programs_too(tmp_path: Path) -> None:
