@@ -88,7 +88,10 @@ def _agent(arguments: Namespace) -> Agent:
         except yaml.YAMLError:
             raise UserError(f"{text!r}: the value can't be read; close its quotes and brackets") from None
     sampling = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
-    options.setdefault("sampling", {name: value for name, value in sampling.items() if value is not None})
+    given = {name: value for name, value in sampling.items() if value is not None}
+    if not isinstance(options.setdefault("sampling", {}), dict):
+        raise UserError(f"sampling={options['sampling']}: write a mapping, for example sampling={{top_p: 0.9}}")
+    options["sampling"] |= given
     if "->" not in arguments.agent:
         options.setdefault("name", arguments.agent)
     try:
@@ -190,6 +193,7 @@ async def _rollout(
                 repeats=arguments.n,
                 concurrency=arguments.concurrency,
                 judge=judge,
+                judge_name=arguments.judge or "",
                 prices=Prices(arguments.price_input, arguments.price_output),
                 model_name=model.name,
                 on_end=ended,

@@ -75,6 +75,39 @@ def test_a_batch_against_a_server(folder: Path, capsys: pytest.CaptureFixture[st
     assert len(episodes) == 2 and all(episode.tree.trained_tokens for episode in episodes)
 
 
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (("--temperature", "0.5"), "sampling"),
+        (("--max-tokens", "9"), "sampling"),
+        (("tools=[calculator, finish]",), "tools"),
+        (("--judge", "own.py->Judge"), "judge"),
+        (("max_steps=3",), "agent"),
+    ],
+)
+def test_other_settings_need_another_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], named: str
+) -> None:
+    (folder / "own.py").write_text(
+        "from ajet.task_judge.base_judge import BaseJudge\n"
+        "class Judge(BaseJudge):\n    def compute_reward(self, task, output):\n        return 0.25, False\n"
+    )
+    server = Server(answer)
+    command = ("--model", server.url, "--model-name", "m", "sampling={temperature: 1}", "tools=[calculator]")
+    assert rollout(*command) == 0
+    asked = len(server.seen)
+    assert rollout(*command, *more) == 2
+    assert f"a-0.jsonl was made with another {named}: choose another folder" in capsys.readouterr().err
+    assert len(server.seen) == asked
+
+
+def test_what_a_flag_says_is_sent(folder: Path) -> None:
+    server = Server(answer)
+    command = ("--model", server.url, "--model-name", "m", "sampling={temperature: 1, top_p: 0.5}")
+    assert rollout(*command, "--temperature", "0.25", "--limit", "1") == 0
+    assert (server.seen[0][1]["temperature"], server.seen[0][1]["top_p"]) == (0.25, 0.5)
+
+
 def test_the_viewer_shows_trajectories_without_a_run(folder: Path) -> None:
     assert rollout("--model", Server(answer).url, "--model-name", "m", "tools=[calculator]", "--quiet") == 0
     with shown_folder(folder / "out") as root:
@@ -159,8 +192,8 @@ def test_tools_run_in_a_sandbox(folder: Path, capsys: pytest.CaptureFixture[str]
     from ajet.agents import read_trajectory
 
     command = ("--model", Server(uses_bash).url, "--model-name", "m", "tools=[bash]", "--limit", "1")
-    assert rollout(*command) == 2
-    assert "needs a sandbox: set ajet.rollout.sandbox, or --sandbox" in capsys.readouterr().err
+    assert rollout(*command) == 1
+    assert "needs a sandbox: set ajet.rollout.sandbox, or --sandbox" in capsys.readouterr().out
     assert rollout(*command, "--sandbox", "{kind: bubblewrap, memory_mb: 64}") == 0
     results = [step for step in read_trajectory(folder / "out" / "a-0.jsonl").steps if step.tool_name == "bash"]
     assert results[-1].content.startswith("42\n/workspace\n0")
