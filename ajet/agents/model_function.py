@@ -116,7 +116,9 @@ def as_message(reply: Any) -> ModelMessage:
     if isinstance(reply, ModelMessage):
         return reply
     if isinstance(reply, str):
-        return ModelMessage(role="assistant", content=reply)
+        message = ModelMessage(role="assistant", content=str(reply))
+        message.finish_reason = getattr(reply, "finish_reason", None) or "stop"
+        return message
     if hasattr(reply, "choices"):
         from ajet.agents.openai_model import message_of
 

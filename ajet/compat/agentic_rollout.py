@@ -39,9 +39,10 @@ from ajet.compat.agentic_rollout_tools import (
     create_tool,
     create_tools,
 )
+from ajet.schema.episode import Failure
 from ajet.schema.trajectory import Trajectory as _Trajectory
 from ajet.schema.trajectory import TrajectoryStep
-from ajet.schema.trajectory_file import write_trajectory
+from ajet.schema.trajectory_file import SUFFIX, file_name, write_trajectory
 from ajet.tools import ToolContext, Toolset, get_global_tool_registry, make_tools, register_tool
 
 __all__ = [
@@ -327,6 +328,9 @@ class AgenticRollout:
         self.config = config if isinstance(config, AgenticRolloutConfig) else AgenticRolloutConfig(**config)
         self.llm_generate_func = llm_generate_func
         self.tokenizer = tokenizer
+        place = self.config.trajectory_save_path
+        if self.config.save_trajectories and (place is None or place.endswith(SUFFIX)):
+            raise ValueError(f"save_trajectories needs trajectory_save_path, a folder for one file each, not {place!r}")
         made_of = get_agent_class(self.config.agent_type)
         if made_of is None:
             raise ValueError(f"unknown agent {self.config.agent_type!r}; there are: {', '.join(list_agents())}")
@@ -343,20 +347,28 @@ class AgenticRollout:
         """A trajectory for each prompt, in their order. One that fails says so and does not stop the others."""
         free = asyncio.Semaphore(self.config.concurrent_requests)
 
-        async def one(prompt: Any) -> Trajectory:
+        async def one(prompt: Any, request_id: str) -> Trajectory:
             async with free:
-                return await self.run_one(prompt, f"agentic_rollout_{uuid.uuid4().hex[:8]}")
+                return await self.run_one(prompt, request_id)
 
-        self.trajectories = list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+        names = new_request_ids(len(prompts))
+        self.trajectories = list(await asyncio.gather(*map(one, prompts, names)))
         return self.trajectories
 
     async def run_one(self, prompt: Any, request_id: str, model: Any = None) -> Trajectory:
         """One prompt's trajectory, by `model` or the rollout's own. A failure is part of it, not raised."""
         model = as_model_function(self.llm_generate_func if model is None else model)
         save_to = self.config.trajectory_save_path if self.config.save_trajectories else None
-        return await self.agent.run_trajectory(  # type: ignore[no-any-return]
-            prompt, model, request_id, raise_errors=False, save_to=save_to
-        )
+        try:
+            made: Trajectory = await self.agent.run_trajectory(
+                prompt, model, request_id, raise_errors=False, save_to=save_to
+            )
+        except Exception as error:  # noqa: BLE001 - an agent of the user's own may know no `raise_errors`
+            made = Trajectory(request_id, agent=self.agent.name)
+            made.end(StopReason.AGENT_ERROR, Failure(type(error).__name__, str(error)))
+        if save_to is not None and not (file := Path(save_to) / file_name(request_id)).exists():
+            write_trajectory(file, made)  # nor `save_to`
+        return made
 
     async def generate_sequences(self, prompts: Any) -> Any:
         """A `DataProto` for verl's `DataProto` of prompts. With verl's client of its rollout servers as
@@ -365,6 +377,12 @@ class AgenticRollout:
         from ajet.compat.agentic_rollout_batch import generate_sequences
 
         return await generate_sequences(self, prompts)
+
+
+def new_request_ids(count: int) -> list[str]:
+    """Names that no other batch has."""
+    batch = uuid.uuid4().hex[:16]
+    return [f"agentic_rollout_{batch}_{number}" for number in range(count)]
 
 
 def create_agentic_rollout(config: Mapping[str, Any], **more: Any) -> AgenticRollout:

@@ -34,20 +34,23 @@ PROMPT_LENGTH, RESPONSE_LENGTH = 4096, 16384
 
 async def generate_sequences(rollout: AgenticRollout, prompts: Any) -> Any:
     """One trajectory for each row of `prompts`. A row that fails is an empty one, and says why in its metadata."""
+    from ajet.compat.agentic_rollout import new_request_ids
+
     try:
         from verl.protocol import DataProto
     except ImportError as error:
         raise MissingDependencyError(f"generate_sequences needs verl ({error}): {install_command('verl')}") from error
     rows = rows_of(prompts)
     client = rollout.llm_generate_func
-    sampled = [_Sampled(rollout, dict(prompts.meta_info), number) for number in range(len(rows))]
+    names = new_request_ids(len(rows))
+    sampled = [_Sampled(rollout, dict(prompts.meta_info), name) for name in names]
     exact = hasattr(client, "generate")
     free = asyncio.Semaphore(rollout.config.concurrent_requests)
 
     async def one(number: int) -> MadeTrajectory:
         async with free:
             model = sampled[number].model() if exact else None
-            return await rollout.run_one(rows[number], f"agentic_rollout_{number}", model)
+            return await rollout.run_one(rows[number], names[number], model)
 
     made = list(await asyncio.gather(*(one(number) for number in range(len(rows)))))
     rollout.trajectories = list(made)
@@ -89,8 +92,8 @@ def rows_of(prompts: Any) -> list[dict[str, Any]]:
 class _Sampled:
     """One row's calls, as tokens."""
 
-    def __init__(self, rollout: AgenticRollout, meta: Mapping[str, Any], number: int) -> None:
-        self._rollout, self._meta, self._number = rollout, meta, number
+    def __init__(self, rollout: AgenticRollout, meta: Mapping[str, Any], name: str) -> None:
+        self._rollout, self._meta, self._name = rollout, meta, name
         self._session: EpisodeSession | None = None
         self._prompt_length = int(meta.get("prompt_length") or PROMPT_LENGTH)
         self._response_length = int(meta.get("response_length") or RESPONSE_LENGTH)
@@ -121,7 +124,7 @@ class _Sampled:
         if meta.get("validate"):
             settings = replace(settings, temperature=float(meta.get("temperature", 0.0)))
         self._session = EpisodeSession(
-            episode_id=f"agentic_rollout_{self._number}",
+            episode_id=self._name,
             tracker=ContextTracker(renderer, TrackerSettings(max_model_len=longest, checks=())),
             renderer=renderer,
             engine=engine,
@@ -131,19 +134,20 @@ class _Sampled:
         return AjetTuner(self._session, make_config({}), asyncio.get_running_loop()).as_model_function()
 
     def row(self, trajectory: Trajectory) -> tuple[Sample | None, int]:
-        """The row with the most sampled tokens, and how many tokens the others have. A failed trajectory has none."""
-        if self._session is None or trajectory.status is TrajectoryStatus.FAILED:
+        """The row with the most sampled tokens, and how many sampled tokens it lacks: other rows', and what was cut.
+        A failed trajectory has no row."""
+        if self._session is None:
             return None, 0
-        samples, _ = linear_samples(
+        samples, ledger = linear_samples(
             self._session.tracker.finish(_reward(trajectory)).tree,
             max_prompt_length=self._prompt_length,
             max_response_length=self._response_length,
             max_samples=64,
         )
-        counts = [int(sample.response_mask.sum()) for sample in samples]
-        if not counts:
-            return None, 0
-        return samples[counts.index(max(counts))], sum(counts) - max(counts)
+        if trajectory.status is TrajectoryStatus.FAILED or not samples:
+            return None, ledger.captured
+        best = max(samples, key=lambda sample: int(sample.response_mask.sum()))
+        return best, ledger.captured - int(best.response_mask.sum())
 
 
 def _reward(trajectory: Trajectory) -> float:

@@ -11,6 +11,12 @@ CLIENT_S = 120.0
 """How long a reply may take."""
 
 
+class ReplyText(str):
+    """A reply's text, which knows how it ended: one that was cut or withheld is no answer."""
+
+    finish_reason: str = "stop"
+
+
 class LLMAPIClient:
     """A client of an OpenAI-compatible server: `generate` is an LLM function. What fails raises."""
 
@@ -39,7 +45,10 @@ class LLMAPIClient:
         reply = await self._client.chat.completions.create(
             model=self.model, messages=asked, max_tokens=max_tokens, temperature=temperature, **more
         )
-        return reply.choices[0].message.content or ""
+        choice = reply.choices[0]
+        text = ReplyText(choice.message.content or choice.message.refusal or "")
+        text.finish_reason = "refusal" if choice.message.refusal else choice.finish_reason
+        return text
 
     async def close(self) -> None:
         await self._client.close()

@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from http_server import Server
 
-from ajet.agents import StopReason
+from ajet.agents import StopReason, read_trajectory
 from ajet.compat.agentic_rollout import (
     AgenticRollout,
     AgenticRolloutConfig,
@@ -136,6 +136,38 @@ def test_prompts_are_run_in_their_order_and_one_failure_stops_no_other() -> None
         AgenticRollout(AgenticRolloutConfig(agent_type="dreamer"))
 
 
+def test_an_agent_of_ones_own_that_raises_fails_alone_and_all_are_saved(tmp_path: Path) -> None:
+    @register_agent("compat_picky")
+    class PickyAgent(BaseAgent):
+        async def run_trajectory(self, prompt: Any, llm_generate_func: Any, request_id: str, **_: Any) -> Trajectory:
+            trajectory = Trajectory(request_id)
+            trajectory.add_step(TrajectoryStep(StepType.FINAL_ANSWER, prompt["question"].upper()))
+            self.finalize_trajectory(trajectory)
+            return trajectory
+
+    config = AgenticRolloutConfig("compat_picky", save_trajectories=True, trajectory_save_path=str(tmp_path))
+    rollout = AgenticRollout(config, Scripted())
+    done = asyncio.run(rollout.run_batch([{"question": "first"}, {"query": "second"}, {"question": "third"}]))
+    assert [trajectory.get_final_response() for trajectory in done] == ["FIRST", "", "THIRD"]
+    assert done[1].stop_reason is StopReason.AGENT_ERROR and done[1].failure is not None
+    assert done[1].failure.kind == "KeyError"
+    saved = {read_trajectory(path).request_id for path in tmp_path.glob("*.jsonl")}
+    assert saved == {trajectory.request_id for trajectory in done} and len(saved) == 3
+
+
+def test_a_prompt_without_any_text_fails_alone() -> None:
+    rollout = AgenticRollout(AgenticRolloutConfig(), Scripted("Final Answer: 42"))
+    done = asyncio.run(rollout.run_batch([{"answer": "no question"}, "What is 6*7?"]))
+    assert [trajectory.get_final_response() for trajectory in done] == ["", "42"]
+    assert "holds none of" in str(done[0].failure)
+
+
+@pytest.mark.parametrize("place", [None, "out/trajectories.jsonl"])
+def test_saving_needs_a_folder(place: str | None) -> None:
+    with pytest.raises(ValueError, match="trajectory_save_path"):
+        AgenticRollout(AgenticRolloutConfig(save_trajectories=True, trajectory_save_path=place))
+
+
 def test_tools_of_the_librarys_kinds() -> None:
     class Result:
         success, result, error, reward_score = False, None, "no such city", 0.0
@@ -198,7 +230,8 @@ def test_a_general_agent() -> None:
     seen: list[list[dict[str, Any]]] = []
     replies = iter(
         [
-            'Thought: I multiply.\nAction: {"name": "calculator", "parameters": {"expression": "6*7"}}',
+            '<think>Action: {"name": "finish", "parameters": {"answer": "41"}}</think>\nThought: I multiply.\n'
+            'Action: {"name": "calculator", "parameters": {"expression": "6*7"}}',
             'Action: {"parameters": {}}',
             'Action:\n```json\n{"tool_name": "finish", "tool_args": {"answer": "42"}}\n```',
         ]
@@ -257,6 +290,18 @@ def test_a_client_of_a_server() -> None:
     assert asyncio.run(main()) == "four"
     ((_, body, key),) = server.seen
     assert (body["max_tokens"], body["temperature"], key) == (8, 0.7, "key")
+
+
+@pytest.mark.parametrize(
+    ("finish", "reason"), [("length", StopReason.REPLY_CUT), ("content_filter", StopReason.REFUSED)]
+)
+def test_a_clients_reply_that_is_no_answer(finish: str, reason: StopReason) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "Final Answer: 4"}, "finish_reason": finish}
+    reply = {"id": "r", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    server = Server(lambda path, body, key: (200, {"content-type": "application/json"}, reply))
+    client = create_llm_client("key", server.url, "m")
+    (made,) = asyncio.run(AgenticRollout(AgenticRolloutConfig(), client.generate).run_batch(["6*7?"]))
+    assert made.stop_reason is reason
 
 
 def test_tools_without_an_agent() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,8 @@ REPLIES = ('Thought: I calculate.\nAction: calculator(expression="6*7")', "Actio
 
 
 class Client:
-    """Answers by ids, as verl's client does. A prompt with `broken` gets an error."""
+    """Answers by ids, as verl's client does. A prompt with `broken` gets an error, one with `breaks` in its second
+    call."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -30,9 +32,9 @@ class Client:
         self.asked: list[dict[str, Any]] = []
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        if "broken" in self.tokenizer.decode(prompt_ids):
+        asked, said = self.tokenizer.decode(prompt_ids), self.said.setdefault(request_id, [])
+        if "broken" in asked or ("breaks" in asked and said):
             raise RuntimeError("the server is gone")
-        said = self.said.setdefault(request_id, [])
         ids = [*self.tokenizer.encode(REPLIES[len(said)], add_special_tokens=False), self.tokenizer.eos_token_id]
         said.append((list(prompt_ids), ids))
         self.asked.append(sampling_params)
@@ -62,12 +64,12 @@ def test_tokens_masks_and_logprobs_are_those_of_sampling() -> None:
     assert made.non_tensor_batch["responses"].tolist() == ["It is 42.", "", "It is 42."]
     assert made.non_tensor_batch["index"].tolist() == [0, 1, 2] and made.meta_info == {"global_steps": 3}
     trajectories = made.non_tensor_batch["trajectories"].tolist()
-    assert [each["request_id"] for each in trajectories] == [f"agentic_rollout_{number}" for number in range(3)]
+    assert len({each["request_id"] for each in trajectories}) == 3
     assert "the server is gone" in str(trajectories[1])
     tensors = made.batch
     width, length = tensors["prompts"].shape[1], tensors["responses"].shape[1]
     for row in (0, 2):
-        (first_prompt, first), (second_prompt, second) = client.said[f"agentic_rollout_{row}"]
+        (first_prompt, first), (second_prompt, second) = client.said[trajectories[row]["request_id"]]
         expected = [*second_prompt[len(first_prompt) :], *second]
         assert second_prompt[: len(first_prompt) + len(first)] == first_prompt + first
         between = len(expected) - len(first) - len(second)
@@ -83,6 +85,29 @@ def test_tokens_masks_and_logprobs_are_those_of_sampling() -> None:
         assert tensors["position_ids"][row][attended].tolist() == list(range(len(first_prompt) + len(expected)))
     assert tensors["response_mask"][1].sum() == 0 and tensors["rm_scores"][1].sum() == 0
     assert {asked["temperature"] for asked in client.asked} == {0.3}
+
+
+@needs_verl
+def test_sampled_tokens_that_are_in_no_row_are_counted() -> None:
+    tokenizer = ModelSource.resolve("tiny:qwen2-0.3m").tokenizer()
+    client, config = Client(tokenizer), AgenticRolloutConfig(max_steps=4, tools_config=TOOLS)
+    asked = prompts("What is 6*7?", "It breaks.", "broken", prompt_length=4096, response_length=5)
+    made = asyncio.run(AgenticRollout(config, client, tokenizer).generate_sequences(asked))
+    first, second = (len(ids) for _, ids in next(iter(client.said.values())))
+    assert made.batch["response_mask"].sum(1).tolist() == [5, 0, 0]
+    assert made.non_tensor_batch["ajet_left_out"].tolist() == [first + second - 5, first, 0]
+
+
+@needs_verl
+def test_each_batch_saves_its_own_trajectories(tmp_path: Path) -> None:
+    async def model(messages: list[dict[str, str]], max_tokens: int = 0, temperature: float = 0.0) -> str:
+        return "Final Answer: 42"
+
+    config = AgenticRolloutConfig(save_trajectories=True, trajectory_save_path=str(tmp_path))
+    rollout = AgenticRollout(config, model)
+    for _ in range(3):
+        asyncio.run(rollout.generate_sequences(prompts("one", "two")))
+    assert len(list(tmp_path.glob("*.jsonl"))) == 6
 
 
 @needs_verl
