@@ -65,8 +65,8 @@ class Agent:
         base_dirs: Sequence[str | Path] = (),
     ) -> None:
         """`tools`: tools, functions, or their specifications as `ajet.tools.make_tools` takes them. `format`: how the
-        model calls them; `auto`: natively, unless its function takes no `tools`. `sampling`: passed to the model with
-        each call.
+        model calls them; `auto`: natively, unless its function has no argument `tools`. `sampling`: passed to the model
+        with each call.
         """
         self.name = name or type(self).__name__
         self.system_prompt = self.system_prompt_default if system_prompt is None else system_prompt

@@ -79,7 +79,7 @@ class AjetAgentLoop(AgentLoopBase):  # type: ignore[misc]
         settings = TrackerSettings.from_config(self._config)
         step = int(row.get("global_steps") or 0)
         outputs = outputs_of_episode(episode, settings, scored=self._reward == "ajet", step=step)
-        return outputs if "session_id" in row else _best(outputs)
+        return outputs if "session_id" in row else _best(outputs, episode.ledger.captured)
 
 
 class HostRuntime(Runtime):
@@ -193,11 +193,10 @@ def outputs_of_episode(
     return outputs
 
 
-def _best(outputs: Sequence[AgentLoopOutput]) -> AgentLoopOutput:
-    """The row with the most sampled tokens, and how many the others have."""
-    sampled = [sum(output.response_mask) for output in outputs]
-    best = outputs[sampled.index(max(sampled))]
-    best.extra_fields["ajet_left_out"] = sum(sampled) - max(sampled)
+def _best(outputs: Sequence[AgentLoopOutput], captured: int) -> AgentLoopOutput:
+    """The row with the most sampled tokens, and how many of the episode's it lacks."""
+    best = max(outputs, key=lambda output: sum(output.response_mask))
+    best.extra_fields["ajet_left_out"] = captured - sum(best.response_mask)
     return best
 
 

@@ -151,6 +151,8 @@ def test_an_episode_that_fails_trains_nothing(tmp_path: Path) -> None:
     output = asyncio.run(loops.generate_sequences(row))
     assert output.batch["response_mask"].sum() == 0 and output.batch["rm_scores"].sum() == 0.0
     assert output.non_tensor_batch["ajet_status"].tolist() == ["workflow_error"] and server.said
+    sampled = sum(len(ids) for _, ids in server.said)
+    assert output.non_tensor_batch["ajet_left_out"].tolist() == [sampled]  # none of them is in the row
 
 
 @pytest.mark.parametrize(
