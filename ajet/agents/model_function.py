@@ -15,7 +15,7 @@ import inspect
 import os
 from typing import Any, Protocol, cast
 
-from ajet.agents.reply import ModelMessage
+from ajet.agents.reply import ModelMessage, joined_text
 from ajet.schema.errors import ConfigError
 from ajet.schema.trajectory import Usage
 
@@ -136,17 +136,10 @@ def as_message(reply: Any) -> ModelMessage:
     )
 
 
-def _joined(parts: list[Any]) -> Any:
-    """The text of a list of text parts; any other list as it is."""
-    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
-    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else parts
-
-
 def _checked(message: dict[str, Any]) -> ModelMessage:
     usage, finish = message.pop("usage", None), message.pop("finish_reason", None)
     made = ModelMessage({**message, "role": "assistant", "content": message.get("content") or ""})
-    if isinstance(made["content"], list):
-        made["content"] = _joined(made["content"])
+    made["content"] = joined_text(made["content"])
     if not isinstance(made["content"], str):
         raise ModelReplyError(f"a reply's content must be text, not {type(made['content']).__name__}")
     calls = made.get("tool_calls")

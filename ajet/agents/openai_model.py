@@ -7,7 +7,8 @@ import inspect
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ajet.agents.reply import ModelMessage
+from ajet.agents.reply import ModelMessage, joined_text
+from ajet.schema.errors import EngineError
 from ajet.schema.trajectory import Usage
 
 if TYPE_CHECKING:
@@ -62,19 +63,20 @@ class AddressModelFunction(OpenAIModelFunction):
 
 
 def message_of(reply: ChatCompletion) -> ModelMessage:
-    """The message of a chat completion, and what it cost."""
-    if not reply.choices:
-        raise RuntimeError(f"the model's server replied without any choice: {reply!r:.300}")
-    choice = reply.choices[0]
-    written = choice.message
-    message = ModelMessage(role="assistant", content=written.content or "")
+    """The message of a chat completion, and what it cost. Raises EngineError if it is none."""
+    choices = getattr(reply, "choices", None)  # the client's types promise more than every server says
+    choice = choices[0] if choices else None
+    written = getattr(choice, "message", None)
+    content = joined_text(getattr(written, "content", None) or "")
+    if written is None or not isinstance(content, str):
+        raise EngineError(f"the model's server answered with what is no reply: {reply!r:.300}")
+    message = ModelMessage(role="assistant", content=content)
     if reasoning := getattr(written, "reasoning_content", None):
         message["reasoning_content"] = reasoning
     if refusal := getattr(written, "refusal", None):
         message["refusal"] = refusal
     if written.tool_calls:
         message["tool_calls"] = [_plain(call) for call in written.tool_calls]
-    # the client's types promise more than every server says
     counts: list[Any] = [getattr(reply.usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
     message.usage = None if None in counts else Usage(*counts)
     message.finish_reason = getattr(choice, "finish_reason", None) or "stop"

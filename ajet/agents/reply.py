@@ -51,3 +51,11 @@ class ParsedReply:
     answer: str | None = None
     problem: str = ""
     """What the model is told if its reply can't be read: what was expected, and how to write it."""
+
+
+def joined_text(content: Any) -> Any:
+    """The text of a list of text parts; anything else as it is."""
+    if not isinstance(content, list):
+        return content
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
+    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else content

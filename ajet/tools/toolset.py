@@ -134,7 +134,10 @@ class Toolset:
                 result: Any = await entry.opened.call(parsed)
         except (SandboxError, EnvironmentFault):
             raise
-        except (Exception, SystemExit) as error:  # whatever a tool raises is an answer to the model
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # what a tool raises is an answer to the model
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise  # it was not the tool's own
             if isinstance(error, TimeoutError) and limit.expired():
                 return _failed(
                     f"{name} did not finish within {self._call_seconds:g} s and was stopped. Ask for less work."

@@ -16,7 +16,7 @@ from http_server import Server
 
 from ajet.agents import ReActAgent, StopReason, as_model_function, read_trajectory
 from ajet.agents.model_function import ModelReplyError
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, EngineError
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]
 
@@ -81,6 +81,30 @@ def test_anthropic_clients(kind: str) -> None:
     assert thought == {"type": "thinking", "thinking": "hm", "signature": "s"}  # as it came: its signature is checked
     assert said["text"] == "Let me see." and used["input"] == {"expression": "6*7"}
     assert second["messages"][2]["content"] == [{"type": "tool_result", "tool_use_id": "t1", "content": "42"}]
+
+
+def test_a_servers_content_in_parts_is_text() -> None:
+    message = {"role": "assistant", "content": [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]}
+    answer = {"id": "r1", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    server = Server(lambda *_: (200, {"content-type": "application/json"}, answer))
+    assert ask(as_model_function(server.url, "m"))["content"] == "42"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "<html>a page</html>",
+        {"id": "r1", "choices": []},
+        {"id": "r1", "choices": [{"index": 0}]},
+        {"error": {"message": "no quota"}},
+        {"id": "r1", "choices": [{"index": 0, "message": {"role": "assistant", "content": [{"type": "image"}]}}]},
+    ],
+)
+def test_what_a_server_answers_that_is_no_reply(answer: Any) -> None:
+    kind = "text/html" if isinstance(answer, str) else "application/json"
+    server = Server(lambda *_: (200, {"content-type": kind}, answer))
+    with pytest.raises(EngineError, match=r"the model's server answered with what is no reply: "):
+        ask(as_model_function(server.url, "m"))
 
 
 def test_a_refusal_keeps_its_text_and_says_what_it_is() -> None:

@@ -136,11 +136,31 @@ class Awkward(Exception):
         (Awkward(), "can't be shown"),
         (ValueError("x" * 10_000_000), "left out"),
         (KeyError(), "raw failed: KeyError"),
+        (asyncio.CancelledError("its own"), "raw failed: CancelledError: its own"),
     ],
 )
 def test_a_tool_that_raises_is_an_answer(raised: BaseException, said: str) -> None:
     result = answer(Raw(raised), "{}")
     assert not result.success and said in result.output and len(result.output) < 5000
+
+
+def test_a_cancelled_call_is_no_answer() -> None:
+    @tool(timeout=None)
+    async def hang() -> None:
+        """Hang."""
+        began.set()
+        await asyncio.Event().wait()
+
+    began = asyncio.Event()
+
+    async def main() -> None:
+        calling = asyncio.create_task(call(hang, "{}"))
+        await began.wait()
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+
+    asyncio.run(main())
 
 
 def test_a_dead_sandbox_is_raised() -> None:
