@@ -68,9 +68,12 @@ class Agent:
         model calls them; `auto`: natively, unless its function has no argument `tools`. `sampling`: passed to the model
         with each call.
         """
+        _check("name", name, str)
+        _check("system_prompt", system_prompt or "", str)
+        _check("sampling", sampling or {}, Mapping)
         self.name = name or type(self).__name__
         self.system_prompt = self.system_prompt_default if system_prompt is None else system_prompt
-        self.tools = make_tools(list(tools), base_dirs)
+        self.tools = make_tools(tools, base_dirs)
         if format != "auto" and format not in FORMATS:
             raise AgentSettingsError(f"format: {format!r} is not one of auto, {', '.join(FORMATS)}")
         self.format = format
@@ -351,6 +354,12 @@ class Agent:
         if name == "auto":
             name = "native" if function.takes_tools else "text"
         return FORMATS[name]()
+
+
+def _check(key: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        what = "text" if kind is str else "a mapping"
+        raise AgentSettingsError(f"{key}: {value!r} is not allowed: give {what}")
 
 
 def _said(error: Exception) -> str:

@@ -117,6 +117,9 @@ class _Runner:
         path = self._path(task, repeat)
         if not path.exists():
             return None
+        with path.open("rb") as file:
+            if not file.readline().endswith(b"\n"):  # its process was killed, or the disk was full
+                return None
         trajectory = read_trajectory(path)
         if FINISHED not in trajectory.metadata:
             return None

@@ -26,5 +26,7 @@ class AgentLimits:
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if value is not None and not (isinstance(value, int | float) and value > 0):
-                raise AgentSettingsError(f"{entry.name}: {value!r} is not allowed: give a number above 0")
+            kind = float | int if entry.name == "max_seconds" else int
+            if value is not None and not (isinstance(value, kind) and not isinstance(value, bool) and value > 0):
+                what = "number" if entry.name == "max_seconds" else "whole number"
+                raise AgentSettingsError(f"{entry.name}: {value!r} is not allowed: give a {what} above 0")

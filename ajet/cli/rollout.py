@@ -88,10 +88,8 @@ def _agent(arguments: Namespace) -> Agent:
         except yaml.YAMLError:
             raise UserError(f"{text!r}: the value can't be read; close its quotes and brackets") from None
     sampling = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
-    given = {name: value for name, value in sampling.items() if value is not None}
-    if not isinstance(options.setdefault("sampling", {}), dict):
-        raise UserError(f"sampling={options['sampling']}: write a mapping, for example sampling={{top_p: 0.9}}")
-    options["sampling"] |= given
+    if isinstance(options.setdefault("sampling", {}), dict):
+        options["sampling"] |= {name: value for name, value in sampling.items() if value is not None}
     if "->" not in arguments.agent:
         options.setdefault("name", arguments.agent)
     try:

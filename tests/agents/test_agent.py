@@ -26,7 +26,7 @@ from ajet.agents import (
     register_agent,
 )
 from ajet.schema.episode import Failure
-from ajet.tools import ToolContext, ToolResult, tool
+from ajet.tools import ToolContext, ToolResult, ToolSetupError, tool
 
 
 def run(agent: Agent, model: Any, prompt: Any = "What is 6*7?", **given: Any) -> Trajectory:
@@ -350,11 +350,28 @@ def test_code_of_an_agent_that_raises() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"max_steps": 0}, {"max_seconds": -1}, {"format": "xml"}, {"when_full": "panic"}, {"context_tokens": 0}],
+    [
+        {"max_steps": 0},
+        {"max_steps": 2.5},
+        {"max_tokens": True},
+        {"max_seconds": -1},
+        {"format": "xml"},
+        {"when_full": "panic"},
+        {"context_tokens": 0},
+        {"system_prompt": 5},
+        {"name": ["x"]},
+        {"sampling": 0.5},
+    ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any]) -> None:
     with pytest.raises(AgentSettingsError, match=next(iter(settings))):
         ReActAgent(**settings)
+
+
+@pytest.mark.parametrize("tools", ["calculator", None])
+def test_tools_that_are_no_list(tools: Any) -> None:
+    with pytest.raises(ToolSetupError, match="tools must be a list"):
+        ReActAgent(tools=tools)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,12 @@ def test_it_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     assert healthy.calls == 3 and all(trajectory.reward == 1.0 for trajectory in second)
 
 
+@pytest.mark.parametrize("text", ["", '{"trajectory": {"request'])
+def test_a_file_that_was_hardly_begun_is_begun_anew(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t0-0.jsonl").write_text(text)
+    assert all(trajectory.reward == 1.0 for trajectory in asyncio.run(run_batch(batch(tmp_path, Echo()))))
+
+
 def test_a_model_that_never_answers_ends_the_batch(tmp_path: Path) -> None:
     model = Echo(breaks_after=0)
     with pytest.raises(BatchError, match="down"):
