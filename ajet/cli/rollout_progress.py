@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -49,8 +49,8 @@ class Counts:
 
 @contextmanager
 def progress(counts: Counts, *, quiet: bool = False) -> Iterator[Callable[[Trajectory], None]]:
-    """Yields what is to be told of each trajectory that ended."""
-    if quiet:
+    """Yields what is to be told of each trajectory that ended. Progress that can't be written ends nothing."""
+    if quiet or sys.stderr is None:
         yield counts.add
     elif sys.stderr.isatty():
         with _bar(counts) as ended:
@@ -63,7 +63,8 @@ def progress(counts: Counts, *, quiet: bool = False) -> Iterator[Callable[[Traje
             counts.add(trajectory)
             if time.monotonic() - shown >= LINE_EVERY_S or counts.done == counts.total:
                 shown = time.monotonic()
-                print(f"{counts.done:,}/{counts.total:,}: {counts.text()}", file=sys.stderr, flush=True)
+                with suppress(OSError):  # nobody reads it any more: the trajectories are what counts
+                    print(f"{counts.done:,}/{counts.total:,}: {counts.text()}", file=sys.stderr, flush=True)
 
         yield ended_plainly
 
