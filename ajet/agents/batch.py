@@ -21,7 +21,7 @@ import msgspec
 from ajet.agents.agent import Agent
 from ajet.sandbox import SandboxSettings, open_sandbox
 from ajet.schema.episode import Failure
-from ajet.schema.errors import UserError
+from ajet.schema.errors import RewardError, UserError
 from ajet.schema.task import Task, WorkflowTask
 from ajet.schema.trajectory import StopReason, Trajectory
 from ajet.schema.trajectory_file import file_name, read_trajectory, write_end, write_trajectory
@@ -181,8 +181,12 @@ class _Runner:
         try:
             if self._batch.judge is not None:
                 await self._batch.judge(task, trajectory)
+            reward: Any = trajectory.reward
+            if reward is not None and not (isinstance(reward, int | float) and math.isfinite(reward)):
+                raise RewardError(f"the reward is {reward!r}, which is no finite number")
         except Exception as error:  # noqa: BLE001 - the judge is the user's: it fails this run, not the others
-            trajectory.failure = Failure(type(error).__name__, f"the judge raised: {error}")
+            trajectory.reward = trajectory.is_success = None
+            trajectory.failure = Failure(type(error).__name__, f"it could not be judged: {error}")
         else:
             trajectory.metadata[FINISHED] = True
 

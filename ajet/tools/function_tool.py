@@ -120,12 +120,12 @@ async def run_in_thread(work: Callable[[], Any]) -> Any:
         failure: Exception | None = None
         try:
             value = context.run(work)
-        except StopIteration as error:  # a future refuses it
-            failure = RuntimeError(f"StopIteration: {error}")
         except SystemExit as error:
             failure = RuntimeError(f"the function called sys.exit({error.code!r})")
-        except Exception as error:  # noqa: BLE001 - raised where the call is awaited
-            failure = error
+        except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
+            failure = RuntimeError(f"{type(error).__name__}: {error}")
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):  # which a future refuses
+                failure = error
         with contextlib.suppress(RuntimeError):  # the loop closed meanwhile: nobody waits any more
             loop.call_soon_threadsafe(settle, value, failure)
 

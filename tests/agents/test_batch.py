@@ -96,6 +96,17 @@ def test_a_judge_that_raises_fails_its_run_alone(tmp_path: Path) -> None:
     assert asyncio.run(run_batch(batch(tmp_path, Echo())))[2].failure is None
 
 
+@pytest.mark.parametrize("reward", [math.nan, math.inf, "1"])
+def test_a_judges_reward_that_is_no_number_is_a_failure(tmp_path: Path, reward: Any) -> None:
+    async def odd(task: Task, trajectory: Trajectory) -> None:
+        trajectory.reward, trajectory.is_success = reward, True
+
+    done = asyncio.run(run_batch(batch(tmp_path, Echo(), judge=odd)))
+    assert all("no finite number" in str(trajectory.failure) for trajectory in done)
+    assert {(trajectory.reward, trajectory.is_success) for trajectory in done} == {(None, None)}
+    assert asyncio.run(run_batch(batch(tmp_path, Echo())))[0].reward == 1.0  # as one that failed, it was run again
+
+
 def test_a_folder_of_another_model_is_left_alone(tmp_path: Path) -> None:
     asyncio.run(run_batch(batch(tmp_path, Echo())))
     with pytest.raises(BatchError, match="choose another folder"):
