@@ -189,7 +189,7 @@ def _labelled(text: str) -> list[tuple[str, str]]:
             closed = _CLOSES.search(text, at)
             inside, at = text[at : closed.start() if closed else None], closed.end() if closed else len(text)
             if not to_the_end:
-                parts += [(label, text[begin : mark.start()]), ("", inside)]
+                parts += [("", inside), (label, text[begin : mark.start()])]  # an action stays next to its input
                 label, begin = "", at
         elif not to_the_end:
             parts.append((label, text[begin : mark.start()]))

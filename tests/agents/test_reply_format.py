@@ -87,6 +87,7 @@ def test_nesting_is_bounded() -> None:
         ("Action: write\nAction Input: {'path': 'a'}", "write", {"path": "a"}),
         ("Action: `write`", "write", "{}"),
         ("Action: write\nAction Input: nonsense", "write", "nonsense"),
+        ('Action: write\n<think>to a</think>\nAction Input: {"path": "a"}', "write", {"path": "a"}),
         ('Action: write(path="a")\nObservation: done\nThought: invented', "write", {"path": "a"}),
     ],
 )
@@ -144,7 +145,7 @@ def test_what_cannot_be_read_is_explained(reply: str, says: str) -> None:
     [
         ('<think>\nAction: write("a")\n</think>\nThought: so\nFinal Answer: 42', 'Action: write("a")\nso'),
         ('I could do\nAction: write("a")\n</think>Final Answer: 42', 'I could do\nAction: write("a")'),
-        ("Thought: so\n<thinking>Action: write('a')</thinking>\nFinal Answer: 42", "so\nAction: write('a')"),
+        ("Thought: so\n<thinking>Action: write('a')</thinking>\nFinal Answer: 42", "Action: write('a')\nso"),
         ("<think>Final Answer: 41? No.</think>Final Answer: 42", "Final Answer: 41? No."),
         ("Final Answer: 41? No.</think>\nFinal Answer: 42", "Final Answer: 41? No."),
     ],
