@@ -58,6 +58,23 @@ def test_a_summary_takes_the_place_of_the_conversation() -> None:
     assert len(model.requests) == 8  # summaries are not counted as steps
 
 
+@pytest.mark.parametrize(
+    ("summary", "reason"),
+    [
+        ({"content": ""}, StopReason.CONTEXT_FULL),
+        ({"content": "<think>What was it?</think>"}, StopReason.CONTEXT_FULL),
+        ({"content": None, "refusal": "I can't help with that."}, StopReason.REFUSED),
+    ],
+)
+def test_what_is_no_summary_takes_the_place_of_nothing(summary: dict[str, Any], reason: StopReason) -> None:
+    async def model(messages: Any, *, tools: Any = None, **sampling: Any) -> Any:
+        return summary if messages[-1]["content"] == SUMMARISE else asks(call("read"))
+
+    trajectory = run(model, when_full="summarise")
+    assert trajectory.stop_reason is reason
+    assert [made.extends for made in trajectory.calls].count(NO_CALL) == 1  # nothing was begun anew
+
+
 @pytest.mark.parametrize("when_full", ["stop", "drop"])
 def test_a_conversation_that_cannot_be_made_shorter(when_full: Any) -> None:
     agent = ReActAgent(context_tokens=100, when_full=when_full)

@@ -163,6 +163,19 @@ def test_a_cancelled_call_is_no_answer() -> None:
     asyncio.run(main())
 
 
+def test_a_server_that_does_not_close_takes_no_answer_away() -> None:
+    class Source:
+        tools = (repeat,)
+
+        async def connect(self, context: ToolContext) -> Any:
+            return self
+
+        async def close(self) -> None:
+            raise ConnectionError("it is gone")
+
+    assert answer(Source(), '{"text": "ab"}', name="repeat").output == "abab"
+
+
 def test_a_dead_sandbox_is_raised() -> None:
     with pytest.raises(SandboxError):
         answer(Raw(SandboxError("gone")), "{}")
