@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ajet.config import Config
-from ajet.observe.episode_metrics import episode_metrics
+from ajet.backbone.episode_metrics import episode_metrics
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, Run

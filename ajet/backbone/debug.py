@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.debug_view import EpisodeView, JsonView, QuietView, View
-from ajet.observe.episode_metrics import episode_metrics
+from ajet.backbone.episode_metrics import episode_metrics
 from ajet.observe.failure_tally import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.runtime.runtime import STOP_S, Runtime

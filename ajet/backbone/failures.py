@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from ajet.observe.episode_metrics import played
+from ajet.backbone.episode_metrics import played
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.errors import JudgeFailedError
 from ajet.task_runner.endings import dropped_by

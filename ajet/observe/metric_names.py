@@ -7,7 +7,7 @@
 | `perf/…` | `tokens_per_second`, `memory_gb` |
 | `val/…` | a validation's metrics |
 
-`ajet.observe.episode_metrics` lists the names of what comes from episodes: `reward/…`, `success/…`, `episode/…`, …
+`ajet.backbone.episode_metrics` lists the names of what comes from episodes: `reward/…`, `success/…`, `episode/…`, …
 A metric of verl's or Trinity's without a shared name keeps its own, under `verl/` or `trinity/`.
 """
 

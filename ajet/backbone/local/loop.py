@@ -38,7 +38,7 @@ from ajet.credit import (
     teaches,
 )
 from ajet.engine.base import Engine, build_engine
-from ajet.observe.episode_metrics import episode_metrics, staleness
+from ajet.backbone.episode_metrics import episode_metrics, staleness
 from ajet.observe.metric_names import step_names
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.failures import FailureWatch
-from ajet.observe.episode_metrics import FAULTS, is_success
+from ajet.backbone.episode_metrics import FAULTS, is_success
 from ajet.observe.episode_text import conversation, last_calls
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder

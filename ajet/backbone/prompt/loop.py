@@ -17,7 +17,7 @@ from ajet.backbone.prompt.proposers import load_function, make_proposer
 from ajet.backbone.prompt.report import end_text, round_line, standing
 from ajet.backbone.prompt.settings import check_budget, make_algorithm, make_budget
 from ajet.backbone.prompt.split import split_tasks
-from ajet.observe.episode_metrics import episode_metrics
+from ajet.backbone.episode_metrics import episode_metrics
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.prompt_tuning.algorithm import Sizes

@@ -16,7 +16,7 @@ from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.validation import validation_metrics
 from ajet.credit import EpisodeCredit
 from ajet.engine.model_source import ModelSource
-from ajet.observe.episode_metrics import episode_metrics
+from ajet.backbone.episode_metrics import episode_metrics
 from ajet.observe.failure_tally import FailureTally
 from ajet.observe.metric_names import step_names
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
