@@ -1,7 +1,7 @@
 """Metrics of a batch of episodes, under the names all backbones use.
 
-An episode is *usable* if it has a reward: the one it earned, or the one that `failure_reward` gives it. Rewards, returns
-and successes are those of usable episodes; the share of the others stands beside them.
+An episode is *usable* if it has a reward: the one it earned, or the one that `failure_reward` gives it. Rewards,
+returns and successes are those of usable episodes; the share of the others stands beside them.
 
 | prefix | what |
 |---|---|

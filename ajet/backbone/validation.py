@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ajet.backbone.episode_metrics import by_group, episode_metrics, is_success, try_counts, usable
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.plan import validation_repeats
-from ajet.backbone.episode_metrics import by_group, episode_metrics, is_success, try_counts, usable
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.errors import ConfigError
 

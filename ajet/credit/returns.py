@@ -6,6 +6,7 @@ A line is a call with those that led to it and those it led to. Replies to one p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ajet.credit.summary import EpisodeSummary
@@ -69,8 +70,12 @@ def earned(episode: EpisodeSummary) -> float:
     for call, whole in zip(episode.calls, returns_of(episode, gamma=1.0).whole, strict=True):
         if call.tokens or not trained:
             by_agent.setdefault(call.agent, []).append(whole)
-    means = [sum(values) / len(values) for values in by_agent.values()]
-    return sum(means) / len(means) if means else episode.reward
+    return _mean([_mean(values) for values in by_agent.values()]) if by_agent else episode.reward
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Exact where all are equal."""
+    return values[0] + sum(value - values[0] for value in values) / len(values)
 
 
 def _to_go(episode: EpisodeSummary, gamma: float, shaping: float) -> list[float]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ajet.backbone.validation import validation_metrics
 from ajet.backbone.episode_metrics import episode_metrics
+from ajet.backbone.validation import validation_metrics
 from ajet.schema.call_tree import CallTree
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
 

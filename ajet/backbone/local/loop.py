@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.early_stop import EarlyStop
+from ajet.backbone.episode_metrics import episode_metrics, staleness
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
@@ -38,7 +39,6 @@ from ajet.credit import (
     teaches,
 )
 from ajet.engine.base import Engine, build_engine
-from ajet.backbone.episode_metrics import episode_metrics, staleness
 from ajet.observe.metric_names import step_names
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
@@ -112,7 +112,7 @@ class LocalRun:
         self.early_stop = EarlyStop.from_config(config, len(self.validation_tasks))
         self.replay = Replay.from_config(config)
         self.score: tuple[int, float] | None = None
-        """Step and mean reward of the latest validation."""
+        """Step and mean return of the latest validation that had a score."""
         self.reader_state: dict[str, Any] = {}
 
     # ------------------------------------------------------------------------------------------------ the run
@@ -314,8 +314,8 @@ class LocalRun:
         metrics = validation_metrics(groups, self.threshold)
         metrics["time/validate"] = time.perf_counter() - began
         self._look_for_an_end(metrics)
-        if "val/reward/mean" in metrics:
-            self.score = (self.step, metrics["val/reward/mean"])
+        if "val/return/mean" in metrics:
+            self.score = (self.step, metrics["val/return/mean"])
             self.progress.validation(metrics)
         return metrics
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.failures import FailureWatch
 from ajet.backbone.episode_metrics import FAULTS, is_success
+from ajet.backbone.failures import FailureWatch
+from ajet.credit import earned, summarise
 from ajet.observe.episode_text import conversation, last_calls
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder
@@ -80,7 +81,7 @@ class EpisodeTrials:
     def _trial(self, task: str, group: EpisodeGroup, read: bool) -> Trial:
         episodes = sorted([*group.episodes, *group.failed], key=lambda episode: episode.repeat)
         counted = [episode for episode in episodes if episode.status not in UNSCORED]
-        rewards = [0.0 if episode.reward is None else float(episode.reward) for episode in counted]
+        rewards = [earned(summarise(episode)) if episode.usable else 0.0 for episode in counted]
         used = [episode.prompts_used for episode in episodes]
         failed = next((episode.failure for episode in episodes if episode.failure is not None), None)
         return Trial(

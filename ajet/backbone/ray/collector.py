@@ -11,12 +11,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ajet.backbone.episode_metrics import episode_metrics
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.validation import validation_metrics
 from ajet.credit import EpisodeCredit
 from ajet.engine.model_source import ModelSource
-from ajet.backbone.episode_metrics import episode_metrics
 from ajet.observe.failure_tally import FailureTally
 from ajet.observe.metric_names import step_names
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
