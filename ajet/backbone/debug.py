@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.debug_view import EpisodeView, JsonView, QuietView, View
-from ajet.backbone.episode_metrics import episode_metrics
+from ajet.backbone.episode_metrics import episode_metrics, played
+from ajet.backbone.failures import warn_of
+from ajet.backbone.model_calls import ModelCallWatch
 from ajet.observe.failure_tally import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.runtime.runtime import STOP_S, Runtime
@@ -45,8 +47,11 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) ->
     finally:
         recorder.close()
     threshold = config.ajet.task_judge.success_threshold
-    experiment.metrics.log(0, episode_metrics(view.episodes, success_threshold=threshold))
+    metrics = episode_metrics(view.episodes, success_threshold=threshold)
+    experiment.metrics.log(0, metrics)
     view.close(experiment.path)
+    ModelCallWatch(config).look_at("this run", played(view.episodes))
+    warn_of(0, metrics)
     return code
 
 

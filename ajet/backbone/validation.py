@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ajet.backbone.episode_metrics import by_group, episode_metrics, is_success, try_counts, usable
-from ajet.backbone.failures import FailureWatch
+from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.plan import validation_repeats
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.errors import ConfigError
@@ -46,5 +46,7 @@ def evaluate(config: Config) -> dict[str, float]:
     with Runtime(config) as runtime:
         repeats = validation_repeats(config)
         groups = runtime.run(runtime.pool.run_groups(tasks, num_repeat=repeats, validation=True))
-    FailureWatch(config.ajet.task_judge.max_error_share).look_at_groups("the validation", groups)
-    return validation_metrics(groups, config.ajet.task_judge.success_threshold)
+    FailureWatch(config).look_at_groups("the validation", groups)
+    metrics = validation_metrics(groups, config.ajet.task_judge.success_threshold)
+    warn_of(0, metrics)
+    return metrics

@@ -50,6 +50,7 @@ COLUMNS = (
     Column("return", "return/mean", 0),
     Column("success", "success/rate", 1),
     Column("valid.", "val/return/mean", 2, late=True),
+    Column("v. failed", "val/failed_share", 15, share, late=True),
     Column("turns", "episode/turns", 8),
     Column("reply", "episode/reply_length", 9, count),
     Column("loss", "train/loss", 3),

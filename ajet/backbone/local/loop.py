@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.backbone import LaunchOptions
 from ajet.backbone.early_stop import EarlyStop
 from ajet.backbone.episode_metrics import episode_metrics, staleness
-from ajet.backbone.failures import FailureWatch
+from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.placement import check_gpu, place, visible_gpus
@@ -108,7 +108,7 @@ class LocalRun:
         self.saved = 0
         self.barren = 0
         self.hints = Hints()
-        self.failures = FailureWatch(config.ajet.task_judge.max_error_share)
+        self.failures = FailureWatch(config)
         self.early_stop = EarlyStop.from_config(config, len(self.validation_tasks))
         self.replay = Replay.from_config(config)
         self.score: tuple[int, float] | None = None
@@ -328,6 +328,7 @@ class LocalRun:
 
     def _note(self, metrics: dict[str, float]) -> None:
         self.experiment.metrics.log(self.step, metrics)
+        warn_of(self.step, metrics)
         if self.step:
             self.progress.step(self.step, metrics)
 

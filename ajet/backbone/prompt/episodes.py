@@ -44,7 +44,7 @@ class EpisodeTrials:
         self._masker = masker
         self._repeats = config.ajet.prompt_tuning.repeats
         self._threshold = config.ajet.task_judge.success_threshold
-        self._watch = FailureWatch(config.ajet.task_judge.max_error_share, trains=False)
+        self._watch = FailureWatch(config, trains=False)
         self.episodes: list[tuple[Purpose, Episode]] = []
         """Of the round that is going on; whoever reads them empties it."""
 
