@@ -32,8 +32,8 @@ def warn_of(step: int, metrics: Mapping[str, float]) -> None:
     for prefix, when in (("", f"step {step}" if step else "this run"), ("val/", validation)):
         if silent := metrics.get(f"{prefix}episode/without_calls"):
             log.warning(
-                "%d of %d episodes of %s made no model call that was recorded: nothing of them can be trained. If their "
-                "agent asked a model, it did so without the tuner's client",
+                "%d of %d episodes of %s made no model call that was recorded, so nothing of them can be trained. If "
+                "their agent asked a model, it did so without the tuner's client",
                 *(silent, metrics[f"{prefix}episode/count"], when),
             )
     if metrics.get("val/failed_share") == 1:

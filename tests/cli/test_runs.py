@@ -46,7 +46,7 @@ def test_runs_lists_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     code, out, _ = said(capsys, "runs")
     head, *rows = out.splitlines()
     assert code == 0
-    assert head.split()[:4] == ["run", "status", "step", "reward"]
+    assert head.split()[:4] == ["run", "status", "step", "return"]
     assert {row.split()[0] for row in rows} == {"math-agent", "math-agent-rloo"}
     assert all(row.split()[2] == "6" for row in rows)
     _, out, _ = said(capsys, "runs", "--json")

@@ -129,7 +129,7 @@ METRICS = {
 def test_the_table_fits_and_its_columns_stand_below_each_other(width: int) -> None:
     table = StepTable()
     header, first = table.lines("1/60", METRICS, width)
-    again, second = table.lines("2/60", {**METRICS, "val/return/mean": 0.75}, width)
+    again, second = table.lines("2/60", {**METRICS, "val/return/mean": 0.75, "val/failed_share": 0.5}, width)
     assert not again
     assert all(len(line) <= width for line in (header, first, second))
     ends = [match.end() for match in re.finditer(r"\S+(?: \S+)*", header)]

@@ -34,7 +34,7 @@ def test_report_of_nothing_is_an_error_with_the_way_out(tmp_path: Path) -> None:
 
 
 def test_lines_of_a_plot_are_named_for_people() -> None:
-    assert [_label(name, ["return/mean", "val/return/mean"]) for name in ("reward/mean", "val/reward/mean")] == [
+    assert [_label(name, ["return/mean", "val/return/mean"]) for name in ("return/mean", "val/return/mean")] == [
         "training", "validation",
     ]  # fmt: skip
     assert _label("success/pass@2", ["success/pass@2", "success/pass@4"]) == "pass@2"
