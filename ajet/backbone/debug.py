@@ -37,7 +37,8 @@ DEBUGGER_QUIT = "BdbQuit"
 
 
 def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
-    """0: at least one episode has a reward; 1: none has; 130: interrupted, or the user quit the debugger."""
+    """0: at least one episode has a reward; 1: none has; 130: interrupted, or the user quit the debugger. Raises
+    `NoModelCallError` if none asked the tuned model."""
     config = debug_config(config)
     tasks = _first_tasks(config)
     view = _view(config, options)

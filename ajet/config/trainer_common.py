@@ -257,7 +257,7 @@ class TrainerCommonConfig(Section):
     keep_checkpoints: Positive = 3
     """How many of the newest checkpoints to keep."""
     keep_best: bool = True
-    """Also keep the checkpoint with the best validation reward."""
+    """Also keep the checkpoint with the best mean return in its validation."""
     resume: str = "auto"
     """`auto`: resume from the newest checkpoint of this experiment; `never`; or a checkpoint's folder."""
     seed: Count = 0
