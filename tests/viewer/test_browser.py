@@ -465,13 +465,15 @@ def test_charts_fold_and_can_be_saved(viewer: Viewer, open_page: Open, shoot: Sh
     settled(page)
     expect(more).to_have_attribute("open", "")
     expect(outcome).not_to_have_attribute("open", "")
-    page.get_by_label("Find a metric").fill("reward")
+    page.get_by_label("Find a metric").fill("return")
     expect(outcome).to_have_attribute("open", "")
     with page.expect_download() as saved:
         page.get_by_label("Save Training and validation as PNG").click()
     assert saved.value.suggested_filename == f"{EXPERIMENT}_Training_and_validation.png"
     assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
-    for title, shape in (("Training and validation", "path"), ("Rewards by step", "rect")):
+    charts = (("return", "Training and validation", "path"), ("reward", "Rewards by step", "rect"))
+    for metric, title, shape in charts:
+        page.get_by_label("Find a metric").fill(metric)
         with page.expect_download() as saved:
             page.get_by_label(f"Save {title} as SVG").click()
         assert saved.value.suggested_filename.endswith(".svg")
