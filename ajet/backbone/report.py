@@ -65,9 +65,9 @@ def trained_nothing(folder: Path, after: int) -> bool:
 
 
 def show_report(folder: Path, *, quiet: bool = False) -> None:
-    """Print the report of a finished run and write `reward.png` to its folder."""
+    """Print the report of a finished run and write `return.png` to its folder."""
     steps = read_metrics(folder / "metrics.jsonl")
-    plot = write_plot(steps, folder / "reward.png", folder.name)
+    plot = write_plot(steps, folder / "return.png", folder.name)
     if not quiet:
         print(report_text(steps, folder, plot))
 

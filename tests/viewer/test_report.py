@@ -23,8 +23,8 @@ def test_report_is_self_contained(experiments: Path, tmp_path: Path, capsys: pyt
     assert not re.search(r"""(src|href)=["'](?!data:)""", html) and "<script" not in html
     assert "Best" in html and "A shop sells" in html
     pictures = sorted(path.name for path in (tmp_path / "report_plots").iterdir())
-    assert "reward.png" in pictures and "kl.png" in pictures
-    assert (tmp_path / "report_plots" / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert "return.png" in pictures and "kl.png" in pictures
+    assert (tmp_path / "report_plots" / "return.png").read_bytes().startswith(b"\x89PNG")
     assert str(target) in capsys.readouterr().out
 
 
