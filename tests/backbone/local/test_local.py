@@ -243,6 +243,17 @@ def test_a_workflow_that_always_fails_ends_the_run(tmp_path: Path) -> None:
         train(tmp_path, "Broken", **{"trainer_common.total_training_steps": 50})
 
 
+def test_the_return_of_usable_episodes_is_what_a_run_goes_by(tmp_path: Path) -> None:
+    early = {f"{EARLY}.target": 1.5, "trainer_common.test_freq": 1, "rollout.num_repeat": 2, "data.train_batch_size": 3}
+    code, experiment = train(tmp_path, "PaidByCall", **early)
+    assert code == 0
+    (step,) = read_metrics(experiment / "metrics.jsonl")
+    assert (step["return/mean"], step["return/max"], step["reward/mean"]) == (2.5, 3.5, 0)
+    assert (step["val/return/mean"], step["val/reward/mean"]) == (1.5, 0)
+    assert step["episode/failed_share"] == step["val/failed_share"] == pytest.approx(1 / 3)
+    assert json.loads((experiment / "checkpoints" / "step_1" / "state.json").read_text())["score"] == 1.5
+
+
 def test_what_the_model_ended_counts_and_is_trained(tmp_path: Path) -> None:
     judge = f"{HERE / 'talkers.py'}->OnlyAnswers"
     steps = {"rollout.multi_turn.max_steps": 2, "data.train_batch_size": 3, "rollout.num_repeat": 10}
