@@ -125,7 +125,7 @@ class Unable(BaseJudge):
 
 
 class PaidByCall(Workflow):
-    """Each of its two calls earns 0.75, in every other episode 1 more; one of three tasks needs a service that is down."""
+    """Each of its two calls earns 0.75, in every other episode 1 more; one task needs a service that is down."""
 
     name: str = "paid_by_call"
 
