@@ -1,6 +1,7 @@
 """`FailureWatch`: what a run says and does about the failed episodes of a step or a validation.
 
-A judge that keeps failing ends the run. Dropped episodes are allowed, but they select what is trained: that is said.
+A judge that keeps failing ends the run, and so does a workflow that never asks the tuned model. Dropped episodes are
+allowed, but they select what is trained: that is said.
 """
 
 from __future__ import annotations
