@@ -78,7 +78,8 @@ def advice(config: Config) -> str:
     if not found:
         return ADVICE
     first = min(found, key=lambda client: client.has_address)
-    return f"{first.file}:{first.line} makes another one\n        {first.source}\n    write instead: {first.instead}"
+    # in one line: of an error on Ray, the terminal shows the first
+    return f"in {first.file}:{first.line}, instead of `{first.source}`, write {first.instead}"
 
 
 class OwnClient(NamedTuple):

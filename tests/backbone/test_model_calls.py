@@ -104,9 +104,7 @@ def train(yaml: Path) -> Path:
         return experiment.path
 
 
-OWN_LINE = (
-    r"agent\.py:7 makes another one\n +own = AsyncOpenAI\(\)\n +write instead: tuner\.as_raw_openai_sdk_client\(\)"
-)
+OWN_LINE = r"agent\.py:7, instead of `own = AsyncOpenAI\(\)`, write tuner\.as_raw_openai_sdk_client\(\)"
 
 
 @pytest.mark.slow
@@ -139,7 +137,7 @@ def test_a_debug_run_shows_the_episodes_and_ends_with_the_line(tmp_path: Path, p
     )
     assert done.returncode == 2
     assert "task t0" in done.stdout and "no model call was recorded" in done.stderr
-    assert "agent.py:7 makes another one" in done.stderr and "Traceback" not in done.stderr
+    assert "agent.py:7, instead of `own = AsyncOpenAI()`" in done.stderr and "Traceback" not in done.stderr
 
 
 def silent(count: int = 1) -> list[Episode]:
@@ -160,7 +158,7 @@ def test_on_ray_the_collector_reports_it(tmp_path: Path, monkeypatch: pytest.Mon
 
     reason = asyncio.run(first_step()) or ""
     assert reason.startswith("NoModelCallError: no model call was recorded: 2 of the 2 episodes of step 1")
-    assert "own = AsyncOpenAI()" in reason
+    assert "own = AsyncOpenAI()" in reason and "\n" not in reason
 
 
 def watch(folder: Path, source: str, **files: str) -> ModelCallWatch:
@@ -198,7 +196,7 @@ def test_what_to_write_instead_depends_on_the_client(tmp_path: Path, source: str
 
 def test_a_client_that_a_neighbouring_file_makes_is_found(tmp_path: Path) -> None:
     clients = {"my_clients": "def ask():\n    return AsyncOpenAI()\n"}
-    with pytest.raises(NoModelCallError, match=r"my_clients\.py:2 makes another one"):
+    with pytest.raises(NoModelCallError, match=r"my_clients\.py:2, instead of `return AsyncOpenAI\(\)`"):
         watch(tmp_path, "import my_clients", **clients).look_at("step 1", silent())
 
 
