@@ -70,7 +70,7 @@ class Run:
         from html import escape
 
         last = self.metrics[-1] if self.metrics else {}
-        shown = [name for name in ("step", "reward/mean", "success/rate", "val/reward/mean") if name in last]
+        shown = [name for name in ("step", "return/mean", "success/rate", "val/return/mean") if name in last]
         cells = "".join(f"<td>{escape(name)}</td><td>{last[name]:.4g}</td>" for name in shown)
         return f"<table><tr><td>run</td><td>{escape(str(self.path))}</td>{cells}</tr></table>"
 
@@ -145,7 +145,7 @@ class Trainer:
         return self._launch(self._config(agent, train_dataset, None, keys))
 
     def evaluate(self, agent: Any, dataset: Any = None) -> dict[str, float]:
-        """Validation alone: its metrics, such as `val/reward/mean`."""
+        """Validation alone: its metrics, such as `val/return/mean`."""
         from ajet.schema.install import require_training
 
         require_training("Trainer.evaluate")

@@ -27,8 +27,8 @@ import psutil
 from common import RESULTS, write_result
 from playwright.sync_api import Page, sync_playwright
 
+from ajet.backbone.episode_metrics import episode_metrics
 from ajet.config import Config
-from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.episode_tables import open_for_writing
 from ajet.observe.experiment import ExperimentFolder
@@ -265,7 +265,7 @@ def measure_tasks(root: Path) -> dict[str, Any]:
             file.unlink()
         figures[name] = make_rows(path, tasks, by_group)
         store = EpisodeStore(path)
-        figures[name]["task_steps"] = store.rows("SELECT count(*) FROM task_step")[0][0]
+        figures[name]["task_steps"] = store.rows("SELECT count(*) FROM tried_step")[0][0]
         for page, (where, more) in PAGES.items():
             figures[name][f"{page}_cpu_s"] = min(page_seconds(store, where, more) for _ in range(REPEATS))
         store.close()
@@ -296,7 +296,7 @@ def make_rows(path: Path, tasks: int, by_group: bool) -> dict[str, Any]:
             own |= {"task_id": f"task-{task:05}", "preview": f"How many apples are {task} apples and {task} pears?"}
             marks = ", ".join("?" * len(names))
             connection.execute(f"INSERT INTO episode VALUES ({marks})", [(like | own)[name] for name in names])
-    connection.execute("DELETE FROM task_threshold")
+    connection.execute("DELETE FROM tried_threshold")
     connection.execute("COMMIT")
     connection.close()
     began = time.process_time()

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from ajet.backbone.episode_metrics import episode_metrics
 from ajet.config import Config
-from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, Run
@@ -325,7 +325,7 @@ def write_experiment(
             metrics = step_metrics(step, episodes, rng)
             if step % 10 == 0:
                 metrics |= {
-                    "val/reward/mean": metrics["reward/mean"] + 0.03,
+                    "val/return/mean": metrics["return/mean"] + 0.03,
                     "val/success/rate": metrics["success/rate"],
                 }
             folder.metrics.log(step, metrics)

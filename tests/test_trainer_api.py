@@ -68,7 +68,7 @@ def test_a_program_debugs_trains_resumes_and_evaluates(tmp_path: Path) -> None:
             again = str(error)
         metrics = trainer.evaluate(solver, tasks[:2])
         print(json.dumps([str(shown.path), str(run.path), len(run.metrics), again, run.weights.is_dir(),
-                          metrics["val/episode/count"], "reward/mean" in run._repr_html_()]))
+                          metrics["val/episode/count"], "return/mean" in run._repr_html_()]))
         """),
     )
     assert done.returncode == 0, done.stderr
@@ -107,7 +107,7 @@ def test_a_notebook_shows_html_and_runs_a_cell_again(tmp_path: Path) -> None:
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     for cell in notebook.cells[1:]:
         html = "".join(output["data"].get("text/html", "") for output in cell.outputs if "data" in output)
-        assert "<progress" in html and "reward/mean" in html
+        assert "<progress" in html and "return/mean" in html
         assert not any("Traceback" in output.get("text", "") for output in cell.outputs)
 
 

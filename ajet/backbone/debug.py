@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.debug_view import EpisodeView, JsonView, QuietView, View
-from ajet.observe.episode_metrics import episode_metrics
+from ajet.backbone.episode_metrics import episode_metrics, played
+from ajet.backbone.failures import warn_of
+from ajet.backbone.model_calls import ModelCallWatch
 from ajet.observe.failure_tally import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.runtime.runtime import STOP_S, Runtime
@@ -35,7 +37,8 @@ DEBUGGER_QUIT = "BdbQuit"
 
 
 def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
-    """0: at least one episode has a reward; 1: none has; 130: interrupted, or the user quit the debugger."""
+    """0: at least one episode has a reward; 1: none has; 130: interrupted, or the user quit the debugger. Raises
+    `NoModelCallError` if none asked the tuned model."""
     config = debug_config(config)
     tasks = _first_tasks(config)
     view = _view(config, options)
@@ -45,8 +48,11 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) ->
     finally:
         recorder.close()
     threshold = config.ajet.task_judge.success_threshold
-    experiment.metrics.log(0, episode_metrics(view.episodes, success_threshold=threshold))
+    metrics = episode_metrics(view.episodes, success_threshold=threshold)
+    experiment.metrics.log(0, metrics)
     view.close(experiment.path)
+    ModelCallWatch(config).look_at("this run", played(view.episodes))
+    warn_of(0, metrics)
     return code
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ajet.backbone.episode_metrics import is_success
 from ajet.context_tracker import describe_reasons
-from ajet.observe.episode_metrics import is_success
 from ajet.schema.call_tree import ROOT, Call
 from ajet.schema.chat import Message
 from ajet.schema.episode import Episode

@@ -57,7 +57,7 @@ class EarlyStop:
         return self.patience is not None or self.target is not None
 
     def look_at(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in a validation. One in which no episode was played says nothing."""
+        """Take in a validation. One without a score, because all of its episodes failed, says nothing."""
         if not self.active or "val/success" not in metrics:
             return
         value = metrics.get(self.metric)

@@ -1,4 +1,4 @@
-"""The end of a run, from its metrics: exit code, table of rewards, sparkline, plot as PNG, and where to look next."""
+"""The end of a run, from its metrics: exit code, table of returns, sparkline, plot as PNG, and where to look next."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def why_nothing_trained(folder: Path, after: int, tally: FailureTally | None = N
     if failed:
         lines.append(f"{failed} of {count} episodes failed, and have no reward:")
         lines += [f"  {line}" for line in (_failures(steps) if tally is None else tally.lines())]
-    low = [step["reward/min"] for step in steps if "reward/min" in step]
-    high = [step["reward/max"] for step in steps if "reward/max" in step]
+    low = [step["return/min"] for step in steps if "return/min" in step]
+    high = [step["return/max"] for step in steps if "return/max" in step]
     if failed < count and low:
-        same = f"every reward was {low[0]:g}" if min(low) == max(high) else "rewards differ between tasks only"
+        same = f"every episode earned {low[0]:g}" if min(low) == max(high) else "returns differ between tasks only"
         lines.append(f"{same}: look at how the reward is computed, and choose tasks that the model sometimes solves")
     return "\n    ".join([*lines, f"look at the episodes: ajet view {folder}"])
 
@@ -65,33 +65,43 @@ def trained_nothing(folder: Path, after: int) -> bool:
 
 
 def show_report(folder: Path, *, quiet: bool = False) -> None:
-    """Print the report of a finished run and write `reward.png` to its folder."""
+    """Print the report of a finished run and write `return.png` to its folder."""
     steps = read_metrics(folder / "metrics.jsonl")
-    plot = write_plot(steps, folder / "reward.png", folder.name)
+    plot = write_plot(steps, folder / "return.png", folder.name)
     if not quiet:
         print(report_text(steps, folder, plot))
 
 
 def report_text(steps: list[dict[str, Any]], folder: Path, plot: Path | None) -> str:
     """The report as text."""
-    rewards = [step["train/reward/mean"] for step in steps if "train/reward/mean" in step]
-    validated = [step for step in steps if "val/reward/mean" in step]
+    returns = [step["train/return/mean"] for step in steps if "train/return/mean" in step]
+    validated = [step for step in steps if "val/failed_share" in step]
     lines = [""]
     if validated:
-        lines += ["step   validation reward   success   training reward"]
-        for step in _thinned(validated):
-            reward = step.get("train/reward/mean")
-            shown = f"{reward:15.3f}" if reward is not None else f"{'-':>15}"
-            lines.append(f"{step['step']:4}   {step['val/reward/mean']:17.3f}   {step['val/success']:7.3f}   {shown}")
-        lines.append("")
-    if rewards:
-        lines += [f"training reward  {rewards[0]:.3f} {sparkline(rewards)} {rewards[-1]:.3f}"]
+        lines += ["step   validation return   success   failed   training return"]
+        lines += [_row(step) for step in _thinned(validated)] + [""]
+    if returns:
+        lines += [f"training return  {returns[0]:.3f} {sparkline(returns)} {returns[-1]:.3f}"]
     seconds = sum(step.get("time/step", 0.0) + step.get("time/validate", 0.0) for step in steps)
     lines += [f"time             {seconds:.0f} s in steps and validation", ""]
     if plot is not None:
         lines.append(f"plot             {plot}")
     lines += [f"weights          {folder / 'hf'}", f"episodes         ajet view {folder}"]
     return "\n".join(lines)
+
+
+def _row(step: dict[str, Any]) -> str:
+    """A validation: its return has no value if all of its episodes failed."""
+    cells = [
+        (f"{step[name]:.{digits}{kind}}" if name in step else "-").rjust(width)
+        for name, digits, kind, width in (
+            ("val/return/mean", 3, "f", 17),
+            ("val/success", 3, "f", 7),
+            ("val/failed_share", 0, "%", 6),
+            ("train/return/mean", 3, "f", 15),
+        )
+    ]
+    return "   ".join([f"{step['step']:4}", *cells])
 
 
 def sparkline(values: list[float], width: int = WIDTH) -> str:
@@ -105,9 +115,9 @@ def sparkline(values: list[float], width: int = WIDTH) -> str:
 
 
 def write_plot(steps: list[dict[str, Any]], path: Path, title: str) -> Path | None:
-    """Rewards over steps as a PNG. None without matplotlib, or if there is nothing to plot."""
-    trained = [(step["step"], step["train/reward/mean"]) for step in steps if "train/reward/mean" in step]
-    validated = [(step["step"], step["val/reward/mean"]) for step in steps if "val/reward/mean" in step]
+    """Returns over steps as a PNG. None without matplotlib, or if there is nothing to plot."""
+    trained = [(step["step"], step["train/return/mean"]) for step in steps if "train/return/mean" in step]
+    validated = [(step["step"], step["val/return/mean"]) for step in steps if "val/return/mean" in step]
     if not trained and not validated:
         return None
     try:
@@ -121,7 +131,7 @@ def write_plot(steps: list[dict[str, Any]], path: Path, title: str) -> Path | No
     for points, label, marker in ((trained, "training", ""), (validated, "validation", "o")):
         if points:
             axes.plot(*zip(*points, strict=True), marker=marker, label=label)
-    axes.set(xlabel="step", ylabel="mean reward", title=title)
+    axes.set(xlabel="step", ylabel="mean return", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=130)

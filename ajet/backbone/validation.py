@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ajet.backbone.failures import FailureWatch
+from ajet.backbone.episode_metrics import by_group, episode_metrics, is_success, try_counts, usable
+from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.plan import validation_repeats
-from ajet.observe.episode_metrics import by_group, episode_metrics, is_success, played, try_counts
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.errors import ConfigError
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def validation_metrics(groups: Sequence[EpisodeGroup], threshold: float) -> dict[str, float]:
-    """Under `val/`: mean reward, success, pass@k, all-pass@k, by tag; all over the same episodes (those played).
+    """Under `val/`: mean return and reward, success, pass@k, all-pass@k, by tag; all over the usable episodes.
 
-    A failed episode counts as unsuccessful, with the reward of `failure_reward` or else 0; `val/fault_share` is the
-    share of those that failed for reasons of neither the workflow nor the model.
+    `val/failed_share` is the share of the others. If every episode failed, there is no score.
     """
     episodes = [episode for group in groups for episode in (*group.episodes, *group.failed)]
     metrics = episode_metrics(episodes, prefix="val/", success_threshold=threshold)
-    tried = [[is_success(episode, threshold) for episode in group] for group in by_group(played(episodes))]
+    if "val/episode/failed_share" in metrics:
+        metrics["val/failed_share"] = metrics["val/episode/failed_share"]
+    tried = [[is_success(episode, threshold) for episode in group] for group in by_group(usable(episodes))]
     if not tried:
         return metrics
     metrics["val/success"] = metrics["val/success/rate"]
-    metrics["val/fault_share"] = metrics["val/episode/fault_share"]
     for k in try_counts(tried):
         enough = [(sum(group), len(group)) for group in tried if len(group) >= k]
         metrics[f"val/all_pass@{k}"] = sum(math.comb(p, k) / math.comb(n, k) for p, n in enough) / len(enough)
@@ -46,5 +46,7 @@ def evaluate(config: Config) -> dict[str, float]:
     with Runtime(config) as runtime:
         repeats = validation_repeats(config)
         groups = runtime.run(runtime.pool.run_groups(tasks, num_repeat=repeats, validation=True))
-    FailureWatch(config.ajet.task_judge.max_error_share).look_at_groups("the validation", groups)
-    return validation_metrics(groups, config.ajet.task_judge.success_threshold)
+    FailureWatch(config).look_at_groups("the validation", groups)
+    metrics = validation_metrics(groups, config.ajet.task_judge.success_threshold)
+    warn_of(0, metrics)
+    return metrics

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from ajet.viewer.library import Experiment
 
 RESULTS = (
-    ("reward, first step", "reward/mean", 0),
-    ("reward, last step", "reward/mean", -1),
+    ("return, first step", "return/mean", 0),
+    ("return, last step", "return/mean", -1),
+    ("failed, last step", "episode/failed_share", -1),
     ("success, last step", "success/rate", -1),
-    ("validation, first", "val/reward/mean", 0),
-    ("validation, last", "val/reward/mean", -1),
+    ("validation, first", "val/return/mean", 0),
+    ("validation, last", "val/return/mean", -1),
+    ("validation, failed", "val/failed_share", -1),
     ("loss, last step", "train/loss", -1),
 )
 """Label, metric, and which of its values."""

@@ -43,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _show(config: Config, metrics: dict[str, float]) -> None:
     print(f"model      {config.ajet.model.path}")
-    names = ["val/reward/mean", "val/success"]
+    names = ["val/return/mean", "val/reward/mean", "val/success", "val/failed_share"]
     names += sorted(name for name in metrics if "pass@" in name or name.startswith(("val/tag/", "val/status/")))
     for name in names:
         if name in metrics:

@@ -47,7 +47,7 @@ def _show(summaries: list[dict[str, Any]]) -> None:
             one["name"],
             one["status"],
             str(one["step"]),
-            number(one["reward"]),
+            number(one["return"]),
             number(one["validation"]),
             f"{one['episodes']:,}",
             ago(time.time() - one["touched"]),
@@ -56,7 +56,7 @@ def _show(summaries: list[dict[str, Any]]) -> None:
         ]
         for one in summaries
     ]
-    head = ["run", "status", "step", "reward", "valid.", "episodes", "written", "backbone", "model"]
+    head = ["run", "status", "step", "return", "valid.", "episodes", "written", "backbone", "model"]
     print_table(head, rows, right=(2, 3, 4, 5), spare=("model", "backbone", "episodes"))
 
 

@@ -185,7 +185,7 @@ class KLAdaptiveConfig(Section):
 class EarlyStopConfig(Section):
     """`ajet.trainer_common.early_stop`: end the run before its last step, by what its validations measure."""
 
-    metric: Annotated[str, Field(pattern=r"^val/.")] = "val/reward/mean"
+    metric: Annotated[str, Field(pattern=r"^val/.")] = "val/return/mean"
     """A metric that begins with `val/`, of which higher is better."""
     target: Real | None = None
     """Stop as soon as the metric reaches this. null: no such end."""
@@ -257,7 +257,7 @@ class TrainerCommonConfig(Section):
     keep_checkpoints: Positive = 3
     """How many of the newest checkpoints to keep."""
     keep_best: bool = True
-    """Also keep the checkpoint with the best validation reward."""
+    """Also keep the checkpoint with the best mean return in its validation."""
     resume: str = "auto"
     """`auto`: resume from the newest checkpoint of this experiment; `never`; or a checkpoint's folder."""
     seed: Count = 0

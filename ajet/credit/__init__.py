@@ -10,7 +10,7 @@ from ajet.credit.estimators import (
     teaches,
 )
 from ajet.credit.mini_batches import MiniBatch, mini_batches
-from ajet.credit.returns import Overlong
+from ajet.credit.returns import Overlong, earned
 from ajet.credit.summary import CallSummary, EpisodeSummary, summarise
 from ajet.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm
 
@@ -28,6 +28,7 @@ __all__ = [
     "Overlong",
     "ZeroVariance",
     "compute_credit",
+    "earned",
     "imitation_credit",
     "mini_batches",
     "summarise",

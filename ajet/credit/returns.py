@@ -1,10 +1,12 @@
-"""What each call of an episode brought: its return to go, and the whole return of the line of calls it belongs to.
+"""What each call of an episode brought: its return to go, and the whole return of the line of calls it belongs to. And
+what the episode earned in all.
 
 A line is a call with those that led to it and those it led to. Replies to one prompt are on lines of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ajet.credit.summary import EpisodeSummary
@@ -55,6 +57,25 @@ def returns_of(episode: EpisodeSummary, gamma: float, overlong: Overlong | None 
             before[index] = before[call.previous] + episode.calls[call.previous].own
             turn[index] = turn[call.previous] + 1
     return Returns([rest + earlier for rest, earlier in zip(whole, before, strict=True)], to_go, turn)
+
+
+def earned(episode: EpisodeSummary) -> float:
+    """What credit compares of an episode, as one number: the mean over its trained agents of their whole return.
+
+    An agent's is the mean over its trained calls. Discounts, the overlong penalty and the KL penalty belong to the
+    update and are not in it, so without rewards of calls and agents this is the episode's reward.
+    """
+    trained = any(call.tokens for call in episode.calls)
+    by_agent: dict[str, list[float]] = {}
+    for call, whole in zip(episode.calls, returns_of(episode, gamma=1.0).whole, strict=True):
+        if call.tokens or not trained:
+            by_agent.setdefault(call.agent, []).append(whole)
+    return _mean([_mean(values) for values in by_agent.values()]) if by_agent else episode.reward
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Exact where all are equal."""
+    return values[0] + sum(value - values[0] for value in values) / len(values)
 
 
 def _to_go(episode: EpisodeSummary, gamma: float, shaping: float) -> list[float]:

@@ -7,7 +7,7 @@
 | `perf/…` | `tokens_per_second`, `memory_gb` |
 | `val/…` | a validation's metrics |
 
-`ajet.observe.episode_metrics` lists the names of what comes from episodes: `reward/…`, `success/…`, `episode/…`, …
+`ajet.backbone.episode_metrics` lists the names of what comes from episodes: `return/…`, `reward/…`, `success/…`, …
 A metric of verl's or Trinity's without a shared name keeps its own, under `verl/` or `trinity/`.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 STEP = {
+    "return/mean": "train/return/mean",
     "reward/mean": "train/reward/mean",
     "success/rate": "train/success",
     "loss/total": "train/loss",
@@ -44,8 +45,8 @@ VERL = {
     "timing_s/save_checkpoint": "time/checkpoint",
     "perf/throughput": "perf/tokens_per_second",
 }
-KEPT_BY_VERL = ("reward/", "success/", "episode/", "groups/", "status/", "outcome/", "failure/", "masked/", "dropped/",
-                "fork/", "time/", "user/", "tag/", "val/", "credit/", "train/")  # fmt: skip
+KEPT_BY_VERL = ("return/", "reward/", "success/", "episode/", "groups/", "status/", "outcome/", "failure/",
+                "masked/", "dropped/", "fork/", "time/", "user/", "tag/", "val/", "credit/", "train/")  # fmt: skip
 """Prefixes of names that reach verl from our sampler and collector, and come back as they are."""
 
 TRINITY = {

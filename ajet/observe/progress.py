@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
@@ -25,16 +25,29 @@ _LINE_EVERY_S = 10.0
 """How often, at most, plain output reports progress within a phase: keeps CI logs short."""
 
 HEADLINES = (
-    ("reward", "reward/mean"),
+    ("return", "return/mean"),
+    ("failed", "episode/failed_share"),
     ("success", "success/rate"),
-    ("validation", "val/reward/mean"),
+    ("validation", "val/return/mean"),
+    ("failed in validation", "val/failed_share"),
     ("loss", "train/loss"),
     ("kl", "train/kl"),
     ("entropy", "train/entropy"),
     ("tok/s", "perf/tokens_per_second"),
     ("step s", "time/step"),
 )
-"""The metrics in a step's line, and their short names; all others are in `metrics.jsonl`."""
+"""The metrics in a step's line, and their short names; all others are in `metrics.jsonl`. A share of failed episodes is
+shown if there is one."""
+
+
+def headlines(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Those of `HEADLINES` that a step has, as short name and text."""
+    shown = [(label, name) for label, name in HEADLINES if name in metrics]
+    return [
+        (label, share(metrics[name]) if name.endswith("_share") else number(metrics[name]))
+        for label, name in shown
+        if metrics[name] or not name.endswith("_share")
+    ]
 
 
 class ProgressMode(StrEnum):
@@ -71,9 +84,9 @@ class ProgressState:
     episodes: int = 0
     tally: FailureTally = field(default_factory=FailureTally)
     recent_rewards: deque[float] = field(default_factory=lambda: deque(maxlen=64))
-    reward_by_step: deque[float] = field(default_factory=lambda: deque(maxlen=240))
+    return_by_step: deque[float] = field(default_factory=lambda: deque(maxlen=240))
     loss_by_step: deque[float] = field(default_factory=lambda: deque(maxlen=240))
-    validation_rewards: list[float] = field(default_factory=list)
+    validation_returns: list[float] = field(default_factory=list)
     time_by_phase: dict[str, float] = field(default_factory=dict)
     """Seconds spent in phases that have ended."""
     standing: str = ""
@@ -176,8 +189,8 @@ class Progress:
     def validation(self, metrics: dict[str, float]) -> None:
         """A validation ended with these metrics: of the step that is about to be reported, or before all steps."""
         with self._lock:
-            if "val/reward/mean" in metrics:
-                self.state.validation_rewards.append(metrics["val/reward/mean"])
+            if "val/return/mean" in metrics:
+                self.state.validation_returns.append(metrics["val/return/mean"])
                 self.state.metrics = metrics
                 self._display.validation(self.state)
 
@@ -187,8 +200,8 @@ class Progress:
             state = self.state
             state.step, state.metrics = step, metrics
             state.steps_this_run += 1
-            if "reward/mean" in metrics:
-                state.reward_by_step.append(metrics["reward/mean"])
+            if "return/mean" in metrics:
+                state.return_by_step.append(metrics["return/mean"])
             if "train/loss" in metrics:
                 state.loss_by_step.append(metrics["train/loss"])
             self._display.step(state)
@@ -247,12 +260,12 @@ class PlainDisplay:
         """Before the first step, a line of its own; later, part of its step's line."""
         if not state.steps_this_run:
             success = state.metrics.get("val/success")
-            said = f"validation {number(state.validation_rewards[-1])}"
+            said = f"validation {number(state.validation_returns[-1])}"
             solved = f"  success {number(success)}" if success is not None else ""
             self._line(f"{state.unit} {state.step}  {said}{solved}")
 
     def step(self, state: ProgressState) -> None:
-        shown = [f"{label} {number(state.metrics[name])}" for label, name in HEADLINES if name in state.metrics]
+        shown = [f"{label} {text}" for label, text in headlines(state.metrics)]
         total = f"/{state.total_steps}" if state.total_steps else ""
         eta = state.eta_seconds
         rest = [f"eta {duration(eta)}"] if eta else []
@@ -347,6 +360,11 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def share(value: float) -> str:
+    """A part of a whole: `12.5 %`."""
+    return f"{number(100 * value)} %"
 
 
 def number(value: float) -> str:

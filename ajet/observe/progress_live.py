@@ -107,10 +107,11 @@ class LiveDisplay:
         state = self._state
         name = Text.assemble((state.experiment, "bold"), (f" · {state.backbone}", "dim"))
         rows = [(f"{state.unit}s", self._steps(state)), (state.phase or "phase", self._phase(state))]
-        rewards = list(state.reward_by_step) or list(state.recent_rewards)
+        returns = list(state.return_by_step)
         for label, values, style in (
-            ("reward", rewards, "cyan"),
-            ("validation", state.validation_rewards, "green"),
+            ("return", returns, "cyan"),
+            ("reward", [] if returns else list(state.recent_rewards), "cyan"),
+            ("validation", state.validation_returns, "green"),
             ("loss", list(state.loss_by_step), "magenta"),
         ):
             if values:

@@ -8,7 +8,7 @@ from collections import deque
 from html import escape
 from typing import Any
 
-from ajet.observe.progress import HEADLINES, ProgressState, duration, number
+from ajet.observe.progress import ProgressState, duration, headlines, number
 from ajet.schema.episode import Episode
 
 REDRAW_EVERY_S = 0.5
@@ -77,11 +77,11 @@ class NotebookDisplay:
         if state.phase:
             of = f"/{state.phase_total}" if state.phase_total else ""
             rows.append((state.phase, f"{_bar(state.phase_done, state.phase_total or 0)} {state.phase_done}{of}"))
-        rows += [(label, number(state.metrics[name])) for label, name in HEADLINES if name in state.metrics]
-        if len(state.reward_by_step) > 1:
-            rows.append(("reward by step", _curve(list(state.reward_by_step))))
-        if state.validation_rewards:
-            rows.append(("validation reward", number(state.validation_rewards[-1])))
+        rows += headlines(state.metrics)
+        if len(state.return_by_step) > 1:
+            rows.append(("return by step", _curve(list(state.return_by_step))))
+        if state.validation_returns:
+            rows.append(("validation return", number(state.validation_returns[-1])))
         rows += [("failed", escape(line)) for line in state.tally.lines(2)]
         cell = '<td style="text-align:left">'
         table = "".join(f"<tr>{cell}{escape(name)}</td>{cell}{value}</td></tr>" for name, value in rows)

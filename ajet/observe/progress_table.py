@@ -24,6 +24,11 @@ def count(value: float) -> str:
     return f"{value / 1e3:,.0f}k" if abs(value) < 1e8 else f"{value / 1e6:,.0f}M"
 
 
+def share(value: float) -> str:
+    """Of 1, without the space that would split the column."""
+    return f"{value:.0%}"
+
+
 def seconds(value: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
 
@@ -42,9 +47,10 @@ class Column:
 
 
 COLUMNS = (
-    Column("reward", "reward/mean", 0),
+    Column("return", "return/mean", 0),
     Column("success", "success/rate", 1),
-    Column("valid.", "val/reward/mean", 2, late=True),
+    Column("valid.", "val/return/mean", 2, late=True),
+    Column("v. failed", "val/failed_share", 15, share, late=True),
     Column("turns", "episode/turns", 8),
     Column("reply", "episode/reply_length", 9, count),
     Column("loss", "train/loss", 3),
@@ -53,7 +59,7 @@ COLUMNS = (
     Column("grad", "train/grad_norm", 10),
     Column("clip", "train/clip_fraction", 13),
     Column("lr", "train/lr", 14),
-    Column("failed", "episode/failed", 4, count),
+    Column("failed", "episode/failed_share", 4, share),
     Column("tok/s", "perf/tokens_per_second", 11, count),
     Column("rollout s", "time/rollout", 12, seconds),
     Column("train s", "time/train", 12, seconds),
@@ -73,17 +79,14 @@ class StepTable:
 
     def lines(self, step: str, metrics: Mapping[str, float], width: int, unit: str = "step") -> tuple[str, str]:
         """The header, or '' if it is still on the screen, and the row of a step."""
-        values = dict(metrics)
-        if "episode/count" in values and "episode/usable" in values:
-            values["episode/failed"] = values["episode/count"] - values["episode/usable"]
         header = ""
-        fresh = {column.metric for column in COLUMNS if column.metric in values and not column.late} - self._known
+        fresh = {column.metric for column in COLUMNS if column.metric in metrics and not column.late} - self._known
         if width != self._width or fresh or self._rows >= HEADER_EVERY:
             self._known |= fresh
             self._columns, self._width, self._rows = _fitting(self._known, width), width, 0
             header = self._line(unit, [column.label for column in self._columns])
         self._rows += 1
-        cells = [column.shown(values[column.metric]) if column.metric in values else "" for column in self._columns]
+        cells = [column.shown(metrics[column.metric]) if column.metric in metrics else "" for column in self._columns]
         return header, self._line(step, cells)
 
     def _line(self, step: str, cells: list[str]) -> str:

@@ -28,7 +28,7 @@ class TaskFilter:
     """Count validation's attempts only (True), training's only (False), or all."""
     solved_min: float | None = None
     solved_max: float | None = None
-    """Bounds of the share of all attempts that were solved."""
+    """Bounds of the share of usable attempts that were solved."""
 
 
 @dataclass(slots=True)
@@ -37,14 +37,16 @@ class TaskRow:
 
     task_id: str
     attempts: int
-    solved: float
-    """Share of its attempts that were solved."""
-    latest: float
+    failed: int
+    """Those without a reward: they count in none of the following, as in the metrics."""
+    solved: float | None
+    """Share of its other attempts that were solved; None if all failed."""
+    latest: float | None
     """The same in its last step."""
-    change: float
+    change: float | None
     """From its first step to its last."""
-    reward: float
-    """Mean reward; a failed attempt without one counts as 0, as in the metrics."""
+    reward: float | None
+    """Mean reward."""
     last_step: int
     tag: str
     preview: str
@@ -77,17 +79,19 @@ def task_page(
     )
     page = {row["task_id"]: TaskRow(**{name: row[name] for name in _FIELDS}) for row in found}
     values["tasks"] = json.dumps(list(page))
-    of_page = f"FROM ({steps}) WHERE task_id IN (SELECT value FROM json_each(:tasks)) GROUP BY task_id, step"
-    share = "1.0 * sum(solved) / sum(attempts)"
-    for name, step, solved in store.rows(f"SELECT task_id, step, {share} {of_page} ORDER BY task_id, step", values):
+    by_step = (
+        f"SELECT task_id, step, 1.0 * sum(solved) / sum(usable) FROM ({steps}) WHERE task_id IN "
+        "(SELECT value FROM json_each(:tasks)) GROUP BY task_id, step HAVING sum(usable) > 0 ORDER BY task_id, step"
+    )
+    for name, step, solved in store.rows(by_step, values):
         page[name].by_step.append((step, solved))
     return list(page.values()), (found[0]["total"] if found else 0)
 
 
-_FIELDS = ("task_id", "attempts", "solved", "latest", "change", "reward", "last_step", "tag", "preview")
+_FIELDS = ("task_id", "attempts", "failed", "solved", "latest", "change", "reward", "last_step", "tag", "preview")
 _KEPT = (
-    "SELECT (SELECT value FROM task_threshold) IS :threshold AND NOT EXISTS (SELECT 1 FROM task_dirty) "
-    "AND NOT (:tag != '' AND EXISTS (SELECT 1 FROM task_row WHERE scope = :any AND mixed))"
+    "SELECT (SELECT value FROM tried_threshold) IS :threshold AND NOT EXISTS (SELECT 1 FROM tried_dirty) "
+    "AND NOT (:tag != '' AND EXISTS (SELECT 1 FROM tried_row WHERE scope = :any AND mixed))"
 )
 """Whether what is kept serves: a task whose attempts have several tags is counted with one of them by its episodes."""
 
@@ -95,9 +99,9 @@ _KEPT = (
 def _sources(store: EpisodeStore, where: TaskFilter, threshold: float) -> tuple[str, str]:
     """Queries for the rows of tasks, and for their attempts by step."""
     validation = "" if where.validation is None else "AND validation = :scope"
-    has_tables = store.rows("SELECT 1 FROM sqlite_master WHERE name = 'task_threshold'")
+    has_tables = store.rows("SELECT 1 FROM sqlite_master WHERE name = 'tried_threshold'")
     if has_tables and store.rows(_KEPT, {"threshold": threshold, "tag": where.tag, "any": ANY})[0][0]:
-        return "SELECT * FROM task_row WHERE scope = :scope", f"SELECT * FROM task_step WHERE 1 {validation}"
+        return "SELECT * FROM tried_row WHERE scope = :scope", f"SELECT * FROM tried_step WHERE 1 {validation}"
     steps = (
         f"SELECT task_id, step, {ATTEMPTS} FROM episode WHERE status != 'cancelled' {validation} "
         f"{'AND tag = :tag' if where.tag else ''} GROUP BY task_id, step"
@@ -107,10 +111,10 @@ def _sources(store: EpisodeStore, where: TaskFilter, threshold: float) -> tuple[
 
 _COUNTED = f"""WITH by_step AS ({{steps}}),
   whole AS (SELECT task_id, {STEPS}, min(step) AS first_step, max(step) AS last_step FROM by_step GROUP BY task_id)
-  SELECT whole.task_id, whole.attempts, 1.0 * whole.solved / whole.attempts AS solved,
-    1.0 * last.solved / last.attempts AS latest,
-    1.0 * last.solved / last.attempts - 1.0 * first.solved / first.attempts AS change,
-    whole.reward / whole.attempts AS reward, last_step, whole.last_tag AS tag, whole.preview
+  SELECT whole.task_id, whole.attempts, whole.attempts - whole.usable AS failed,
+    1.0 * whole.solved / whole.usable AS solved, 1.0 * last.solved / last.usable AS latest,
+    1.0 * last.solved / last.usable - 1.0 * first.solved / first.usable AS change,
+    whole.reward / whole.usable AS reward, last_step, whole.last_tag AS tag, whole.preview
   FROM whole
   JOIN by_step AS first ON first.task_id = whole.task_id AND first.step = first_step
   JOIN by_step AS last ON last.task_id = whole.task_id AND last.step = last_step"""

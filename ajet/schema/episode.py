@@ -176,7 +176,7 @@ class Episode:
 
     @property
     def usable(self) -> bool:
-        """Whether it may be trained."""
+        """Whether it has a reward: only then is it trained, and counted in means and success rates."""
         return self.reward is not None
 
 

@@ -57,6 +57,10 @@ class JudgeFailedError(UserError):
     """The judge failed in more than `task_judge.max_error_share` of a step's episodes. Shows the last failure."""
 
 
+class NoModelCallError(UserError):
+    """Episodes ended well without a recorded model call. Names the line that makes another client than the tuner's."""
+
+
 class RewardError(UserError):
     """A reward that is missing, of the wrong type, or does not fit the episode. Never taken for 0."""
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 JUDGE_KEY = "ajet.task_judge.judge_protocol"
 
 
-RESERVED_PARTS = ("mean", "std", "min", "max", "counted_as_zero")
+RESERVED_PARTS = ("mean", "std", "min", "max")
 """Names that metrics have below `reward/` already."""
 
 

@@ -182,9 +182,9 @@ class Experiment:
         columns = reading.part(self.metrics, no_steps)
         if columns["problem"]:
             reading.problems.append(columns["problem"])
-        rewards, successes, validations = (
+        returns, successes, validations = (
             [value for value in columns["series"].get(name, []) if isinstance(value, int | float)]
-            for name in ("reward/mean", "success/rate", "val/reward/mean")
+            for name in ("return/mean", "success/rate", "val/return/mean")
         )
         events = reading.part(self.events, no_events)
         reading.problems += reading.part(self._left_out_events, [])
@@ -198,10 +198,10 @@ class Experiment:
             "backbone": next((event["backbone"] for event in reversed(events) if event.get("backbone")), ""),
             "algorithm": _at(config, "ajet", "trainer_common", "algorithm", "adv_estimator") or "",
             "step": columns["steps"][-1] if columns["steps"] else 0,
-            "reward": rewards[-1] if rewards else None,
+            "return": returns[-1] if returns else None,
             "success": successes[-1] if successes else None,
             "validation": validations[-1] if validations else None,
-            "spark": _thin(rewards),
+            "spark": _thin(returns),
             "episodes": episodes,
             "started": events[0]["time"] if events else None,
             "touched": _touched(self.path),

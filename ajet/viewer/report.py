@@ -41,8 +41,9 @@ class Plot:
 
 
 PLOTS = (
-    Plot("reward", "Reward", ("reward/mean", "val/reward/mean")),
+    Plot("return", "Return", ("return/mean", "val/return/mean")),
     Plot("success", "Success", ("success/rate", "val/success/rate")),
+    Plot("failed", "Failed episodes", ("episode/failed_share", "val/failed_share")),
     Plot("pass_at_k", "pass@k", ("success/pass@2", "success/pass@4", "success/pass@8", "success/pass@16")),
     Plot("loss", "Loss", ("train/loss",)),
     Plot("kl", "KL to the starting model", ("train/kl",)),
@@ -55,7 +56,8 @@ PLOTS = (
     Plot("packing", "Packing ratio", ("train/packing_ratio",)),
 )
 _HEADLINES = (
-    ("Reward", "reward/mean"),
+    ("Return", "return/mean"),
+    ("Failed", "episode/failed_share"),
     ("Success", "success/rate"),
     ("KL", "train/kl"),
     ("Entropy", "train/entropy"),

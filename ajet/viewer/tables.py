@@ -15,6 +15,7 @@ TASK_COLUMNS = (
     "task_id",
     "tag",
     "attempts",
+    "failed",
     "solved",
     "latest",
     "change",

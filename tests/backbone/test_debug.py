@@ -88,7 +88,7 @@ def test_episodes_are_shown_recorded_and_counted(tmp_path: Path) -> None:
     assert "2 episodes, 1 without a reward" in shown
     folder = tmp_path / "runs" / "x-debug"
     metrics = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
-    assert metrics["reward/mean"] == 0.25, "the one that failed counts as 0"
+    assert metrics["return/mean"] == 0.5 and metrics["episode/failed_share"] == 0.5
     assert metrics["status/workflow_error"] == 1
     assert (folder / "episodes.sqlite").stat().st_size > 0
     assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["status"] == "completed"

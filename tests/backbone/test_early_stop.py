@@ -11,13 +11,13 @@ from ajet.schema.errors import ConfigError
 
 
 def stop(*, patience: int | None = None, min_delta: float = 0.0, target: float | None = None) -> EarlyStop:
-    return EarlyStop("val/reward/mean", patience=patience, min_delta=min_delta, target=target)
+    return EarlyStop("val/return/mean", patience=patience, min_delta=min_delta, target=target)
 
 
 def ends_at(early: EarlyStop, values: list[float | None]) -> int | None:
     """The validation after which the run ends. None among the values: no episode was played."""
     for step, value in enumerate(values):
-        measured = {} if value is None else {"val/reward/mean": value, "val/success": value}
+        measured = {} if value is None else {"val/return/mean": value, "val/success": value}
         early.look_at(step, measured)
         if early.reason is not None:
             return step

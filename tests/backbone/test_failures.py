@@ -1,29 +1,33 @@
-"""What a run says about dropped episodes, and when a failing judge ends it."""
+"""What a run says about dropped episodes and scores that are missing, and when a failing judge ends it."""
 
 from __future__ import annotations
 
 import pytest
 
-from ajet.backbone.failures import FailureWatch
-from ajet.schema.call_tree import CallTree
+from ajet.backbone.failures import FailureWatch, warn_of
+from ajet.config import Config
+from ajet.schema.call_tree import ROOT, Call, CallTree
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import JudgeFailedError
 
 
 def episodes(status: EpisodeStatus, count: int, failure: Failure | None = None) -> list[Episode]:
     reward = None if failure else 1.0
-    return [Episode("e", "t", status, CallTree(), Ledger(), reward=reward, failure=failure) for _ in range(count)]
+    call = Call(name="call-0", agent="a", target="a", turn=0, prompt_run=ROOT, prompt_tokens=0)
+    tree = CallTree(calls=[call])
+    return [Episode("e", "t", status, tree, Ledger(), reward=reward, failure=failure) for _ in range(count)]
 
 
 def well(count: int) -> list[Episode]:
     return episodes(EpisodeStatus.COMPLETED, count)
 
 
+CONFIG = Config.model_validate({"ajet": {"task_judge": {"max_error_share": 0.2}}})
 UNJUDGED = Failure("OSError", "no answers", "Traceback: line 3")
 
 
 def test_a_judge_may_fail_now_and_then() -> None:
-    watch = FailureWatch(0.2)
+    watch = FailureWatch(CONFIG)
     watch.look_at("step 1", [*well(8), *episodes(EpisodeStatus.JUDGE_ERROR, 2, UNJUDGED)])
     watch.look_at("step 2", [])
     with pytest.raises(JudgeFailedError, match=r"(?s)in 3 of 10 episodes of step 3.*OSError: no answers\nTraceback"):
@@ -31,7 +35,7 @@ def test_a_judge_may_fail_now_and_then() -> None:
 
 
 def test_many_drops_are_said_once_with_the_key(caplog: pytest.LogCaptureFixture) -> None:
-    watch = FailureWatch(0.2)
+    watch = FailureWatch(CONFIG)
     few = episodes(EpisodeStatus.WORKFLOW_ERROR, 1, Failure("KeyError", "x"))
     watch.look_at("step 1", [*well(9), *few])
     assert not caplog.records
@@ -41,3 +45,11 @@ def test_many_drops_are_said_once_with_the_key(caplog: pytest.LogCaptureFixture)
     (said,) = caplog.records
     assert "3 of 10 episodes of step 2" in said.getMessage()
     assert "EpisodeTimeout by ajet.failure_reward.timeout: drop" in said.getMessage()
+
+
+def test_a_validation_without_a_score_is_said_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of(3, {"val/failed_share": 0.5, "val/episode/count": 8.0, "episode/without_calls": 0.0})
+    assert not caplog.records
+    warn_of(3, {"val/failed_share": 1.0, "val/episode/count": 8.0})
+    (said,) = caplog.records
+    assert "the validation after step 3 has no score, because all of its 8 episodes failed" in said.getMessage()

@@ -70,7 +70,7 @@ def done(config: Config, folder: Path) -> tuple[Counter[bool], set[int], list[di
         store.close()
     counts = Counter(recorded.validation for recorded in episodes)
     metrics = read_metrics(path / "metrics.jsonl")
-    return counts, {step["step"] for step in metrics if "val/reward/mean" in step}, metrics
+    return counts, {step["step"] for step in metrics if "val/return/mean" in step}, metrics
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def test_runs_lists_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     code, out, _ = said(capsys, "runs")
     head, *rows = out.splitlines()
     assert code == 0
-    assert head.split()[:4] == ["run", "status", "step", "reward"]
+    assert head.split()[:4] == ["run", "status", "step", "return"]
     assert {row.split()[0] for row in rows} == {"math-agent", "math-agent-rloo"}
     assert all(row.split()[2] == "6" for row in rows)
     _, out, _ = said(capsys, "runs", "--json")
@@ -72,7 +72,7 @@ def test_compare_shows_results_and_different_keys(here: Path, capsys: pytest.Cap
     config.write_text(config.read_text().replace("num_repeat: 4", "num_repeat: 9", 1))
     code, out, _ = said(capsys, "compare", "math-agent", "saved_experiments/math-agent-rloo")
     assert code == 0
-    assert "reward, last step" in out
+    assert "return, last step" in out
     code, _, error = said(capsys, "compare", "math-agent", "math-agnt")
     assert code == 2
     assert "did you mean math-agent?" in error and "math-agent-rloo" in error

@@ -21,6 +21,7 @@ from ajet.credit import (
     Overlong,
     ZeroVariance,
     compute_credit,
+    earned,
     imitation_credit,
     mini_batches,
     summarise,
@@ -110,6 +111,22 @@ def test_a_replacing_reward_keeps_the_outcome_from_its_call_and_those_before() -
     assert returns_of(episode, gamma=1.0).to_go == [5.0, 4.0, 9.0]
     assert returns_of(episode, gamma=0.5).to_go == [3.0, 4.0, 9.0]
     assert returns_of(episode, gamma=1.0).whole == [5.0, 5.0, 14.0]
+
+
+@given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2), st.floats(-2, 2)), min_size=2, max_size=6))
+def test_what_an_episode_earned_is_what_its_group_is_compared_by(given: list[tuple[float, float, float]]) -> None:
+    group = [chain(reward, [3, 5], [first, second]) for reward, first, second in given]
+    mean = sum(map(earned, group)) / len(group)
+    centred = advantages([group], estimator=AdvantageEstimator.DR_GRPO)
+    assert [a for a, _ in centred] == pytest.approx([earned(one) - mean for one in group], abs=1e-6)
+
+
+def test_what_an_episode_earned_is_its_reward_where_nothing_else_is_given() -> None:
+    assert earned(single(0.7)) == earned(chain(0.7, [3, 5, 2])) == 0.7
+    assert earned(EpisodeSummary("e", "g", 0.7, [])) == 0.7
+    both = pair(1.0, 0.5)
+    both.calls[1].tokens = 0
+    assert earned(both) == 1.0, "an agent that isn't trained earns for nobody"
 
 
 def test_a_penalty_is_taken_off_where_it_arose() -> None:

@@ -40,7 +40,16 @@ def run(mode: ProgressMode) -> str:
         progress.episode(episode(1.0))
         progress.episode(episode(None))
         progress.phase("train")
-        progress.step(1, {"reward/mean": 0.25, "train/loss": 0.00001234, "other": 1.0})
+        progress.step(
+            1,
+            {
+                "return/mean": 0.25,
+                "episode/failed_share": 0.5,
+                "val/failed_share": 0.0,
+                "train/loss": 0.00001234,
+                "other": 1.0,
+            },
+        )
         progress.message("saved [checkpoint] step_1", "warning")
     return stream.getvalue()
 
@@ -49,7 +58,7 @@ def test_plain_lines() -> None:
     lines = run(ProgressMode.PLAIN).splitlines()
     assert lines[0] == "math (local, 10 steps)"
     assert lines[1] == "load: tiny, engine torch"
-    assert lines[2].startswith("step 1/10  reward 0.25  loss 1.234e-05")
+    assert lines[2].startswith("step 1/10  return 0.25  failed 50 %  loss 1.234e-05")
     assert lines[3] == "warning: saved [checkpoint] step_1"
 
 
@@ -109,9 +118,9 @@ def test_the_log_rotates_and_loses_none_of_its_last_lines(tmp_path: Path, monkey
 
 
 METRICS = {
-    "reward/mean": 0.123456, "success/rate": 0.5, "episode/turns": 2.0, "episode/reply_length": 123.4,
+    "return/mean": 0.123456, "success/rate": 0.5, "episode/turns": 2.0, "episode/reply_length": 123.4,
     "train/loss": -0.00001234, "train/kl": 0.02, "train/entropy": 1.5, "train/grad_norm": 12.5, "train/lr": 1e-6,
-    "train/clip_fraction": 0.1, "episode/count": 64.0, "episode/usable": 60.0, "perf/tokens_per_second": 1_234_567.0,
+    "train/clip_fraction": 0.1, "episode/failed_share": 0.125, "perf/tokens_per_second": 1_234_567.0,
     "time/rollout": 3.2, "time/train": 1.1, "time/step": 4.3,
 }  # fmt: skip
 
@@ -120,12 +129,12 @@ METRICS = {
 def test_the_table_fits_and_its_columns_stand_below_each_other(width: int) -> None:
     table = StepTable()
     header, first = table.lines("1/60", METRICS, width)
-    again, second = table.lines("2/60", {**METRICS, "val/reward/mean": 0.75}, width)
+    again, second = table.lines("2/60", {**METRICS, "val/return/mean": 0.75, "val/failed_share": 0.5}, width)
     assert not again
     assert all(len(line) <= width for line in (header, first, second))
     ends = [match.end() for match in re.finditer(r"\S+(?: \S+)*", header)]
     assert {match.end() for match in re.finditer(r"\S+", second)} == set(ends), (header, second)
-    assert header.split()[:4] == ["step", "reward", "success", "valid."]
+    assert header.split()[:4] == ["step", "return", "success", "valid."]
     assert ("rollout s" in header) == (width == 200)
     assert ("0.123" in first and "-1.2e-05" in first) or width == 60
 
@@ -135,7 +144,7 @@ def test_the_header_comes_back_after_twenty_rows_and_when_the_terminal_changes()
     headers = [bool(table.lines(str(step), METRICS, 80)[0]) for step in range(1, 42)]
     assert [step for step, shown in enumerate(headers, 1) if shown] == [1, 21, 41]
     assert table.lines("42", METRICS, 100)[0]
-    assert table.lines("43", {**METRICS, "val/reward/mean": 1.0}, 100)[0] == "", "validation had its column already"
+    assert table.lines("43", {**METRICS, "val/return/mean": 1.0}, 100)[0] == "", "validation had its column already"
 
 
 def test_a_search_has_rounds_and_says_what_is_best_so_far() -> None:
@@ -145,9 +154,9 @@ def test_a_search_has_rounds_and_says_what_is_best_so_far() -> None:
         with progress:
             progress.start("rooms", "prompt", total_steps=3, step=1, unit="round")
             progress.standing("c7 0.812 · left: 240 episodes")
-            progress.step(2, {"reward/mean": 0.5})
+            progress.step(2, {"return/mean": 0.5})
     assert lines.getvalue().splitlines()[0] == "rooms (prompt, 3 rounds, resumed after round 1)"
-    assert "\nround 2/3  reward 0.5" in lines.getvalue()
+    assert "\nround 2/3  return 0.5" in lines.getvalue()
     shown = panel.getvalue()
     assert "    round" in shown and "rounds  " in shown and "best       c7 0.812 · left: 240 episodes" in shown
     assert "step" not in lines.getvalue() + shown
@@ -164,7 +173,7 @@ with Progress.create(ProgressMode.AUTO) as progress:
     progress.phase("load", detail="tiny:qwen2-0.3m, engine torch")
     time.sleep(0.4)
     progress.phase("validate", 4)
-    progress.validation({{"val/reward/mean": 0.25}})
+    progress.validation({{"val/return/mean": 0.25}})
     for step in (1, 2, 3):
         progress.phase("rollout", 2)
         progress.episode(episode(1.0))
@@ -194,7 +203,7 @@ def test_the_panel_on_a_terminal(columns: int) -> None:
         terminal.type("\n")
         shown = terminal.finish()
     assert shown.count("machine") == 1, "one panel is left"
-    for row in ("steps  ", "reward  ", "validation", "loss  ", "time  ", "episodes  ", "viewer     ajet view math"):
+    for row in ("steps  ", "return  ", "validation", "loss  ", "time  ", "episodes  ", "viewer     ajet view math"):
         assert row in shown, row
     assert "failed     3 × workflow_error, ValueError: no such tool" in shown
     assert "saved [checkpoint] step_3" in shown

@@ -253,7 +253,7 @@ def rows_equal_episodes(store: EpisodeStore) -> bool:
     """Whether the table of tasks says the same from the rows that are kept as from the episodes, at one moment."""
     store._connection.execute("BEGIN")
     try:
-        assert not store.rows("SELECT 1 FROM task_dirty")
+        assert not store.rows("SELECT 1 FROM tried_dirty")
         kept = task_page(store, TaskFilter(), limit=10_000)
         return kept == task_page(store, TaskFilter(), limit=10_000, threshold=1 - 1e-9)  # which isn't kept
     finally:
@@ -294,8 +294,8 @@ def test_a_damaged_file_is_named_before_anything_runs(tmp_path: Path, damage: st
         recorder.record(math_episode(Vocabulary(), random.Random(index), task=index), index)
     recorder.close()
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("UPDATE task_threshold SET value = 0.5")  # so that the episodes are counted again
-    (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'task_step'").fetchone()
+    connection.execute("UPDATE tried_threshold SET value = 0.5")  # so that the episodes are counted again
+    (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'tried_step'").fetchone()
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     connection.close()
     data = bytearray(path.read_bytes())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from synthetic_run import Vocabulary, math_episode
 
-from ajet.observe.episode_metrics import episode_metrics
+from ajet.backbone.episode_metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.episode import EpisodeStatus
 

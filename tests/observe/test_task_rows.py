@@ -74,7 +74,7 @@ def counted(path: Path, *given: Any, **more: Any) -> tuple[list[TaskRow], int]:
     copy = path.with_name("counted.sqlite")
     with sqlite3.connect(path) as source, sqlite3.connect(copy) as target:
         source.backup(target)
-        target.execute("DROP TABLE task_threshold")
+        target.execute("DROP TABLE tried_threshold")
     store = EpisodeStore(copy)
     try:
         return task_page(store, *given, **more)
@@ -86,7 +86,14 @@ def counted(path: Path, *given: Any, **more: Any) -> tuple[list[TaskRow], int]:
 def rounded(page: tuple[list[TaskRow], int]) -> tuple[list[Any], int]:
     """Sums of the same numbers in another order may differ in their last digit."""
     rows = [
-        replace(row, **{name: round(getattr(row, name), 9) for name in ("solved", "change", "reward")})
+        replace(
+            row,
+            **{
+                name: round(value, 9)
+                for name in ("solved", "change", "reward")
+                if (value := getattr(row, name)) is not None
+            },
+        )
         for row in page[0]
     ]
     return rows, page[1]
@@ -102,7 +109,7 @@ def test_pages_equal_those_counted_from_the_episodes(tmp_path: Path, seed: int, 
     history.record()
     history.recorder.close()
     store = EpisodeStore(history.path)
-    assert store.rows("SELECT 1 FROM task_row") and not store.rows("SELECT 1 FROM task_dirty")
+    assert store.rows("SELECT 1 FROM tried_row") and not store.rows("SELECT 1 FROM tried_dirty")
     sorts = history.draw.sample(TASK_SORT_KEYS, 3)
     for where, sort, descending in product(FILTERS, sorts, [False, True]):
         asked = {"sort": sort, "descending": descending, "limit": 3, "offset": history.draw.randrange(3)}
@@ -139,9 +146,9 @@ def test_what_an_older_version_wrote_is_seen_at_once(tmp_path: Path, act: str) -
     older_version_writes(history.path, OLDER[act])
     after = rounded(task_page(store, TaskFilter()))
     assert after == rounded(counted(history.path, TaskFilter())) and after != before
-    assert store.rows("SELECT 1 FROM task_dirty"), "readers never write"
+    assert store.rows("SELECT 1 FROM tried_dirty"), "readers never write"
     EpisodeRecorder(history.path).close()
-    assert not store.rows("SELECT 1 FROM task_dirty") and rounded(task_page(store, TaskFilter())) == after
+    assert not store.rows("SELECT 1 FROM tried_dirty") and rounded(task_page(store, TaskFilter())) == after
     store.close()
 
 
@@ -152,15 +159,17 @@ def test_a_file_of_an_older_version_is_read_and_gets_its_rows_when_the_run_resum
     history.recorder.close()
     new = rounded(task_page(EpisodeStore(history.path), TaskFilter()))
     with sqlite3.connect(history.path) as connection:
-        for kind, name in connection.execute("SELECT type, name FROM sqlite_master WHERE name GLOB 'task_[sbdtr]*' "
-            "AND name != 'task_record' OR type = 'trigger' OR name = 'episode_task_step'").fetchall():  # fmt: skip
+        for kind, name in connection.execute("SELECT type, name FROM sqlite_master WHERE name GLOB 'tried_*' "
+            "OR type = 'trigger' OR name = 'episode_task_step'").fetchall():  # fmt: skip
             connection.execute(f"DROP {kind} {name}")
         connection.execute("CREATE INDEX episode_task ON episode (task_id)")
+        connection.execute("CREATE TABLE task_threshold (value REAL NOT NULL)")
     connection.close()
     store = EpisodeStore(history.path)
     assert rounded(task_page(store, TaskFilter())) == new
     EpisodeRecorder(history.path).close()
-    assert store.rows("SELECT 1 FROM task_row") and rounded(task_page(store, TaskFilter())) == new
+    assert store.rows("SELECT 1 FROM tried_row") and rounded(task_page(store, TaskFilter())) == new
+    assert not store.rows("SELECT 1 FROM sqlite_master WHERE name = 'task_threshold'")
     store.close()
 
 

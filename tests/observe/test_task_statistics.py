@@ -18,7 +18,7 @@ from ajet.schema.task import Task
 
 REWARDS = {
     ("easy", 1): [1.0, 0.0], ("easy", 2): [1.0, 1.0], ("hard", 1): [0.0, 0.0], ("hard", 3): [None, 0.4],
-    ("lost", 3): [0.0, 0.0],
+    ("lost", 3): [0.0, 0.0], ("spent", 1): [None],
 }  # fmt: skip
 """By task and step. None: the attempt failed."""
 
@@ -52,13 +52,15 @@ def store(tmp_path: Path) -> EpisodeStore:
 
 def test_tasks_have_their_share_of_solved_attempts_by_step(store: EpisodeStore) -> None:
     rows, total = task_page(store, TaskFilter(validation=False))
-    assert total == 3 and [row.task_id for row in rows] == ["easy", "hard", "lost"]
-    easy, hard, _ = rows
+    assert total == 4 and [row.task_id for row in rows] == ["easy", "hard", "lost", "spent"]
+    easy, hard, _, spent = rows
     assert (easy.attempts, easy.solved, easy.latest, easy.change, easy.last_step) == (4, 0.75, 1.0, 0.5, 2)
     assert easy.by_step == [(1, 0.5), (2, 1.0)], "stopped attempts and validation don't count"
-    assert (hard.attempts, hard.solved, hard.reward) == (4, 0.0, 0.1), "a failed attempt counts as not solved"
+    assert (hard.attempts, hard.failed) == (4, 1)
+    assert (hard.solved, hard.reward) == (0.0, pytest.approx(0.4 / 3)), "a failed attempt counts in no share and mean"
+    assert (spent.failed, spent.solved, spent.latest, spent.change, spent.reward, spent.by_step) == (1, *[None] * 4, [])
     lenient, _ = task_page(store, TaskFilter(validation=False), threshold=0.4)
-    assert lenient[1].by_step == [(1, 0.0), (3, 0.5)]
+    assert lenient[1].by_step == [(1, 0.0), (3, 1.0)]
     everything, _ = task_page(store, TaskFilter())
     assert everything[0].attempts == 5
 
@@ -71,7 +73,7 @@ def test_tasks_are_filtered_sorted_and_paged(store: EpisodeStore) -> None:
     assert names(TaskFilter(solved_max=0.0)) == ["hard", "lost"]
     assert names(TaskFilter(), sort="solved", descending=True)[0] == "easy"
     rows, total = task_page(store, TaskFilter(), offset=1, limit=1)
-    assert [row.task_id for row in rows] == ["hard"] and total == 3
+    assert [row.task_id for row in rows] == ["hard"] and total == 4
     with pytest.raises(ValueError, match="can't sort"):
         task_page(store, TaskFilter(), sort="task_id; DROP TABLE episode")  # type: ignore[arg-type]
 

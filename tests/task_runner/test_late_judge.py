@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from ajet.backbone.episode_metrics import episode_metrics
 from ajet.config import Config, make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
-from ajet.observe.episode_metrics import episode_metrics
 from ajet.runtime.runtime import Runtime
 from ajet.schema import codec
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus

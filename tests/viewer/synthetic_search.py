@@ -94,7 +94,7 @@ def write_search(root: Path, name: str = "searched", *, rounds: int = 3, extra: 
         journal.note("started", format=FORMAT, algorithm="apo", settings={}, version="", tasks=TASKS, queries=queries)
 
         def log(search: Search) -> None:
-            folder.metrics.log(search.round, {"val/reward/mean": search.score_of(search.best) or 0.0})
+            folder.metrics.log(search.round, {"val/return/mean": search.score_of(search.best) or 0.0})
 
         search = Search(
             start, TASKS["search"], TASKS["validation"], trials, Proposer(extra), journal, rounds=rounds,

@@ -10,8 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 from synthetic_run import Vocabulary, math_episode
 
+from ajet.backbone.episode_metrics import episode_metrics
 from ajet.http.access import Access
-from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.viewer.app import create_app
 from ajet.viewer.library import Library

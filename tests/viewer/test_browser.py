@@ -59,7 +59,7 @@ def test_experiments_are_listed_found_and_compared(viewer: Viewer, open_page: Op
     expect(page).to_have_url(re.compile(r"/compare\?runs=math-agent-rloo,math-agent"))
     expect(page.locator(".run-legend a")).to_have_count(2)
     expect(page.locator("#results tbody tr")).to_have_count(2)
-    columns = viewer.library.get("math-agent-rloo").metrics()["series"]["reward/mean"]
+    columns = viewer.library.get("math-agent-rloo").metrics()["series"]["return/mean"]
     best = page.locator("#results tbody tr", has_text="math-agent-rloo").locator("td").nth(3)
     expect(best).to_have_text(f"{max(columns):.3g}")
     expect(page.locator(".differences tbody tr", has_text="adv_estimator")).to_contain_text("rloo")
@@ -98,7 +98,7 @@ def test_charts_show_what_was_logged_and_the_link_keeps_the_view(viewer: Viewer,
     assert truncated[-1] is None, "none was truncated in the last step"
     expect(ends.locator(".keys span", has_text="truncated")).to_have_text("truncated0")
     reward = page.locator(".chart", has=page.get_by_role("heading", name="Reward", exact=True))
-    expect(reward.locator(".now")).to_have_text(f"{columns['series']['reward/mean'][-1]:.3g}")
+    expect(reward.locator(".now")).to_have_text(f"{columns['series']['return/mean'][-1]:.3g}")
     expect(reward.locator("canvas")).to_be_visible()
     shoot(page, "charts")
     box = reward.locator(".u-over").bounding_box()
@@ -465,13 +465,15 @@ def test_charts_fold_and_can_be_saved(viewer: Viewer, open_page: Open, shoot: Sh
     settled(page)
     expect(more).to_have_attribute("open", "")
     expect(outcome).not_to_have_attribute("open", "")
-    page.get_by_label("Find a metric").fill("reward")
+    page.get_by_label("Find a metric").fill("return")
     expect(outcome).to_have_attribute("open", "")
     with page.expect_download() as saved:
         page.get_by_label("Save Training and validation as PNG").click()
     assert saved.value.suggested_filename == f"{EXPERIMENT}_Training_and_validation.png"
     assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
-    for title, shape in (("Training and validation", "path"), ("Rewards by step", "rect")):
+    charts = (("return", "Training and validation", "path"), ("reward", "Rewards by step", "rect"))
+    for metric, title, shape in charts:
+        page.get_by_label("Find a metric").fill(metric)
         with page.expect_download() as saved:
             page.get_by_label(f"Save {title} as SVG").click()
         assert saved.value.suggested_filename.endswith(".svg")

@@ -23,8 +23,8 @@ def test_report_is_self_contained(experiments: Path, tmp_path: Path, capsys: pyt
     assert not re.search(r"""(src|href)=["'](?!data:)""", html) and "<script" not in html
     assert "Best" in html and "A shop sells" in html
     pictures = sorted(path.name for path in (tmp_path / "report_plots").iterdir())
-    assert "reward.png" in pictures and "kl.png" in pictures
-    assert (tmp_path / "report_plots" / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert "return.png" in pictures and "kl.png" in pictures
+    assert (tmp_path / "report_plots" / "return.png").read_bytes().startswith(b"\x89PNG")
     assert str(target) in capsys.readouterr().out
 
 
@@ -34,7 +34,7 @@ def test_report_of_nothing_is_an_error_with_the_way_out(tmp_path: Path) -> None:
 
 
 def test_lines_of_a_plot_are_named_for_people() -> None:
-    assert [_label(name, ["reward/mean", "val/reward/mean"]) for name in ("reward/mean", "val/reward/mean")] == [
+    assert [_label(name, ["return/mean", "val/return/mean"]) for name in ("return/mean", "val/return/mean")] == [
         "training", "validation",
     ]  # fmt: skip
     assert _label("success/pass@2", ["success/pass@2", "success/pass@4"]) == "pass@2"

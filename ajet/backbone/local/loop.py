@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.early_stop import EarlyStop
-from ajet.backbone.failures import FailureWatch
+from ajet.backbone.episode_metrics import episode_metrics, staleness
+from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.placement import check_gpu, place, visible_gpus
@@ -38,7 +39,6 @@ from ajet.credit import (
     teaches,
 )
 from ajet.engine.base import Engine, build_engine
-from ajet.observe.episode_metrics import episode_metrics, staleness
 from ajet.observe.metric_names import step_names
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
@@ -108,11 +108,11 @@ class LocalRun:
         self.saved = 0
         self.barren = 0
         self.hints = Hints()
-        self.failures = FailureWatch(config.ajet.task_judge.max_error_share)
+        self.failures = FailureWatch(config)
         self.early_stop = EarlyStop.from_config(config, len(self.validation_tasks))
         self.replay = Replay.from_config(config)
         self.score: tuple[int, float] | None = None
-        """Step and mean reward of the latest validation."""
+        """Step and mean return of the latest validation that had a score."""
         self.reader_state: dict[str, Any] = {}
 
     # ------------------------------------------------------------------------------------------------ the run
@@ -314,8 +314,8 @@ class LocalRun:
         metrics = validation_metrics(groups, self.threshold)
         metrics["time/validate"] = time.perf_counter() - began
         self._look_for_an_end(metrics)
-        if "val/reward/mean" in metrics:
-            self.score = (self.step, metrics["val/reward/mean"])
+        if "val/return/mean" in metrics:
+            self.score = (self.step, metrics["val/return/mean"])
             self.progress.validation(metrics)
         return metrics
 
@@ -328,6 +328,7 @@ class LocalRun:
 
     def _note(self, metrics: dict[str, float]) -> None:
         self.experiment.metrics.log(self.step, metrics)
+        warn_of(self.step, metrics)
         if self.step:
             self.progress.step(self.step, metrics)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.episode_metrics import FAULTS, is_success
 from ajet.backbone.failures import FailureWatch
-from ajet.observe.episode_metrics import FAULTS, is_success
+from ajet.credit import earned, summarise
 from ajet.observe.episode_text import conversation, last_calls
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder
@@ -43,7 +44,7 @@ class EpisodeTrials:
         self._masker = masker
         self._repeats = config.ajet.prompt_tuning.repeats
         self._threshold = config.ajet.task_judge.success_threshold
-        self._watch = FailureWatch(config.ajet.task_judge.max_error_share, trains=False)
+        self._watch = FailureWatch(config, trains=False)
         self.episodes: list[tuple[Purpose, Episode]] = []
         """Of the round that is going on; whoever reads them empties it."""
 
@@ -80,7 +81,7 @@ class EpisodeTrials:
     def _trial(self, task: str, group: EpisodeGroup, read: bool) -> Trial:
         episodes = sorted([*group.episodes, *group.failed], key=lambda episode: episode.repeat)
         counted = [episode for episode in episodes if episode.status not in UNSCORED]
-        rewards = [0.0 if episode.reward is None else float(episode.reward) for episode in counted]
+        rewards = [earned(summarise(episode)) if episode.usable else 0.0 for episode in counted]
         used = [episode.prompts_used for episode in episodes]
         failed = next((episode.failure for episode in episodes if episode.failure is not None), None)
         return Trial(

@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
+from ajet.backbone.episode_metrics import episode_metrics
 from ajet.backbone.prompt.episodes import EpisodeTrials
 from ajet.backbone.prompt.journal import FORMAT, History, PromptJournal
 from ajet.backbone.prompt.patience import PatientProposer
@@ -17,7 +18,6 @@ from ajet.backbone.prompt.proposers import load_function, make_proposer
 from ajet.backbone.prompt.report import end_text, round_line, standing
 from ajet.backbone.prompt.settings import check_budget, make_algorithm, make_budget
 from ajet.backbone.prompt.split import split_tasks
-from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.prompt_tuning.algorithm import Sizes
@@ -198,7 +198,7 @@ class PromptRun:
         metrics = episode_metrics(read or [episode for _, episode in episodes], success_threshold=threshold)
         best, spent = search.validation_of(search.best), search.budget.spent
         if best is not None and best.mean is not None:
-            metrics |= {"val/reward/mean": best.mean, "val/success": best.success or 0.0}
+            metrics |= {"val/return/mean": best.mean, "val/success": best.success or 0.0}
         metrics |= {
             "prompt/candidates": float(len(search.candidates)),
             "prompt/refused": float(search.refused),

@@ -11,18 +11,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ajet.backbone.episode_metrics import episode_metrics
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.validation import validation_metrics
 from ajet.credit import EpisodeCredit
 from ajet.engine.model_source import ModelSource
-from ajet.observe.episode_metrics import episode_metrics
 from ajet.observe.failure_tally import FailureTally
 from ajet.observe.metric_names import step_names
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.secrets import Masker
 from ajet.schema.episode import Episode, EpisodeGroup
-from ajet.schema.errors import JudgeFailedError
+from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 
 COLLECTOR = "ajet_episode_collector"
@@ -43,7 +43,7 @@ class EpisodeCollector:
         self._failure: asyncio.Future[str] | None = None
         self._recorder = self._open_recorder()
         self._tally = FailureTally()
-        self._failures = FailureWatch(self._config.ajet.task_judge.max_error_share)
+        self._failures = FailureWatch(self._config)
 
     async def watch(self) -> None:
         """Never returns: Ray raises in the caller if this process dies."""
@@ -90,7 +90,7 @@ class EpisodeCollector:
             self._tally.tell(episode)
         try:
             self._failures.look_at(f"the validation after step {step}" if validation else f"step {step}", episodes)
-        except JudgeFailedError as error:
+        except UserError as error:
             await self.report_failure(f"{type(error).__name__}: {error}")
         return metrics
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ajet.backbone.failures import warn_of
 from ajet.backbone.ray.failure import BackboneFailedError, last_error
 from ajet.runtime.processes import RAY_RUN, end_all
 
@@ -142,6 +143,7 @@ def watch(
         for source in sources:
             for step, metrics in source.tail:
                 experiment.metrics.log(step, metrics)
+                warn_of(step, metrics)
                 known.setdefault(step, {}).update(metrics)
                 if source.ends_step:
                     progress.step(step, known.pop(step))

@@ -19,8 +19,8 @@ function row(one) {
     el("td", {}, link, one.note ? el("span", { class: "noted", title: one.note, "aria-label": "has a note" }, "✎") : null, one.tags.map(tagNode), el("span", { class: "preview", title: one.model }, about), one.problem ? appendText(el("span", { class: "bad wrap problem-line" }), one.problem) : null),
     el("td", {}, pill(one.status), one.problem ? [" ", pill("damaged")] : null),
     el("td", { class: "num" }, number(one.step)),
-    el("td", { class: `num strong ${rewardClass(one.reward)}` }, short(one.reward)),
-    el("td", { class: "spark-cell" }, spark(one.spark, `reward of ${one.name} so far`)),
+    el("td", { class: `num strong ${rewardClass(one.return)}` }, short(one.return)),
+    el("td", { class: "spark-cell" }, spark(one.spark, `return of ${one.name} so far`)),
     el("td", { class: "num" }, one.success === null ? "–" : `${(100 * one.success).toFixed(0)} %`),
     el("td", { class: "num" }, number(one.episodes)),
     el("td", { class: "num muted", title: one.touched ? clock(one.touched) : "" }, ago(one.touched)));

@@ -3,12 +3,13 @@ const percent = { format: (value) => value === null ? "–" : `${Number((100 * v
 
 export const SECTIONS = [
   { title: "Outcome", panels: [
-    { title: "Training and validation", metrics: ["reward/mean", "val/reward/mean"], labels: ["training", "validation"], alone: true, hint: "mean reward" },
+    { title: "Training and validation", metrics: ["return/mean", "val/return/mean"], labels: ["training", "validation"], alone: true, hint: "mean return" },
+    { title: "Return", metrics: ["return/mean"], hint: "with the rewards of calls and agents" },
     { title: "Reward", metrics: ["reward/mean"] },
-    { title: "Parts of the reward", match: /^reward\/(?!(mean|std|min|max|counted_as_zero)$)/, hint: "before weighting" },
+    { title: "Parts of the reward", match: /^reward\/(?!(mean|std|min|max)$)/, hint: "before weighting" },
     { title: "Success", metrics: ["success/rate"], ...percent },
     { title: "pass@k", match: /^success\/pass@\d+$/, ...percent },
-    { title: "Validation reward", metrics: ["val/reward/mean"] },
+    { title: "Validation return", metrics: ["val/return/mean"] },
     { title: "Validation success", match: /^val\/success\/(rate|pass@\d+)$/, ...percent },
   ] },
   { title: "Episodes", panels: [
@@ -16,6 +17,7 @@ export const SECTIONS = [
     { title: "Reply length", metrics: ["episode/reply_length"], hint: "sampled tokens per call" },
     { title: "Tokens per episode", metrics: ["episode/tokens", "episode/sampled_tokens", "episode/trained_tokens"] },
     { title: "How episodes ended", match: /^status\//, stacked: true, hint: "episodes" },
+    { title: "Failed episodes", metrics: ["episode/failed_share", "val/failed_share"], labels: ["training", "validation"], ...percent, hint: "they count in no mean" },
     { title: "Outcomes", match: /^outcome\//, stacked: true, hint: "episodes the model cut short" },
     { title: "Failures", match: /^failure\//, stacked: true, hint: "episodes by error" },
   ] },
@@ -44,7 +46,7 @@ export const SECTIONS = [
 export const foldedAtFirst = (title) => !SECTIONS.some((section) => section.title === title) && title !== TITLES.user;
 
 export const TILES = [
-  { label: "Reward", metric: "reward/mean" }, { label: "Success", metric: "success/rate", ...percent },
+  { label: "Return", metric: "return/mean" }, { label: "Failed", metric: "episode/failed_share", ...percent }, { label: "Success", metric: "success/rate", ...percent },
   { label: "KL", metric: "train/kl" }, { label: "Entropy", metric: "train/entropy" },
   { label: "Tokens per second", metric: "perf/tokens_per_second" },
   { label: "Seconds per step", metric: "time/step" }, { label: "Turns", metric: "episode/turns" },

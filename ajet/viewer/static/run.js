@@ -58,7 +58,7 @@ function linesOf(panel, names) {
 
 /** A line's values. Stacked metrics are counts: a step that logged none had zero. */
 function counted(panel, { run, name }) {
-  const trained = run.series["reward/mean"] || [];
+  const trained = run.series["episode/count"] || [];
   return panel.stacked ? run.series[name].map((value, index) => value ?? (trained[index] === null || trained[index] === undefined ? null : 0)) : run.series[name];
 }
 
@@ -232,8 +232,8 @@ function apart(panel, names) {
 }
 
 const RESULTS = [
-  { label: "Reward", metric: "reward/mean", first: true }, { label: "Best reward", metric: "reward/mean", best: true },
-  { label: "Best validation", metric: "val/reward/mean", best: true }, ...TILES.filter((tile) => ["KL", "Entropy", "Tokens per second", "Seconds per step"].includes(tile.label)),
+  { label: "Return", metric: "return/mean", first: true }, { label: "Best return", metric: "return/mean", best: true },
+  { label: "Best validation", metric: "val/return/mean", best: true }, ...TILES.filter((tile) => ["KL", "Entropy", "Tokens per second", "Seconds per step"].includes(tile.label)),
 ];
 
 /** The results of several runs, side by side. */

@@ -7,17 +7,20 @@ const percent = (share) => `${Math.round(100 * share)} %`;
 $("copy-link").addEventListener("click", copyLink);
 $("episodes-of").href = `${pageOf(name, "episodes")}?task=${encodeURIComponent(id)}`;
 
+/** Those with a reward: a failed attempt counts in no share and no mean. */
+const usable = (attempts) => attempts.filter((one) => one.reward !== null);
+
 /** One step's attempts, each a link to its episode. */
 function stepRow({ step, validation, attempts }) {
   const solved = attempts.filter((one) => one.solved).length;
-  const rewards = attempts.map((one) => one.reward).filter((reward) => reward !== null);
+  const rewards = usable(attempts).map((one) => one.reward);
   const mean = rewards.length ? rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length : null;
   const group = attempts.find((one) => one.group_id)?.group_id;
   const sorted = [...attempts].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
   const chip = (one) => el("a", { class: `chip ${one.solved ? "good" : one.reward === null ? "bad" : "plain"}`, href: pageOf(name, "episode", one.episode_id), title: `attempt ${one.repeat}: ${one.failure || one.status}` }, one.reward === null ? one.failure || one.status : short(one.reward));
   // trajectories of agents that ran alone belong to no step
   const between = attempts.length > 1 ? el("a", { href: `${pageOf(name, "differences")}?a=${encodeURIComponent(sorted[0].episode_id)}&b=${encodeURIComponent(sorted.at(-1).episode_id)}` }, "Differences") : "";
-  return el("tr", {}, el("td", { class: "num" }, validation ? el("span", { class: "tag" }, "val") : null, " ", number(step)), el("td", { class: "num" }, `${solved} of ${attempts.length}`), el("td", { class: `num ${rewardClass(mean)}` }, short(mean)),
+  return el("tr", {}, el("td", { class: "num" }, validation ? el("span", { class: "tag" }, "val") : null, " ", number(step)), el("td", { class: "num" }, `${solved} of ${rewards.length}`), el("td", { class: `num ${rewardClass(mean)}` }, short(mean)),
     el("td", {}, el("div", { class: "chips" }, attempts.map(chip))), el("td", { class: "nowrap" }, group ? el("a", { href: pageOf(name, "group", group) }, "Group") : "", " ", between));
 }
 
@@ -32,9 +35,9 @@ try {
     if (!steps.has(key)) steps.set(key, { step: one.step, validation: one.validation, attempts: [] });
     steps.get(key).attempts.push(one);
   }
-  const solved = attempts.filter((one) => one.solved).length;
-  appendText($("about-task"), `${id} · ${number(attempts.length)} attempt${attempts.length === 1 ? "" : "s"} · ${percent(solved / attempts.length)} solved`);
-  const ofKind = (validation) => [...steps.values()].filter((one) => one.validation === validation).map((one) => one.attempts.filter((attempt) => attempt.solved).length / one.attempts.length);
+  const solved = attempts.filter((one) => one.solved).length, counted = usable(attempts).length, failed = attempts.length - counted;
+  appendText($("about-task"), `${id} · ${number(attempts.length)} attempt${attempts.length === 1 ? "" : "s"}${failed ? ` (${number(failed)} failed)` : ""}${counted ? ` · ${percent(solved / counted)} solved` : ""}`);
+  const ofKind = (validation) => [...steps.values()].filter((one) => one.validation === validation && usable(one.attempts).length).map((one) => one.attempts.filter((attempt) => attempt.solved).length / usable(one.attempts).length);
   const shares = ofKind(false).length ? ofKind(false) : ofKind(true);
   if (shares.length > 1) $("rates").replaceChildren(el("div", { class: "rate" }, el("span", { class: "muted" }, `Solved by step, ${percent(shares[0])} → ${percent(shares.at(-1))}`), spark(shares, `solved by step, ${shares.length} steps`, [0, 1])));
   $("attempts").replaceChildren(el("div", { class: "table-card", tabindex: "0" }, el("table", { class: "list quiet" }, el("thead", {}, el("tr", {}, el("th", { class: "num" }, "Step"), el("th", { class: "num" }, "Solved"), el("th", { class: "num" }, "Mean reward"), el("th", {}, "Attempts"), el("th", {}, ""))), el("tbody", {}, [...steps.values()].reverse().map(stepRow)))));

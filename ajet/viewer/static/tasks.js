@@ -3,7 +3,7 @@ import { $, apiOf, appendText, copyLink, el, experiment, fetchJson, number, page
 import { List } from "./list.js";
 
 const name = experiment();
-const percent = (share) => `${Math.round(100 * share)} %`;
+const percent = (share) => share === null ? "–" : `${Math.round(100 * share)} %`;
 
 /** A gold answer in one line. */
 export const answerText = (answer) => answer === null || answer === undefined ? "–" : typeof answer === "string" ? answer : JSON.stringify(answer);
@@ -11,12 +11,12 @@ export const answerText = (answer) => answer === null || answer === undefined ? 
 function row(one) {
   const link = el("a", { class: "name", href: pageOf(name, "task", one.task_id) }, one.task_id);
   const shares = one.by_step.map(([, share]) => share);
-  const trend = spark(shares, `${one.task_id} solved by step: ${percent(shares[0])} to ${percent(shares.at(-1))}`, [0, 1]);
+  const trend = spark(shares, `${one.task_id} solved by step: ${percent(shares[0] ?? null)} to ${percent(shares.at(-1) ?? null)}`, [0, 1]);
   const line = el("tr", {},
     el("td", {}, link, appendText(el("span", { class: "preview", dir: "auto" }), one.preview)),
     el("td", {}, one.tag ? el("span", { class: "tag" }, one.tag) : ""),
     el("td", {}, appendText(el("span", { class: "preview short", dir: "auto", title: answerText(one.answer) }), answerText(one.answer).slice(0, 200))),
-    el("td", { class: "num" }, number(one.attempts)), el("td", { class: "num strong" }, percent(one.solved)),
+    el("td", { class: "num" }, number(one.attempts), one.failed ? el("span", { class: "muted" }, ` (${number(one.failed)} failed)`) : null), el("td", { class: "num strong" }, percent(one.solved)),
     el("td", { class: "spark-cell", title: one.by_step.slice(-20).map(([step, share]) => `step ${step}: ${percent(share)}`).join("\n") }, trend),
     el("td", { class: "num" }, percent(one.latest)),
     el("td", { class: `num ${signClass(one.change)}` }, one.change ? `${one.change > 0 ? "+" : "−"}${percent(Math.abs(one.change))}` : "–"),

@@ -122,3 +122,24 @@ class Unable(BaseJudge):
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> float:
         raise OSError("the reference answers are gone")
+
+
+class PaidByCall(Workflow):
+    """Each of its two calls earns 0.75, in every other episode 1 more; one task needs a service that is down."""
+
+    name: str = "paid_by_call"
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        query = workflow_task.task.main_query or ""
+        client = tuner.as_raw_openai_sdk_client()
+        messages = [{"role": "user", "content": query}]
+        for _ in range(2):
+            completion = await client.chat.completions.create(model="m", messages=messages)
+            if query == "say 0":
+                raise OSError("the search service is down")
+            tuner.reward(0.75 + workflow_task.task_thread_index % 2, call=completion.id)
+            messages += [
+                completion.choices[0].message.model_dump(exclude_none=True),
+                {"role": "user", "content": "more"},
+            ]
+        return WorkflowOutput(reward=0.0)

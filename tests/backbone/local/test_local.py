@@ -113,7 +113,7 @@ def test_a_run_trains_validates_and_saves(tmp_path: Path) -> None:
     assert code == 0
     steps = read_metrics(experiment / "metrics.jsonl")
     assert [step["step"] for step in steps] == [0, 1, 2]
-    assert {"val/reward/mean", "val/success"} <= steps[0].keys() & steps[2].keys()
+    assert {"val/return/mean", "val/reward/mean", "val/success"} <= steps[0].keys() & steps[2].keys()
     for step in steps[1:]:
         assert step["train/updates"] == 1
         assert step["ledger/captured"] == step["ledger/trained"] + step["ledger/masked"] + step["ledger/dropped"] > 0
@@ -169,8 +169,9 @@ def test_a_resumed_run_goes_on_with_its_curriculum_replay_and_early_stop(tmp_pat
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     straight.mkdir(), stopped.mkdir()
     practice = {"task_reader.curriculum.enabled": "true", f"{REPLAY}.groups": 2, f"{REPLAY}.max_age": 2}
-    practice |= {f"{EARLY}.patience": 2, f"{EARLY}.metric": "val/fault_share", "trainer_common.test_freq": 2}
+    practice |= {f"{EARLY}.patience": 2, f"{EARLY}.min_delta": 2, "trainer_common.test_freq": 2}
     practice |= {"trainer_common.total_training_steps": 9, "rollout.num_repeat": 4}
+    practice |= {"rollout.val_kwargs.temperature": 1, "rollout.val_kwargs.do_sample": "true"}
     _, one = train(straight, "Fickle", **practice)
     train(stopped, "Fickle", **practice | {"trainer_common.total_training_steps": 4})
     _, other = train(stopped, "Fickle", **practice)
@@ -196,7 +197,7 @@ def test_a_resumed_run_goes_on_with_its_curriculum_replay_and_early_stop(tmp_pat
 
 
 def test_a_run_that_stopped_early_says_so_and_goes_on_if_it_may(tmp_path: Path) -> None:
-    early = {f"{EARLY}.patience": 2, f"{EARLY}.metric": "val/fault_share", "trainer_common.test_freq": 1}
+    early = {f"{EARLY}.patience": 2, f"{EARLY}.min_delta": 2, "trainer_common.test_freq": 1}
     early |= {"trainer_common.total_training_steps": 9, "trainer_common.val_before_train": "true"}
     early |= {"trainer_common.save_freq": 0}
     code, experiment = train(tmp_path, **early)
@@ -211,7 +212,7 @@ def test_a_run_that_stopped_early_says_so_and_goes_on_if_it_may(tmp_path: Path) 
 
 def test_an_early_stop_without_its_metric_is_an_error_that_keeps_the_steps_so_far(tmp_path: Path) -> None:
     early = {f"{EARLY}.target": 0.5, f"{EARLY}.metric": "val/rewards/mean", "trainer_common.save_freq": 0}
-    with pytest.raises(UserError, match=r"early_stop\.metric.*'val/rewards/mean'; did you mean val/reward/mean"):
+    with pytest.raises(UserError, match=r"early_stop\.metric.*'val/rewards/mean'; did you mean val/re"):
         train(tmp_path, **early)
     assert (tmp_path / "runs" / "job" / "checkpoints" / "step_2" / "COMPLETE").is_file()
     config = load_config(config_file(tmp_path)[0], [f"{EARLY}.target=1"], backbone="local")
@@ -240,6 +241,17 @@ def test_equal_rewards_train_nothing_and_say_so(tmp_path: Path) -> None:
 def test_a_workflow_that_always_fails_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tool server is down"):
         train(tmp_path, "Broken", **{"trainer_common.total_training_steps": 50})
+
+
+def test_the_return_of_usable_episodes_is_what_a_run_goes_by(tmp_path: Path) -> None:
+    early = {f"{EARLY}.target": 1.5, "trainer_common.test_freq": 1, "rollout.num_repeat": 2, "data.train_batch_size": 3}
+    code, experiment = train(tmp_path, "PaidByCall", **early)
+    assert code == 0
+    (step,) = read_metrics(experiment / "metrics.jsonl")
+    assert (step["return/mean"], step["return/max"], step["reward/mean"]) == (2.5, 3.5, 0)
+    assert (step["val/return/mean"], step["val/reward/mean"]) == (1.5, 0)
+    assert step["episode/failed_share"] == step["val/failed_share"] == pytest.approx(1 / 3)
+    assert json.loads((experiment / "checkpoints" / "step_1" / "state.json").read_text())["score"] == 1.5
 
 
 def test_what_the_model_ended_counts_and_is_trained(tmp_path: Path) -> None:

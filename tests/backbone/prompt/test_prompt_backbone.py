@@ -58,7 +58,7 @@ def test_finds_better_templates_and_keeps_what_led_to_them(tmp_path: Path, algor
     assert {"before", "after", "low", "high", "p", "within_noise"} <= best["confirmed"].keys()
     steps = read_metrics(folder / "metrics.jsonl")
     assert [step["step"] for step in steps] == [0, 1, 2]
-    assert steps[-1]["val/reward/mean"] == best["score"] > steps[0]["val/reward/mean"]
+    assert steps[-1]["val/return/mean"] == best["score"] > steps[0]["val/return/mean"]
     assert steps[-1]["prompt/episodes"] > steps[0]["prompt/episodes"] > 0
     store = EpisodeStore(folder / "episodes.sqlite")
     try:
@@ -187,7 +187,7 @@ def test_the_terminal_says_round_best_and_budget(
     said = capsys.readouterr().out
     assert "start: 0.000 on 2 validation tasks" in said
     assert "x-prompt (prompt, 9 rounds)" in said and "step" not in said
-    assert re.search(r"^round 1/9  reward .*\n  best c\d 0\.\d+ · .*left: 16 episodes$", said, re.MULTILINE)
+    assert re.search(r"^round 1/9  return .*\n  best c\d 0\.\d+ · .*left: 16 episodes$", said, re.MULTILINE)
     assert "ended      budget.episodes: 26 of 30 were run (4 are kept for the confirmation)" in said
     assert "confirmed  0.000 → " in said and "2 unseen tasks" in said and "within noise" in said
     assert main(["export", "prompt", "x-prompt"]) == 0

@@ -149,7 +149,7 @@ def test_a_search_from_python(tmp_path: Path, keywords: dict[str, str]) -> None:
     run = trainer.fit(solver, [{"question": f"{number}"} for number in range(8)])
     assert run.path.name == "solver-prompt"
     assert run.prompts["prompt_template"].template == "Why {question}? because"
-    assert run.metrics[-1]["val/reward/mean"] == 1.0
+    assert run.metrics[-1]["val/return/mean"] == 1.0
 
 
 def test_templates_of_the_yaml_have_a_version_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,21 @@
 """Metrics of a batch of episodes, under the names all backbones use.
 
+An episode is *usable* if it has a reward: the one it earned, or the one that `failure_reward` gives it. Rewards,
+returns and successes are those of usable episodes; the share of the others stands beside them.
+
 | prefix | what |
 |---|---|
-| `reward/…`, `success/rate`, `success/pass@k` | over all episodes that were played; pass@k over groups of at least k |
+| `return/…` | what episodes earned in all, rewards of calls and agents included (`ajet.credit.earned`): the headline |
+| `reward/…` | what the workflow or the judge gave the episode as a whole; without other rewards, the same |
 | `reward/<part>` | the parts of composite rewards, before weighting, over the episodes that have them |
-| `reward/counted_as_zero` | how many of them failed without a reward, and count as 0 |
-| `episode/fault_share` | share of them that failed by a fault of the engine, the infrastructure or the judge |
+| `success/rate`, `success/pass@k` | pass@k over groups of at least k usable episodes |
+| `episode/failed_share` | share of the played episodes that have no reward |
+| `episode/without_calls` | how many ended well without a recorded model call |
 | `episode/…` | counts and means: turns, calls, agents, sampled and trained tokens, reply length |
 | `status/…`, `outcome/…`, `failure/…` | how many episodes ended how |
 | `masked/…`, `dropped/…`, `fork/…` | tokens without loss by reason; calls that could not extend another, by reason |
 | `time/…`, `user/…` | mean seconds of each phase of an episode; the workflow's own `log_metrics` |
-| `tag/<tag>/reward`, `tag/<tag>/success` | by task tag |
+| `tag/<tag>/return`, `…/reward`, `…/success` | by task tag |
 
 Trainers add `train/…` (loss, kl, entropy, clip_fraction, grad_norm, lr, staleness, packing_ratio), `perf/…`
 (tokens_per_second, memory_gb) and the step's own `time/step`, `time/rollout`, `time/judge`, `time/train`, `time/sync`.
@@ -23,6 +28,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from ajet.credit import earned, summarise
 from ajet.observe.metrics import aggregate_log_metrics
 from ajet.schema.call_tree import ROOT
 from ajet.schema.episode import Episode, EpisodeStatus
@@ -52,31 +58,39 @@ def episode_metrics(
     everyone = list(episodes)
     if not everyone:
         return {}
-    usable = [episode for episode in everyone if episode.usable]
-    result: dict[str, float] = {"episode/count": float(len(everyone)), "episode/usable": float(len(usable))}
-    counted = played(everyone)
+    ended = played(everyone)
+    counted = usable(ended)
+    result: dict[str, float] = {"episode/count": float(len(everyone)), "episode/usable": float(len(counted))}
+    if ended:
+        result["episode/failed_share"] = 1.0 - len(counted) / len(ended)
+        result["episode/without_calls"] = float(sum(map(without_calls, ended)))
+        result |= _sizes(ended)
     if counted:
-        result["episode/fault_share"] = _mean([float(episode.status in FAULTS) for episode in counted])
-        result |= _rewards(counted)
+        result |= _spread("return", [earned(summarise(episode)) for episode in counted])
+        result |= _spread("reward", list(map(_reward, counted)))
         result |= _parts(counted)
         result |= _success(counted, success_threshold)
-        result |= _sizes(counted)
         result |= _by_tag(counted, success_threshold)
     result |= _reasons(everyone)
     times = [{f"episode_{name}": seconds for name, seconds in episode.timings.items()} for episode in everyone]
     result |= aggregate_log_metrics(times, "time")
-    result |= aggregate_log_metrics((episode.log_metrics for episode in counted), "user")
+    result |= aggregate_log_metrics((episode.log_metrics for episode in ended), "user")
     return {f"{prefix}{name}": value for name, value in result.items()}
 
 
 def played(episodes: Iterable[Episode]) -> list[Episode]:
-    """The episodes that count: all but those that were stopped because nobody needed them any more."""
+    """All but the episodes that were stopped because nobody needed them any more."""
     return [episode for episode in episodes if episode.status is not EpisodeStatus.CANCELLED]
 
 
-def counted_reward(episode: Episode) -> float:
-    """What an episode counts in a mean: its reward, or 0 if it failed and nothing gives it one."""
-    return 0.0 if episode.reward is None else float(episode.reward)
+def usable(episodes: Iterable[Episode]) -> list[Episode]:
+    """The played episodes that have a reward: those that every figure is about."""
+    return [episode for episode in played(episodes) if episode.usable]
+
+
+def without_calls(episode: Episode) -> bool:
+    """Whether it ended well and no model call of it, of any target, was recorded."""
+    return episode.failure is None and not episode.outcomes and not episode.tree.calls
 
 
 def by_group(episodes: Iterable[Episode]) -> list[list[Episode]]:
@@ -87,12 +101,15 @@ def by_group(episodes: Iterable[Episode]) -> list[list[Episode]]:
     return list(groups.values())
 
 
-def _rewards(counted: Sequence[Episode]) -> dict[str, float]:
-    rewards = [counted_reward(episode) for episode in counted]
-    mean = _mean(rewards)
-    std = math.sqrt(_mean([(reward - mean) ** 2 for reward in rewards]))
-    result = {"reward/mean": mean, "reward/std": std, "reward/min": min(rewards), "reward/max": max(rewards)}
-    return result | {"reward/counted_as_zero": float(sum(not episode.usable for episode in counted))}
+def _reward(episode: Episode) -> float:
+    assert episode.reward is not None
+    return float(episode.reward)
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    mean = _mean(values)
+    std = math.sqrt(_mean([(value - mean) ** 2 for value in values]))
+    return {f"{name}/mean": mean, f"{name}/std": std, f"{name}/min": min(values), f"{name}/max": max(values)}
 
 
 def _parts(counted: Sequence[Episode]) -> dict[str, float]:
@@ -170,7 +187,8 @@ def _by_tag(counted: Sequence[Episode], threshold: float) -> dict[str, float]:
             tags.setdefault(episode.tag, []).append(episode)
     result: dict[str, float] = {}
     for tag, tagged in sorted(tags.items()):
-        result[f"tag/{tag}/reward"] = _mean([counted_reward(episode) for episode in tagged])
+        result[f"tag/{tag}/return"] = _mean([earned(summarise(episode)) for episode in tagged])
+        result[f"tag/{tag}/reward"] = _mean(list(map(_reward, tagged)))
         result[f"tag/{tag}/success"] = _mean([float(is_success(episode, threshold)) for episode in tagged])
     return result
 

@@ -1,0 +1,117 @@
+"""Counting episodes: which of them the figures are about, what they earned, reasons, and how old the policy was."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from synthetic_run import Vocabulary, math_episode
+
+from ajet.backbone.episode_metrics import episode_metrics, staleness
+from ajet.context_tracker.message_calls import MessageCalls
+from ajet.schema.call_tree import CallTree
+from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger, Outcome
+from ajet.schema.generation import Sampling
+
+
+def episode(task: int = 0) -> Episode:
+    return math_episode(Vocabulary(), random.Random(task), task=task)
+
+
+def rewarded(reward: float, **rewards_of_calls: float) -> Episode:
+    """`call_0=0.5`: the first call has a reward of its own."""
+    one = episode()
+    one.reward, one.failure, one.status, one.is_success = reward, None, EpisodeStatus.COMPLETED, None
+    for name, value in rewards_of_calls.items():
+        one.tree.calls[int(name.removeprefix("call_"))].reward = value
+    return one
+
+
+def failed(status: EpisodeStatus = EpisodeStatus.WORKFLOW_ERROR) -> Episode:
+    return Episode("f", "t", status, CallTree(), Ledger(), failure=Failure("OSError", "the service is down"))
+
+
+def test_what_infrastructure_broke_counts_in_no_figure() -> None:
+    given = [rewarded(1.5) for _ in range(4)]
+    given[0].reward_parts = {"tests": 0.5}
+    found = episode_metrics([*given, *(failed() for _ in range(6)), failed(EpisodeStatus.CANCELLED)])
+    assert found["return/mean"] == found["reward/mean"] == found["reward/min"] == 1.5
+    assert found["success/rate"] == found["success/pass@4"] == 1.0
+    assert found["reward/tests"] == 0.5
+    assert found["episode/failed_share"] == pytest.approx(0.6)
+    assert (found["episode/count"], found["episode/usable"]) == (11, 4)
+
+
+def test_what_the_model_did_counts_with_its_configured_reward() -> None:
+    cut = rewarded(-1.0)
+    cut.status, cut.outcomes = EpisodeStatus.TRUNCATED, (Outcome.LENGTH,)
+    cut.failure = Failure("LengthError", "a reply was cut")
+    found = episode_metrics([rewarded(1.0), cut])
+    assert (found["return/mean"], found["success/rate"], found["episode/failed_share"]) == (0.0, 0.5, 0.0)
+
+
+def test_where_every_episode_failed_there_is_no_figure() -> None:
+    found = episode_metrics([failed(), failed(EpisodeStatus.ENGINE_ERROR)])
+    assert found["episode/failed_share"] == 1.0
+    assert not [name for name in found if name.startswith(("return/", "reward/", "success/"))]
+
+
+def test_the_return_adds_the_rewards_of_calls_to_the_episodes() -> None:
+    plain, paid = rewarded(1.0), rewarded(0.0, call_0=0.25, call_1=9.0, call_2=0.5)
+    assert not paid.tree.calls[1].mask.any(), "a retry, of which nothing is trained"
+    found = episode_metrics([plain, paid])
+    assert (found["return/min"], found["return/max"]) == (0.75, 1.0)
+    assert found["return/mean"] == 0.875 and found["reward/mean"] == 0.5
+
+
+def test_the_return_is_that_of_the_agents_that_are_trained() -> None:
+    one = rewarded(0.0)
+    one.agent_rewards = {one.tree.calls[0].agent: 0.75, "opponent": -0.75}
+    one.tree.calls[-1].agent = "opponent"
+    one.tree.calls[-1].mask[:] = False
+    one.tag = "duel"
+    assert episode_metrics([one])["return/mean"] == episode_metrics([one])["tag/duel/return"] == 0.75
+
+
+def test_a_model_that_reports_no_tokens_has_a_return_too() -> None:
+    one = Episode("m", "t", EpisodeStatus.COMPLETED, CallTree(), Ledger(), reward=0.5)
+    calls = MessageCalls()
+    for prefilled in ("So", "And so"):
+        said = [{"role": "user", "content": "go"}, {"role": "assistant", "content": prefilled}]
+        calls.add("a", "t", said, -1, Sampling(), {"role": "assistant", "content": "!"}, "stop", (3, 1), 0.0, 0.1)
+    one.tree.calls += calls.calls
+    found = episode_metrics([one])
+    assert (found["return/mean"], found["episode/without_calls"]) == (0.5, 0.0)
+
+
+def test_episodes_without_a_call_are_counted_unless_they_failed() -> None:
+    silent = Episode("s", "t", EpisodeStatus.COMPLETED, CallTree(), Ledger(), reward=1.0)
+    overflown = Episode("o", "t", EpisodeStatus.TRUNCATED, CallTree(), Ledger(), reward=0.0)
+    overflown.outcomes = (Outcome.OVERFLOW,)
+    assert episode_metrics([silent, overflown, failed(), rewarded(1.0)])["episode/without_calls"] == 1
+
+
+def test_reasons_are_counted_by_token() -> None:
+    one = episode()
+    one.ledger.masked, one.ledger.dropped = {"not_trainable": 7}, {"timeout": 3}
+    found = episode_metrics([one, one])
+    assert found["masked/not_trainable"] == 14 and found["dropped/timeout"] == 6
+    assert found[f"status/{one.status}"] == 2
+
+
+def test_staleness_weighs_by_trained_tokens() -> None:
+    one = episode()
+    first, *others = one.tree.calls
+    for call in others:
+        call.mask[:] = False
+    first.mask[:] = True
+    half = len(first.mask) // 4
+    first.versions = [(0, 3), (half, 5)]
+    mean = 2 * half / len(first.mask)
+    assert staleness([one], version=5) == {"train/staleness": pytest.approx(mean), "train/staleness/max": 2.0}
+    first.mask[:half] = False
+    assert staleness([one], version=5) == {"train/staleness": 0.0, "train/staleness/max": 0.0}, (
+        "what is masked does not count"
+    )
+    first.mask[:] = False
+    assert staleness([one], version=5) == {}

@@ -1,0 +1,208 @@
+"""A workflow that asks another model than the tuned one ends its run at once, with the line to change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.backbone import LaunchOptions
+from ajet.backbone.local import run
+from ajet.backbone.model_calls import ModelCallWatch
+from ajet.backbone.ray.collector import EpisodeCollector
+from ajet.backbone.ray.payload import RunPayload
+from ajet.config import Config, make_config
+from ajet.config.loader import load_config
+from ajet.observe.experiment import ExperimentFolder
+from ajet.observe.metrics import read_metrics
+from ajet.schema.call_tree import CallTree
+from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
+from ajet.schema.errors import NoModelCallError
+from ajet.schema.task import Task
+
+OWN = """
+from openai import AsyncOpenAI
+from ajet import Workflow, WorkflowOutput
+
+class Agent(Workflow):
+    async def execute(self, workflow_task, tuner):
+        own = AsyncOpenAI()
+        client = own if workflow_task.task_thread_index % 2 or not {some} else tuner.as_raw_openai_sdk_client()
+        messages = [{{"role": "user", "content": workflow_task.task.main_query}}]
+        await client.chat.completions.create(model="gpt", messages=messages)
+        return WorkflowOutput(reward=float(workflow_task.task_thread_index))
+"""
+CONFIG = """
+ajet:
+  experiment_name: job
+  model: {path: "tiny:qwen2"}
+  task_reader: {jsonl_dataset_file: {training: {file_path: tasks.jsonl}}}
+  rollout:
+    user_workflow: agent.py->Agent
+    num_repeat: 2
+    max_response_length_in_one_turn: 4
+    compute_madness_checklist: []
+  data: {train_batch_size: 2, max_prompt_length: 64, max_response_length: 64}
+  trainer_common: {total_training_steps: 2, save_freq: 0, test_freq: 0}
+"""
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The model that `AsyncOpenAI()` asks by default: what it was asked for."""
+    asked: list[str] = []
+
+    class Provider(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.rfile.read(int(self.headers["content-length"])).decode())
+            message = {"role": "assistant", "content": "4"}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            body = json.dumps(
+                {"id": "x", "object": "chat.completion", "created": 0, "model": "gpt", "choices": [choice]}
+            )
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+        yield asked
+        server.shutdown()
+        thread.join()
+
+
+def project(folder: Path, *, some: bool = False) -> Path:
+    """`some`: the other half of the episodes uses the tuner's client."""
+    (folder / "agent.py").write_text(OWN.format(some=some))
+    lines = [{"task_id": f"t{index}", "main_query": f"{index} + 1"} for index in range(2)]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "job.yaml").write_text(CONFIG)
+    return folder / "job.yaml"
+
+
+def train(yaml: Path) -> Path:
+    config = load_config(yaml, [], backbone="local")
+    with ExperimentFolder.open(config, exp_dir=yaml.parent / "runs", source_yaml=yaml) as experiment:
+        run(config, experiment, LaunchOptions(quiet=True))
+        return experiment.path
+
+
+OWN_LINE = r"agent\.py:7, instead of `own = AsyncOpenAI\(\)`, write tuner\.as_raw_openai_sdk_client\(\)"
+
+
+@pytest.mark.slow
+def test_a_client_of_its_own_ends_the_run_after_the_first_step(
+    tmp_path: Path, provider: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = r"(?s)no model call was recorded: 4 of the 4 episodes of step 1 .*use the tuner's client: .*"
+    with pytest.raises(NoModelCallError, match=rf"(?i){said}{OWN_LINE}"):
+        train(project(tmp_path))
+    assert len(provider) == 4, "no second step was paid for"
+
+
+@pytest.mark.slow
+def test_how_many_asked_another_model_is_said_if_some_did_not(
+    tmp_path: Path, provider: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps = read_metrics(train(project(tmp_path, some=True)) / "metrics.jsonl")
+    assert [step["episode/without_calls"] for step in steps] == [2, 2] and len(provider) == 4
+    said = [line for line in caplog.messages if "made no model call that was recorded" in line]
+    assert len(said) == 2 and "2 of 4 episodes of step 1" in said[0]
+
+
+@pytest.mark.slow
+def test_a_debug_run_shows_the_episodes_and_ends_with_the_line(tmp_path: Path, provider: list[str]) -> None:
+    conf = ["--conf", str(project(tmp_path)), "--backbone=debug"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ajet", *conf], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 2
+    assert "task t0" in done.stdout and "no model call was recorded" in done.stderr
+    assert "agent.py:7, instead of `own = AsyncOpenAI()`" in done.stderr and "Traceback" not in done.stderr
+
+
+def silent(count: int = 1) -> list[Episode]:
+    return [Episode("e", "t", EpisodeStatus.COMPLETED, CallTree(), Ledger(), reward=1.0) for _ in range(count)]
+
+
+def test_on_ray_the_collector_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    yaml = project(tmp_path)
+    config = load_config(yaml, [], backbone="verl")
+    payload = RunPayload(config.model_dump(mode="json"), str(tmp_path), str(yaml), "tiny:qwen2").encode()
+
+    async def first_step() -> str | None:
+        collector = EpisodeCollector(payload)
+        await collector.add("g", EpisodeGroup("g", "t", silent(2)), Task(task_id="t"))
+        await collector.end_step(1, ["g"], [], False)
+        return await collector.failure()
+
+    reason = asyncio.run(first_step()) or ""
+    assert reason.startswith("NoModelCallError: no model call was recorded: 2 of the 2 episodes of step 1")
+    assert "own = AsyncOpenAI()" in reason and "\n" not in reason
+
+
+def watch(folder: Path, source: str, **files: str) -> ModelCallWatch:
+    (folder / "agent.py").write_text(
+        "from ajet import Workflow\n" + textwrap.dedent(source) + "\nclass Agent(Workflow):\n    pass\n"
+    )
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(text))
+    return ModelCallWatch(config_of(folder))
+
+
+def config_of(folder: Path) -> Config:
+    return make_config({"rollout.user_workflow": f"{folder / 'agent.py'}->Agent"})
+
+
+@pytest.mark.parametrize(
+    ("source", "instead"),
+    [
+        ("def ask():\n    return ChatOpenAI(model='gpt')", "tuner.as_langchain_model()"),
+        ("import agentscope\ndef ask():\n    return OpenAIChatModel('gpt')", "tuner.as_agentscope_model()"),
+        ("def ask():\n    return OpenAIChatModel('gpt')", "tuner.as_oai_baseurl_apikey()"),
+        ("def ask():\n    return litellm.completion(model='gpt')", "tuner.as_oai_baseurl_apikey()"),
+        (
+            "def ask(api):\n    OpenAI(base_url=api.base_url)\n    return AsyncAnthropic()",
+            "tuner.as_anthropic_client()",
+        ),
+        ("def ask(tuner):\n    return tuner.something()", "as_langchain_model() or as_agentscope_model()"),
+    ],
+)
+def test_what_to_write_instead_depends_on_the_client(tmp_path: Path, source: str, instead: str) -> None:
+    with pytest.raises(NoModelCallError) as raised:
+        watch(tmp_path, source).look_at("step 1", silent())
+    assert instead in str(raised.value)
+
+
+def test_a_client_that_a_neighbouring_file_makes_is_found(tmp_path: Path) -> None:
+    clients = {"my_clients": "def ask():\n    return AsyncOpenAI()\n"}
+    with pytest.raises(NoModelCallError, match=r"my_clients\.py:2, instead of `return AsyncOpenAI\(\)`"):
+        watch(tmp_path, "import my_clients", **clients).look_at("step 1", silent())
+
+
+def test_episodes_that_failed_before_their_first_call_say_so_themselves(tmp_path: Path) -> None:
+    failed = Episode("f", "t", EpisodeStatus.WORKFLOW_ERROR, CallTree(), Ledger(), failure=Failure("KeyError", "mine"))
+    looking = watch(tmp_path, "")
+    looking.look_at("step 1", [failed, failed])
+    with pytest.raises(NoModelCallError, match="1 of the 3 episodes of step 2"):
+        looking.look_at("step 2", [failed, failed, *silent()])
