@@ -82,7 +82,7 @@ def _distribute(rewards: Sequence[float], records: Sequence[CallRecord]) -> floa
     if len(agents) > 1:
         raise RewardError(f"a list of rewards needs a single agent; this episode has {_some(agents)}: {hint}")
     for before, after in pairwise(answered):
-        if after.call.extends != before.index:
+        if after.call.extends != before.index and not after.turn.follows(before.turn):
             why = f" ({after.call.fork.reason})" if after.call.fork else ""
             raise RewardError(
                 "a list of rewards needs an episode without branches, but "

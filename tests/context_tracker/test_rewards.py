@@ -231,6 +231,23 @@ def test_a_list_of_rewards_goes_to_the_calls() -> None:
     assert returns_to_go(episode) == [1.5, 1.5, 1.0]  # the sum, to go: no outcome comes on top
 
 
+def test_a_list_of_rewards_follows_messages_not_tokens() -> None:
+    drive = Drive()
+    messages = [user("Go.")]
+    for finish in ("length", "stop", "stop"):
+        drive.ask(messages, said("It is"), finish=finish)
+        messages.append(user("More."))
+    episode = drive.tracker.finish([0.0, 0.5, 1.0])
+    assert [call.extends for call in episode.tree.calls] == [-1, -1, 1]  # nothing goes on from a cut reply
+    assert [call.reward for call in episode.tree.calls] == [0.0, 0.5, 1.0]
+    assert returns_to_go(episode) == [1.5, 1.5, 1.0]
+    shortened = Drive()
+    messages = [user("Go.")]
+    shortened.ask(messages, said("A long answer."))
+    shortened.ask([user("Go."), said("An answer."), user("More.")], said("Done."))
+    assert shortened.tracker.finish([0.25, 0.5]).reward == 0.75
+
+
 def test_rewards_of_calls_and_agents() -> None:
     drive = Drive()
     linear(drive)
