@@ -93,7 +93,7 @@ class ServiceClient:
         )
 
     def evaluate(self, instance_id: str, params: Mapping[str, Any]) -> float:
-        """The reward of the instance's episode. Judging is no action of the model: an invalid answer is the service's."""
+        """The reward of the instance's episode. No action of the model explains an invalid answer."""
         answer = self._call("/evaluate", instance_id=instance_id, params=params)
         return checked_reward(answer.get("data"), f"{self.url}/evaluate", EnvironmentUnavailableError)
 
