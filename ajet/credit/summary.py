@@ -37,8 +37,8 @@ class CallSummary:
     leaves: list[int] = field(default_factory=list)
     """The trained calls at or under this one that no trained call continues: one per row that contains this call."""
     spared: int = 0
-    """Sampled tokens that only `failure_reward: mask`, or a row that was cut, keeps from being trained. They count towards
-    the episode's length."""
+    """Sampled tokens that only `failure_reward: mask`, or a row that was cut, keeps from being trained. They count
+    towards the episode's length."""
 
     @property
     def own(self) -> float:
