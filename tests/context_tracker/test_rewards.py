@@ -253,9 +253,9 @@ def test_a_retry_within_a_run_is_still_abandoned() -> None:
 def test_other_agents_do_not_part_a_retry_from_its_like() -> None:
     drive = Drive()
     messages = [system(), user("Go."), said("Given."), user("More.")]
-    drive.ask(messages, said("Bad."))
+    drive.ask([*messages], said("Bad."))
     drive.ask(messages[:2], said("Mine."), agent="other")
-    drive.ask(messages, said("Good."))
+    drive.ask([*messages], said("Good."))
     assert drops(drive) == ["abandoned", None, None]
 
 
