@@ -152,7 +152,7 @@ class FailureRewardConfig(Section):
     """`ajet.failure_reward`: what to do with episodes that did not end well: a number (train with this reward), `judge`
     (train with the workflow's or the judge's reward), `mask` (as `judge`, but without loss: the episode counts in its
     group's baseline and in the metrics only) or `drop` (leave it out of its group). None of them is replaced by another
-    attempt. [How an episode ends](runner.md#how-an-episode-ends) has all cases.
+    attempt.
     """
 
     otherwise: Real | None = None
