@@ -26,6 +26,8 @@ NO_REWARD = (
     f"or set ajet.task_judge.judge_protocol, for example to {EXAMPLE_JUDGE}"
 )
 
+MOST_BEFORE_NOTE = 100
+"""Characters of a message's first line before a note: a line of the log shows about 300."""
 ENDS_CALLS = (Outcome.ABNORMAL, Outcome.OVERFLOW, Outcome.MAX_STEPS)
 """Outcomes that refuse further model calls, most serious first. If the workflow raises after one of them, the error is
 assumed to be its consequence."""
@@ -117,10 +119,10 @@ def without_reward(ending: Ending) -> Ending:
         return ending
     treatment = "mask" if ending.masked else "judge"
     why = (
-        f"no reward: ajet.failure_reward.{ending.open_by} is {treatment} and nobody gave one (set it or "
-        f"ajet.failure_reward.otherwise to a number); {ending.failure.message}"
+        f"no reward: ajet.failure_reward.{ending.open_by} is {treatment} and nobody gave one; set it or "
+        "ajet.failure_reward.otherwise to a number"
     )
-    return replace(ending, failure=replace(ending.failure, message=why))
+    return replace(ending, failure=_noted(ending.failure, why))
 
 
 def _finished(result: WorkflowResult, outcomes: frozenset[Outcome], rules: FailureRewardConfig) -> Ending:
@@ -150,7 +152,9 @@ def _raised(facts: AttemptFacts, result: WorkflowResult, rules: FailureRewardCon
         return _failed(EpisodeStatus.WORKFLOW_ERROR, "workflow_error", result.failure, rules)
     outcome = _ended_by(facts.outcomes, explained=result.explained or facts.engine_failure is not None)
     if outcome is not None:
-        failure = _after_cut_reply(result.failure) if outcome is Outcome.LENGTH else result.failure
+        failure = result.failure
+        if outcome is Outcome.LENGTH and failure is not None:
+            failure = _noted(failure, "after a reply cut at its maximum length: ajet.failure_reward.truncated")
         ending = _failed(EpisodeStatus.TRUNCATED, _key_of(outcome), failure, rules)
         if not ending.open_by or result.reward is None:
             return ending
@@ -190,12 +194,12 @@ def _ended_by(outcomes: frozenset[Outcome], *, explained: bool) -> Outcome | Non
     return _gravest(outcomes - {Outcome.LENGTH} if explained else outcomes)
 
 
-def _after_cut_reply(failure: Failure | None) -> Failure | None:
-    """The failure as it was, saying why it counts as truncated."""
-    if failure is None:
-        return None
-    why = "after a reply that was cut at its maximum length (ajet.failure_reward.truncated)"
-    return replace(failure, message=f"{why}: {failure.message}")
+def _noted(failure: Failure, note: str) -> Failure:
+    """The failure with a note in its first line, which is what the log shows. A long one is repeated below."""
+    first, newline, rest = failure.message.partition("\n")
+    if len(first) > MOST_BEFORE_NOTE:
+        return replace(failure, message=f"{first[:MOST_BEFORE_NOTE]}… ({note})\n{failure.message}")
+    return replace(failure, message=f"{first} ({note}){newline}{rest}")
 
 
 def _key_of(outcome: Outcome) -> str:

@@ -202,7 +202,7 @@ def test_whatever_is_raised_after_a_cut_reply_counts_as_cut(tmp_path: Path, what
     kind, says = RAISING[what]
     assert (episode.status, episode.reward, episode.is_success) == (EpisodeStatus.TRUNCATED, 0.25, False)
     assert episode.failure is not None and episode.failure.kind == kind
-    assert "cut at its maximum length (ajet.failure_reward.truncated)" in episode.failure.message
+    assert "cut at its maximum length: ajet.failure_reward.truncated" in episode.failure.in_short
     assert says in episode.failure.message and episode.tree.trained_tokens > 0
     tally = FailureTally()
     tally.add(episode)
