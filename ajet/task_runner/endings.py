@@ -117,11 +117,7 @@ def without_reward(ending: Ending) -> Ending:
         return replace(ending, status=EpisodeStatus.WORKFLOW_ERROR, failure=Failure("RewardError", NO_REWARD))
     if not ending.open_by:
         return ending
-    treatment = "mask" if ending.masked else "judge"
-    why = (
-        f"no reward: ajet.failure_reward.{ending.open_by} is {treatment} and nobody gave one; set it or "
-        "ajet.failure_reward.otherwise to a number"
-    )
+    why = f"nobody gave a reward: set ajet.failure_reward.{ending.open_by} or ajet.failure_reward.otherwise to a number"
     return replace(ending, failure=_noted(ending.failure, why))
 
 

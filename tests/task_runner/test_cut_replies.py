@@ -242,7 +242,7 @@ def test_if_nobody_gave_a_reward_the_failure_names_the_key_and_the_fix(tmp_path:
     episode = play(tmp_path, "bug", failure_reward__truncated=truncated)
     assert episode.status is EpisodeStatus.TRUNCATED and episode.failure is not None
     assert episode.failure.kind == "KeyError" and "'search'" in episode.failure.message
-    assert f"ajet.failure_reward.truncated is {truncated} and nobody gave one" in episode.failure.message
+    assert "nobody gave a reward: set ajet.failure_reward.truncated or" in episode.failure.in_short
     assert "ajet.failure_reward.otherwise to a number" in episode.failure.in_short
     assert_untrained(episode)
 
@@ -250,7 +250,7 @@ def test_if_nobody_gave_a_reward_the_failure_names_the_key_and_the_fix(tmp_path:
 def test_a_masked_error_has_no_reward_of_0_either(tmp_path: Path) -> None:
     episode = play(tmp_path, "bug", "Yes", failure_reward__workflow_error="mask")
     assert episode.status is EpisodeStatus.WORKFLOW_ERROR and episode.failure is not None
-    assert "ajet.failure_reward.workflow_error is mask" in episode.failure.message
+    assert "nobody gave a reward: set ajet.failure_reward.workflow_error or" in episode.failure.message
     assert_untrained(episode)
 
 
