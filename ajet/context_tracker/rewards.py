@@ -23,6 +23,7 @@ from ajet.context_tracker.conversation import CallRecord
 from ajet.context_tracker.messages import content_text
 from ajet.context_tracker.settings import TrackerSettings
 from ajet.schema.call_tree import CallTree, DropReason
+from ajet.schema.chat import Message
 from ajet.schema.episode import Ledger
 from ajet.schema.errors import RewardError
 
@@ -211,10 +212,15 @@ def _returned(record: CallRecord, output: str) -> bool:
 
 
 def _quoted(record: CallRecord, records: Sequence[CallRecord]) -> bool:
-    """Whether a later request repeats the reply's text in a message."""
+    """Whether a later request repeats the reply's text in a message. A text that its prompt holds proves nothing."""
     text = _text(record)
-    later = (message for other in records if other.begun > record.ended for message in other.call.new_messages)
-    return bool(text) and any(text in content_text(message.get("content"), "message") for message in later)
+    asked = [turn.message for turn in record.turn.path()]
+    later = [message for other in records if other.begun > record.ended for message in other.call.new_messages]
+    return bool(text) and _holds(later, text) and not _holds(asked, text)
+
+
+def _holds(messages: Sequence[Message], text: str) -> bool:
+    return any(text in content_text(message.get("content"), "message") for message in messages)
 
 
 def _text(record: CallRecord) -> str:

@@ -271,6 +271,13 @@ def test_replies_that_a_later_request_quotes_were_used() -> None:
     assert drops(chosen) == ["abandoned", None, None, None]
 
 
+def test_a_text_that_the_prompt_holds_is_no_quote() -> None:
+    drive = Drive()
+    for move in ("up", "up", "left"):
+        drive.ask([user("Go up or left.")], said(move))
+    assert drops(drive) == ["abandoned", "abandoned", None]
+
+
 def test_a_final_answer_may_be_the_argument_of_a_tool_call() -> None:
     drive = Drive()
     for index, answer in enumerate(("41", "42", "43")):

@@ -117,7 +117,9 @@ def test_masked_episodes_keep_their_reward() -> None:
     late = ending_of(AttemptFacts(Stop.DEADLINE, timeout_s=5), FailureRewardConfig(timeout="mask"))
     assert (late.status, late.reward, late.open_by) == (EpisodeStatus.TIMEOUT, None, "timeout")
     told = without_reward(late)
-    assert told.failure is not None and "nobody gave a reward: set ajet.failure_reward.timeout or" in told.failure.message
+    assert (
+        told.failure is not None and "nobody gave a reward: set ajet.failure_reward.timeout or" in told.failure.message
+    )
     assert not end(RETURNED, rules=rules).masked
 
 
