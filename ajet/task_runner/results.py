@@ -194,10 +194,8 @@ async def _run(
     except WorkflowInterrupted:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever user code raises, sys.exit included, ends only its episode
-        invalid = result.finished or isinstance(error, RewardError)
-        where: Literal["workflow", "output"] = "output" if invalid else "workflow"
+        _blame(result, "output" if result.finished or isinstance(error, RewardError) else "workflow", error)
         result.finished = False
-        _blame(result, where, error)
     result.workflow_s = time.perf_counter() - started
     try:
         with spans.recorded():
