@@ -88,9 +88,9 @@ class FailureWatch:
         kinds = Counter((key, episode.failure.kind if episode.failure else "unknown") for key, episode in dropped)
         (key, kind), count = kinds.most_common(1)[0]
         log.warning(
-            "%d of %d episodes of %s are dropped, most often (%d) after %s by ajet.failure_reward.%s: drop. They count "
+            "%d of %d episodes of %s are dropped, most often (%d) after %s by ajet.failure_reward.%s. They count "
             "neither in their group's baseline nor in the update, so what is trained is a selection. To count them, "
-            "set that key to a number, or to mask",
+            "set that key to a number",
             len(dropped),
             len(counted),
             when,

@@ -150,20 +150,21 @@ Treatment = Real | Literal["judge", "mask", "drop"]
 
 class FailureRewardConfig(Section):
     """`ajet.failure_reward`: what to do with episodes that did not end well: a number (train with this reward), `judge`
-    (train with the workflow's or the judge's reward, else with `otherwise`), `mask` (as `judge`, but without loss: the
-    episode counts in its group's baseline and in the metrics only) or `drop` (leave it out of its group). None of them
-    is replaced by another attempt.
+    (train with the workflow's or the judge's reward), `mask` (as `judge`, but without loss: the episode counts in its
+    group's baseline and in the metrics only) or `drop` (leave it out of its group). None of them is replaced by another
+    attempt.
     """
 
-    otherwise: Real = 0.0
-    """The reward where `judge` or `mask` apply and nobody gives one: there is no judge, or it can't judge because the
-    workflow returned no output."""
+    otherwise: Real | None = None
+    """The reward where `judge` or `mask` apply, the workflow raised or timed out, and neither the judge nor
+    `tuner.reward` gave one. null: such an episode is dropped, and its failure names the key."""
     workflow_error: Real | Literal["mask", "drop"] = "drop"
     """The workflow raised, or did not return a WorkflowOutput."""
     timeout: Real | Literal["mask", "drop"] = "drop"
     """`rollout.episode_timeout` ran out."""
     truncated: Treatment = "judge"
-    """A reply was cut off by its length limit, or `multi_turn.max_steps` was used up."""
+    """The last reply was cut off by its length limit, whether the workflow then returned or raised, or
+    `multi_turn.max_steps` was used up."""
     overflow: Treatment = "judge"
     """A prompt left no room in `rollout.max_model_len`."""
     abnormal: Treatment = -1.0

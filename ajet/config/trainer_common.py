@@ -55,7 +55,9 @@ class OverlongConfig(Section):
     """`ajet.trainer_common.algorithm.overlong`: a soft penalty on long episodes, and what is cut by its length."""
 
     buffer: Count = 0
-    """From `data.max_response_length` minus this many trained tokens on, the reward falls linearly. 0: off."""
+    """From `data.max_response_length` minus this many tokens on, the reward falls linearly. What counts are the tokens
+    that are trained, or would be but for `mask` here or in `failure_reward`: a masked episode is compared with its
+    penalty. 0: off."""
     penalty: NonNegative = 1.0
     """By how much it has fallen at `data.max_response_length`."""
     mask: bool = False

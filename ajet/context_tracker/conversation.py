@@ -57,6 +57,13 @@ class Turn:
             return {**self.message, "reasoning_content": self.reasoning}
         return self.message
 
+    def follows(self, other: Turn) -> bool:
+        """Whether the other message is one of those before this one."""
+        turn = self.parent
+        while turn is not None and turn.depth > other.depth:
+            turn = turn.parent
+        return turn is other
+
     def path(self) -> list[Turn]:
         """The turns from the first message to this one."""
         return self.since(0)

@@ -1,9 +1,13 @@
 """What the end of an episode decides: its reward (`Rewards`), and which of its tokens are trained (`mask_calls`).
 
-A reply is *abandoned* when another reply to the same prompt of the same agent took its place: that one was built upon
-(a later request holds it, or the workflow returned its text) and this one was not; or none was, and the other was
-requested after this one had come (a retry). Replies that were drawn side by side with nothing built upon any of them,
-single replies, last replies and calls with a reward of their own are never abandoned.
+Replies of an agent to the same prompt are one *draw* as long as its conversation stands still: until a request goes on
+from the prompt, with a reply as it was or rewritten, or the agent goes back to an earlier point. The same prompt asked
+after that begins a new draw: an agent that runs twice has used the reply of its first run.
+
+A reply is *abandoned* when another one of its draw took its place: that one was built upon (a later request holds it,
+or the workflow returned what it says) and this one was not; or none was, and the other was requested after this one had
+come (a retry), unless a later request quotes this one. Replies that were drawn side by side with nothing built upon any
+of them, single replies, last replies and calls with a reward of their own are never abandoned.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ from itertools import pairwise
 import numpy as np
 
 from ajet.context_tracker.conversation import CallRecord
+from ajet.context_tracker.messages import content_text
 from ajet.context_tracker.settings import TrackerSettings
 from ajet.schema.call_tree import CallTree, DropReason
+from ajet.schema.chat import Message
 from ajet.schema.episode import Ledger
 from ajet.schema.errors import RewardError
 
@@ -82,7 +88,7 @@ def _distribute(rewards: Sequence[float], records: Sequence[CallRecord]) -> floa
     if len(agents) > 1:
         raise RewardError(f"a list of rewards needs a single agent; this episode has {_some(agents)}: {hint}")
     for before, after in pairwise(answered):
-        if after.call.extends != before.index:
+        if after.call.extends != before.index and not after.turn.follows(before.turn):
             why = f" ({after.call.fork.reason})" if after.call.fork else ""
             raise RewardError(
                 "a list of rewards needs an episode without branches, but "
@@ -159,19 +165,36 @@ def abandoned(records: Sequence[CallRecord], output: str | None = None) -> list[
     for record in records:
         if record.reply is not None and record.call.drop is None:
             groups[(id(record.turn), record.call.agent)].append(record)
-    chosen = []
-    for group in groups.values():
-        if len(group) < 2:
-            continue
-        built = [record for record in group if _built_upon(record)]
-        if not built and output:
-            built = [record for record in group if _returned(record, output)]
-        for record in group:
-            if record.call.reward is not None or record in built:
-                continue
-            if built or any(other.begun > record.ended for other in group):
-                chosen.append(record)
-    return chosen
+    draws = [draw for group in groups.values() if len(group) > 1 for draw in _draws(group, records)]
+    return [loser for draw in draws for loser in _losers(draw, records, output)]
+
+
+def _draws(group: Sequence[CallRecord], records: Sequence[CallRecord]) -> list[list[CallRecord]]:
+    """Replies to one prompt, in the order in which they were asked for, parted where the conversation moved between."""
+    turn, agent = group[0].turn, group[0].call.agent
+    moves = [
+        other.begun
+        for other in records
+        if other.turn.follows(turn) or (other.call.agent == agent and turn.follows(other.turn))
+    ]
+    draws = [[group[0]]]
+    for record in group[1:]:
+        first_ended = min(earlier.ended for earlier in draws[-1])
+        if any(first_ended < move < record.begun for move in moves):
+            draws.append([])
+        draws[-1].append(record)
+    return draws
+
+
+def _losers(draw: Sequence[CallRecord], records: Sequence[CallRecord], output: str | None) -> list[CallRecord]:
+    built = [record for record in draw if _built_upon(record)]
+    if not built and output:
+        built = [record for record in draw if _returned(record, output)]
+    open_ = [record for record in draw if record.call.reward is None and record not in built]
+    if built:
+        return open_
+    retried = [record for record in open_ if any(other.begun > record.ended for other in draw)]
+    return [record for record in retried if not _quoted(record, records)]
 
 
 def _built_upon(record: CallRecord) -> bool:
@@ -181,5 +204,24 @@ def _built_upon(record: CallRecord) -> bool:
 
 
 def _returned(record: CallRecord, output: str) -> bool:
-    said = str(record.call.reply.get("content") or "").strip()
-    return bool(said) and said in output
+    """Whether the output holds the reply's text, or an argument of its tool calls: a final answer may be one."""
+    calls = [call["function"]["arguments"] for call in record.said.get("tool_calls", ())]
+    arguments = [value for given in calls if isinstance(given, dict) for value in given.values()]
+    said = [_text(record), *(value for value in arguments if isinstance(value, str))]
+    return any(text and text in output for text in said)
+
+
+def _quoted(record: CallRecord, records: Sequence[CallRecord]) -> bool:
+    """Whether a later request repeats the reply's text in a message. A text that its prompt holds proves nothing."""
+    text = _text(record)
+    asked = [turn.message for turn in record.turn.path()]
+    later = [message for other in records if other.begun > record.ended for message in other.call.new_messages]
+    return bool(text) and _holds(later, text) and not _holds(asked, text)
+
+
+def _holds(messages: Sequence[Message], text: str) -> bool:
+    return any(text in content_text(message.get("content"), "message") for message in messages)
+
+
+def _text(record: CallRecord) -> str:
+    return str(record.call.reply.get("content") or "").strip()

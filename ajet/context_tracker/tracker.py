@@ -320,8 +320,8 @@ class ContextTracker:
     @property
     def outcomes(self) -> set[Outcome]:
         """What the model has done so far that may cut the episode short."""
-        last = max((r for r in self._records if r.ended and r.reply), key=lambda r: r.ended, default=None)
-        cut = last is not None and last.call.finish_reason == "length"
+        last = self._last_call
+        cut = last is not None and last.finish_reason == "length"
         return self._outcomes | ({Outcome.LENGTH} if cut else set())
 
     @property
@@ -332,9 +332,14 @@ class ContextTracker:
     @property
     def last_reply(self) -> str:
         """The text of the latest reply; empty if there is none."""
+        last = self._last_call
+        return content_text(last.reply.get("content"), "reply") if last is not None and last.reply else ""
+
+    @property
+    def _last_call(self) -> Call | None:
+        """The latest call that got a reply."""
         last = max((r for r in self._records if r.ended and r.reply), key=lambda r: r.ended, default=None)
-        reply = last.call.reply if last is not None else self._messages.calls[-1].reply if self._messages.calls else {}
-        return content_text(reply.get("content"), "reply") if reply else ""
+        return last.call if last is not None else next(reversed(self._messages.calls), None)
 
     @property
     def in_flight(self) -> list[str]:

@@ -15,7 +15,7 @@ from ajet.schema.call_tree import ROOT
 
 @dataclass(frozen=True, slots=True)
 class Overlong:
-    """A soft penalty for long episodes: from `limit - buffer` trained tokens on, the reward falls linearly.
+    """A soft penalty for long episodes: from a length of `limit - buffer` tokens on, the reward falls linearly.
 
     From `limit` on, the penalty is `penalty`.
     """
@@ -25,7 +25,7 @@ class Overlong:
     penalty: float = 1.0
 
     def shaped(self, reward: float, tokens: int) -> float:
-        """The reward of an episode with this many trained tokens."""
+        """The reward of an episode of this length."""
         over = (tokens - (self.limit - self.buffer)) / self.buffer
         return reward - self.penalty * min(max(over, 0.0), 1.0)
 
@@ -47,7 +47,7 @@ def returns_of(episode: EpisodeSummary, gamma: float, overlong: Overlong | None 
 
     A reward that replaces the outcome keeps it from its own call and from those that led to it.
     """
-    shaping = 0.0 if overlong is None else overlong.shaped(0.0, episode.tokens)
+    shaping = 0.0 if overlong is None else overlong.shaped(0.0, episode.length)
     to_go = _to_go(episode, gamma, shaping)
     whole = to_go if gamma == 1.0 else _to_go(episode, 1.0, shaping)
     before = [0.0] * len(episode.calls)

@@ -36,6 +36,9 @@ class CallSummary:
     """What the agent had just been shown: equal for calls that answer the same observation."""
     leaves: list[int] = field(default_factory=list)
     """The trained calls at or under this one that no trained call continues: one per row that contains this call."""
+    spared: int = 0
+    """Sampled tokens that only `failure_reward: mask`, or a row that was cut, keeps from being trained. They count
+    towards the episode's length."""
 
     @property
     def own(self) -> float:
@@ -61,6 +64,11 @@ class EpisodeSummary:
     def tokens(self) -> int:
         """Trained tokens, each counted once."""
         return sum(call.tokens for call in self.calls)
+
+    @property
+    def length(self) -> int:
+        """What `overlong.buffer` counts: trained and spared tokens."""
+        return sum(call.tokens + call.spared for call in self.calls)
 
     @property
     def row_tokens(self) -> int:
@@ -93,6 +101,7 @@ def summarise(episode: Episode) -> EpisodeSummary:
         CallSummary(
             agent=call.agent,
             tokens=int(call.mask.sum()),
+            spared=len(call.mask) if call.drop == "failure_reward" else 0,
             reward=call.reward,
             replaces_outcome=call.replaces_outcome,
             next=follows[index],

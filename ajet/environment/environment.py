@@ -80,9 +80,9 @@ def checked_step(value: Any, where: str) -> StepResult:
     return StepResult(value.observation, checked_reward(value.reward, where), done, value.info)
 
 
-def checked_reward(value: Any, where: str) -> float:
-    """A reward from an environment as a finite float. Raises EnvironmentFault."""
+def checked_reward(value: Any, where: str, fault: type[EnvironmentFault] = EnvironmentFault) -> float:
+    """A reward from an environment as a finite float. Raises `fault`."""
     try:
         return finite_reward(float(value) if isinstance(value, bool) else value, f"the reward from {where}")
     except RewardError as error:
-        raise EnvironmentFault(str(error)) from None
+        raise fault(str(error)) from None

@@ -219,6 +219,7 @@ class Instances:
 
     async def _exchange(self, instance: _Instance, request: dict[str, Any], instance_id: str) -> Any:
         loop = asyncio.get_running_loop()
+        acted = request["do"] == "step"
         async with instance.turn:
             if instance.ended is not None:
                 raise Gone(instance.ended.why, by_action=instance.ended.by_action)
@@ -229,19 +230,19 @@ class Instances:
                     line = await instance.reader.readline()
             except TimeoutError:
                 why = f"its `{request['do']}` took longer than {self.limits.step_s:g} s"
-                self._end(instance_id, why, by_action=True, instance=instance)
-                raise Gone(why, by_action=True) from None
+                self._end(instance_id, why, by_action=acted, instance=instance)
+                raise Gone(why, by_action=acted) from None
             except (ConnectionError, ValueError) as error:
                 line = b"" if isinstance(error, ConnectionError) else b"?"
             answer = _parsed(line)
             if answer is None:
                 how = await self._exit_of(instance) if not line else "wrote something unreadable to its channel"
-                by_action = how.startswith("exited") or ("killed by" in how and "SIGKILL" not in how)
+                by_action = acted and (how.startswith("exited") or ("killed by" in how and "SIGKILL" not in how))
                 why = f"its process {how} during `{request['do']}`"
                 self._end(instance_id, why, by_action=by_action, instance=instance)
                 raise Gone(why, by_action=by_action)
             instance.used_at = loop.time()
-            if request["do"] == "step":
+            if acted:
                 self.counts.steps += 1
                 self.counts.step_seconds += instance.used_at - began
             if "error" in answer:

@@ -26,7 +26,7 @@ from ajet.environment.environment import (
 from ajet.environment.source import EnvironmentSource
 from ajet.environment.texts import action_text, observation_text
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord
-from ajet.schema.errors import EnvironmentFault
+from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError
 from ajet.schema.task import Task
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,8 @@ class LeasedEnvironment:
             if params and self._environment is not None and hasattr(self._environment, "evaluation_params"):
                 self._environment.evaluation_params = dict(params)
             value = self._call("evaluate")
-            event.reward = sum(self._rewards) if value is None else checked_reward(value, self.record.name)
+            given = sum(self._rewards) if value is None else value
+            event.reward = checked_reward(given, self.record.name, EnvironmentUnavailableError)
             return event.reward
 
     @property

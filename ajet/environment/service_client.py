@@ -30,6 +30,8 @@ PAUSE_S = (0.1, 0.5)
 """Bounds of the random pause before a repetition."""
 BUSY = (429, 503)
 """Refused without being tried: the server is at its limit."""
+GONE = 410
+"""The instance has ended, by an action of the model if the answer says so."""
 DETAIL_CHARS = 2000
 
 
@@ -91,9 +93,9 @@ class ServiceClient:
         )
 
     def evaluate(self, instance_id: str, params: Mapping[str, Any]) -> float:
-        """The reward of the instance's episode."""
+        """The reward of the instance's episode. No action of the model explains an invalid answer."""
         answer = self._call("/evaluate", instance_id=instance_id, params=params)
-        return checked_reward(answer.get("data"), f"{self.url}/evaluate")
+        return checked_reward(answer.get("data"), f"{self.url}/evaluate", EnvironmentUnavailableError)
 
     def info(self, instance_id: str) -> Any:
         """What the instance tells about its tools."""
@@ -150,27 +152,29 @@ class ServiceClient:
 
     def _read(self, endpoint: str, answer: HttpAnswer) -> dict[str, Any]:
         where = f"{self.url}{endpoint}"
+        judged = endpoint == "/evaluate" and answer.status != GONE
+        invalid = EnvironmentUnavailableError if judged else EnvironmentFault
         if answer.status in (401, 403):
             raise self._unavailable(endpoint, "refuses the key: set ajet.rollout.environment.api_key")
         if answer.status != 200:
             detail = _detail(answer)
             if _lost(answer, detail):
                 raise self._unavailable(endpoint, f"lost the instance: {detail}")
-            raise EnvironmentFault(f"{where} answered {answer.status}: {detail}")
+            raise invalid(f"{where} answered {answer.status}: {detail}")
         try:
             record = json.loads(answer.body)
         except (ValueError, RecursionError):
-            raise EnvironmentFault(f"{where} answered something that is not JSON: {answer.body[:80]!r}") from None
+            raise invalid(f"{where} answered something that is not JSON: {answer.body[:80]!r}") from None
         if not isinstance(record, dict):
-            raise EnvironmentFault(f"{where} answered {type(record).__name__}, not an object")
+            raise invalid(f"{where} answered {type(record).__name__}, not an object")
         if record.get("success", bool({"data", "task_ids"} & record.keys())) is not True:
-            raise EnvironmentFault(f"{where} answered without success: {_detail(answer)}")
+            raise invalid(f"{where} answered without success: {_detail(answer)}")
         return record
 
 
 def _lost(answer: HttpAnswer, detail: str) -> bool:
     """Whether the instance is gone, through no action of the model. Our server tells the cause if it was one."""
-    if answer.status == 410:
+    if answer.status == GONE:
         return b'"cause":"action"' not in answer.body.replace(b" ", b"")
     return answer.status in (400, 404) and "instance" in detail.lower()
 

@@ -158,7 +158,8 @@ class EnvironmentFault(EpisodeFault):
 
 
 class EnvironmentUnavailableError(EnvironmentFault):
-    """An environment can't be reached, or is gone, through no action of the model: the episode may be run again."""
+    """An environment can't be reached, is gone, or can't say what an episode is worth, through no action of the model:
+    the episode may be run again."""
 
 
 class LostThreadsError(AjetError):

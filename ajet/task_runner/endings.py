@@ -1,9 +1,10 @@
 """`ending_of`: pure rules that turn what is known about an attempt into its status, reward and failure.
 
 An *outcome* is the model's own doing (a reply cut off at its maximum length, a context overflow, too many steps,
-abnormal output): the episode is kept, with the reward set in `ajet.failure_reward`, whether or not the workflow caught
-the error. A *fault* teaches the model nothing: `engine_error`, `environment_error` and `judge_error` carry no reward.
-`workflow_error` and `timeout` lie in between: `failure_reward` decides, and by default they are dropped.
+abnormal output): `ajet.failure_reward` says what the episode gets, whether or not the workflow caught the error. A
+*fault* teaches the model nothing: `engine_error`, `environment_error` and `judge_error` carry no reward.
+`workflow_error` and `timeout` lie in between: `failure_reward` decides, and by default they are dropped. A reward that
+nobody gave is never 0: `without_reward` says why there is none.
 """
 
 from __future__ import annotations
@@ -13,14 +14,20 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Outcome
-from ajet.schema.errors import EngineError, EngineOverloadedError, GenerationTimeoutError
+from ajet.schema.errors import EngineError
 from ajet.task_runner.results import WorkflowResult
 
 if TYPE_CHECKING:
     from ajet.config.sections import FailureRewardConfig, Treatment
 
-ENGINE_CODES = frozenset({EngineError.code, EngineOverloadedError.code, GenerationTimeoutError.code})
+EXAMPLE_JUDGE = "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"
+NO_REWARD = (
+    "the workflow returned reward=None and there is no judge: return WorkflowOutput(reward=…), "
+    f"or set ajet.task_judge.judge_protocol, for example to {EXAMPLE_JUDGE}"
+)
 
+MOST_BEFORE_NOTE = 100
+"""Characters of a message's first line before a note: a line of the log shows about 300."""
 ENDS_CALLS = (Outcome.ABNORMAL, Outcome.OVERFLOW, Outcome.MAX_STEPS)
 """Outcomes that refuse further model calls, most serious first. If the workflow raises after one of them, the error is
 assumed to be its consequence."""
@@ -61,8 +68,9 @@ class Ending:
     is_success: bool | None = None
     retry: bool = False
     """The engine was at fault: the episode may be attempted again."""
-    otherwise: float | None = None
-    """The reward if the workflow gave none by `tuner.reward` either."""
+    open_by: str = ""
+    """The key of `ajet.failure_reward` by which an episode without output gets what judge or `tuner.reward` gave, else
+    `otherwise`."""
     masked: bool = False
     """The episode counts with its reward, but none of its tokens is trained."""
     later: bool = False
@@ -75,19 +83,21 @@ def ending_of(facts: AttemptFacts, rules: FailureRewardConfig) -> Ending:
         return Ending(EpisodeStatus.CANCELLED, failure=Failure("EpisodeCancelled", "the episode was stopped"))
     if facts.stop is Stop.DEADLINE:
         message = f"ajet.rollout.episode_timeout: the episode did not end within {facts.timeout_s:g} s"
-        return _failed(EpisodeStatus.TIMEOUT, rules.timeout, Failure("EpisodeTimeout", message, facts.where), rules)
+        return _failed(EpisodeStatus.TIMEOUT, "timeout", Failure("EpisodeTimeout", message, facts.where), rules)
     assert facts.result is not None
     if facts.result.finished:
         return _finished(facts.result, facts.outcomes, rules)
     return _raised(facts, facts.result, rules)
 
 
-def judged_early(outcomes: frozenset[Outcome], rules: FailureRewardConfig, *, cut: bool = False) -> Outcome | None:
+def judged_early(
+    outcomes: frozenset[Outcome], rules: FailureRewardConfig, *, explained: bool = False
+) -> Outcome | None:
     """The outcome that ended a workflow by an error, if the judge is to be asked about it all the same.
 
-    `cut`: the error says that a reply was cut off.
+    `explained`: see `WorkflowResult.explained`.
     """
-    outcome = _ended_by(outcomes, cut=cut)
+    outcome = _ended_by(outcomes, explained=explained)
     return outcome if outcome is not None and _treatment_of(outcome, rules) in ("judge", "mask") else None
 
 
@@ -101,25 +111,31 @@ def dropped_by(episode: Episode) -> str | None:
     return None if outcome is None else _key_of(outcome)
 
 
+def without_reward(ending: Ending) -> Ending:
+    """The ending of an episode that nobody gave a reward: it is dropped, and its failure says what to change."""
+    if ending.failure is None:
+        return replace(ending, status=EpisodeStatus.WORKFLOW_ERROR, failure=Failure("RewardError", NO_REWARD))
+    if not ending.open_by:
+        return ending
+    why = f"nobody gave a reward: set ajet.failure_reward.{ending.open_by} or ajet.failure_reward.otherwise to a number"
+    return replace(ending, failure=_noted(ending.failure, why))
+
+
 def _finished(result: WorkflowResult, outcomes: frozenset[Outcome], rules: FailureRewardConfig) -> Ending:
     outcome = _gravest(outcomes)
     treatment = "judge" if outcome is None else _treatment_of(outcome, rules)
     if treatment not in ("judge", "mask"):
         assert outcome is not None
         dropped = Failure(outcome, f"ajet.failure_reward.{_key_of(outcome)}: drop") if treatment == "drop" else None
-        return _failed(EpisodeStatus.TRUNCATED, treatment, dropped, rules)
+        return _failed(EpisodeStatus.TRUNCATED, _key_of(outcome), dropped, rules)
     if result.failed_in == "judge" and result.environment_error:
         return _environment_failed(result, rules)
     if result.failed_in == "judge":
         return Ending(EpisodeStatus.JUDGE_ERROR, failure=result.failure)
-    if outcome is None:
-        later = result.later is not None
-        return Ending(EpisodeStatus.COMPLETED, result.reward, is_success=result.is_success, later=later)
     return Ending(
-        EpisodeStatus.TRUNCATED,
+        EpisodeStatus.COMPLETED if outcome is None else EpisodeStatus.TRUNCATED,
         result.reward,
         is_success=result.is_success,
-        otherwise=rules.otherwise,
         masked=treatment == "mask",
         later=result.later is not None,
     )
@@ -128,10 +144,15 @@ def _finished(result: WorkflowResult, outcomes: frozenset[Outcome], rules: Failu
 def _raised(facts: AttemptFacts, result: WorkflowResult, rules: FailureRewardConfig) -> Ending:
     if result.debugger_quit:
         return Ending(EpisodeStatus.CANCELLED, failure=result.failure)
-    outcome = _ended_by(facts.outcomes, cut=result.cut_reply)
+    if result.failed_in == "output":
+        return _failed(EpisodeStatus.WORKFLOW_ERROR, "workflow_error", result.failure, rules)
+    outcome = _ended_by(facts.outcomes, explained=result.explained or facts.engine_failure is not None)
     if outcome is not None:
-        ending = _failed(EpisodeStatus.TRUNCATED, _treatment_of(outcome, rules), result.failure, rules)
-        if ending.otherwise is None or result.reward is None:
+        failure = result.failure
+        if outcome is Outcome.LENGTH and failure is not None:
+            failure = _noted(failure, "after a reply cut at its maximum length: ajet.failure_reward.truncated")
+        ending = _failed(EpisodeStatus.TRUNCATED, _key_of(outcome), failure, rules)
+        if not ending.open_by or result.reward is None:
             return ending
         later = result.later is not None
         return replace(ending, reward=result.reward, is_success=result.is_success, later=later)
@@ -139,32 +160,42 @@ def _raised(facts: AttemptFacts, result: WorkflowResult, rules: FailureRewardCon
         return Ending(EpisodeStatus.JUDGE_ERROR, failure=result.failure)
     if result.failed_in == "isolation":
         return Ending(EpisodeStatus.ENGINE_ERROR, failure=result.failure, retry=True)
-    if facts.engine_failure is not None or result.model_error in ENGINE_CODES:
+    if facts.engine_failure is not None or result.engine_error:
         return Ending(EpisodeStatus.ENGINE_ERROR, failure=result.failure, retry=True)
     if result.environment_error:
         return _environment_failed(result, rules)
-    return _failed(EpisodeStatus.WORKFLOW_ERROR, rules.workflow_error, result.failure, rules)
+    return _failed(EpisodeStatus.WORKFLOW_ERROR, "workflow_error", result.failure, rules)
 
 
 def _environment_failed(result: WorkflowResult, rules: FailureRewardConfig) -> Ending:
     """Unavailable: run the episode again. Anything else may be the answer to an action of the model."""
     if result.environment_error == "unavailable":
         return Ending(EpisodeStatus.ENVIRONMENT_ERROR, failure=result.failure, retry=True)
-    return _failed(EpisodeStatus.WORKFLOW_ERROR, rules.workflow_error, result.failure, rules)
+    return _failed(EpisodeStatus.WORKFLOW_ERROR, "workflow_error", result.failure, rules)
 
 
-def _failed(status: EpisodeStatus, treatment: Treatment, failure: Failure | None, rules: FailureRewardConfig) -> Ending:
-    """The ending of an episode without output, before a judge's reward."""
+def _failed(status: EpisodeStatus, key: str, failure: Failure | None, rules: FailureRewardConfig) -> Ending:
+    """The ending of an episode without output, before a judge's reward. `key`: of `ajet.failure_reward`."""
+    treatment: Treatment = getattr(rules, key)
     if treatment == "drop":
         return Ending(status, failure=failure, is_success=False)
     if isinstance(treatment, str):
-        return Ending(status, failure=failure, is_success=False, otherwise=rules.otherwise, masked=treatment == "mask")
+        return Ending(status, failure=failure, is_success=False, open_by=key, masked=treatment == "mask")
     return Ending(status, float(treatment), failure, is_success=False)
 
 
-def _ended_by(outcomes: frozenset[Outcome], *, cut: bool) -> Outcome | None:
-    """The outcome to which a workflow's error is put down."""
-    return _gravest(outcomes & {*ENDS_CALLS, *([Outcome.LENGTH] if cut else [])})
+def _ended_by(outcomes: frozenset[Outcome], *, explained: bool) -> Outcome | None:
+    """The outcome to which a workflow's error is put down. Clients raise errors of many names on a cut reply, so any
+    error after one is put down to it, unless something else explains it."""
+    return _gravest(outcomes - {Outcome.LENGTH} if explained else outcomes)
+
+
+def _noted(failure: Failure, note: str) -> Failure:
+    """The failure with a note in its first line, which is what the log shows. A long one is repeated below."""
+    first, newline, rest = failure.message.partition("\n")
+    if len(first) > MOST_BEFORE_NOTE:
+        return replace(failure, message=f"{first[:MOST_BEFORE_NOTE]}… ({note})\n{failure.message}")
+    return replace(failure, message=f"{first} ({note}){newline}{rest}")
 
 
 def _key_of(outcome: Outcome) -> str:

@@ -17,10 +17,10 @@ async def judge_here(
     """Ask the judge if the result has no reward, and note what it says."""
     if judge is None or result.failed_in == "isolation":
         return
-    early = None if result.finished else ended_early(result.cut_reply)
+    early = None if result.finished else ended_early(result.explained)
     output = WorkflowOutput(is_success=result.is_success, metadata=result.metadata, log_metrics=result.log_metrics)
 
-    async def ask_ending(cut: bool) -> EarlyEnding | None:
+    async def ask_ending(explained: bool) -> EarlyEnding | None:
         return early
 
     def ask() -> None:

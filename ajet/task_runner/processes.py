@@ -255,7 +255,7 @@ class _AttemptInProcess:
                     phase = "judge"
                 elif "raised" in message:
                     raised = True
-                    self._writer.write(json.dumps(self._ended_early(bool(message["cut"]))).encode() + b"\n")
+                    self._writer.write(json.dumps(self._ended_early(bool(message["explained"]))).encode() + b"\n")
                 else:
                     key = await self._sessions.access(await self._open_session(message["targets"]))
                     access = {"base_url": key.base_url, "api_key": key.api_key, "control_key": key.control_key}

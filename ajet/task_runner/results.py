@@ -24,8 +24,11 @@ from ajet.sandbox import SandboxError
 from ajet.schema.episode import Failure
 from ajet.schema.error_chain import address_of, error_chain
 from ajet.schema.errors import (
+    EngineError,
+    EngineOverloadedError,
     EnvironmentFault,
     EnvironmentUnavailableError,
+    GenerationTimeoutError,
     JudgeFault,
     ModelCallError,
     RewardError,
@@ -49,8 +52,7 @@ OpenTuner = Callable[[list[str] | None], Awaitable[Any]]
 MOST_MESSAGE_CHARACTERS = 20_000
 MOST_ERROR_CHARACTERS = 200_000
 """Of a traceback."""
-LENGTH_ERRORS = frozenset({"LengthFinishReasonError"})
-"""Exceptions by which a client library reports that a reply was cut off at its maximum length."""
+ENGINE_CODES = frozenset({EngineError.code, EngineOverloadedError.code, GenerationTimeoutError.code})
 
 
 class EarlyEnding(NamedTuple):
@@ -65,8 +67,8 @@ class EarlyEnding(NamedTuple):
 
 
 AskEnding = Callable[[bool], Awaitable[EarlyEnding | None]]
-"""Asks how the episode ended once the workflow has raised. The argument: whether its error says that a reply was cut.
-None: it wasn't the model's doing, or the judge isn't wanted."""
+"""Asks how the episode ended once the workflow has raised. The argument: whether its error is `explained`. None: it
+wasn't the model's doing, or the judge isn't wanted."""
 
 
 class WorkflowInterrupted(BaseException):
@@ -92,14 +94,13 @@ class WorkflowResult:
     metadata: dict[str, Any] = field(default_factory=dict)
     log_metrics: dict[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
-    failed_in: Literal["", "workflow", "judge", "isolation"] = ""
-    """`isolation`: its process could not be started."""
+    failed_in: Literal["", "workflow", "output", "judge", "isolation"] = ""
+    """`output`: what the workflow returned, or a reward that it gave, is invalid. `isolation`: its process could not be
+    started."""
     model_error: str = ""
     """Code of the model call's error that the workflow didn't catch (see `ajet.schema.errors`)."""
     environment_error: Literal["", "fault", "unavailable"] = ""
     """The environment's error that workflow or judge didn't catch (see `ajet.schema.errors`)."""
-    cut_reply: bool = False
-    """The error that the workflow didn't catch says that a reply was cut off."""
     unjudged: Failure | None = None
     """Why the judge gave no reward to an episode that ended early."""
     debugger_quit: bool = False
@@ -108,6 +109,16 @@ class WorkflowResult:
     """The prompt templates that the workflow asked for; None if nobody noted it."""
     workflow_s: float = 0.0
     judge_s: float = 0.0
+
+    @property
+    def engine_error(self) -> bool:
+        """The workflow didn't catch the error of a model call that the engine failed to answer."""
+        return self.model_error in ENGINE_CODES
+
+    @property
+    def explained(self) -> bool:
+        """The error is a fault of engine, judge, isolation or environment, so no reply of the model is to blame."""
+        return self.engine_error or self.environment_error == "unavailable" or self.failed_in in ("judge", "isolation")
 
     def to_json(self) -> str:
         """Values that JSON can't represent become their `repr`."""
@@ -174,6 +185,7 @@ async def _run(
     try:
         output = await _execute(result, workflow_class, workflow_task, open_tuner, environment, sandbox, spans)
         result.finished = True
+        _check_output(output, workflow_class)
         result.is_success = _is_success(output.is_success)
         result.metadata = _mapping(output.metadata, "metadata")
         result.log_metrics = _mapping(output.log_metrics, "log_metrics")
@@ -182,8 +194,8 @@ async def _run(
     except WorkflowInterrupted:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever user code raises, sys.exit included, ends only its episode
+        _blame(result, "output" if result.finished or isinstance(error, RewardError) else "workflow", error)
         result.finished = False
-        _blame(result, "workflow", error)
     result.workflow_s = time.perf_counter() - started
     try:
         with spans.recorded():
@@ -209,7 +221,9 @@ async def judge_result(
     if output is not None and result.finished:
         on_judge()
         await _judge(result, judge_, workflow_task, output, retries)
-    elif ask_ending is not None and (early := await ask_ending(result.cut_reply)) is not None:
+    elif ask_ending is None or result.failed_in == "output":
+        return
+    elif (early := await ask_ending(result.explained)) is not None:
         on_judge()
         await _judge_early(result, judge_, workflow_task, early, retries)
     else:
@@ -238,13 +252,16 @@ async def _execute(
     if environment is not None:
         enter(environment, workflow_task)
     with spans.recorded():
-        output = await called(workflow.execute, workflow_task, tuner)
+        output: WorkflowOutput = await called(workflow.execute, workflow_task, tuner)
+    return output
+
+
+def _check_output(output: object, workflow_class: type[Workflow]) -> None:
     if not isinstance(output, WorkflowOutput):
         raise WorkflowFault(
             f"{workflow_class.__name__}.execute returned {shown(output)} of type {type(output).__name__}, "
             "not a WorkflowOutput"
         )
-    return output
 
 
 async def called(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -347,12 +364,11 @@ def finite_rewards(reward: Any) -> float | list[float] | None:
     return finite_reward(reward, "the workflow's reward")
 
 
-def _blame(result: WorkflowResult, where: Literal["workflow", "judge"], error: BaseException) -> None:
+def _blame(result: WorkflowResult, where: Literal["workflow", "output", "judge"], error: BaseException) -> None:
     result.failed_in = where
     result.failure = describe(error)
     result.model_error = _model_error_code(error)
     result.environment_error = _environment_error(error)
-    result.cut_reply = any(type(link).__name__ in LENGTH_ERRORS for link in error_chain(error))
     result.debugger_quit = _quits(error)
 
 

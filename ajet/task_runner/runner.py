@@ -20,18 +20,12 @@ from ajet.schema.errors import LostThreadsError, RewardError, SessionClosedError
 from ajet.schema.task import WorkflowTask
 from ajet.task_runner.attempt import Attempt, AttemptRunner, RunningAttempt, SessionProvider
 from ajet.task_runner.breakpoints import debugging
-from ajet.task_runner.endings import AttemptFacts, Ending, Stop, ending_of, judged_early
+from ajet.task_runner.endings import AttemptFacts, Ending, Stop, ending_of, judged_early, without_reward
 from ajet.task_runner.late_judge import LateJudge
 from ajet.task_runner.results import EarlyEnding, WorkflowResult, describe
 
 if TYPE_CHECKING:
     from ajet.session import EpisodeSession
-
-EXAMPLE_JUDGE = "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"
-NO_REWARD = (
-    "the workflow returned reward=None and there is no judge: return WorkflowOutput(reward=…), "
-    f"or set ajet.task_judge.judge_protocol, for example to {EXAMPLE_JUDGE}"
-)
 
 log = logging.getLogger(__name__)
 
@@ -88,13 +82,14 @@ class TaskRunner:
         if self._unjudged_told:
             return
         self._unjudged_told = True
+        otherwise = self.rules.otherwise
         log.warning(
-            "the judge can't judge an episode that the model ended early (%s: %s), so such episodes get "
-            "ajet.failure_reward.otherwise: %g. It may look at workflow_output.metadata['ended_early'] and "
+            "the judge can't judge an episode that the model ended early (%s: %s), so such episodes %s "
+            "(ajet.failure_reward.otherwise). It may look at workflow_output.metadata['ended_early'] and "
             "['last_reply']; or catch the error in the workflow and return what there is",
             failure.kind,
             failure.message,
-            self.rules.otherwise,
+            "are dropped" if otherwise is None else f"get the reward {otherwise:g}",
         )
 
     def judge_later(self, episode: Episode, workflow_task: WorkflowTask, result: WorkflowResult) -> None:
@@ -150,12 +145,13 @@ class _AttemptRun:
             self._runner.judge_later(episode, self._attempt.workflow_task, facts.result)
         return episode, ending
 
-    def _ended_early(self, cut: bool) -> EarlyEnding | None:
-        """Asked once the workflow has raised. `cut`: its error says that a reply was cut off."""
+    def _ended_early(self, explained: bool) -> EarlyEnding | None:
+        """Asked once the workflow has raised. `explained`: see `WorkflowResult.explained`."""
         if self._session is None or self._over:
             return None
         tracker = self._session.tracker
-        outcome = judged_early(frozenset(tracker.outcomes), self._runner.rules, cut=cut)
+        explained = explained or self._session.engine_failure is not None
+        outcome = judged_early(frozenset(tracker.outcomes), self._runner.rules, explained=explained)
         return None if outcome is None else EarlyEnding(outcome, tracker.last_reply)
 
     async def _open_session(self, targets: list[str] | None) -> EpisodeSession:
@@ -243,17 +239,17 @@ class _AttemptRun:
             return FinishedCalls(CallTree(), Ledger()), ending
         tracker = self._session.tracker
         output = "\n".join(value for value in result.metadata.values() if isinstance(value, str))
-        failed = ending.reward is None and ending.otherwise is None and ending.failure is not None
+        failed = ending.failure is not None and not ending.open_by
+        otherwise = self._runner.rules.otherwise if ending.open_by else None
         try:
             calls = tracker.finish(
-                ending.reward, failed=failed, output=output, otherwise=ending.otherwise, masked=ending.masked
+                ending.reward, failed=failed, output=output, otherwise=otherwise, masked=ending.masked
             )
         except RewardError as error:
             failure = Failure(type(error).__name__, str(error))
             return tracker.finish(None, failed=True), Ending(EpisodeStatus.WORKFLOW_ERROR, failure=failure)
-        if calls.reward is None and ending.failure is None:
-            no_reward = Failure("RewardError", NO_REWARD)
-            ending = replace(ending, status=EpisodeStatus.WORKFLOW_ERROR, failure=no_reward)
+        if calls.reward is None:
+            ending = without_reward(ending)
         if self._runner.program is not None and not calls.tree.calls and ending.failure is None:
             failure = _never_called(self._runner.program, result)
             return FinishedCalls(CallTree(), Ledger()), Ending(EpisodeStatus.WORKFLOW_ERROR, failure=failure)

@@ -83,11 +83,11 @@ class ThreadRunner:
             opening = asyncio.run_coroutine_threadsafe(on_service_loop(targets), sessions.loop)
             return await asyncio.wrap_future(opening)
 
-        async def early_ending(cut: bool) -> EarlyEnding | None:
-            return ended_early(cut)
+        async def early_ending(explained: bool) -> EarlyEnding | None:
+            return ended_early(explained)
 
-        async def ask_ending(cut: bool) -> EarlyEnding | None:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(early_ending(cut), sessions.loop))
+        async def ask_ending(explained: bool) -> EarlyEnding | None:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(early_ending(explained), sessions.loop))
 
         environment = None
         if self._environments is not None:

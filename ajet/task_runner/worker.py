@@ -92,8 +92,8 @@ async def _serve(
         keys = {"api_key": access["api_key"], "control_key": access["control_key"]}
         return AjetTuner.remote(access["base_url"], config=config, trainable_targets=targets, **keys)
 
-    async def ask_ending(cut: bool) -> EarlyEnding | None:
-        send(raised=True, cut=cut)
+    async def ask_ending(explained: bool) -> EarlyEnding | None:
+        send(raised=True, explained=explained)
         ending = json.loads(await reader.readline())
         return None if ending is None else EarlyEnding(*ending)
 

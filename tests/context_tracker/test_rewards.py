@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tracker_helpers import WIDE, Drive, assert_faithful, episode_of, said, system, user
+from tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, episode_of, said, system, user
 
 from ajet.context_tracker.tracker import FinishedCalls
 from ajet.credit import summarise
@@ -200,6 +200,91 @@ def test_the_workflow_s_output_tells_which_reply_was_used() -> None:
     assert drops(drive, output="The answer is green.") == ["abandoned", None, "abandoned"]
 
 
+def test_losers_stay_abandoned_if_the_winner_is_only_known_later() -> None:
+    drive = Drive()
+    messages = [system(), user("Go.")]
+    for text in ("Bad.", "Good.", "Worse."):
+        drive.ask([*messages], said(text))
+    drive.ask([*messages, said("Good."), user("More.")], said("Done."))
+    assert drops(drive) == ["abandoned", None, "abandoned", None]
+
+
+def run_of_agent(drive: Drive, first: str, seen: str, last: str, *, rewritten: bool, agent: str = "agent") -> None:
+    """A conversation of two calls that begins with the same prompt as any other."""
+    messages = [system(), user("Go.")]
+    drive.ask([*messages], said(first), agent=agent)
+    messages += [said(f"Calling tools: {seen}" if rewritten else first), user(f"Observation: {seen}")]
+    drive.ask(messages, said(last), agent=agent)
+
+
+@pytest.mark.parametrize("rewritten", [True, False])
+def test_a_second_run_does_not_take_the_place_of_the_first(rewritten: bool) -> None:
+    drive = Drive()
+    run_of_agent(drive, "Look for cats.", "cats", "41", rewritten=rewritten)
+    run_of_agent(drive, "Look for dogs.", "dogs", "42", rewritten=rewritten)
+    assert drops(drive) == [None] * 4
+
+
+@pytest.mark.parametrize("rewritten", [True, False])
+def test_nor_does_one_that_went_the_same_way(rewritten: bool) -> None:
+    """The last calls have the same prompt, too: the agent went back to its beginning between them."""
+    drive = Drive()
+    for last in ("41", "42"):
+        run_of_agent(drive, "Look for cats.", "cats", last, rewritten=rewritten)
+    assert drops(drive) == [None] * 4
+
+
+def test_a_second_run_of_one_call_keeps_its_reply() -> None:
+    drive = Drive()
+    run_of_agent(drive, "Look for cats.", "cats", "41", rewritten=False)
+    drive.ask([system(), user("Go.")], said("42"))
+    assert drops(drive) == [None] * 3
+
+
+def test_a_retry_within_a_run_is_still_abandoned() -> None:
+    drive = Drive()
+    run_of_agent(drive, "Look for cats.", "cats", "41", rewritten=True)
+    drive.ask([system(), user("Go.")], said("Look for"))
+    run_of_agent(drive, "Look for dogs.", "dogs", "42", rewritten=True)
+    drive.ask([system(), user("Go."), said("Calling tools: dogs"), user("Observation: dogs")], said("43"))
+    assert drops(drive) == [None, None, "abandoned", None, "abandoned", None]
+
+
+def test_other_agents_do_not_part_a_retry_from_its_like() -> None:
+    drive = Drive()
+    messages = [system(), user("Go."), said("Given."), user("More.")]
+    drive.ask([*messages], said("Bad."))
+    drive.ask(messages[:2], said("Mine."), agent="other")
+    drive.ask([*messages], said("Good."))
+    assert drops(drive) == ["abandoned", None, None]
+
+
+def test_replies_that_a_later_request_quotes_were_used() -> None:
+    drive = Drive()
+    retry(drive)
+    drive.ask([user("Which is better?\n1. Bad.\n2. Good.")], said("The second."))
+    assert drops(drive) == [None, None, None]
+    chosen = Drive()
+    messages = retry(chosen)
+    chosen.ask([user("Which is better?\n1. Bad.\n2. Good.")], said("The second."))
+    chosen.ask([*messages, said("Good."), user("More.")], said("Done."))
+    assert drops(chosen) == ["abandoned", None, None, None]
+
+
+def test_a_text_that_the_prompt_holds_is_no_quote() -> None:
+    drive = Drive()
+    for move in ("up", "up", "left"):
+        drive.ask([user("Go up or left.")], said(move))
+    assert drops(drive) == ["abandoned", "abandoned", None]
+
+
+def test_a_final_answer_may_be_the_argument_of_a_tool_call() -> None:
+    drive = Drive()
+    for index, answer in enumerate(("41", "42", "43")):
+        drive.ask([user("Go.")], called(f"c{index}", answer), tools=[SEARCH])
+    assert drops(drive, output="41\n42") == [None, None, "abandoned"]
+
+
 def test_other_agents_single_replies_and_own_rewards_are_never_abandoned() -> None:
     drive = Drive()
     drive.ask([user("Go.")], said("A."), agent="a")
@@ -229,6 +314,23 @@ def test_a_list_of_rewards_goes_to_the_calls() -> None:
     assert [call.reward for call in episode.tree.calls] == [0.0, 0.5, 1.0]
     assert episode.reward == 1.5
     assert returns_to_go(episode) == [1.5, 1.5, 1.0]  # the sum, to go: no outcome comes on top
+
+
+def test_a_list_of_rewards_follows_messages_not_tokens() -> None:
+    drive = Drive()
+    messages = [user("Go.")]
+    for finish in ("length", "stop", "stop"):
+        drive.ask(messages, said("It is"), finish=finish)
+        messages.append(user("More."))
+    episode = drive.tracker.finish([0.0, 0.5, 1.0])
+    assert [call.extends for call in episode.tree.calls] == [-1, -1, 1]  # nothing goes on from a cut reply
+    assert [call.reward for call in episode.tree.calls] == [0.0, 0.5, 1.0]
+    assert returns_to_go(episode) == [1.5, 1.5, 1.0]
+    shortened = Drive()
+    messages = [user("Go.")]
+    shortened.ask(messages, said("A long answer."))
+    shortened.ask([user("Go."), said("An answer."), user("More.")], said("Done."))
+    assert shortened.tracker.finish([0.25, 0.5]).reward == 0.75
 
 
 def test_rewards_of_calls_and_agents() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from math import sqrt
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ajet.backbone.ray.credit import summary_of
 from ajet.credit import (
     AdvantageEstimator,
     Baseline,
@@ -28,7 +30,7 @@ from ajet.credit import (
     teaches,
 )
 from ajet.credit.returns import returns_of
-from ajet.schema.call_tree import ROOT, Call, CallTree, Run
+from ajet.schema.call_tree import ROOT, Call, CallTree, DropReason, Run
 from ajet.schema.episode import Episode, EpisodeStatus, Ledger, Outcome
 
 
@@ -307,6 +309,28 @@ def test_overlong_reward() -> None:
     overlong = Overlong(limit=100, buffer=20, penalty=1.0)
     assert [overlong.shaped(1.0, n) for n in (80, 90, 100, 500)] == [1.0, 0.5, 0.0, 0.0]
     assert returns_of(single(1.0, 90), 1.0, overlong).to_go == [0.5]
+
+
+def test_a_masked_episode_is_compared_with_its_overlong_penalty() -> None:
+    """Whichever key masks it, and whether or not its row was cut."""
+
+    def played(tokens: int, drop: DropReason | None = None) -> Episode:
+        runs = [Run(np.zeros(2, np.int32), ROOT, 0), Run(np.zeros(tokens, np.int32), 0, 2, call=0)]
+        mask = np.full(tokens, drop is None)
+        call = Call("c", "a", "t", 0, 0, 2, 1, np.zeros(tokens, np.float32), mask, drop=drop)
+        return Episode("e", "t", EpisodeStatus.TRUNCATED, CallTree(runs, [call]), Ledger(), reward=1.0)
+
+    group = [played(10), played(10), played(100, "failure_reward")]
+    rowless = [summarise(group[0]), summarise(group[1]), summary_of(group[2], [])]
+    cut_row = [summarise(group[0]), summarise(group[1]), summary_of(played(100), [])]
+    cut = [single(1.0, 10), single(1.0, 10), single(1.0, 100)]
+    cut[2].cut = True
+    keys: dict[str, Any] = {"overlong": Overlong(limit=100, buffer=20), "estimator": AdvantageEstimator.DR_GRPO}
+    expected = [[pytest.approx(1 / 3)], [pytest.approx(1 / 3)], [0.0]]
+    for summaries in ([summarise(each) for each in group], rowless, cut_row):
+        assert advantages([summaries], **keys) == expected
+    assert advantages([cut], **keys, mask_overlong=True) == expected
+    assert summarise(played(100, "abandoned")).length == 0
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=6), st.sampled_from(list(AdvantageEstimator)))

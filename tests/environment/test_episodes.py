@@ -103,6 +103,15 @@ def test_a_lie_is_no_reward(tmp_path: Path, wrapper: str) -> None:
 
 
 @EVERYWHERE
+@pytest.mark.parametrize("said", ["nan", "text", "list"])
+def test_an_invalid_evaluation_is_an_environment_error(tmp_path: Path, said: str, wrapper: str) -> None:
+    episode = play(tmp_path, said, environment=f"{WORLDS}->Misjudging", wrapper=wrapper)
+    assert episode.status is EpisodeStatus.ENVIRONMENT_ERROR and episode.reward is None
+    assert episode.failure is not None and "must be a finite number" in episode.failure.message
+    assert episode.ledger.trained == 0
+
+
+@EVERYWHERE
 def test_a_step_that_hangs_ends_with_its_episode(tmp_path: Path, wrapper: str) -> None:
     world = {"class": f"{WORLDS}->Counter", "options": {"log": str(tmp_path / "log")}}
     started = time.monotonic()

@@ -166,6 +166,30 @@ def test_a_service_that_names_tasks_need_not_speak_of_success() -> None:
             client.profile("w", "train")
 
 
+UNJUDGED = [
+    (http(b"<html>"), "something that is not JSON"),
+    (http([1]), "answered list, not an object"),
+    (http({"success": False, "detail": "no"}), "answered without success: no"),
+    (http({"success": True, "data": None}), "must be a finite number, not None"),
+    (http({"success": True, "data": "1.0"}), "must be a finite number, not '1.0'"),
+    (http({"success": True, "data": float("nan")}), "must be a finite number, not nan"),
+    (http({"detail": "Traceback\nZeroDivisionError: 1/0"}, "500 Internal Server Error"), "ZeroDivisionError"),
+]
+
+
+@pytest.mark.parametrize(("answer", "complaint"), UNJUDGED)
+def test_an_invalid_evaluation_is_the_environments_own(answer: bytes, complaint: str) -> None:
+    with liar(answer) as (url, _), pytest.raises(EnvironmentUnavailableError, match=complaint):
+        ServiceClient(url, timeout_s=10).evaluate("e", {})
+
+
+def test_what_an_action_has_ended_cannot_be_judged_because_of_the_action() -> None:
+    ended = http({"detail": "its process exited during `step`", "cause": "action"}, "410 Gone")
+    with liar(ended) as (url, _), pytest.raises(EnvironmentFault, match="exited during") as caught:
+        ServiceClient(url, timeout_s=10).evaluate("e", {})
+    assert not isinstance(caught.value, EnvironmentUnavailableError)
+
+
 def test_an_unknown_instance_is_a_lost_one() -> None:
     with (
         liar(http({"detail": "Instance e not found"}, "400 Bad Request")) as (url, _),

@@ -148,6 +148,21 @@ def test_a_crash_or_hang_ends_its_instance_alone() -> None:
     serve(scene, limits={"step_s": 1.0})
 
 
+@pytest.mark.parametrize(("said", "complaint"), [("nan", "not nan"), ("exit", "exited with code 3 during `evaluate`")])
+def test_judging_is_no_action_of_the_model(said: str, complaint: str) -> None:
+    async def scene(server: EnvironmentServer) -> None:
+        def episode() -> None:
+            env = lease(server).open()
+            env.step(said)
+            with pytest.raises(EnvironmentUnavailableError, match=complaint):
+                env.evaluate()
+            env.close()
+
+        await asyncio.to_thread(episode)
+
+    serve(scene, "Misjudging")
+
+
 def test_a_killed_instance_is_lost_through_no_action() -> None:
     async def scene(server: EnvironmentServer) -> None:
         def episode() -> None:

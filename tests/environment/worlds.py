@@ -81,6 +81,21 @@ class Judging(Counter):
         return float(self.count == self.size)
 
 
+class Misjudging(Counter):
+    """What the agent said last decides how judging fails."""
+
+    said = ""
+
+    def step(self, action: Any) -> Any:
+        self.said = action if isinstance(action, str) else action["content"]
+        return StepResult("?", 0.0, done=True)
+
+    def evaluate(self) -> Any:
+        if self.said == "exit":
+            os._exit(3)
+        return {"nan": float("nan"), "text": "1.0", "list": [1.0]}[self.said]
+
+
 class Large(Counter):
     """Needs a gigabyte."""
 

@@ -8,7 +8,15 @@ from ajet.config.sections import FailureRewardConfig
 from ajet.schema.call_tree import CallTree
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger, Outcome
 from ajet.schema.errors import EngineError
-from ajet.task_runner.endings import AttemptFacts, Ending, Stop, dropped_by, ending_of, judged_early
+from ajet.task_runner.endings import (
+    AttemptFacts,
+    Ending,
+    Stop,
+    dropped_by,
+    ending_of,
+    judged_early,
+    without_reward,
+)
 from ajet.task_runner.results import WorkflowResult
 
 DEFAULTS = FailureRewardConfig()
@@ -55,21 +63,22 @@ def test_a_configured_reward_outweighs_a_judge_that_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "rules", "reward", "otherwise"),
+    ("outcome", "rules", "reward", "open_by"),
     [
-        (Outcome.OVERFLOW, {}, None, 0.0),
-        (Outcome.MAX_STEPS, {"otherwise": -0.5}, None, -0.5),
-        (Outcome.OVERFLOW, {"overflow": -1}, -1.0, None),
-        (Outcome.MAX_STEPS, {"truncated": 0.25}, 0.25, None),
-        (Outcome.MAX_STEPS, {"truncated": "drop"}, None, None),
-        (Outcome.ABNORMAL, {}, -1.0, None),
+        (Outcome.LENGTH, {}, None, "truncated"),
+        (Outcome.OVERFLOW, {}, None, "overflow"),
+        (Outcome.MAX_STEPS, {"truncated": "mask"}, None, "truncated"),
+        (Outcome.OVERFLOW, {"overflow": -1}, -1.0, ""),
+        (Outcome.MAX_STEPS, {"truncated": 0.25}, 0.25, ""),
+        (Outcome.MAX_STEPS, {"truncated": "drop"}, None, ""),
+        (Outcome.ABNORMAL, {}, -1.0, ""),
     ],
 )
-def test_an_outcome_that_the_workflow_lets_through(outcome, rules, reward, otherwise) -> None:
+def test_an_outcome_that_the_workflow_lets_through(outcome, rules, reward, open_by) -> None:
     ending = end(raised(), outcome, rules=FailureRewardConfig(**rules))
     assert (ending.status, ending.reward, ending.retry) == (EpisodeStatus.TRUNCATED, reward, False)
-    assert (ending.otherwise, ending.is_success) == (otherwise, False)
-    assert ending.failure is not None
+    assert (ending.open_by, ending.is_success) == (open_by, False)
+    assert ending.failure is not None and ending.failure.message.startswith("'x'")
 
 
 def test_the_judges_word_on_an_outcome_that_the_workflow_let_through() -> None:
@@ -77,18 +86,25 @@ def test_the_judges_word_on_an_outcome_that_the_workflow_let_through() -> None:
     assert (ending.status, ending.reward, ending.masked) == (EpisodeStatus.TRUNCATED, 0.25, False)
     asked = {outcome: judged_early(frozenset({outcome}), DEFAULTS) for outcome in Outcome}
     assert asked == {
-        Outcome.LENGTH: None,  # the reply was returned: what the workflow raised is its own
+        Outcome.LENGTH: Outcome.LENGTH,
         Outcome.OVERFLOW: Outcome.OVERFLOW,
         Outcome.MAX_STEPS: Outcome.MAX_STEPS,
         Outcome.ABNORMAL: None,  # a number needs no judge
     }
-    assert judged_early(frozenset({Outcome.LENGTH}), DEFAULTS, cut=True) is Outcome.LENGTH
+    assert judged_early(frozenset({Outcome.LENGTH}), DEFAULTS, explained=True) is None
+    assert judged_early(frozenset({Outcome.OVERFLOW}), DEFAULTS, explained=True) is Outcome.OVERFLOW
 
 
-def test_a_cut_reply_excuses_no_error_of_the_workflow_but_one_that_says_so() -> None:
-    assert end(raised(), Outcome.LENGTH).status is EpisodeStatus.WORKFLOW_ERROR
-    assert end(raised(cut_reply=True), Outcome.LENGTH).status is EpisodeStatus.TRUNCATED
-    assert end(raised(cut_reply=True)).status is EpisodeStatus.WORKFLOW_ERROR
+def test_an_error_that_something_else_explains_is_not_put_down_to_a_cut_reply() -> None:
+    assert end(raised(), Outcome.LENGTH).status is EpisodeStatus.TRUNCATED
+    assert end(raised()).status is EpisodeStatus.WORKFLOW_ERROR
+    invalid = WorkflowResult(failure=Failure("RewardError", "nan"), failed_in="output")
+    lost = raised(environment_error="unavailable")
+    assert end(raised(model_error="engine_error"), Outcome.LENGTH).status is EpisodeStatus.ENGINE_ERROR
+    assert end(raised(), Outcome.LENGTH, engine_failure=EngineError("gone")).status is EpisodeStatus.ENGINE_ERROR
+    assert end(lost, Outcome.LENGTH).status is EpisodeStatus.ENVIRONMENT_ERROR
+    for outcome in (Outcome.LENGTH, Outcome.OVERFLOW):
+        assert end(invalid, outcome).status is EpisodeStatus.WORKFLOW_ERROR
 
 
 def test_masked_episodes_keep_their_reward() -> None:
@@ -96,8 +112,14 @@ def test_masked_episodes_keep_their_reward() -> None:
     cut = end(RETURNED, Outcome.LENGTH, rules=rules)
     assert (cut.reward, cut.masked) == (0.5, True)
     failed = end(raised(), rules=rules)
-    assert (failed.status, failed.reward, failed.otherwise) == (EpisodeStatus.WORKFLOW_ERROR, None, -0.5)
+    assert (failed.status, failed.reward, failed.open_by) == (EpisodeStatus.WORKFLOW_ERROR, None, "workflow_error")
     assert failed.masked
+    late = ending_of(AttemptFacts(Stop.DEADLINE, timeout_s=5), FailureRewardConfig(timeout="mask"))
+    assert (late.status, late.reward, late.open_by) == (EpisodeStatus.TIMEOUT, None, "timeout")
+    told = without_reward(late)
+    assert (
+        told.failure is not None and "nobody gave a reward: set ajet.failure_reward.timeout or" in told.failure.message
+    )
     assert not end(RETURNED, rules=rules).masked
 
 

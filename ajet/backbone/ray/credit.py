@@ -67,6 +67,7 @@ def summary_of(episode: Episode, samples: Sequence[Sample]) -> EpisodeSummary:
             trained[index] = max(trained[index], count)
             leaves[index].append(sample.leaf)
     for index, call in enumerate(summary.calls):
+        call.spared += call.tokens - trained[index]
         call.tokens = trained[index]
         call.leaves = leaves[index]
     return summary

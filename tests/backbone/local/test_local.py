@@ -258,7 +258,8 @@ def test_what_the_model_ended_counts_and_is_trained(tmp_path: Path) -> None:
     judge = f"{HERE / 'talkers.py'}->OnlyAnswers"
     steps = {"rollout.multi_turn.max_steps": 2, "data.train_batch_size": 3, "rollout.num_repeat": 10}
     lengths = {"data.max_response_length": 256, "rollout.max_model_len": 512}
-    code, experiment = train(tmp_path, "Restless", **{"task_judge.judge_protocol": judge}, **steps, **lengths)
+    keys = {"task_judge.judge_protocol": judge, "failure_reward.otherwise": 0}
+    code, experiment = train(tmp_path, "Restless", **keys, **steps, **lengths)
     assert code == 0
     for step in read_metrics(experiment / "metrics.jsonl"):
         assert step["episode/count"] == 30  # nothing was started in place of another

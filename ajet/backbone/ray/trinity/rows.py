@@ -49,8 +49,8 @@ def experiences_of(
     import torch
     from trinity.common.experience import EID, Experience
 
-    summary = json.dumps(summary_of(episode, samples).to_json())
-    reward = float(episode.reward or 0.0)
+    summary = summary_of(episode, samples)
+    facts = json.dumps(summary.to_json())
     rows = []
     for index, sample in enumerate(samples):
         versions = Counter(sample.versions[sample.response_mask].tolist())
@@ -61,11 +61,11 @@ def experiences_of(
                 prompt_length=len(sample.prompt_ids),
                 logprobs=torch.from_numpy(sample.logprobs.astype(np.float32)),
                 action_mask=torch.from_numpy(sample.response_mask.astype(np.bool_)),
-                reward=reward,
-                metrics=_metrics(episode),
+                reward=summary.reward,
+                metrics={"reward": summary.reward, "success": float(bool(episode.is_success))},
                 info={
                     ROW: f"{uid}_{episode.repeat}_{index}",
-                    SUMMARY: summary,
+                    SUMMARY: facts,
                     SEGMENTS: [[part.call, part.start, part.end] for part in segments_of(sample)],
                     LEAF: sample.leaf,
                     VERSIONS: sorted([int(version), count] for version, count in versions.items()),
@@ -110,10 +110,6 @@ def tag_of(experience: Any) -> dict[str, Any]:
     info = experience.info
     tag = {name: info[name] for name in (SUMMARY, SEGMENTS, LEAF, ROWLESS) if name in info}
     return tag | {"response_len": len(experience.tokens) - experience.prompt_length}
-
-
-def _metrics(episode: Episode) -> dict[str, float]:
-    return {"reward": float(episode.reward or 0.0), "success": float(bool(episode.is_success))}
 
 
 def _group_metrics(group: EpisodeGroup) -> dict[str, float]:

@@ -75,7 +75,8 @@ class AjetAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if not episode.usable:
             failure = episode.failure
             said = f"{failure.kind}: {failure.message}" if failure is not None else episode.status
-            log.warning("an episode on %s failed, and none of its tokens is trained: %s", task.task_id, said)
+            counts = ", and verl counts it as reward 0" if self._reward == "ajet" else ""
+            log.warning("an episode on %s failed: none of its tokens is trained%s: %s", task.task_id, counts, said)
         settings = TrackerSettings.from_config(self._config)
         step = int(row.get("global_steps") or 0)
         outputs = outputs_of_episode(episode, settings, scored=self._reward == "ajet", step=step)
