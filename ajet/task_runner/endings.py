@@ -117,7 +117,7 @@ def without_reward(ending: Ending) -> Ending:
         return replace(ending, status=EpisodeStatus.WORKFLOW_ERROR, failure=Failure("RewardError", NO_REWARD))
     if not ending.open_by:
         return ending
-    why = f"nobody gave a reward: set ajet.failure_reward.{ending.open_by} or ajet.failure_reward.otherwise to a number"
+    why = f"no reward: to train it, set ajet.failure_reward.{ending.open_by} to a number"
     return replace(ending, failure=_noted(ending.failure, why))
 
 
@@ -150,7 +150,7 @@ def _raised(facts: AttemptFacts, result: WorkflowResult, rules: FailureRewardCon
     if outcome is not None:
         failure = result.failure
         if outcome is Outcome.LENGTH and failure is not None:
-            failure = _noted(failure, "after a reply cut at its maximum length: ajet.failure_reward.truncated")
+            failure = _noted(failure, "after a reply that was cut at its maximum length")
         ending = _failed(EpisodeStatus.TRUNCATED, _key_of(outcome), failure, rules)
         if not ending.open_by or result.reward is None:
             return ending

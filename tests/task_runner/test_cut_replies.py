@@ -10,7 +10,7 @@ import pytest
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine
-from ajet.observe.episode_metrics import episode_metrics
+from ajet.backbone.episode_metrics import episode_metrics
 from ajet.observe.failure_tally import FailureTally
 from ajet.runtime.runtime import Runtime
 from ajet.schema.episode import Episode, EpisodeStatus
@@ -202,7 +202,7 @@ def test_whatever_is_raised_after_a_cut_reply_counts_as_cut(tmp_path: Path, what
     kind, says = RAISING[what]
     assert (episode.status, episode.reward, episode.is_success) == (EpisodeStatus.TRUNCATED, 0.25, False)
     assert episode.failure is not None and episode.failure.kind == kind
-    assert "cut at its maximum length: ajet.failure_reward.truncated" in episode.failure.in_short
+    assert "cut at its maximum length" in episode.failure.in_short
     assert says in episode.failure.message and episode.tree.trained_tokens > 0
     tally = FailureTally()
     tally.add(episode)
@@ -242,7 +242,7 @@ def test_if_nobody_gave_a_reward_the_failure_names_the_key_and_the_fix(tmp_path:
     episode = play(tmp_path, "bug", failure_reward__truncated=truncated)
     assert episode.status is EpisodeStatus.TRUNCATED and episode.failure is not None
     assert episode.failure.kind == "KeyError" and "'search'" in episode.failure.message
-    assert "nobody gave a reward: set ajet.failure_reward.truncated or" in episode.failure.in_short
+    assert "no reward: to train it, set ajet.failure_reward.truncated" in episode.failure.in_short
     assert "ajet.failure_reward.otherwise to a number" in episode.failure.in_short
     assert_untrained(episode)
 
@@ -250,7 +250,7 @@ def test_if_nobody_gave_a_reward_the_failure_names_the_key_and_the_fix(tmp_path:
 def test_a_masked_error_has_no_reward_of_0_either(tmp_path: Path) -> None:
     episode = play(tmp_path, "bug", "Yes", failure_reward__workflow_error="mask")
     assert episode.status is EpisodeStatus.WORKFLOW_ERROR and episode.failure is not None
-    assert "nobody gave a reward: set ajet.failure_reward.workflow_error or" in episode.failure.message
+    assert "no reward: to train it, set ajet.failure_reward.workflow_error" in episode.failure.message
     assert_untrained(episode)
 
 

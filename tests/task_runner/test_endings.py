@@ -118,7 +118,7 @@ def test_masked_episodes_keep_their_reward() -> None:
     assert (late.status, late.reward, late.open_by) == (EpisodeStatus.TIMEOUT, None, "timeout")
     told = without_reward(late)
     assert (
-        told.failure is not None and "nobody gave a reward: set ajet.failure_reward.timeout or" in told.failure.message
+        told.failure is not None and "no reward: to train it, set ajet.failure_reward.timeout" in told.failure.message
     )
     assert not end(RETURNED, rules=rules).masked
 
