@@ -113,6 +113,11 @@ def _trained(sentencepiece: bool) -> str:
     return json.dumps(definition)
 
 
+def byte_level() -> Tokenizer:
+    """A tokenizer of bytes with a few thousand merges, and no control tokens yet."""
+    return _backend(sentencepiece=False)
+
+
 def _backend(sentencepiece: bool) -> Tokenizer:
     backend = Tokenizer.from_str(_trained(sentencepiece))
     if sentencepiece:
