@@ -189,6 +189,13 @@ def length_dependent_rope(model: Any) -> str | None:
     return next((kind for kind in kinds if kind in ("dynamic", "longrope")), None)
 
 
+def forget_lengths(model: Any) -> None:
+    """Have rotary embeddings with dynamic scaling follow the next row alone: they keep the scale of the longest one."""
+    for module in model.modules():
+        if "dynamic" in getattr(module, "rope_type", ""):
+            module.max_seq_len_cached = 0
+
+
 def query_correction(module: Any, positions_N: Tensor) -> Tensor | None:
     """Factors [N, 1] for the queries of layers that scale them by their index in the row instead of their position.
 

@@ -132,8 +132,10 @@ class ChatTemplate:
 
     @cached_property
     def takes_reasoning(self) -> bool:
-        """Whether the template reads reasoning from its own field, if only beside tool calls; otherwise it goes into the
-        text, in `<think>`."""
+        """Whether the template reads reasoning from its own field, and be it only beside tool calls.
+
+        Otherwise it goes into the text, in `<think>`.
+        """
         reply = {**_stub("assistant", 0), "reasoning_content": stub_word("reason", 0)}
         called = {**reply, "tool_calls": stub_call(0)}
         return any(self._shows([_stub("user", 0), one], stub_word("reason", 0)) for one in (reply, called))

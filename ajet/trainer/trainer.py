@@ -24,7 +24,7 @@ from ajet.trainer.forward import Entropy, Forward
 from ajet.trainer.liger import require_liger
 from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss, trajectory_sums
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
-from ajet.trainer.pack import Item, Pack, items_of
+from ajet.trainer.pack import Item, Layout, Pack, items_of
 from ajet.trainer.planner import CostModel, plan
 from ajet.trainer.teacher import Logprobs
 
@@ -130,8 +130,8 @@ class Trainer:
     def _train(self, items: list[Item], teacher: Logprobs | None, meter: _Meter) -> None:
         """Every pass over the batch."""
         began = time.perf_counter()
-        forward, trees = self._executor(items)
-        packs_of = [self._plan(part, trees) for part in self._mini_batches(items)]
+        forward, layouts = self._executor(items)
+        packs_of = [self._plan(part, layouts) for part in self._mini_batches(items)]
         for packs in packs_of:
             meter.packs(packs)
         with self._checkpointing(), forward.session(self.model):
@@ -142,7 +142,7 @@ class Trainer:
             began = time.perf_counter()
             for epoch in range(self.settings.epochs):
                 if epoch:
-                    packs_of = [self._plan(part, trees) for part in self._mini_batches(items)]
+                    packs_of = [self._plan(part, layouts) for part in self._mini_batches(items)]
                 for packs in packs_of:
                     self._step(forward, packs, _Known(old, reference, teacher), meter)
         meter.time("time/update", began)
@@ -252,12 +252,12 @@ class Trainer:
         items = items_of(batch)
         if not items:
             return {}
-        forward, trees = self._executor(items)
+        forward, layouts = self._executor(items)
         with forward.session(model):
-            return self._logprobs(forward, [self._plan(items, trees)], model)
+            return self._logprobs(forward, [self._plan(items, layouts)], model)
 
-    def _plan(self, items: list[Item], trees: bool) -> list[Pack]:
-        return plan(items, self._costs, self.budget, trees=trees)
+    def _plan(self, items: list[Item], layouts: Sequence[Layout]) -> list[Pack]:
+        return plan(items, self._costs, self.budget, layouts)
 
     def _executor(self, items: list[Item]) -> Chosen:
         """Chosen once."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from random_batches import credited_batch
 from small_models import VOCAB, small_model
 from windowed_models import windowed_model
 
+from ajet.credit.weights import CallCredit, EpisodeCredit
+from ajet.schema.call_tree import ROOT, Call, CallTree, Run
 from ajet.trainer import attention, tree_check
 from ajet.trainer.forward import RowForward
 from ajet.trainer.optimizer import OptimSettings
@@ -95,3 +98,35 @@ def test_rows_whose_rotary_embedding_depends_on_the_length_are_computed_one_by_o
         together = RowForward()(model, pack).logprob_E
         alone = RowForward(budget=1)(model, pack).logprob_E
     assert torch.equal(together, alone)
+
+
+def crossing_batch() -> Any:
+    """An episode of five calls, each of which continues the one before, and whose lengths cross 16 on the way."""
+    rng = np.random.default_rng(0)
+    tree = CallTree([Run(rng.integers(0, VOCAB, 4).astype(np.int32), ROOT, 0)])
+    for index in range(5):
+        end = tree.runs[-1].start + len(tree.runs[-1].ids)
+        tree.runs.append(Run(rng.integers(0, VOCAB, 6).astype(np.int32), len(tree.runs) - 1, end, call=index))
+        mask, nothing = np.ones(6, np.bool_), np.zeros(6, np.float32)
+        tree.calls.append(Call(f"c{index}", "a", "t", index, index, end, index + 1, nothing, mask))
+    return [(tree, EpisodeCredit(0, [CallCredit([(1.0, 1.0)])] * 5))]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_each_call_has_the_rotary_embedding_of_its_own_length(kind: str) -> None:
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
+    if kind == "longrope":
+        rope |= {**LONGROPE, "long_factor": [8.0] * 4}
+    model = small_model("llama", rope_parameters=rope, max_position_embeddings=16)
+    trainer = Trainer(model, TrainSettings(optim=OPTIM, max_tokens=64))
+    batch = crossing_batch()
+    for _ in range(2):  # in the second pass, the longest row was computed before
+        found = trainer.logprobs(batch)
+        tree = batch[0][0]
+        for index, call in enumerate(tree.calls):
+            ids = torch.from_numpy(tree.path_ids(call.run).astype(np.int64))[None]
+            fresh = small_model("llama", rope_parameters=rope, max_position_embeddings=16)
+            with torch.no_grad():
+                shares = fresh(input_ids=ids[:, :-1]).logits.log_softmax(-1)
+            expected = shares.gather(2, ids[:, 1:, None])[0, call.prompt_tokens - 1 :, 0]
+            assert np.abs(found[0, index] - expected.numpy()).max() < 1e-5
