@@ -9,6 +9,9 @@ Shapes: B batch, H heads, M queries, C keys, D head size, N tokens.
 
 from __future__ import annotations
 
+import linecache
+import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +25,31 @@ from torch import Tensor
 
 class UnsupportedAttentionError(Exception):
     """The model's attention needs something that isn't computed here."""
+
+
+REFUSALS = (UnsupportedAttentionError, TypeError, AttributeError, ValueError)
+"""What a model raises that doesn't take our keyword arguments, or does something else with a mask than pass it on."""
+
+
+def describe_refusal(model: Any, error: BaseException) -> str:
+    """Which part of the model can't work with another attention, and what it does instead, in the model's own words."""
+    names = {id(module): name for name, module in model.named_modules()}
+    owner, line = model, ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        found = frame.f_locals.get("self")
+        if id(found) in names:
+            owner, line = found, linecache.getline(frame.f_code.co_filename, number).strip()
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if isinstance(error, UnsupportedAttentionError):
+        what = str(error)
+    elif isinstance(error, TypeError) and unknown:
+        what = f"it does not take {unknown[1]!r}, an argument that has to reach its attention function"
+    elif isinstance(error, AttributeError) and isinstance(error.obj, Visibility):
+        what = f"it uses {error.name!r} of its mask instead of passing the mask on"
+    else:
+        what = "it does something else with its mask or arguments than pass them on"
+    name = type(owner).__name__ + (f" ({names[id(owner)]})" if names.get(id(owner)) else "")
+    return f"{name}: {what}" + (f", at `{line}`" if line else "")
 
 
 class Sight(StrEnum):
@@ -163,7 +191,7 @@ def _show_rule(
     query_BHMD: Tensor,
     key_BGCD: Tensor,
     value_BGCD: Tensor,
-    mask: Any,
+    attention_mask: Any,
     *,
     scaling: float | None = None,
     ajet_layers: list[LayerShape] | None = None,
@@ -173,7 +201,7 @@ def _show_rule(
         raise UnsupportedAttentionError(
             f"{type(module).__name__} does not pass keyword arguments on to its attention function"
         )
-    rule = Rule.of(visibility_of(mask), scaling, options)
+    rule = Rule.of(visibility_of(attention_mask), scaling, options)
     sizes = key_BGCD.shape[1], key_BGCD.shape[3], value_BGCD.shape[3]
     ajet_layers.append(LayerShape(int(module.layer_idx), *sizes, rule))
     batch, heads, queries = query_BHMD.shape[:3]

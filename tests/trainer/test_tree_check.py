@@ -59,6 +59,27 @@ def test_recurrent_layers_train_rows(caplog: pytest.LogCaptureFixture) -> None:
     assert "state from token to token" in str(tree_support(model))
 
 
+def test_why_a_model_trains_rows_is_said_in_its_own_words() -> None:
+    items = items_of(credited_batch(2))
+    reads = check_trees(small_model("doge", pad_token_id=0), items)
+    assert str(reads).startswith("DogeAttention (model.layers.0.self_attn): it uses 'dtype' of its mask")
+    indexes = str(check_trees(small_model("deepseek_v32", pad_token_id=0), items))
+    assert "DeepseekV32Attention (model.layers.0.self_attn)" in indexes and "attention_mask[:, 0, :, :]" in indexes
+    model = small_model()
+    inner = model.model.layers[1].self_attn.forward
+
+    def narrow(hidden_states: Any, position_embeddings: Any, attention_mask: Any, past_key_values: Any = None) -> Any:
+        return inner(hidden_states, position_embeddings, attention_mask, past_key_values)
+
+    model.model.layers[1].self_attn.forward = narrow
+    assert str(check_trees(model, items)).startswith("Qwen2Attention (model.layers.1.self_attn): it does not take '")
+
+
+def test_a_model_that_names_the_mask_in_its_call_trains_trees() -> None:
+    model = small_model("afmoe", pad_token_id=0)
+    assert tree_support(model) is None and check_trees(model, items_of(credited_batch(2))) is None
+
+
 def test_a_model_that_ignores_the_layout_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
     """The safety net: a model whose attention passes the check of its configuration and is wrong all the same."""
     model = small_model()
@@ -109,7 +130,7 @@ def crossing_batch() -> Any:
         tree.runs.append(Run(rng.integers(0, VOCAB, 6).astype(np.int32), len(tree.runs) - 1, end, call=index))
         mask, nothing = np.ones(6, np.bool_), np.zeros(6, np.float32)
         tree.calls.append(Call(f"c{index}", "a", "t", index, index, end, index + 1, nothing, mask))
-    return [(tree, EpisodeCredit(0, [CallCredit([(1.0, 1.0)])] * 5))]
+    return [(tree, EpisodeCredit("e", [CallCredit([(1.0, 1.0)])] * 5))]
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
