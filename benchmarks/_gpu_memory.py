@@ -43,7 +43,7 @@ def _memory_on_gpu(shape: Shape) -> dict[str, Any]:
         LossSettings(correction=None), OptimSettings(lr=1e-5), max_tokens=4096, gradient_checkpointing=True
     )
     trainer = Trainer(model, settings)
-    trainer._chosen = Chosen(BestForward(trainer.budget), trees=True)
+    trainer._chosen = Chosen(BestForward(trainer.budget), (Layout.TREE, Layout.MERGED))
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):
         trainer.update(batch)

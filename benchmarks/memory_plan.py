@@ -100,7 +100,7 @@ def measure(shape: Shape) -> dict[str, Any]:
     weights = sum(parameter.nbytes for parameter in model.parameters())
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         trainer = Trainer(model, settings)
-        trainer._chosen = Chosen(BestForward(trainer.budget, shape.chunk), trees=True)
+        trainer._chosen = Chosen(BestForward(trainer.budget, shape.chunk), (Layout.TREE, Layout.MERGED))
         for _ in range(2):
             trainer.update(batch)
     now = peak = 0

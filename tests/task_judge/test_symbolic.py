@@ -16,6 +16,7 @@ from ajet.schema.errors import MissingDependencyError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import symbolic
 from ajet.task_judge.math_answer_as_judge import MathAnswerAsJudge
+from ajet.task_judge.base_judge import scored_by
 from ajet.task_judge.symbolic import SymbolicCheck, symbolic_check
 
 needs_library = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="math-verify")
@@ -75,6 +76,23 @@ def test_a_library_that_is_asked_for_must_be_there(monkeypatch: pytest.MonkeyPat
     assert symbolic_check(None) is None
     with pytest.raises(MissingDependencyError, match=r"\[math\]"):
         symbolic_check(True)
+
+
+def test_a_run_knows_what_scores_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    math = "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"
+    alone = {"task_judge.judge_protocol": math, "task_judge.math_verify": False}
+    parts = {"right": {"judge": math}, "short": {"judge": "my.py->Short"}}
+    composite = {"task_judge.judge_type": "composite", "task_judge.parts": parts}
+    monkeypatch.setattr(symbolic, "find_spec", lambda name: None)
+    assert scored_by(make_config({"task_judge.judge_protocol": math})) == "MathAnswerAsJudge (exact rules alone)"
+    assert scored_by(make_config(composite)) == "composite, MathAnswerAsJudge, Short (exact rules alone)"
+    monkeypatch.setattr(symbolic, "find_spec", lambda name: name)
+    monkeypatch.setattr(symbolic, "version", lambda name: "0.9.0")
+    with_library = "MathAnswerAsJudge (exact rules, then math-verify 0.9.0)"
+    assert scored_by(make_config({"task_judge.judge_protocol": math})) == with_library
+    assert scored_by(make_config(alone)) == "MathAnswerAsJudge (exact rules alone)"
+    assert scored_by(make_config()) == "the workflow itself"
+    assert scored_by(make_config({"task_judge.judge_protocol": "my.py->Mine"})) == "Mine"
 
 
 def test_the_library_is_imported_in_the_child_only() -> None:

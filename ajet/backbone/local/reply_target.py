@@ -132,7 +132,7 @@ class _Place:
             if re.match(rf"\s*{self._mark[0]}{marked}\s*{self._mark[1]}", whole):
                 return whole
         before, after = self._thought_form()
-        return before + self._renderer.encoder.mark(reasoning).strip() + after + self._without_thought(bare)
+        return f"{before}{self._renderer.encoder.mark(reasoning).strip()}{after}{self._without_thought(bare)}"
 
     def _thought_form(self) -> tuple[str, str]:
         """What stands before and after a thought. Some templates keep it only beside tool calls, others never."""
