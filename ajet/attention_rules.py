@@ -208,13 +208,46 @@ def _show_rule(
     return query_BHMD.new_zeros(batch, queries, heads, value_BGCD.shape[3]), None
 
 
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+
+
+class ChangingRope(NamedTuple):
+    """A rotary embedding that is another one in long rows."""
+
+    kind: str
+    until: int
+    """The most tokens of a row that counts as short."""
+
+
+def changing_rope(config: Any) -> ChangingRope | None:
+    """Of a model with this configuration."""
+    text = config.get_text_config()
+    stated: Any = getattr(text, "rope_parameters", None) or {}
+    for each in (stated, *(layers for layers in stated.values() if isinstance(layers, dict))):
+        if (kind := each.get("rope_type")) in LENGTH_DEPENDENT:
+            original = each.get("original_max_position_embeddings") if kind == "longrope" else None
+            return ChangingRope(kind, original or text.max_position_embeddings)
+    return None
+
+
 def length_dependent_rope(model: Any) -> str | None:
     """The type of a rotary embedding that changes with the length of a batch; None if it doesn't."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    found: Any = getattr(base.config.get_text_config(), "rope_parameters", None) or {}
-    by_layer_type = [each for each in found.values() if isinstance(each, dict)]
-    kinds = [each.get("rope_type") for each in (found, *by_layer_type)]
-    return next((kind for kind in kinds if kind in ("dynamic", "longrope")), None)
+    if (stated := changing_rope(base.config)) is None:
+        return None
+    kinds = [module.rope_type for module in base.modules() if hasattr(module, "rope_type")]
+    return None if kinds and all(kind == "default" for kind in kinds) else stated.kind
+
+
+def fix_longrope(model: Any, longest: int) -> None:
+    """Have rows of every length use the longrope factors of one length, as vLLM does with its `max_model_len`."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    for module in model.modules():
+        if getattr(module, "rope_type", None) == "longrope":
+            made = ROPE_INIT_FUNCTIONS["longrope"](module.config, module.inv_freq.device, seq_len=longest)
+            module.inv_freq, module.attention_scaling = made
+            module.rope_type = "default"
 
 
 def forget_lengths(model: Any) -> None:

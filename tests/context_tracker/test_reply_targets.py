@@ -64,7 +64,8 @@ THOUGHTS = {
     ),
     "gptoss": (
         "<|channel|>final<|message|>It is 5.<|return|>",
-        "<|channel|>analysis<|message|>Two and three.<|end|><|start|>assistant<|channel|>final<|message|>It is 5.<|return|>",
+        "<|channel|>analysis<|message|>Two and three.<|end|><|start|>assistant"
+        "<|channel|>final<|message|>It is 5.<|return|>",
     ),
     "qwen2_5": ("It is 5.<|im_end|>", "<think>\nTwo and three.\n</think>\n\nIt is 5.<|im_end|>"),
 }
@@ -142,7 +143,7 @@ def test_reasoning_after_a_closed_thought_is_refused_by_name_and_trained_if_it_i
 def test_the_calls_of_kimi_get_the_ids_that_it_writes() -> None:
     real = real_tokenizer("kimi_k2_thinking")
     (_, first), (prompt, _) = targets(real, [ASK, CONSIDERS, RESULT, SAYS], [TOOL])
-    assert first.startswith("<think>I need a tool.</think><|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<")
+    assert "<think>I need a tool.</think><|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<" in first
     assert "## Return of functions.add:0\n5" in prompt and "call_1" not in prompt
 
 

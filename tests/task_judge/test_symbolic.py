@@ -15,8 +15,8 @@ from ajet.config import make_config
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import symbolic
-from ajet.task_judge.math_answer_as_judge import MathAnswerAsJudge
 from ajet.task_judge.base_judge import scored_by
+from ajet.task_judge.math_answer_as_judge import MathAnswerAsJudge
 from ajet.task_judge.symbolic import SymbolicCheck, symbolic_check
 
 needs_library = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="math-verify")

@@ -12,6 +12,7 @@ from random_batches import credited_batch
 from small_models import VOCAB, small_model
 from windowed_models import windowed_model
 
+from ajet.attention_rules import fix_longrope
 from ajet.credit.weights import CallCredit, EpisodeCredit
 from ajet.schema.call_tree import ROOT, Call, CallTree, Run
 from ajet.trainer import attention, tree_check
@@ -151,3 +152,20 @@ def test_each_call_has_the_rotary_embedding_of_its_own_length(kind: str) -> None
                 shares = fresh(input_ids=ids[:, :-1]).logits.log_softmax(-1)
             expected = shares.gather(2, ids[:, 1:, None])[0, call.prompt_tokens - 1 :, 0]
             assert np.abs(found[0, index] - expected.numpy()).max() < 1e-5
+
+
+def test_longrope_is_fixed_to_the_factors_of_one_length() -> None:
+    """As vLLM computes: with a long `max_model_len`, short rows have the long factors, too, and trees can be shared."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, **LONGROPE, "long_factor": [8.0] * 4}
+    ids = torch.arange(24)[None] % VOCAB
+    plain, long, short = (small_model("llama", rope_parameters=rope) for _ in range(3))
+    fix_longrope(long, 17)
+    fix_longrope(short, 16)
+    with torch.no_grad():
+        row = plain(input_ids=ids).logits
+        assert torch.equal(long(input_ids=ids).logits, row)
+        assert torch.allclose(long(input_ids=ids[:, :8]).logits, row[:, :8], atol=1e-5)
+        assert torch.equal(short(input_ids=ids[:, :8]).logits, plain(input_ids=ids[:, :8]).logits)
+        assert not torch.allclose(plain(input_ids=ids[:, :8]).logits, row[:, :8], atol=1e-2)
+    assert tree_support(plain) is not None
+    assert tree_support(long) is None and check_trees(long, items_of(credited_batch(3))) is None
