@@ -41,7 +41,7 @@ def describe_refusal(model: Any, error: BaseException) -> str:
             owner, line = found, linecache.getline(frame.f_code.co_filename, number).strip()
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if isinstance(error, UnsupportedAttentionError):
-        what = str(error)
+        what, line = str(error), ""
     elif isinstance(error, TypeError) and unknown:
         what = f"it does not take {unknown[1]!r}, an argument that has to reach its attention function"
     elif isinstance(error, AttributeError) and isinstance(error.obj, Visibility):

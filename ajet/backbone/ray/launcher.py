@@ -251,8 +251,8 @@ def refuse_changing_rope(title: str, source: ModelSource, longest: int) -> None:
     if rope is not None and longest > rope.until:
         raise FeatureUnavailableError(
             f"ajet.rollout.max_model_len is {longest}, and in rows of more than {rope.until} tokens this model's "
-            f"rotary embedding ({rope.kind}) changes, which {title} would not compute as it was sampled: set the key to "
-            f"{rope.until} or less, or use --backbone=local, which trains each call by itself"
+            f"rotary embedding ({rope.kind}) changes, which {title} would not compute as it was sampled: set the key "
+            f"to {rope.until} or less, or use --backbone=local, which trains each call by itself"
         )
 
 
