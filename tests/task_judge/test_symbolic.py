@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from ajet.cli.main import main
 from ajet.config import make_config
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -93,6 +96,34 @@ def test_a_run_knows_what_scores_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scored_by(make_config(alone)) == "MathAnswerAsJudge (exact rules alone)"
     assert scored_by(make_config()) == "the workflow itself"
     assert scored_by(make_config({"task_judge.judge_protocol": "my.py->Mine"})) == "Mine"
+
+
+WORKFLOW = """
+from ajet import Workflow, WorkflowOutput
+
+class Answers(Workflow):
+    async def execute(self, workflow_task, tuner):
+        client = tuner.as_raw_openai_sdk_client()
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "1 + 1?"}])
+        return WorkflowOutput(metadata={"final_answer": "2"})
+"""
+RUN = """
+ajet:
+  experiment_name: run
+  model: {path: "tiny:qwen2-0.3m"}
+  task_reader: {type: jsonl_dataset_file, jsonl_dataset_file: {training: {file_path: tasks.jsonl}}}
+  task_judge: {judge_protocol: "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"}
+  rollout: {user_workflow: answers.py->Answers, engine: scripted}
+"""
+
+
+def test_a_run_records_what_scored_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("answers.py", WORKFLOW), ("run.yaml", RUN), ("tasks.jsonl", '{"id": "a", "answer": "2"}\n')):
+        Path(name).write_text(text)
+    assert main(["--conf", "run.yaml", "--backbone=debug", "task_judge.math_verify=false"]) == 0
+    recorded = json.loads(Path("saved_experiments/run-debug/environment.json").read_text())
+    assert recorded["judge"] == "MathAnswerAsJudge (exact rules alone)"
 
 
 def test_the_library_is_imported_in_the_child_only() -> None:
