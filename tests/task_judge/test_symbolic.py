@@ -119,7 +119,7 @@ ajet:
 
 def test_a_run_records_what_scored_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, text in (("answers.py", WORKFLOW), ("run.yaml", RUN), ("tasks.jsonl", '{"id": "a", "answer": "2"}\n')):
+    for name, text in (("answers.py", WORKFLOW), ("run.yaml", RUN), ("tasks.jsonl", '{"question": "1 + 1?", "answer": "2"}\n')):
         Path(name).write_text(text)
     assert main(["--conf", "run.yaml", "--backbone=debug", "task_judge.math_verify=false"]) == 0
     recorded = json.loads(Path("saved_experiments/run-debug/environment.json").read_text())
