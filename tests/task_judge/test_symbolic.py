@@ -113,13 +113,15 @@ ajet:
   model: {path: "tiny:qwen2-0.3m"}
   task_reader: {type: jsonl_dataset_file, jsonl_dataset_file: {training: {file_path: tasks.jsonl}}}
   task_judge: {judge_protocol: "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"}
-  rollout: {user_workflow: answers.py->Answers, engine: scripted}
+  rollout: {user_workflow: answers.py->Answers, engine: scripted, scripted_replies: replies.json}
 """
 
 
 def test_a_run_records_what_scored_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, text in (("answers.py", WORKFLOW), ("run.yaml", RUN), ("tasks.jsonl", '{"question": "1 + 1?", "answer": "2"}\n')):
+    task = {"question": "1 + 1?", "answer": "2"}
+    files = {"answers.py": WORKFLOW, "run.yaml": RUN, "tasks.jsonl": json.dumps(task), "replies.json": '["2"]'}
+    for name, text in files.items():
         Path(name).write_text(text)
     assert main(["--conf", "run.yaml", "--backbone=debug", "task_judge.math_verify=false"]) == 0
     recorded = json.loads(Path("saved_experiments/run-debug/environment.json").read_text())
