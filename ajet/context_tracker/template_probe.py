@@ -44,6 +44,8 @@ EXCERPT = 40
 THOUGHT_END = "</think>"
 EARLIER = "uctmtta"
 """A turn with tool calls. If it changes what is appended after a later one, the template counts or looks back."""
+STEP = re.compile(r".t*")
+"""A reply and the results of its calls, in letters."""
 RUN = re.compile(r"(..?)\1{2,}")
 
 LETTERS = {"system": "s", "developer": "d", "user": "u", "tool": "t"}
@@ -100,7 +102,12 @@ def _shorten(turn: str) -> str:
     for period in range(1, MAX_PERIOD + 1):
         if len(turn) >= 3 * period and turn[-3 * period :] == turn[-period:] * 3:
             return turn[:-period]
-    return turn if len(turn) <= TURN_LETTERS else turn[:1] + turn[2 - TURN_LETTERS :]
+    if len(turn) > TURN_LETTERS:  # no kind of reply is lost: one with reasoning may be what a template rewrites later
+        steps = STEP.findall(turn)
+        for index, step in enumerate(steps[:-1]):
+            if step in steps[index + 1 :]:
+                return "".join(steps[:index] + steps[index + 1 :])
+    return turn
 
 
 def stub_conversation(letters: str, start: int = 0) -> list[Message]:
@@ -286,7 +293,7 @@ class TemplateProbe:
         count = appended.count(rule.boundary) if rule.boundary else 0
         if count and (self._keep or whole.count(rule.boundary, len(before)) == rule.inside + count):
             added = rule.boundary + rule.boundary.join(whole.rsplit(rule.boundary, count)[1:])
-        elif whole.endswith(appended):
+        elif not count and whole.endswith(appended):
             added = appended
         else:
             return NotStable("the template writes what follows a reply differently in a long conversation")

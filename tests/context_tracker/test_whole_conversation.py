@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tracker_families import tokenizer
-from tracker_helpers import WIDE, called, result, said, system, user
+from tracker_helpers import SEARCH, WIDE, Drive, called, result, said, system, user
 
 from ajet.context_tracker import ContextTracker, Renderer
 from ajet.context_tracker.template import STUB
@@ -160,3 +160,19 @@ def test_a_reply_that_ends_otherwise_than_in_history_makes_a_branch(end: str, ex
     assert loop.ask().extends == extends
     fork = loop.tracker.calls[1].fork
     assert extends or (fork and "its reply with '<|endoftext|>', where the template writes '<|im_end|>'" in fork.detail)
+
+
+def test_reasoning_long_ago_in_a_turn_is_dropped_as_the_template_does() -> None:
+    for thought in ("", "I look."):  # both conversations end alike
+        drive = Drive("qwen3")
+        messages = [user("Find it.")]
+        for index, beside in enumerate((1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 0)):
+            reply = called(f"c{index}", "it", "Wait." if beside else "")
+            if thought and not index:
+                reply["reasoning_content"] = thought
+            drive.ask(messages, reply, text="x", tools=[SEARCH])
+            messages.append(result(f"c{index}", "found"))
+        drive.ask(messages, said("Here."), tools=[SEARCH])
+        messages.append(user("Sure?"))
+        call = drive.begin(messages, tools=[SEARCH])
+        assert bool(call.extends) is not bool(thought)
