@@ -113,8 +113,8 @@ def _trained(sentencepiece: bool) -> str:
     return json.dumps(definition)
 
 
-def byte_level() -> Tokenizer:
-    """A tokenizer of bytes with a few thousand merges, and no control tokens yet."""
+def byte_backend() -> Tokenizer:
+    """A byte-level tokenizer without any control token."""
     return _backend(sentencepiece=False)
 
 
