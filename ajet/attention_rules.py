@@ -9,6 +9,9 @@ Shapes: B batch, H heads, M queries, C keys, D head size, N tokens.
 
 from __future__ import annotations
 
+import linecache
+import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +25,31 @@ from torch import Tensor
 
 class UnsupportedAttentionError(Exception):
     """The model's attention needs something that isn't computed here."""
+
+
+REFUSALS = (UnsupportedAttentionError, TypeError, AttributeError, ValueError)
+"""What a model raises that doesn't take our keyword arguments, or does something else with a mask than pass it on."""
+
+
+def describe_refusal(model: Any, error: BaseException) -> str:
+    """Which part of the model can't work with another attention, and what it does instead, in the model's own words."""
+    names = {id(module): name for name, module in model.named_modules()}
+    owner, line = model, ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        found = frame.f_locals.get("self")
+        if id(found) in names:
+            owner, line = found, linecache.getline(frame.f_code.co_filename, number).strip()
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if isinstance(error, UnsupportedAttentionError):
+        what, line = str(error), ""
+    elif isinstance(error, TypeError) and unknown:
+        what = f"it does not take {unknown[1]!r}, an argument that has to reach its attention function"
+    elif isinstance(error, AttributeError) and isinstance(error.obj, Visibility):
+        what = f"it uses {error.name!r} of its mask instead of passing the mask on"
+    else:
+        what = "it does something else with its mask or arguments than pass them on"
+    name = type(owner).__name__ + (f" ({names[id(owner)]})" if names.get(id(owner)) else "")
+    return f"{name}: {what}" + (f", at `{line}`" if line else "")
 
 
 class Sight(StrEnum):
@@ -163,7 +191,7 @@ def _show_rule(
     query_BHMD: Tensor,
     key_BGCD: Tensor,
     value_BGCD: Tensor,
-    mask: Any,
+    attention_mask: Any,
     *,
     scaling: float | None = None,
     ajet_layers: list[LayerShape] | None = None,
@@ -173,20 +201,60 @@ def _show_rule(
         raise UnsupportedAttentionError(
             f"{type(module).__name__} does not pass keyword arguments on to its attention function"
         )
-    rule = Rule.of(visibility_of(mask), scaling, options)
+    rule = Rule.of(visibility_of(attention_mask), scaling, options)
     sizes = key_BGCD.shape[1], key_BGCD.shape[3], value_BGCD.shape[3]
     ajet_layers.append(LayerShape(int(module.layer_idx), *sizes, rule))
     batch, heads, queries = query_BHMD.shape[:3]
     return query_BHMD.new_zeros(batch, queries, heads, value_BGCD.shape[3]), None
 
 
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+
+
+class ChangingRope(NamedTuple):
+    """A rotary embedding that is another one in long rows."""
+
+    kind: str
+    until: int
+    """The most tokens of a row that counts as short."""
+
+
+def changing_rope(config: Any) -> ChangingRope | None:
+    """Of a model with this configuration."""
+    text = config.get_text_config()
+    stated: Any = getattr(text, "rope_parameters", None) or {}
+    for each in (stated, *(layers for layers in stated.values() if isinstance(layers, dict))):
+        if (kind := each.get("rope_type")) in LENGTH_DEPENDENT:
+            original = each.get("original_max_position_embeddings") if kind == "longrope" else None
+            return ChangingRope(kind, original or text.max_position_embeddings)
+    return None
+
+
 def length_dependent_rope(model: Any) -> str | None:
     """The type of a rotary embedding that changes with the length of a batch; None if it doesn't."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    found: Any = getattr(base.config.get_text_config(), "rope_parameters", None) or {}
-    by_layer_type = [each for each in found.values() if isinstance(each, dict)]
-    kinds = [each.get("rope_type") for each in (found, *by_layer_type)]
-    return next((kind for kind in kinds if kind in ("dynamic", "longrope")), None)
+    if (stated := changing_rope(base.config)) is None:
+        return None
+    kinds = [module.rope_type for module in base.modules() if hasattr(module, "rope_type")]
+    return None if kinds and all(kind == "default" for kind in kinds) else stated.kind
+
+
+def fix_longrope(model: Any, longest: int) -> None:
+    """Have rows of every length use the longrope factors of one length, as vLLM does with its `max_model_len`."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    for module in model.modules():
+        if getattr(module, "rope_type", None) == "longrope":
+            made = ROPE_INIT_FUNCTIONS["longrope"](module.config, module.inv_freq.device, seq_len=longest)
+            module.inv_freq, module.attention_scaling = made
+            module.rope_type = "default"
+
+
+def forget_lengths(model: Any) -> None:
+    """Have rotary embeddings with dynamic scaling follow the next row alone: they keep the scale of the longest one."""
+    for module in model.modules():
+        if "dynamic" in getattr(module, "rope_type", ""):
+            module.max_seq_len_cached = 0
 
 
 def query_correction(module: Any, positions_N: Tensor) -> Tensor | None:

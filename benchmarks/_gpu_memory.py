@@ -16,7 +16,7 @@ from ajet.trainer.footprint import Pass, training_bytes
 from ajet.trainer.forward import BestForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
-from ajet.trainer.pack import items_of
+from ajet.trainer.pack import Layout, items_of
 from ajet.trainer.trainer import Trainer, TrainSettings
 
 WORST_PLAN = 0.10
@@ -43,12 +43,12 @@ def _memory_on_gpu(shape: Shape) -> dict[str, Any]:
         LossSettings(correction=None), OptimSettings(lr=1e-5), max_tokens=4096, gradient_checkpointing=True
     )
     trainer = Trainer(model, settings)
-    trainer._chosen = Chosen(BestForward(trainer.budget), trees=True)
+    trainer._chosen = Chosen(BestForward(trainer.budget), (Layout.TREE, Layout.MERGED))
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):
         trainer.update(batch)
     measured = torch.cuda.max_memory_allocated()
-    longest = max(trainer._plan(items_of(batch), trees=True), key=len)
+    longest = max(trainer._plan(items_of(batch), [Layout.TREE, Layout.MERGED]), key=len)
     one = Pass(len(longest), len(longest.edges), "cuda", checkpointing=True)
     plan = training_bytes(trained("meta"), one)
     return {

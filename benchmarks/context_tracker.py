@@ -34,6 +34,7 @@ from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings, line
 from ajet.engine.model_source import ModelSource
 from ajet.schema.call_tree import ROOT
 from ajet.schema.codec import encode_episode
+from ajet.schema.episode import Episode as FinishedEpisode
 from ajet.schema.episode import EpisodeStatus
 from ajet.schema.generation import Completion, Sampling
 
@@ -236,10 +237,11 @@ def measure(shape: str, turns: int, renderer: Renderer, seed: int, drift: float 
     world = World(renderer.tokenizer, rng, drift, words_for(renderer.tokenizer))
     episode = Episode(world, renderer)
     SHAPES[shape](episode, turns)
-    finished = episode.clock.run(episode.tracker.finish, 1.0, EpisodeStatus.COMPLETED)
+    finished = episode.clock.run(episode.tracker.finish, 1.0)
     samples, ledger = episode.clock.run(
         linear_samples, finished.tree, max_prompt_length=10**7, max_response_length=10**7, max_samples=10**6
     )
+    recorded = FinishedEpisode("episode", "task", EpisodeStatus.COMPLETED, finished.tree, finished.ledger, reward=1.0)
     masked = sum(ledger.masked.values())
     exact = faithful(finished.tree, samples, episode.seen)
     return {
@@ -248,7 +250,7 @@ def measure(shape: str, turns: int, renderer: Renderer, seed: int, drift: float 
         "samples": len(samples),
         "smallest_number_of_samples": leaves(finished.tree),
         "tokens": finished.tree.tokens,
-        "stored_bytes": len(encode_episode(finished)),
+        "stored_bytes": len(encode_episode(recorded)),
         "tokens_prompted": sum(len(seen.prompt) for seen in episode.seen),
         "trained": ledger.trained,
         "masked": masked,

@@ -26,7 +26,7 @@ from ajet.trainer.footprint import Pass, training_bytes
 from ajet.trainer.forward import BestForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
-from ajet.trainer.pack import items_of
+from ajet.trainer.pack import Layout, items_of
 from ajet.trainer.trainer import Trainer, TrainSettings
 
 BOUND = 0.10
@@ -100,7 +100,7 @@ def measure(shape: Shape) -> dict[str, Any]:
     weights = sum(parameter.nbytes for parameter in model.parameters())
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         trainer = Trainer(model, settings)
-        trainer._chosen = Chosen(BestForward(trainer.budget, shape.chunk), trees=True)
+        trainer._chosen = Chosen(BestForward(trainer.budget, shape.chunk), (Layout.TREE, Layout.MERGED))
         for _ in range(2):
             trainer.update(batch)
     now = peak = 0
@@ -108,7 +108,7 @@ def measure(shape: Shape) -> dict[str, Any]:
         if event.name() == "[memory]":
             now += event.nbytes()
             peak = max(peak, now)
-    packs = trainer._plan(items_of(batch), trees=True)
+    packs = trainer._plan(items_of(batch), [Layout.TREE, Layout.MERGED])
     largest = max(packs, key=len)
     one = Pass(len(largest), len(largest.edges), "cpu", shape.checkpointing, shape.chunk)
     planned = training_bytes(model_of(shape, "meta"), one, base_bits=shape.base_bits)

@@ -269,7 +269,7 @@ def measure(model: Any, costs: CostModel, trees: list[CallTree], device: str, re
     )
     seconds = timings.seconds()
     ratio = tree.unshared_tokens / len(tree)
-    chosen = str(plan(items, costs, None)[0].layout)
+    chosen = str(plan(items, costs, None, [Layout.TREE, Layout.MERGED])[0].layout)
     return {
         "tokens": len(tree),
         "ratio": ratio,

@@ -1,7 +1,8 @@
-"""`FailureWatch`: what a run says and does about the failed episodes of a step or a validation.
+"""What a run says and does about steps that went wrong.
 
-A judge that keeps failing ends the run, and so does a workflow that never asks the tuned model. Dropped episodes are
-allowed, but they select what is trained: that is said.
+`FailureWatch` looks at failed episodes: a judge that keeps failing ends the run, and so does a workflow that never asks
+the tuned model; dropped episodes are allowed, but they select what is trained, which the log says. `GapWatch` warns of
+a trainer that doesn't compute what the engine sampled.
 """
 
 from __future__ import annotations
@@ -97,4 +98,41 @@ class FailureWatch:
             count,
             kind,
             key,
+        )
+
+
+GAP = 0.01
+"""Difference of a log-probability, in float32. Rounding stays below 0.001, over thousands of tokens, too; a wrong
+position, mask, weight or number format moves some token by more than this."""
+
+GAP_METRICS = ("loss/sampler_gap_max", "train/sampler_gap")
+
+
+class GapWatch:
+    """One per run."""
+
+    def __init__(self, dtype: str, rope: str | None = None) -> None:
+        """`dtype`: what the trainer computes in. `rope`: a rotary embedding that depends on the length of a row."""
+        self._told = dtype != "float32"  # then rounding may explain any gap
+        self._cause = "the engine has other weights, another number format or another implementation of the model"
+        if rope is not None:
+            self._cause = (
+                f"the model's rotary embedding ({rope}) depends on the length, and the engine takes the factors of "
+                "another length than a row of this call; a rollout.max_model_len within the original length avoids that"
+            )
+
+    def look_at(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Warn once if rounding can't be why the trainer's log-probabilities differ from the engine's."""
+        name = next((name for name in GAP_METRICS if name in metrics), None)
+        older = metrics.get("train/staleness/max", metrics.get("train/staleness", 0.0)) > 0  # which explains a gap
+        if self._told or older or name is None or not metrics[name] > GAP:
+            return
+        self._told = True
+        log.warning(
+            "step %d: the trainer's probability of some token differs from the engine's by %.2g (%s), far more than "
+            "rounding in float32. Most likely %s. The updates are off by as much",
+            step,
+            metrics[name],
+            name,
+            self._cause,
         )

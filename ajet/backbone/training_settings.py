@@ -133,7 +133,6 @@ def train_settings(config: Config, total_steps: int, *, on_gpu: bool = False) ->
         kl_adaptive=_kl_adaptive(config),
         reference_sync=common.kl_reference_sync,
         mini_batches=common.mini_batch_num,
-        loss_norm=LossNorm(common.algorithm.loss_norm),
         epochs=common.ppo_epochs,
         max_tokens=pack_tokens(config),
         logits_chunk=logits_chunk(config),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
         parser.error("ajet compare RUN RUN: at least two runs")
 
     from ajet.cli.view import opened_experiment
-    from ajet.viewer.library import differences
+    from ajet.viewer.library import differences, differently_judged
 
     experiments = [opened_experiment(given) for given in arguments.runs]
     _show("results", experiments, [(label, _values(experiments, name, at)) for label, name, at in RESULTS])
@@ -45,6 +46,8 @@ def run(argv: Sequence[str]) -> int:
         _show("config", experiments, different)
     else:
         print("their configs are the same")
+    if why := differently_judged(experiments):
+        print(f"\n{why}", file=sys.stderr)
     return 0
 
 

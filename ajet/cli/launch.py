@@ -146,6 +146,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
     from ajet.observe.experiment import ExperimentFolder, folder_of
     from ajet.runtime.companions import start_service, wanted_services
     from ajet.runtime.processes import recorded_run
+    from ajet.task_judge.base_judge import scored_by
 
     options = arguments.options
     with ExitStack() as stack:
@@ -156,6 +157,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             fresh=arguments.fresh,
             source_yaml=config.yaml_path,
             backbone=config.ajet.backbone or DEFAULT_BACKBONE,
+            judge=scored_by(config),
         )
         config.remember_folder(folder_of(config, arguments.exp_dir, config.yaml_path).resolve())
         status: list[Any] = ["failed", {}]

@@ -45,8 +45,9 @@ class SftConfig(Section):
     """`ajet.trainer_common.algorithm.sft`: what `policy_loss: sft` imitates."""
 
     demonstrations: str | None = None
-    """A JSONL file of conversations (`{"messages": [...], "tools": [...]}`), or the `episodes.sqlite` of a run. null:
-    the run's own episodes with a reward of at least `min_reward` (rejection sampling)."""
+    """A JSONL file of conversations (`{"messages": [...], "tools": [...], "chat_template_kwargs": {...}}`, the last two
+    if there are any), or the `episodes.sqlite` of a run. null: the run's own episodes with a reward of at least
+    `min_reward` (rejection sampling)."""
     min_reward: Real = 1.0
     """Reward from which a sampled or recorded episode is imitated."""
 

@@ -112,6 +112,8 @@ class CallRecord:
     reply_turn: Turn | None = None
     said: Message = field(default_factory=dict)
     """Its reply in plain form: the same turn may hold replies that differ in their reasoning."""
+    call_marks: str = ""
+    """What the ids of its tool calls are: see `Conversations.mark_calls`."""
     empty_thought: bool = False
     """Whether the reply has a thought without content."""
     ids: tuple[list[int], list[int]] | None = None
@@ -151,6 +153,8 @@ class Conversations:
     def __init__(self) -> None:
         self.root = Turn({}, None, 0)
         self.serial = 0
+        self.call_names: dict[str, str] = {}
+        """The id of each tool call so far, and which tool it called; an empty string if there were several."""
         self._latest: dict[str, tuple[list[Any], Turn]] = {}
         """Each agent's latest request as it was sent, and where it led: the next one usually begins with it."""
 
@@ -202,6 +206,7 @@ class Conversations:
     def add_reply(self, prompt: Turn, reply: Message, record: CallRecord) -> Turn:
         """Put a recorded reply in its place."""
         record.said = plain_message(reply, "reply")
+        record.call_marks = self.mark_calls(record.said)
         key = message_key(record.said, {})
         turn = prompt.children.get(key) or self._add(prompt, key, record.said)
         turn.replies.append(record)
@@ -209,6 +214,20 @@ class Conversations:
             turn.first, turn.message = record, record.said
         prompt.last = turn
         return turn
+
+    def mark_calls(self, message: Message) -> str:
+        """Remember a message's tool calls, and return a mark for each, since templates may look a name up by its id.
+
+        No id: `-`; a new one: `.`; one that an earlier call has, of the same tool: `=`, of another: `x`.
+        """
+        marks = ""
+        for call in message.get("tool_calls", ()):
+            identity, name = call["id"], call["function"]["name"]
+            before = self.call_names.get(identity)
+            marks += "-" if not identity else "." if before is None else "=" if before == name else "x"
+            if identity:
+                self.call_names[identity] = name if before in (None, name) else ""
+        return marks
 
     def _child(self, parent: Turn, messages: Sequence[Any], index: int) -> Turn:
         raw = messages[index]
@@ -220,6 +239,7 @@ class Conversations:
             if message["role"] == "tool":
                 message["tool_call_id"] = _recorded_id(parent, key[2], message["tool_call_id"])
             turn = self._add(parent, key, message)
+            self.mark_calls(message)
         turn.raw = snapshot(raw)
         if message["role"] == "assistant":
             turn.reasoning = split_reasoning(message)[0]

@@ -9,7 +9,7 @@ none was, but another call has gone on from there already, the first message tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,17 +18,17 @@ from ajet.context_tracker.conversation import Audit, CallRecord, Turn
 from ajet.context_tracker.growth import Growth, Node
 from ajet.context_tracker.messages import split_reasoning, stable_json
 from ajet.context_tracker.renderer import NotStable, Renderer
-from ajet.context_tracker.template_probe import Skeleton, shape_after
+from ajet.context_tracker.template_probe import Shape, Skeleton, shape_after
 from ajet.schema.call_tree import CallTree, Fork
 from ajet.schema.chat import Message, Tool
 
 CANDIDATES = 3
 """How many recorded replies, latest first, are tried before a request is rendered whole."""
 AUDIT_FACTOR = 4
-"""A conversation that grew by appending is rendered whole and compared whenever it has this many times the messages of
-its last whole rendering."""
+"""Besides each new shape of conversation, each that has grown to this many times the messages of its last whole
+rendering is rendered whole and compared."""
 FIRST_AUDIT = 8
-"""A shorter first prompt counts as this many messages, so that short conversations are never compared."""
+"""A shorter first prompt counts as this many messages: short conversations are compared for their shape only."""
 EXCERPT = 60
 """Characters of a changed text that are shown."""
 LOOK_BACK = 16
@@ -65,10 +65,14 @@ class Prompt(NamedTuple):
 class Prompting:
     """The prompts of one episode."""
 
-    def __init__(self, renderer: Renderer, growth: Growth, records: Sequence[CallRecord]) -> None:
+    def __init__(
+        self, renderer: Renderer, growth: Growth, records: Sequence[CallRecord], call_ids: Container[str]
+    ) -> None:
+        """`call_ids`: of all tool calls in the episode's messages so far."""
         self._renderer = renderer
         self._growth = growth
         self._records = records
+        self._call_ids = call_ids
 
     def prompt(self, request: Request) -> Prompt:
         """The prompt of a request. Raises TemplateRefusal."""
@@ -77,34 +81,33 @@ class Prompting:
             return Prompt(twin.held_prompt(), parent, twin.prompt, [], twin.shape, None, twin.audit)
         parent, appended, fork = self._find_parent(request)
         depth = request.turn.depth
-        if parent is None or appended is None or parent.reply is None:
+        if parent is None or parent.reply is None:
             messages = [turn.resolved() for turn in request.turn.path()]
             text = self._renderer.text(messages, request.tools, request.kwargs)
             ids = self._renderer.encoder.whole(text)
             return Prompt(
                 ids, None, self._growth.root, ids, shape_after((), messages), fork, Audit(text, max(FIRST_AUDIT, depth))
             )
-        added = self._renderer.closing_ids(appended, parent.reply.ids[-1:].tolist())
         if parent.ids is not None:
-            ids = [*parent.ids[0], *parent.ids[1], *added]
+            ids = [*parent.ids[0], *parent.ids[1], *appended]
         else:
-            ids = self._renderer.encoder.shared(self._growth.path_ids(parent.reply)) + added
+            ids = self._renderer.encoder.shared(self._growth.path_ids(parent.reply)) + appended
         audit = parent.audit if depth < AUDIT_FACTOR * parent.audit.messages else Audit(parent.audit.opening, depth)
         new = [turn.resolved() for turn in request.turn.since(parent.turn.depth + 1)]
-        return Prompt(ids, parent, parent.reply, added, shape_after(parent.shape, [parent.said, *new]), fork, audit)
+        return Prompt(ids, parent, parent.reply, appended, shape_after(parent.shape, [parent.said, *new]), fork, audit)
 
-    def _find_parent(self, request: Request) -> tuple[CallRecord | None, str | None, Fork | None]:
-        """(the call that the request extends, the text to append, why it doesn't extend a nearer call)."""
+    def _find_parent(self, request: Request) -> tuple[CallRecord | None, list[int], Fork | None]:
+        """(the call that the request extends, the ids to append, why it doesn't extend a nearer call)."""
         fork: Fork | None = None
         for spoken in islice(_with_replies(request.turn), CANDIDATES):
             usable, why = self._usable(request, spoken)
             for record in usable:
                 appended = self._appended(request, record, spoken)
-                if isinstance(appended, str):
+                if not isinstance(appended, NotStable):
                     return record, appended, fork
                 fork = fork or Fork("template_not_stable", record.index, appended.why)
             fork = fork or Fork(why, spoken.replies[-1].index, "")
-        return None, None, fork
+        return None, [], fork
 
     def _usable(self, request: Request, spoken: Turn) -> tuple[list[CallRecord], str]:
         """The recorded calls whose reply this message is and that may be extended, best first; why others may not."""
@@ -123,22 +126,34 @@ class Prompting:
                 usable.append(record)
         return sorted(usable, key=lambda record: (record.call.agent != request.agent, record.reply_key)), why
 
-    def _appended(self, request: Request, record: CallRecord, spoken: Turn) -> str | NotStable:
-        renderer, tools, kwargs = self._renderer, request.tools, request.kwargs
+    def _appended(self, request: Request, record: CallRecord, spoken: Turn) -> list[int] | NotStable:
+        probe = self._renderer.probe
         new: list[Message] = [step.resolved() for step in request.turn.since(spoken.depth)]
-        appended = renderer.appended(
-            record.shape, record.said, new, bool(tools), kwargs, empty_thought=record.empty_thought
+        shape = Shape.of(
+            record.shape, record.said, record.call_marks, new, bool(request.tools), request.kwargs_key, self._call_ids
         )
-        if isinstance(appended, NotStable) or request.turn.depth < AUDIT_FACTOR * record.audit.messages:
+        appended = probe.appended(shape, record.said, new, request.kwargs, empty_thought=record.empty_thought)
+        grown = request.turn.depth >= AUDIT_FACTOR * record.audit.messages
+        if isinstance(appended, str) and (grown or not probe.trusts(shape, appended)):
+            appended = self._found_in_whole(request, record, new, shape, appended)
+        if isinstance(appended, NotStable):
             return appended
+        assert record.reply is not None
+        return self._renderer.closing_ids(appended, record.reply.ids[-1:].tolist())
+
+    def _found_in_whole(
+        self, request: Request, record: CallRecord, new: Sequence[Message], shape: Shape, appended: str
+    ) -> str | NotStable:
+        """What to append, taken from the whole conversation as the template renders it."""
+        renderer, tools, kwargs = self._renderer, request.tools, request.kwargs
         history = [step.resolved() for step in record.turn.path()]
         whole = renderer.text([*history, record.said, *new], tools, kwargs)
-        if not whole.startswith(record.audit.opening):
-            return NotStable("the template has changed how it begins this conversation (a date, or its length)")
-        keeps = renderer.reasoning_history == "keep" or whole.startswith(renderer.text(history, tools, kwargs))
-        if keeps and whole.endswith(appended):
-            return appended
-        return renderer.probe.forbid(record.shape, record.said, new, bool(tools), kwargs)
+        before = ""
+        if renderer.reasoning_history == "template":  # else what came before may differ
+            if not whole.startswith(record.audit.opening):
+                return NotStable("the template has changed how it begins this conversation (a date, or its length)")
+            before = renderer.text(history, tools, kwargs)
+        return renderer.probe.found_in(whole, before, shape, appended)
 
 
 def _twin(request: Request) -> CallRecord | None:

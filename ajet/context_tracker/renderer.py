@@ -1,7 +1,7 @@
 """`Renderer`: messages and tools → the token ids that the engine sees. One per tokenizer, shared by all episodes.
 
-`render` renders a conversation through the model's chat template; `appended` gives only the text that new messages add
-after a recorded reply, or says why the template doesn't allow that. Neither decodes anything that was sampled.
+`render` renders a conversation through the model's chat template; `probe.appended` gives only the text that new
+messages add after a recorded reply, or says why the template doesn't allow that. Neither decodes what was sampled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ajet.context_tracker.messages import plain_messages
 from ajet.context_tracker.settings import ReasoningHistory
 from ajet.context_tracker.template import ChatTemplate
-from ajet.context_tracker.template_probe import NotStable, Skeleton, TemplateProbe
+from ajet.context_tracker.template_probe import NotStable, TemplateProbe
 from ajet.schema.chat import Message, Tool
 from ajet.schema.errors import InvalidRequestError
 
@@ -102,25 +102,16 @@ class Renderer:
         fitted = self.template.fit(messages, first=True)
         return self.template.text(fitted, self.encoder.mark(list(tools)) or None, kwargs, generate=generate)
 
-    def appended(
-        self,
-        skeleton: Skeleton,
-        reply: Message,
-        new: Sequence[Message],
-        has_tools: bool,
-        kwargs: Mapping[str, Any],
-        *,
-        empty_thought: bool = False,
-    ) -> str | NotStable:
-        """The text that new messages add after a reply to a history of this shape."""
-        return self.probe.appended(skeleton, reply, new, has_tools, kwargs, empty_thought=empty_thought)
-
-    def closing_ids(self, text: str, sampled: Sequence[int]) -> list[int]:
+    def closing_ids(self, text: str, sampled: Sequence[int]) -> list[int] | NotStable:
         """The ids of appended text, without the end token if the model sampled it itself."""
         ids = self.encoder.continuation(text)
-        if ids and sampled and sampled[-1] == ids[0] and ids[0] in self.end_ids:
+        control = self.encoder.first_control(text)
+        if sampled and ids and sampled[-1] == ids[0] and text.startswith(control or "\0"):
             return ids[1:]
-        return ids
+        if not sampled or sampled[-1] not in self.end_ids:
+            return ids
+        said, written = (self.tokenizer.decode(part) for part in (sampled[-1:], ids[:1]))
+        return NotStable(f"the model ended its reply with {said!r}, where the template writes {written!r}")
 
     def decode(self, token_ids: Sequence[int], *, stopped_by: str | int | None = None) -> str:
         """The raw text of a reply, without its end token and cut at the stop string."""

@@ -11,22 +11,25 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 from ajet.context_tracker.encoder import TextEncoder, control_tokens
+from ajet.context_tracker.messages import REASONING_FIELDS
 from ajet.schema.chat import Message, Tool
 from ajet.schema.errors import ConfigError, InvalidRequestError
 
+STUB = "ajetstub"
+"""Every stub word begins with this, so that none can reach a prompt unnoticed."""
+STUB_NAME, STUB_DESCRIPTION, STUB_KEY = f"{STUB}tool", f"{STUB}description", f"{STUB}key"
 STUB_TOOL: Tool = {
     "type": "function",
     "function": {
-        "name": "ajetprobetool",
-        "description": "ajetprobedescription",
-        "parameters": {"type": "object", "properties": {"ajetkey": {"type": "string", "description": "a key"}}},
+        "name": STUB_NAME,
+        "description": STUB_DESCRIPTION,
+        "parameters": {"type": "object", "properties": {STUB_KEY: {"type": "string", "description": "a key"}}},
     },
 }
-STUB_TOOL_WORDS = ("ajetprobedescription",)
-"""Shows that the tool's definition was written, not just its name in a call or a result."""
 SHORT_ID_LENGTH = 9
 """Mistral's templates reject tool-call ids of any other length."""
 
@@ -37,19 +40,36 @@ class TemplateRefusal(InvalidRequestError):
 
 def stub_word(kind: str, index: int) -> str:
     """A word that no template writes, and that trimming and JSON leave unchanged."""
-    return f"ajet{kind}{index}x"
+    return f"{STUB}{kind}{index}x"
 
 
 def stub_call(index: int, count: int = 1) -> list[dict[str, Any]]:
     """Tool calls of sentinel words."""
     return [
         {
-            "id": f"call_{index}_{n}",
+            "id": stub_word("id", 100 * index + n),
             "type": "function",
-            "function": {"name": "ajetprobetool", "arguments": {"ajetkey": stub_word("call", 100 * index + n)}},
+            "function": {"name": STUB_NAME, "arguments": {STUB_KEY: stub_word("call", 100 * index + n)}},
         }
         for n in range(count)
     ]
+
+
+class ToolForm(NamedTuple):
+    """What a template makes of tool calls and their results, and how it wants them."""
+
+    calls: bool
+    """It writes calls."""
+    results: bool
+    """It writes results."""
+    as_text: bool
+    """It wants arguments as text."""
+    short_ids: bool
+    null_content: bool
+    """It wants null where no text stands beside a call."""
+
+
+NO_TOOLS = ToolForm(False, False, False, False, False)
 
 
 class ChatTemplate:
@@ -121,51 +141,75 @@ class ChatTemplate:
 
     @cached_property
     def takes_late_system(self) -> bool:
-        talk = [_stub("user", 0), _stub("assistant", 0), _stub("system", 1), _stub("user", 1)]
-        twice = [_stub("system", 0), _stub("system", 1), _stub("user", 0)]
-        word = stub_word("system", 1)
-        return self._shows(talk, word) and self._shows(twice, stub_word("system", 0), word)
+        return self._takes_late("system")
+
+    @cached_property
+    def takes_late_developer(self) -> bool:
+        return self._takes_late("developer")
+
+    def _takes_late(self, role: str) -> bool:
+        talk = [_stub("user", 0), _stub("assistant", 0), _stub(role, 1), _stub("user", 1)]
+        twice = [_stub(role, 0), _stub(role, 1), _stub("user", 0)]
+        word = stub_word(role, 1)
+        return self._shows(talk, word) and self._shows(twice, stub_word(role, 0), word)
 
     @cached_property
     def takes_user_twice(self) -> bool:
         return self._shows([_stub("user", 0), _stub("user", 1)], stub_word("user", 0), stub_word("user", 1))
 
     @cached_property
-    def takes_reasoning(self) -> bool:
-        """Whether the template reads reasoning from its own field; otherwise it goes into the text, in `<think>`."""
-        reply = {**_stub("assistant", 0), "reasoning_content": stub_word("reason", 0)}
+    def reasoning_field(self) -> str:
+        """The field that the template reads reasoning from, and be it only beside tool calls. Empty: none, it goes into
+        the text, in `<think>`."""
+        shown = (
+            field
+            for field in REASONING_FIELDS
+            if self._shows_reasoning(field) or self._shows_reasoning(field, tool_calls=stub_call(0))
+        )
+        return next(shown, "")
+
+    def _shows_reasoning(self, field: str, **more: Any) -> bool:
+        reply = {**_stub("assistant", 0), field: stub_word("reason", 0), **more}
         return self._shows([_stub("user", 0), reply], stub_word("reason", 0))
+
+    @cached_property
+    def takes_text_with_reasoning(self) -> bool:
+        """Whether a tool call may stand beside both; otherwise the text becomes a part of the reasoning."""
+        calls = _shape_calls(stub_call(0), self._tool_form.as_text, self._tool_form.short_ids)
+        return self._shows_reasoning(self.reasoning_field, tool_calls=calls)
 
     @cached_property
     def takes_tools(self) -> bool:
         """Whether the template tells the model about tools at all."""
         talk = [_stub("system", 0), _stub("user", 0)]
-        return any(self._shows(messages, "ajetprobetool", tools=[STUB_TOOL]) for messages in (talk, talk[1:]))
+        return any(self._shows(messages, STUB_NAME, tools=[STUB_TOOL]) for messages in (talk, talk[1:]))
 
     @cached_property
-    def _tool_form(self) -> tuple[bool, bool, bool, bool]:
-        """(shows tool calls, shows tool results, wants arguments as text, wants short ids)."""
-        for as_text in (False, True):
-            for short in (False, True):
-                calls = _shape_calls(stub_call(0), as_text, short)
-                reply = {"role": "assistant", "content": "", "tool_calls": calls}
-                call_id = calls[0]["id"]
-                result = {**_stub("tool", 0), "tool_call_id": call_id, "name": "ajetprobetool"}
-                talk = [_stub("user", 0), reply, result]
-                text = self._try([*talk, _stub("assistant", 1)], [STUB_TOOL]) or self._try(talk, [STUB_TOOL])
-                if text is None or "'ajetkey'" in text:  # rejected, or printed as a Python dict
-                    continue
-                called = stub_word("call", 0) in text and "ajetprobetool" in text
-                return called, stub_word("tool", 0) in text, as_text, short
-        return False, False, False, False
+    def _tool_form(self) -> ToolForm:
+        seen = NO_TOOLS
+        for as_text, short, null in product((False, True), repeat=3):
+            calls = _shape_calls(stub_call(0), as_text, short)
+            identity = calls[0]["id"]
+            reply = {"role": "assistant", "content": None if null else "", "tool_calls": calls}
+            result = {**_stub("tool", 0), "tool_call_id": identity, "name": STUB_NAME}
+            talk = [_stub("user", 0), reply, result]
+            text = self._try([*talk, _stub("assistant", 1)], [STUB_TOOL]) or self._try(talk, [STUB_TOOL])
+            if text is None or f"'{STUB_KEY}'" in text:  # rejected, or printed as a Python dict
+                continue
+            called = stub_word("call", 0) in text and (STUB_NAME in text or identity in text)
+            form = ToolForm(called, stub_word("tool", 0) in text, as_text, short, null)
+            if called:
+                return form
+            seen = seen if seen.results else form
+        return seen
 
     @property
     def takes_tool_calls(self) -> bool:
-        return self._tool_form[0]
+        return self._tool_form.calls
 
     @property
     def takes_tool_results(self) -> bool:
-        return self._tool_form[1]
+        return self._tool_form.results
 
     # ------------------------------------------------------------------ fitting messages
 
@@ -179,10 +223,10 @@ class ChatTemplate:
         held: list[str] = []  # system texts on their way into the next user message
         for message in messages:
             role = message["role"]
-            if role == "developer" and not self.takes_developer:
+            leading = first and all(m["role"] in ("system", "developer") for m in fitted)
+            if role == "developer" and not (self.takes_developer if leading else self.takes_late_developer):
                 role = "system"
             if role == "system":
-                leading = first and all(m["role"] == "system" for m in fitted)
                 if leading and not self.takes_system:
                     held.append(message["content"])
                     continue
@@ -221,20 +265,24 @@ class ChatTemplate:
             fit["tool_call_id"] = mark(self._fit_id(message["tool_call_id"]))
         if role != "assistant":
             return fit
+        calls = message.get("tool_calls")
         if reasoning := message.get("reasoning_content"):
-            if self.takes_reasoning:
-                fit["reasoning_content"] = mark(reasoning)
-            else:
+            if not self.reasoning_field:
                 fit["content"] = f"<think>\n{mark(reasoning).strip()}\n</think>\n\n{fit['content']}"
-        if calls := message.get("tool_calls"):
+            elif calls and fit["content"] and not self.takes_text_with_reasoning:
+                fit |= {"content": "", self.reasoning_field: f"{mark(reasoning)}\n\n{fit['content']}"}
+            else:
+                fit[self.reasoning_field] = mark(reasoning)
+        if calls:
             if self.takes_tool_calls:
-                fit["tool_calls"] = mark(_shape_calls(calls, self._tool_form[2], self._tool_form[3]))
+                fit["content"] = fit["content"] or (None if self._tool_form.null_content else "")
+                fit["tool_calls"] = mark(_shape_calls(calls, self._tool_form.as_text, self._tool_form.short_ids))
             else:
                 fit["content"] = "\n".join(filter(None, [fit["content"], *map(_call_as_text, mark(calls))]))
         return fit
 
     def _fit_id(self, identity: str) -> str:
-        return _short_id(identity) if self._tool_form[3] else identity
+        return _short_id(identity) if self._tool_form.short_ids else identity
 
 
 def _stub(role: str, index: int) -> Message:

@@ -9,17 +9,20 @@ the new messages closes a turn. Otherwise the rule says what the template does i
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ajet.context_tracker.encoder import XML_TAG
+from ajet.context_tracker.messages import split_reasoning
 from ajet.context_tracker.settings import ReasoningHistory
 from ajet.context_tracker.template import (
+    STUB,
+    STUB_DESCRIPTION,
     STUB_TOOL,
-    STUB_TOOL_WORDS,
     ChatTemplate,
     TemplateRefusal,
     stub_call,
@@ -39,6 +42,11 @@ EXCERPT = 40
 """Characters shown of a text that a template rewrites."""
 
 THOUGHT_END = "</think>"
+EARLIER = "uctmtta"
+"""A turn with tool calls. If it changes what is appended after a later one, the template counts or looks back."""
+STEP = re.compile(r".t*")
+"""A reply and the results of its calls, in letters."""
+RUN = re.compile(r"(..?)\1{2,}")
 
 LETTERS = {"system": "s", "developer": "d", "user": "u", "tool": "t"}
 REPLIES = {  # (reasoning, has content, tool calls) → letter; upper case: with content
@@ -94,7 +102,12 @@ def _shorten(turn: str) -> str:
     for period in range(1, MAX_PERIOD + 1):
         if len(turn) >= 3 * period and turn[-3 * period :] == turn[-period:] * 3:
             return turn[:-period]
-    return turn if len(turn) <= TURN_LETTERS else turn[:1] + turn[2 - TURN_LETTERS :]
+    if len(turn) > TURN_LETTERS:  # no kind of reply is lost: one with reasoning may be what a template rewrites later
+        steps = STEP.findall(turn)
+        for index, step in enumerate(steps[:-1]):
+            if step in steps[index + 1 :]:
+                return "".join(steps[:index] + steps[index + 1 :])
+    return turn
 
 
 def stub_conversation(letters: str, start: int = 0) -> list[Message]:
@@ -134,17 +147,74 @@ def _words(kind: str, index: int) -> list[str]:
     return words + [stub_word("call", 100 * index + n) for n in range(calls)]
 
 
+class Shape(NamedTuple):
+    """What in a request that follows a reply can matter to a template: everything but texts and lengths."""
+
+    skeleton: Skeleton
+    """Of the history that the reply was asked for with."""
+    reply: str
+    new: str
+    has_tools: bool
+    kwargs: str
+    links: str
+    """How messages refer to tool calls. Rules don't depend on it: they are given the real ids."""
+
+    @classmethod
+    def of(
+        cls,
+        skeleton: Skeleton,
+        reply: Message,
+        marks: str,
+        new: Sequence[Message],
+        has_tools: bool,
+        kwargs: str,
+        call_ids: Container[str],
+    ) -> Shape:
+        """`marks`: of the reply's calls. `call_ids`: of all calls so far."""
+        links = f"{marks}|{_links(reply, new, call_ids)}"
+        return cls(skeleton, letter(reply), _new_letters(new), has_tools, kwargs, RUN.sub(r"\1\1", links))
+
+
+def _links(reply: Message, new: Sequence[Message], call_ids: Container[str]) -> str:
+    """A mark for each new message: does it answer the next call, another one, an earlier one, or none?"""
+    marks = ""
+    ids = [call["id"] for call in reply.get("tool_calls", ())]
+    answered = 0
+    for message in new:
+        mark = ","
+        if message["role"] == "assistant":
+            ids, answered = [call["id"] for call in message.get("tool_calls", ())], 0
+        elif message["role"] == "tool":
+            mark = _answers(message["tool_call_id"], ids[answered : answered + 1], ids, call_ids)
+            answered += 1
+        marks += mark + ("n" if "name" in message else "") + ("" if message["content"] else "0")
+    return marks + ("" if answered == len(ids) else "p")
+
+
+def _answers(identity: str, next_id: Sequence[str], ids: Sequence[str], call_ids: Container[str]) -> str:
+    if not identity:
+        return "-"
+    return "." if identity in next_id else "<" if identity in ids else "e" if identity in call_ids else "?"
+
+
 @dataclass(frozen=True, slots=True)
 class AppendRule:
-    """The template appends for this shape: `stubs` + new messages render as `anchor` + what to append."""
+    """The template appends for this shape: `head`, a reply and new messages render as `before`, the reply's own text,
+    and what to append."""
 
-    stubs: list[Message]
-    """The shortest conversation after which new messages render as they do after the whole shape."""
+    head: list[Message]
+    """A conversation after which a reply and new messages render as they do after the whole shape."""
+    short: bool
+    """Whether it is the shortest: what is appended depends on no earlier message."""
     with_tools: bool
-    anchor: str
-    """The rendered text up to the end of the reply's own words; what closes the turn follows."""
+    before: str
+    """The rendered head."""
     opening: str
     """What the template writes before the reply's first word, in a history."""
+    boundary: str
+    """The control token that what is appended begins with. Empty: it begins with other text."""
+    inside: int
+    """How many of them the reply's own text has. No message can add any: control tokens in them are broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,83 +237,135 @@ class TemplateProbe:
         self._drops_thoughts = not self._keep and THOUGHT_END in template.source
         """Whether thoughts are the template's matter: one that doesn't know them leaves them as text."""
         self._rules: dict[tuple[Any, ...], AppendRule | NotStable] = {}
+        self._agrees: dict[Shape, bool] = {}
+        """Of each shape that was met: whether a whole conversation goes on as its rule's short one."""
         self.end_tokens = self._learn_end_tokens()
 
     def appended(
         self,
-        skeleton: Skeleton,
+        shape: Shape,
         reply: Message,
         new: Sequence[Message],
-        has_tools: bool,
         kwargs: Mapping[str, Any],
         *,
         empty_thought: bool = False,
     ) -> str | NotStable:
         """The text that the template adds after a reply for new messages and the next generation prompt.
 
+        It is what a short conversation shows. If `trusts` says no, it must be taken from the whole one, by `found_in`.
         `empty_thought`: the reply was sampled with a thought that has no content, so the message doesn't show it.
         """
-        has_tools = has_tools and self._template.takes_tools
-        shape = (skeleton, letter(reply), _new_letters(new), has_tools)
-        key = (*shape, _stable(kwargs))
-        rule = self._rules.get(key)
+        rule = self._rules.get(shape[:-1])
         fresh = rule is None
         if rule is None:
-            rule = self._remember(key, *shape, kwargs)
+            rule = self._remember(shape, kwargs)
         if isinstance(rule, NotStable):
             return rule
         if empty_thought and self._drops_thoughts and THOUGHT_END not in rule.opening:
             return NotStable("the template drops an empty thought once other messages follow")
-        fitted = self._template.fit(new, first=False)
-        text = self._render([*rule.stubs, *fitted], rule.with_tools, kwargs)
-        if not text.startswith(rule.anchor) and not fresh:
+        reply = _without_reasoning(reply) if self._keep else reply
+        talk = [*self._template.fit([reply], first=False), *self._template.fit(new, first=False)]
+        text = self._render([*rule.head, *talk], rule.with_tools, kwargs)
+        if not text.startswith(rule.before) and not fresh:
             # A template that writes the date changes at midnight: learn it again.
-            rule = self._remember(key, *shape, kwargs)
+            rule = self._remember(shape, kwargs)
             if isinstance(rule, NotStable):
                 return rule
-            text = self._render([*rule.stubs, *fitted], rule.with_tools, kwargs)
-        if not text.startswith(rule.anchor):
+            text = self._render([*rule.head, *talk], rule.with_tools, kwargs)
+        end = self._end_of_reply(rule, text, reply, kwargs)
+        if end is None:
             return NotStable("the content of these messages changes how the template writes those before them")
-        return text[len(rule.anchor) :]
+        return text[end:]
 
-    def forbid(
-        self, skeleton: Skeleton, reply: Message, new: Sequence[Message], has_tools: bool, kwargs: Mapping[str, Any]
-    ) -> NotStable:
-        """Stop appending for this shape: a whole conversation did not render as its rule predicted."""
-        rule = NotStable("the template depends on more of the history than its last turns")
-        has_tools = has_tools and self._template.takes_tools
-        self._rules[(skeleton, letter(reply), _new_letters(new), has_tools, _stable(kwargs))] = rule
-        return rule
+    def trusts(self, shape: Shape, appended: str) -> bool:
+        """Whether this is what the template adds to a whole conversation of this shape, too."""
+        return self._agrees.get(shape, False) and STUB not in appended
 
-    def _remember(self, key: tuple[Any, ...], *shape: Any) -> AppendRule | NotStable:
+    def found_in(self, whole: str, before: str, shape: Shape, appended: str) -> str | NotStable:
+        """What the template adds in a whole conversation, where a short one shows `appended`.
+
+        `before`: the conversation up to the reply. From now on this shape is trusted if they are the same.
+        """
+        rule = self._rules[shape[:-1]]
+        assert isinstance(rule, AppendRule)
+        if not whole.startswith(before):
+            return NotStable(_difference(before, whole))
+        count = appended.count(rule.boundary) if rule.boundary else 0
+        if count and (self._keep or whole.count(rule.boundary, len(before)) == rule.inside + count):
+            added = rule.boundary + rule.boundary.join(whole.rsplit(rule.boundary, count)[1:])
+        elif not count and whole.endswith(appended):
+            added = appended
+        else:
+            return NotStable("the template writes what follows a reply differently in a long conversation")
+        if len(self._agrees) >= MAX_RULES:
+            self._agrees.clear()
+        self._agrees[shape] = rule.short and added == appended
+        return added
+
+    def _end_of_reply(self, rule: AppendRule, text: str, reply: Message, kwargs: Mapping[str, Any]) -> int | None:
+        """Where the text of a reply ends, and what follows it begins. None: it isn't written as the rule says."""
+        if not text.startswith(rule.before):
+            return None
+        words = len(rule.before)
+        for part in self._template.encoder.mark(list(split_reasoning(reply))):
+            found = text.find(part.strip(), words)
+            if found < 0:
+                return None
+            words = found + len(part.strip())
+        if rule.boundary:
+            pieces = text[len(rule.before) :].split(rule.boundary, rule.inside + 1)
+            end = len(text) - len(rule.boundary) - len(pieces[-1]) if len(pieces) == rule.inside + 2 else -1
+        else:
+            talk = [*rule.head, *self._template.fit([reply], first=False)]
+            ended = self._render(talk, rule.with_tools, kwargs, generate=False).removesuffix(self._closing)
+            end = len(ended) if text.startswith(ended) else -1
+        return end if end >= words else None
+
+    def _remember(self, shape: Shape, kwargs: Mapping[str, Any]) -> AppendRule | NotStable:
         if len(self._rules) >= MAX_RULES:
             self._rules.clear()
         try:
-            rule: AppendRule | NotStable = self._learn(*shape)
+            rule: AppendRule | NotStable = self._learn(shape, kwargs)
         except _Unstable as reason:
             rule = NotStable(str(reason))
         except TemplateRefusal as refusal:
             rule = NotStable(f"the template rejects a conversation of this shape ({refusal})")
-        self._rules[key] = rule
+        self._rules[shape[:-1]] = rule
         return rule
 
-    def _learn(
-        self, skeleton: Skeleton, reply: str, new: str, has_tools: bool, kwargs: Mapping[str, Any]
-    ) -> AppendRule:
-        letters = "".join(skeleton).removeprefix("-")
+    def _learn(self, shape: Shape, kwargs: Mapping[str, Any]) -> AppendRule:
+        letters, reply = "".join(shape.skeleton).removeprefix("-"), shape.reply
         if self._keep:
             letters = "".join(WITHOUT_REASONING.get(kind, kind) for kind in letters)
             reply = WITHOUT_REASONING[reply]
         reply = "a" if reply == "e" else reply  # an empty reply leaves no word to look for
-        index = len(letters)
-        head = stub_conversation(letters)
-        talk = stub_conversation(letters + reply + new)
-        stubs = self._template.fit(talk[: index + 1], first=True)
-        before = self._render(self._template.fit(head, first=True), has_tools, kwargs, generate=not self._keep)
+        has_tools = shape.has_tools and self._template.takes_tools
+        rule, appended = self._prove(letters, reply, shape.new, has_tools, kwargs)
+        with suppress(_Unstable, TemplateRefusal):
+            head = shape.skeleton[0].removeprefix("-")
+            longer = head + EARLIER + letters.removeprefix(head)
+            _, same = self._prove(longer, reply, shape.new, has_tools, kwargs, start=-len(EARLIER))
+            for with_tools in (False, True)[: 1 + has_tools if same == appended else 0]:
+                with suppress(_Unstable, TemplateRefusal):
+                    shorter, same = self._prove("u", reply, shape.new, with_tools, kwargs, start=len(letters) - 1)
+                    if same == appended:
+                        return replace(shorter, short=True)
+        return rule
+
+    def _prove(
+        self, letters: str, reply: str, new: str, has_tools: bool, kwargs: Mapping[str, Any], start: int = 0
+    ) -> tuple[AppendRule, str]:
+        """The rule, shown to hold for sentinel words, and what was appended there. Raises _Unstable."""
+        index = start + len(letters)
+        talk = stub_conversation(letters + reply + new, start)
+        head, said, follows = talk[: len(letters)], talk[len(letters)], talk[len(letters) + 1 :]
+        fitted = self._template.fit(head, first=True)
+        stubs = [*fitted, *self._template.fit([said], first=False)]
+        before = self._render(fitted, has_tools, kwargs, generate=not self._keep) if fitted else ""
         if self._keep:  # only the words must stay: how a reply opens (`<think>`) or a text ends may differ
             before = before[: max((at + len(w) for w in _all_words(head) if (at := before.rfind(w)) >= 0), default=0)]
         ended = self._render(stubs, has_tools, kwargs, generate=False)
-        after = self._render([*stubs, *self._template.fit(talk[index + 1 :], first=False)], has_tools, kwargs)
+        after = self._render([*stubs, *self._template.fit(follows, first=False)], has_tools, kwargs)
         if not after.startswith(before):
             raise _Unstable(_difference(before, after))
         words = _words(reply, index)
@@ -254,33 +376,23 @@ class TemplateProbe:
                 what = "earlier reasoning" if word == stub_word("reason", index) else "part of an earlier reply"
                 raise _Unstable(f"the template drops {what} once other messages follow")
             end = found + len(word)
-        for message in talk[index + 1 :]:
+        for message in follows:
             if any(word not in after[end:] for word in _all_words([message])):
                 raise _Unstable(f"the template leaves out a {message['role']} message in this position")
         tail = self._reply_tail(ended[ended.rindex(words[-1]) + len(words[-1]) :])
         if not after.startswith(tail, end):
             raise _Unstable("the template writes the end of a reply differently once other messages follow")
-        anchor = after[: end + len(tail)]
-        if any(word in after[len(anchor) :] for word in [*_all_words(talk[: index + 1]), *STUB_TOOL_WORDS]):
+        end += len(tail)
+        appended = after[end:]
+        if any(word in appended for word in [*_all_words([*head, said]), STUB_DESCRIPTION]):
             raise _Unstable("the template repeats the tools or earlier messages after a reply")
         opening = after[len(before) : after.index(words[0], len(before))]
-        rule = AppendRule(stubs, has_tools, anchor, opening)
-        return self._shorter(rule, after[len(anchor) :], reply, talk[index + 1 :], kwargs) or rule
-
-    def _shorter(
-        self, rule: AppendRule, appended: str, reply: str, new: Sequence[Message], kwargs: Mapping[str, Any]
-    ) -> AppendRule | None:
-        """The same rule with a history of one message, if what follows doesn't depend on more: it renders faster."""
-        fitted = self._template.fit(new, first=False)
-        stubs = self._template.fit(stub_conversation("u" + reply), first=True)
-        for with_tools in (False, True)[: 1 + rule.with_tools]:
-            try:
-                text = self._render([*stubs, *fitted], with_tools, kwargs)
-            except TemplateRefusal:
-                continue
-            if text.endswith(appended) and _words(reply, 1)[-1] in text[: -len(appended)]:
-                return AppendRule(stubs, with_tools, text[: -len(appended)], rule.opening)
-        return None
+        first = self._template.encoder.first_control(appended)
+        calls = words[-HOLDS[reply][2] :] if HOLDS[reply][2] else words[-1:]
+        between = first in after[after.index(calls[0], len(before)) : end]  # once for each call, however many
+        boundary = first if first and appended.startswith(first) and not between else ""
+        inside = after[len(before) : end].count(boundary) if boundary else 0
+        return AppendRule(fitted, False, has_tools, before, opening, boundary, inside), appended
 
     def _reply_tail(self, tail: str) -> str:
         """Of what follows a closed reply's last word: the part that the model says itself."""
@@ -321,7 +433,13 @@ class TemplateProbe:
 def _all_words(messages: Sequence[Message]) -> list[str]:
     """The sentinel words of contents, which a template may never leave out."""
     words = [word for message in messages for word in message["content"].split()]
-    return [word for word in words if word.startswith("ajet") and "reason" not in word]
+    return [word for word in words if word.startswith(STUB) and "reason" not in word]
+
+
+def _without_reasoning(reply: Message) -> Message:
+    return {key: value for key, value in reply.items() if key != "reasoning_content"} | {
+        "content": split_reasoning(reply)[1]
+    }
 
 
 def _new_letters(new: Sequence[Message]) -> str:
@@ -331,11 +449,12 @@ def _new_letters(new: Sequence[Message]) -> str:
     return letters
 
 
-def _stable(kwargs: Mapping[str, Any]) -> str:
-    return json.dumps(kwargs, sort_keys=True, default=str) if kwargs else ""
+def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with in common."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _difference(before: str, after: str) -> str:
-    at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after)))
+    at = _common(before, after)
     was, now = before[max(0, at - 12) : at + EXCERPT], after[max(0, at - 12) : at + EXCERPT]
     return f"the template rewrites what came before once other messages follow: {was!r} becomes {now!r}"

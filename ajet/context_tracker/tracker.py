@@ -96,7 +96,7 @@ class ContextTracker:
         self._by_id: dict[str, CallRecord] = {}
         self._conversations = Conversations()
         self._growth = Growth()
-        self._prompting = Prompting(renderer, self._growth, self._records)
+        self._prompting = Prompting(renderer, self._growth, self._records, self._conversations.call_names)
         self._toolsets: list[list[Tool]] = []
         self._toolset_index: dict[bytes, int] = {b"": ROOT}
         self._last_clipped: tuple[Sampling | None, Sampling] = (None, Sampling())

@@ -125,7 +125,7 @@ def compute_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditS
             calls = [CallCredit() for _ in episode.calls]
             if trained[number][index]:
                 calls = _entries(episode, advantages[number][index], weights[number][index], settings.multiplicity)
-            row.append(EpisodeCredit(episode.episode_id, calls, skipped=drop[number]))
+            row.append(EpisodeCredit(episode.episode_id, calls, skipped=drop[number], norm=settings.loss_norm))
         credited.append(row)
     metrics = _metrics(groups, credited, flat) | {
         "credit/agents_alone": float(sum(one.alone for one in compared)),
@@ -153,7 +153,7 @@ def imitation_credit(
             calls = [CallCredit() for _ in episode.calls]
             if not _masked(episode, settings):
                 calls = _entries(episode, [advantage] * len(episode.calls), weight, settings.multiplicity)
-            row.append(EpisodeCredit(episode.episode_id, calls))
+            row.append(EpisodeCredit(episode.episode_id, calls, norm=settings.loss_norm))
         credited.append(row)
     metrics = _metrics(groups, credited, [False] * len(groups)) | _masked_overlong(groups, settings)
     return Credit(credited, metrics=metrics)

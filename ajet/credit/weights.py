@@ -50,6 +50,8 @@ class EpisodeCredit:
     calls: list[CallCredit]
     skipped: bool = False
     """Left out because its group has zero variance: none of its calls has an entry."""
+    norm: LossNorm = LossNorm.TOKEN_MEAN
+    """What its weights are divided by, in each part of the batch that is an update of its own."""
 
     @property
     def trained(self) -> bool:

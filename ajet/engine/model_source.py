@@ -93,6 +93,17 @@ class ModelSource:
         untyped.to(device).eval()
         return model
 
+    def config(self) -> Any:
+        """The model's configuration, as transformers reads it."""
+        self._go_offline_without_hub()
+        with LOADING:
+            import transformers
+
+            try:
+                return transformers.AutoConfig.from_pretrained(self.path)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"the config.json of model {self.name!r} can't be read: {error}") from error
+
     def on_meta(self, dtype: str, device: str) -> PreTrainedModel | None:
         """The model without its weights, on PyTorch's `meta` device, as it would be loaded on `device`.
 

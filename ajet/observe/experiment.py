@@ -35,7 +35,9 @@ _WRITTEN_AT_START = ("config.yaml", "config.resolved.yaml", "environment.json")
 OWN_FOLDER = ("debug", "prompt")
 """Backbones whose runs don't share the folder of the runs that train the same YAML: `<name>-<backbone>`."""
 _NAMES = ("ajet.experiment_", "ajet.project_name", "ajet.backbone")
-_DECISIVE = ("ajet.model.", "ajet.task_judge.", "ajet.trainer_common.optim.", "ajet.rollout.user_workflow")
+JUDGE = "judge"
+"""In `environment.json`: what scored the run's episodes."""
+_DECISIVE = (JUDGE, "ajet.model.", "ajet.task_judge.", "ajet.trainer_common.optim.", "ajet.rollout.user_workflow")
 _CODE_SUFFIXES = {".py", ".j2", ".jinja", ".txt", ".md", ".yaml", ".yml", ".toml"}
 _CODE_FILES = 200
 _CODE_FILE_BYTES = 256 * 1024
@@ -152,12 +154,13 @@ class ExperimentFolder:
         fresh: bool = False,
         source_yaml: Path | None = None,
         backbone: str = "",
+        judge: str = "",
     ) -> ExperimentFolder:
         """Create the folder, or reopen it to resume.
 
         `exp_dir` is the folder of all experiments (default: `saved_experiments`). `fresh` moves an earlier run aside. A
         debug run has its own folder (`<name>-debug`) and always starts afresh; a search for prompt templates has its
-        own as well (`<name>-prompt`).
+        own as well (`<name>-prompt`). `judge`: what will score the episodes.
         """
         if backbone != "debug":  # refused before an earlier run's folder is touched
             require_trackers(config)
@@ -165,7 +168,7 @@ class ExperimentFolder:
         if backbone in OWN_FOLDER:
             path = path.with_name(f"{path.name}-{backbone}")
         try:
-            return cls._open(config, path, fresh, source_yaml, backbone)
+            return cls._open(config, path, fresh, source_yaml, backbone, judge)
         except OSError as error:
             key = "--exp-dir" if exp_dir is not None else "ajet.experiment_dir"
             raise ExperimentPlaceError(
@@ -174,7 +177,9 @@ class ExperimentFolder:
             ) from error
 
     @classmethod
-    def _open(cls, config: Any, path: Path, fresh: bool, source_yaml: Path | None, backbone: str) -> ExperimentFolder:
+    def _open(
+        cls, config: Any, path: Path, fresh: bool, source_yaml: Path | None, backbone: str, judge: str
+    ) -> ExperimentFolder:
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
         aside: Path | None = None
@@ -200,8 +205,10 @@ class ExperimentFolder:
         folder = cls(path, config, masker, lock, with_trackers=backbone != "debug")
         folder._earlier = earlier
         folder.resumed = resumed
-        environment = json.dumps(masker.value(run_environment()), indent=2)
-        (path / "environment.json").write_text(environment, encoding="utf-8")
+        environment = run_environment() | ({JUDGE: judge} if judge else {})
+        if resumed and judge and (before := _judge_before(path)) and judge != before:
+            changes[JUDGE] = [before, judge]
+        (path / "environment.json").write_text(json.dumps(masker.value(environment), indent=2), encoding="utf-8")
         _tell(changes)
         folder.events.write("resumed" if resumed else "started", backbone=backbone, pid=os.getpid(), changed=changes)
         return folder
@@ -279,6 +286,22 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         return []
     with path.open(encoding="utf-8") as file:
         return [event for line in file if (event := whole_record(line)) is not None]
+
+
+def read_environment(path: Path) -> dict[str, str]:
+    """What is recorded of a run's machine, versions and judge; empty for a run of an older version."""
+    file = path / "environment.json"
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _judge_before(path: Path) -> str:
+    """What scored the last run in this folder; empty if there was none, or none that says so."""
+    try:
+        return read_environment(path).get(JUDGE, "")
+    except ValueError as error:
+        log.warning("%s is damaged (%s), so it can't be told what scored the run", path / "environment.json", error)
+        return ""
 
 
 def is_running(path: Path) -> bool:

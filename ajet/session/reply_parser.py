@@ -54,6 +54,8 @@ class Markup:
     """There may be reasoning in several places, not only at the beginning."""
     bare_ids: bool = False
     """Tool-call ids are nine letters and digits, without a prefix (Mistral's templates reject others)."""
+    numbered_ids: bool = False
+    """The model writes the ids of its tool calls itself: functions.<name>:<number> (Kimi)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,6 +327,7 @@ KIMI = ReplyParser(
     Markup(
         blocks=(Block("<|tool_call_begin|>", ("<|tool_call_end|>",), _read_kimi, scan=_SCAN_KIMI),),
         noise=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        numbered_ids=True,
     ),
 )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ajet.schema.errors import JudgeFault, RewardError
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
+from ajet.task_judge.symbolic import compared_by
 from ajet.user_code import import_class
 
 if TYPE_CHECKING:
@@ -101,6 +102,17 @@ def load_judge(config: Config, base_dirs: Sequence[Path] = ()) -> BaseJudge | No
     if section.judge_protocol is None:
         return None
     return import_judge(section.judge_protocol, config, base_dirs, JUDGE_KEY)
+
+
+def scored_by(config: Config) -> str:
+    """Which judge scores a run's episodes, with what its scores depend on beside the config."""
+    section = config.ajet.task_judge
+    own = section.judge_type if section.judge_type in OURS else section.judge_protocol
+    if own is None:
+        return "the workflow itself"
+    judges = [own, *(part.judge for part in section.parts.values())] if own == "composite" else [own]
+    names = ", ".join(name.rpartition("->")[2].strip() for name in judges)
+    return f"{names} ({compared_by(section.math_verify)})" if "MathAnswerAsJudge" in names else names
 
 
 def build_judge(kind: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge:

@@ -14,6 +14,7 @@ import select
 import subprocess
 import sys
 import threading
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -28,6 +29,13 @@ START_S = 120.0
 """For the child's imports, on a busy machine."""
 PROCESSES = 2
 """Most children at a time. A comparison takes some 20 ms, so more are rarely needed."""
+
+
+def compared_by(wanted: bool | None) -> str:
+    """What compares answers, by `task_judge.math_verify` and what is installed: scores depend on it."""
+    if wanted is False or find_spec("math_verify") is None:
+        return "exact rules alone"
+    return f"exact rules, then math-verify {version('math-verify')}"
 
 
 def symbolic_check(wanted: bool | None) -> SymbolicCheck | None:

@@ -12,16 +12,17 @@ from ajet.trainer.compiled import CompiledForward, layers_to_compile
 from ajet.trainer.forward import BestForward, Forward, RowForward
 from ajet.trainer.liger import why_not_liger
 from ajet.trainer.pack import Item, Layout
+from ajet.trainer.planner import rows_for
 from ajet.trainer.tree_check import check_same, check_trees, tree_support
 
 log = logging.getLogger("ajet.trainer")
 
 
 class Chosen(NamedTuple):
-    """How packs are run, and whether they may be trees."""
+    """How packs are run, and in which layouts."""
 
     forward: Forward
-    trees: bool
+    layouts: tuple[Layout, ...]
 
 
 def choose(
@@ -48,4 +49,5 @@ def choose(
             forward = faster
         else:
             log.warning("training without compiled layers: %s", why_not)
-    return Chosen(forward, why is None)
+    rows = rows_for(model)
+    return Chosen(forward, (Layout.TREE, rows) if why is None else (rows,))

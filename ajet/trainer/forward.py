@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ajet.attention_rules import length_dependent_rope
+from ajet.attention_rules import forget_lengths, length_dependent_rope
 from ajet.trainer.attention import pack_arguments, plan_attention, tree_attention
 from ajet.trainer.liger import fused_logprobs
 from ajet.trainer.output_head import HiddenStates, chunk_positions, in_chunks, vocabulary_of
@@ -109,6 +109,8 @@ class RowForward:
         parts, order = [], []
         alone = length_dependent_rope(model) is not None  # together, rows would change each other's positions
         for batch in row_batches(pack, 1 if alone else self.budget):
+            if alone:
+                forget_lengths(model)
             edges = np.flatnonzero(np.isin(edge_row, batch))
             line = {row: index for index, row in enumerate(batch)}
             lines = np.array([line[int(row)] for row in edge_row[edges]])

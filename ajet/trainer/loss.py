@@ -97,7 +97,7 @@ def policy_loss(
             note("correction", correction_M)
             note("correction_masked", (correction_M == 0).to(new_E.dtype))
             weight_M = weight_M * correction_M
-        result.sums["sampler_gap/max"] = (new_E.detach() - edges.sampler_E).abs().max()
+        result.sums["sampler_gap/max"] = (old_E.detach() - edges.sampler_E).abs().max()
         note("sampler_kl", (edges.sampler_E - new_E.detach())[at])
         log_ratio_E = new_E - old_E
         if settings.policy_loss is PolicyLoss.GSPO:

@@ -1,8 +1,8 @@
-"""How a batch is laid out: as trees or as merged rows, whichever should be faster, if the model can do both.
+"""How a batch is laid out: of the layouts that the model computes rightly, the one that should be fastest.
 
 `plan(...)` estimates each layout's time from measured costs: tokens through the layers, pairs of attention, the fixed
 cost of a block. Sharing pays unless it saves so few tokens that the extra blocks cost more. Whether a model can compute
-trees is found out in `tree_check`.
+trees is found out in `tree_check`; `rows_for(model)` says whether its rows may hold several calls.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ajet.attention_rules import length_dependent_rope
 from ajet.four_bits import numbers_in
 from ajet.trainer.forward import padded_tokens, row_batches
 from ajet.trainer.pack import Item, Layout, Pack, make_packs
@@ -69,8 +70,15 @@ BATCH_OPERATIONS = 5.0e6
 """Fixed cost of a batch of rows in one layer, forward and backward."""
 
 
-def plan(items: Sequence[Item], costs: CostModel, budget: int | None, *, trees: bool = True) -> list[Pack]:
-    """The packs in the layout that should be fastest. `trees=False`: only layouts that every model can run."""
-    layouts = [Layout.TREE, Layout.MERGED] if trees else [Layout.MERGED]
+def rows_for(model: Any) -> Layout:
+    """The rows in which this model computes a token as it did when it was sampled.
+
+    If the rotary embedding depends on the length of a row, a later call in the same row would change earlier ones.
+    """
+    return Layout.MERGED if length_dependent_rope(model) is None else Layout.FLAT
+
+
+def plan(items: Sequence[Item], costs: CostModel, budget: int | None, layouts: Sequence[Layout]) -> list[Pack]:
+    """The packs in whichever of these layouts should be fastest."""
     candidates = [make_packs(items, layout, budget) for layout in layouts]
     return min(candidates, key=lambda packs: costs.estimate(packs, budget or 1 << 30))

@@ -16,7 +16,7 @@ from ajet.credit.weights import EpisodeCredit
 from ajet.schema.call_tree import CallTree
 from ajet.trainer.forward import RowForward
 from ajet.trainer.pack import items_of
-from ajet.trainer.planner import CostModel, plan
+from ajet.trainer.planner import CostModel, plan, rows_for
 
 Logprobs = dict[tuple[int, int], NDArray[np.float64]]
 """Logprobs of calls' trained tokens, by (episode of the batch, call)."""
@@ -37,7 +37,7 @@ class ModelTeacher:
         forward = RowForward(self._budget)
         known: Logprobs = {}
         with torch.no_grad():
-            for pack in plan(items, self._costs, self._budget, trees=False) if items else []:
+            for pack in plan(items, self._costs, self._budget, [rows_for(self._model)]) if items else []:
                 values = forward(self._model, pack).logprob_E.double().cpu().numpy()
                 known.update((key, values[where]) for key, where in pack.edges.by_call())
         return known

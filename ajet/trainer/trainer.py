@@ -24,7 +24,7 @@ from ajet.trainer.forward import Entropy, Forward
 from ajet.trainer.liger import require_liger
 from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss, trajectory_sums
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
-from ajet.trainer.pack import Item, Pack, items_of
+from ajet.trainer.pack import Item, Layout, Pack, items_of
 from ajet.trainer.planner import CostModel, plan
 from ajet.trainer.teacher import Logprobs
 
@@ -61,8 +61,6 @@ class TrainSettings:
     """Parts of a batch; each gives one optimiser step."""
     epochs: int = 1
     """Passes over a batch."""
-    loss_norm: LossNorm = LossNorm.TOKEN_MEAN
-    """The norm that made the batch's weights; it decides how a mini-batch is weighted."""
     max_tokens: int | None = None
     """Unique tokens per forward and backward pass. None: depends on the device."""
     logits_chunk: int | None = None
@@ -120,18 +118,19 @@ class Trainer:
         self.before = {}
         items = items_of(batch)
         if items:
-            self._train(items, teacher, meter)
+            norm = next(credit.norm for _, credit in batch if credit.trained)
+            self._train(items, norm, teacher, meter)
         else:
             meter.values["tokens/trained"] = 0.0
         meter.values["train/updates"] = float(meter.applied)
         self._after_step(meter)
         return meter.values
 
-    def _train(self, items: list[Item], teacher: Logprobs | None, meter: _Meter) -> None:
+    def _train(self, items: list[Item], norm: LossNorm, teacher: Logprobs | None, meter: _Meter) -> None:
         """Every pass over the batch."""
         began = time.perf_counter()
-        forward, trees = self._executor(items)
-        packs_of = [self._plan(part, trees) for part in self._mini_batches(items)]
+        forward, layouts = self._executor(items)
+        packs_of = [self._plan(part, layouts) for part in self._mini_batches(items, norm)]
         for packs in packs_of:
             meter.packs(packs)
         with self._checkpointing(), forward.session(self.model):
@@ -142,7 +141,7 @@ class Trainer:
             began = time.perf_counter()
             for epoch in range(self.settings.epochs):
                 if epoch:
-                    packs_of = [self._plan(part, trees) for part in self._mini_batches(items)]
+                    packs_of = [self._plan(part, layouts) for part in self._mini_batches(items, norm)]
                 for packs in packs_of:
                     self._step(forward, packs, _Known(old, reference, teacher), meter)
         meter.time("time/update", began)
@@ -252,12 +251,12 @@ class Trainer:
         items = items_of(batch)
         if not items:
             return {}
-        forward, trees = self._executor(items)
+        forward, layouts = self._executor(items)
         with forward.session(model):
-            return self._logprobs(forward, [self._plan(items, trees)], model)
+            return self._logprobs(forward, [self._plan(items, layouts)], model)
 
-    def _plan(self, items: list[Item], trees: bool) -> list[Pack]:
-        return plan(items, self._costs, self.budget, trees=trees)
+    def _plan(self, items: list[Item], layouts: Sequence[Layout]) -> list[Pack]:
+        return plan(items, self._costs, self.budget, layouts)
 
     def _executor(self, items: list[Item]) -> Chosen:
         """Chosen once."""
@@ -274,7 +273,7 @@ class Trainer:
                 )
         return self._chosen
 
-    def _mini_batches(self, items: list[Item]) -> list[list[Item]]:
+    def _mini_batches(self, items: list[Item], norm: LossNorm) -> list[list[Item]]:
         """The items of each update, with their weights in it."""
         tokens: Counter[int] = Counter()
         for item in items:
@@ -283,7 +282,7 @@ class Trainer:
         drawn = mini_batches(
             [tokens[episode] for episode in episodes],
             self.settings.mini_batches,
-            self.settings.loss_norm,
+            norm,
             (self.settings.seed, self.updates),
         )
         if len(drawn) == 1:

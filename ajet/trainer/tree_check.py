@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ajet.attention_rules import UnsupportedAttentionError, layer_shapes, length_dependent_rope
+from ajet.attention_rules import REFUSALS, describe_refusal, layer_shapes, length_dependent_rope
 from ajet.schema.call_tree import ROOT, Call, CallTree, Run
 from ajet.trainer.forward import Forward, PackForward, RowForward
 from ajet.trainer.pack import Item, Layout, make_packs
@@ -33,9 +33,6 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torc
 
 A wrong mask causes a far larger difference, rounding in long rows a far smaller one.
 """
-
-REFUSALS = (UnsupportedAttentionError, TypeError, AttributeError, ValueError)
-"""What a model raises that doesn't take our keyword arguments, or does something else with a mask than pass it on."""
 
 
 def tree_support(model: Any) -> str | None:
@@ -65,7 +62,7 @@ def check_trees(model: Any, items: Sequence[Item]) -> str | None:
             why = _difference_or_rounding(model, _beyond(window), gradients=False)
             why = why and f"beyond the window of {window} tokens, {why}"
     except REFUSALS as error:
-        return str(error)
+        return describe_refusal(model, error)
     return why
 
 

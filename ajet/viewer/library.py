@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import yaml
 
 from ajet.observe.episode_store import EpisodeStore
-from ajet.observe.experiment import is_running, read_events
+from ajet.observe.experiment import JUDGE, is_running, read_environment, read_events
 from ajet.observe.line_file import unreadable_lines
 from ajet.observe.notes import Note, Notes
 from ajet.schema.errors import UserError
@@ -140,12 +140,10 @@ class Experiment:
 
     def environment(self) -> dict[str, str]:
         """Commit, versions and machine; empty for a run of an older version."""
-        file = self.path / "environment.json"
         try:
-            found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+            return read_environment(self.path)
         except ValueError as error:
-            raise DamagedExperimentError(f"{file} is not JSON: {error}") from error
-        return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+            raise DamagedExperimentError(f"{self.path / 'environment.json'} is not JSON: {error}") from error
 
     def events(self) -> list[dict[str, Any]]:
         file = self.path / "events.jsonl"
@@ -232,6 +230,15 @@ def differences(experiments: Sequence[Experiment]) -> dict[str, list[str]]:
     keys = sorted({key for one in flat for key in one if key not in _ALWAYS_DIFFERENT})
     rows = {key: [one.get(key, "–") for one in flat] for key in keys}
     return {key: values for key, values in rows.items() if len(set(values)) > 1}
+
+
+def differently_judged(experiments: Sequence[Experiment]) -> str:
+    """Why the rewards of these runs can't be compared; empty if nothing is known against it."""
+    judges = [(one.name, one.environment().get(JUDGE, "")) for one in experiments]
+    if len({judge for _, judge in judges if judge}) < 2:
+        return ""
+    known = "; ".join(f"{name}: {judge}" for name, judge in judges if judge)
+    return f"These runs were scored differently, so their rewards can't be compared ({known})"
 
 
 def _flatten(block: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 
 import ajet
 from ajet.http.access import Access, sign_in
-from ajet.viewer.library import Experiment, Library, Reading, differences
+from ajet.viewer.library import Experiment, Library, Reading, differences, differently_judged
 
 _HERE = Path(__file__).parent
 _STATIC = _HERE / "static"
@@ -63,8 +63,16 @@ class Pages:
 
     def compare(self, request: Request) -> Response:
         names = [name for name in request.query_params.get("runs", "").split(",") if name]
-        differing = differences([self._library.get(name) for name in names])
-        return self._page("run.html", title="Compare", runs=names, experiment=None, tab="charts", differences=differing)
+        compared = [self._library.get(name) for name in names]
+        return self._page(
+            "run.html",
+            title="Compare",
+            runs=names,
+            experiment=None,
+            tab="charts",
+            differences=differences(compared),
+            warning=differently_judged(compared),
+        )
 
     def run(self, request: Request) -> Response:
         experiment = self._named(request)

@@ -1,10 +1,10 @@
-"""What a run says about dropped episodes and scores that are missing, and when a failing judge ends it."""
+"""What a run says about dropped episodes, missing scores and unlike engines, and when a failing judge ends it."""
 
 from __future__ import annotations
 
 import pytest
 
-from ajet.backbone.failures import FailureWatch, warn_of
+from ajet.backbone.failures import FailureWatch, GapWatch, warn_of
 from ajet.config import Config
 from ajet.schema.call_tree import ROOT, Call, CallTree
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
@@ -53,3 +53,22 @@ def test_a_validation_without_a_score_is_said_in_words(caplog: pytest.LogCapture
     warn_of(3, {"val/failed_share": 1.0, "val/episode/count": 8.0})
     (said,) = caplog.records
     assert "the validation after step 3 has no score, because all of its 8 episodes failed" in said.getMessage()
+
+
+def test_a_gap_that_rounding_does_not_explain_is_said_once_with_its_likely_cause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = GapWatch("float32")
+    watch.look_at(1, {"loss/sampler_gap_max": 0.002})
+    watch.look_at(2, {"loss/sampler_gap_max": 0.9, "train/staleness/max": 1.0})
+    watch.look_at(3, {})
+    assert not caplog.records
+    watch.look_at(4, {"loss/sampler_gap_max": 1.1, "train/staleness/max": 0.0})
+    watch.look_at(5, {"loss/sampler_gap_max": 1.1})
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("step 4:") and "1.1 (loss/sampler_gap_max)" in told and "other weights" in told
+    caplog.clear()
+    GapWatch("bfloat16").look_at(1, {"loss/sampler_gap_max": 0.3})
+    assert not caplog.records, "rounding may explain that"
+    GapWatch("float32", "longrope").look_at(1, {"train/sampler_gap": 0.5})
+    assert "rotary embedding (longrope)" in caplog.text and "train/sampler_gap" in caplog.text

@@ -35,7 +35,7 @@ def test_kl_in_the_reward_switches_the_loss_term_off() -> None:
     assert train_settings(make_config(both), 1).loss.kl_coef > 0
     settings = train_settings(make_config({**both, f"{ALGORITHM}.use_kl_in_reward": True}), 1)
     assert settings.loss.kl_coef == 0
-    assert settings.loss_norm is LossNorm.DR_GRPO
+    assert credit_settings(make_config(both)).loss_norm is LossNorm.DR_GRPO
 
 
 @pytest.mark.parametrize(

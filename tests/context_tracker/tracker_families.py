@@ -113,6 +113,11 @@ def _trained(sentencepiece: bool) -> str:
     return json.dumps(definition)
 
 
+def byte_backend() -> Tokenizer:
+    """A byte-level tokenizer without any control token."""
+    return _backend(sentencepiece=False)
+
+
 def _backend(sentencepiece: bool) -> Tokenizer:
     backend = Tokenizer.from_str(_trained(sentencepiece))
     if sentencepiece:

@@ -64,6 +64,21 @@ def test_same_command_resumes_and_names_what_changed(tmp_path: Path, caplog: pyt
     assert [step["reward/mean"] for step in read_metrics(folder.path / "metrics.jsonl")] == [1.0, 2.0, 30.0]
 
 
+def test_another_judge_than_before_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    exact, both = "MathAnswerAsJudge (exact rules alone)", "MathAnswerAsJudge (exact rules, then math-verify 0.9.0)"
+    for judge in (exact, exact, both):
+        caplog.clear()
+        with ExperimentFolder.open(config(), exp_dir=tmp_path, judge=judge) as folder:
+            assert json.loads((folder.path / "environment.json").read_text())["judge"] == judge
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told.endswith(f"judge has changed: {exact} → {both}")
+    resumed = read_events(folder.path / "events.jsonl")[-2]
+    assert resumed["changed"] == {"judge": [exact, both]}
+    (folder.path / "environment.json").write_text("{")
+    with ExperimentFolder.open(config(), exp_dir=tmp_path, judge=both):
+        assert "environment.json is damaged" in caplog.text
+
+
 def test_fresh_keeps_the_former_run_aside(tmp_path: Path) -> None:
     with ExperimentFolder.open(config(), exp_dir=tmp_path) as folder:
         folder.metrics.log(1, {"reward/mean": 1.0})

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from ajet.cli.main import main
 from ajet.config import make_config
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import symbolic
+from ajet.task_judge.base_judge import scored_by
 from ajet.task_judge.math_answer_as_judge import MathAnswerAsJudge
 from ajet.task_judge.symbolic import SymbolicCheck, symbolic_check
 
@@ -75,6 +79,53 @@ def test_a_library_that_is_asked_for_must_be_there(monkeypatch: pytest.MonkeyPat
     assert symbolic_check(None) is None
     with pytest.raises(MissingDependencyError, match=r"\[math\]"):
         symbolic_check(True)
+
+
+def test_a_run_knows_what_scores_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    math = "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"
+    alone = {"task_judge.judge_protocol": math, "task_judge.math_verify": False}
+    parts = {"right": {"judge": math}, "short": {"judge": "my.py->Short"}}
+    composite = {"task_judge.judge_type": "composite", "task_judge.parts": parts}
+    monkeypatch.setattr(symbolic, "find_spec", lambda name: None)
+    assert scored_by(make_config({"task_judge.judge_protocol": math})) == "MathAnswerAsJudge (exact rules alone)"
+    assert scored_by(make_config(composite)) == "composite, MathAnswerAsJudge, Short (exact rules alone)"
+    monkeypatch.setattr(symbolic, "find_spec", lambda name: name)
+    monkeypatch.setattr(symbolic, "version", lambda name: "0.9.0")
+    with_library = "MathAnswerAsJudge (exact rules, then math-verify 0.9.0)"
+    assert scored_by(make_config({"task_judge.judge_protocol": math})) == with_library
+    assert scored_by(make_config(alone)) == "MathAnswerAsJudge (exact rules alone)"
+    assert scored_by(make_config()) == "the workflow itself"
+    assert scored_by(make_config({"task_judge.judge_protocol": "my.py->Mine"})) == "Mine"
+
+
+WORKFLOW = """
+from ajet import Workflow, WorkflowOutput
+
+class Answers(Workflow):
+    async def execute(self, workflow_task, tuner):
+        client = tuner.as_raw_openai_sdk_client()
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "1 + 1?"}])
+        return WorkflowOutput(metadata={"final_answer": "2"})
+"""
+RUN = """
+ajet:
+  experiment_name: run
+  model: {path: "tiny:qwen2-0.3m"}
+  task_reader: {type: jsonl_dataset_file, jsonl_dataset_file: {training: {file_path: tasks.jsonl}}}
+  task_judge: {judge_protocol: "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"}
+  rollout: {user_workflow: answers.py->Answers, engine: scripted, scripted_replies: replies.json}
+"""
+
+
+def test_a_run_records_what_scored_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = {"question": "1 + 1?", "answer": "2"}
+    files = {"answers.py": WORKFLOW, "run.yaml": RUN, "tasks.jsonl": json.dumps(task), "replies.json": '["2"]'}
+    for name, text in files.items():
+        Path(name).write_text(text)
+    assert main(["--conf", "run.yaml", "--backbone=debug", "task_judge.math_verify=false"]) == 0
+    recorded = json.loads(Path("saved_experiments/run-debug/environment.json").read_text())
+    assert recorded["judge"] == "MathAnswerAsJudge (exact rules alone)"
 
 
 def test_the_library_is_imported_in_the_child_only() -> None:

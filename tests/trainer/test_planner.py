@@ -7,11 +7,13 @@ from random_batches import credited_batch
 from ajet.trainer.pack import Layout, items_of, make_packs
 from ajet.trainer.planner import CostModel, plan
 
+BOTH = [Layout.TREE, Layout.MERGED]
+
 
 def test_the_planner_shares_where_it_pays() -> None:
     costs = CostModel(token=1e6, pair=1.0, block=1e4)
     items = items_of(credited_batch(8))
-    assert plan(items, costs, None)[0].layout is Layout.TREE
-    assert plan(items, CostModel(token=1.0, pair=1.0, block=1e9), None)[0].layout is Layout.MERGED
-    assert plan(items, costs, None, trees=False)[0].layout is Layout.MERGED
+    assert plan(items, costs, None, BOTH)[0].layout is Layout.TREE
+    assert plan(items, CostModel(token=1.0, pair=1.0, block=1e9), None, BOTH)[0].layout is Layout.MERGED
+    assert plan(items, costs, None, [Layout.MERGED])[0].layout is Layout.MERGED
     assert costs.estimate(make_packs(items)) < costs.estimate(make_packs(items, Layout.FLAT))

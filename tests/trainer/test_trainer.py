@@ -19,7 +19,7 @@ from ajet.trainer.executor import Chosen
 from ajet.trainer.forward import RowForward
 from ajet.trainer.loss import LossSettings, PolicyLoss
 from ajet.trainer.optimizer import OptimSettings
-from ajet.trainer.pack import items_of
+from ajet.trainer.pack import Layout, items_of
 from ajet.trainer.trainer import Trainer, TrainSettings
 
 OPTIM = OptimSettings(lr=1e-2, weight_decay=0.0)
@@ -71,7 +71,7 @@ def test_mini_batches_use_old_logprobs_and_keep_the_scale(loss: PolicyLoss) -> N
 def test_a_mini_batch_weighs_its_episodes_as_a_batch_of_its_own(norm: LossNorm) -> None:
     batch = credited_batch(2)
     trees = dict(enumerate(tree for tree, _ in batch))
-    trainer = Trainer(small_model(), TrainSettings(mini_batches=3, loss_norm=norm))
+    trainer = Trainer(small_model(), TrainSettings(mini_batches=3))
     tokens = {index: tree.trained_tokens for index, tree in trees.items()}
     weight = {
         LossNorm.TOKEN_MEAN: lambda part, _: 1 / sum(tokens[e] for e in part),
@@ -82,7 +82,7 @@ def test_a_mini_batch_weighs_its_episodes_as_a_batch_of_its_own(norm: LossNorm) 
         (tree, EpisodeCredit(c.episode_id, [CallCredit([(1.0, weight(list(trees), e))]) for _ in c.calls]))
         for e, (tree, c) in enumerate(batch)
     ]
-    parts = trainer._mini_batches(items_of(given))
+    parts = trainer._mini_batches(items_of(given), norm)
     assert len(parts) == 3
     for part in parts:
         chosen = sorted({item.episode for item in part})
@@ -147,7 +147,7 @@ def test_rows_and_trees_update_alike() -> None:
     row_model = copy.deepcopy(tree_model)
     tree = Trainer(tree_model, TrainSettings(optim=OptimSettings(lr=1e-3)))
     rows = Trainer(row_model, TrainSettings(optim=OptimSettings(lr=1e-3)))
-    rows._chosen = Chosen(RowForward(budget=100), trees=False)
+    rows._chosen = Chosen(RowForward(budget=100), (Layout.MERGED,))
     assert tree.update(batch)["train/grad_norm"] == pytest.approx(rows.update(batch)["train/grad_norm"], rel=1e-5)
 
 

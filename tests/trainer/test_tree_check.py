@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from random_batches import credited_batch
 from small_models import VOCAB, small_model
 from windowed_models import windowed_model
 
+from ajet.attention_rules import fix_longrope
+from ajet.credit.weights import CallCredit, EpisodeCredit
+from ajet.schema.call_tree import ROOT, Call, CallTree, Run
 from ajet.trainer import attention, tree_check
 from ajet.trainer.forward import RowForward
 from ajet.trainer.optimizer import OptimSettings
@@ -56,6 +60,27 @@ def test_recurrent_layers_train_rows(caplog: pytest.LogCaptureFixture) -> None:
     assert "state from token to token" in str(tree_support(model))
 
 
+def test_why_a_model_trains_rows_is_said_in_its_own_words() -> None:
+    items = items_of(credited_batch(2))
+    reads = check_trees(small_model("doge", pad_token_id=0), items)
+    assert str(reads).startswith("DogeAttention (model.layers.0.self_attn): it uses 'dtype' of its mask")
+    indexes = str(check_trees(small_model("deepseek_v32", pad_token_id=0), items))
+    assert "DeepseekV32Attention (model.layers.0.self_attn)" in indexes and "attention_mask[:, 0, :, :]" in indexes
+    model = small_model()
+    inner = model.model.layers[1].self_attn.forward
+
+    def narrow(hidden_states: Any, position_embeddings: Any, attention_mask: Any, past_key_values: Any = None) -> Any:
+        return inner(hidden_states, position_embeddings, attention_mask, past_key_values)
+
+    model.model.layers[1].self_attn.forward = narrow
+    assert str(check_trees(model, items)).startswith("Qwen2Attention (model.layers.1.self_attn): it does not take '")
+
+
+def test_a_model_that_names_the_mask_in_its_call_trains_trees() -> None:
+    model = small_model("afmoe", pad_token_id=0)
+    assert tree_support(model) is None and check_trees(model, items_of(credited_batch(2))) is None
+
+
 def test_a_model_that_ignores_the_layout_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
     """The safety net: a model whose attention passes the check of its configuration and is wrong all the same."""
     model = small_model()
@@ -95,3 +120,52 @@ def test_rows_whose_rotary_embedding_depends_on_the_length_are_computed_one_by_o
         together = RowForward()(model, pack).logprob_E
         alone = RowForward(budget=1)(model, pack).logprob_E
     assert torch.equal(together, alone)
+
+
+def crossing_batch() -> Any:
+    """An episode of five calls, each of which continues the one before, and whose lengths cross 16 on the way."""
+    rng = np.random.default_rng(0)
+    tree = CallTree([Run(rng.integers(0, VOCAB, 4).astype(np.int32), ROOT, 0)])
+    for index in range(5):
+        end = tree.runs[-1].start + len(tree.runs[-1].ids)
+        tree.runs.append(Run(rng.integers(0, VOCAB, 6).astype(np.int32), len(tree.runs) - 1, end, call=index))
+        mask, nothing = np.ones(6, np.bool_), np.zeros(6, np.float32)
+        tree.calls.append(Call(f"c{index}", "a", "t", index, index, end, index + 1, nothing, mask))
+    return [(tree, EpisodeCredit("e", [CallCredit([(1.0, 1.0)])] * 5))]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_each_call_has_the_rotary_embedding_of_its_own_length(kind: str) -> None:
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
+    if kind == "longrope":
+        rope |= {**LONGROPE, "long_factor": [8.0] * 4}
+    model = small_model("llama", rope_parameters=rope, max_position_embeddings=16)
+    trainer = Trainer(model, TrainSettings(optim=OPTIM, max_tokens=64))
+    batch = crossing_batch()
+    for _ in range(2):  # in the second pass, the longest row was computed before
+        found = trainer.logprobs(batch)
+        tree = batch[0][0]
+        for index, call in enumerate(tree.calls):
+            ids = torch.from_numpy(tree.path_ids(call.run).astype(np.int64))[None]
+            fresh = small_model("llama", rope_parameters=rope, max_position_embeddings=16)
+            with torch.no_grad():
+                shares = fresh(input_ids=ids[:, :-1]).logits.log_softmax(-1)
+            expected = shares.gather(2, ids[:, 1:, None])[0, call.prompt_tokens - 1 :, 0]
+            assert np.abs(found[0, index] - expected.numpy()).max() < 1e-5
+
+
+def test_longrope_is_fixed_to_the_factors_of_one_length() -> None:
+    """As vLLM computes: with a long `max_model_len`, short rows have the long factors, too, and trees can be shared."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, **LONGROPE, "long_factor": [8.0] * 4}
+    ids = torch.arange(24)[None] % VOCAB
+    plain, long, short = (small_model("llama", rope_parameters=rope) for _ in range(3))
+    fix_longrope(long, 17)
+    fix_longrope(short, 16)
+    with torch.no_grad():
+        row = plain(input_ids=ids).logits
+        assert torch.equal(long(input_ids=ids).logits, row)
+        assert torch.allclose(long(input_ids=ids[:, :8]).logits, row[:, :8], atol=1e-5)
+        assert torch.equal(short(input_ids=ids[:, :8]).logits, plain(input_ids=ids[:, :8]).logits)
+        assert not torch.allclose(plain(input_ids=ids[:, :8]).logits, row[:, :8], atol=1e-2)
+    assert tree_support(plain) is not None
+    assert tree_support(long) is None and check_trees(long, items_of(credited_batch(3))) is None

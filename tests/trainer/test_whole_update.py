@@ -103,7 +103,7 @@ def row_loss(row: Row, model: Any, settings: LossSettings, scale: float, known: 
     return total
 
 
-def by_hand(model: Any, rows: list[Row], settings: TrainSettings) -> None:
+def by_hand(model: Any, rows: list[Row], settings: TrainSettings, norm: LossNorm) -> None:
     """All updates of one step, on this model."""
     loss, optim = settings.loss, settings.optim
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -119,10 +119,10 @@ def by_hand(model: Any, rows: list[Row], settings: TrainSettings) -> None:
     tokens = [sum(row.tokens for row in rows if row.episode == episode) for episode in played]
     updates = 0
     for _ in range(settings.epochs):
-        parts = mini_batches(tokens, settings.mini_batches, settings.loss_norm, (settings.seed, updates))
+        parts = mini_batches(tokens, settings.mini_batches, norm, (settings.seed, updates))
         for part in parts:
             share = len(part.episodes) / len(played)
-            if settings.loss_norm is LossNorm.TOKEN_MEAN:
+            if norm is LossNorm.TOKEN_MEAN:
                 share = sum(tokens[index] for index in part.episodes) / sum(tokens)
             members = [row for row in rows if row.episode in {played[index] for index in part.episodes}]
             for name, start, end in (("gap", lambda r: r.sampler, None), ("mean", None, model)):
@@ -175,7 +175,7 @@ CASES: dict[str, tuple[LossSettings, LossNorm, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_is_that_of_plain_rows(case: str, multiplicity: bool) -> None:
     loss, norm, options = CASES[case]
-    settings = TrainSettings(loss, OPTIM, loss_norm=norm, seed=SEED, **options)
+    settings = TrainSettings(loss, OPTIM, seed=SEED, **options)
     credit_settings = CreditSettings(loss_norm=norm, multiplicity=multiplicity, dr_grpo_length=17.0)
     episodes, _, credit = random_batch(SEED + multiplicity, repeat=3, calls=4, settings=credit_settings)
     model = small_model(torch.float64)
@@ -184,7 +184,7 @@ def test_an_update_is_that_of_plain_rows(case: str, multiplicity: bool) -> None:
     expected = copy.deepcopy(model)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     metrics = Trainer(model, settings).update([(e.tree, c) for e, c in zip(episodes, credit.episodes, strict=True)])
-    by_hand(expected, rows_of(episodes, credit), settings)
+    by_hand(expected, rows_of(episodes, credit), settings, norm)
     assert metrics["train/updates"] == settings.mini_batches * settings.epochs
     for name, parameter in expected.named_parameters():
         if parameter.requires_grad and not name.endswith("k_proj.bias"):  # whose true gradient is zero

@@ -82,6 +82,8 @@ def test_a_model_that_makes_its_masks_itself_is_refused() -> None:
     layer = model.model.layers[0]
     inner = layer.forward
     layer.forward = lambda hidden, attention_mask=None, **more: inner(hidden, attention_mask=torch.ones(1), **more)
-    assert check_trees(model, long_items()) == "the model makes its masks itself"
+    assert check_trees(model, long_items()) == (
+        "MistralAttention (model.layers.0.self_attn): the model makes its masks itself"
+    )
     with pytest.raises(UnsupportedAttentionError):
         gradients(model, PackForward(), long_items(), Layout.TREE)

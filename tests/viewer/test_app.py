@@ -103,6 +103,18 @@ def test_the_host_header_opens_no_door(experiments: Path, host: str) -> None:
             assert "math-agent" not in answer.text
 
 
+def test_runs_that_were_scored_differently_are_compared_with_a_warning(tmp_path: Path) -> None:
+    for name, judge in (("a", "MathAnswerAsJudge (exact rules alone)"), ("b", "Mine"), ("c", "Mine")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").touch()
+        (tmp_path / name / "environment.json").write_text(json.dumps({"judge": judge}))
+    access = Access()
+    visitor = client(tmp_path, access)
+    visitor.get(f"/?token={access.token}")
+    assert "scored differently" in (page := visitor.get("/compare?runs=a,b").text) and "exact rules alone" in page
+    assert "scored differently" not in visitor.get("/compare?runs=b,c").text
+
+
 def test_how_the_judge_graded_is_shown(tmp_path: Path) -> None:
     """Its rubrics under *About*, and the parts of a reward with the episode and as curves."""
     folder = tmp_path / "graded"

@@ -8,18 +8,21 @@ them. `demonstration_batches` makes a stream of them for `policy_loss: sft`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.local.reply_target import numbered_calls, reply_ids
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
+from ajet.context_tracker.messages import plain_messages
 from ajet.named_files import find_named, looked_in
 from ajet.observe.episode_store import EpisodeStore
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message, Tool
 from ajet.schema.episode import Episode, EpisodeStatus
-from ajet.schema.errors import ConfigError, TaskDataError
+from ajet.schema.errors import ConfigError, InvalidRequestError, TaskDataError
 from ajet.schema.generation import Completion, Sampling
 from ajet.schema.task import Task
+from ajet.session.tool_call_parsers import pick_parser
 from ajet.task_reader.stream import TaskStream
 
 if TYPE_CHECKING:
@@ -29,7 +32,8 @@ _NO_LIMIT = 1 << 30
 
 
 def read_demonstrations(path: Path, renderer: Renderer) -> list[Episode]:
-    """One conversation per line: `{"messages": […], "tools": […]}`. Messages with `"train": false` are context only."""
+    """One conversation per line: `{"messages": […], "tools": […], "chat_template_kwargs": {…}}`, the last two if there
+    are any. Messages with `"train": false` are context only."""
     episodes = []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -42,46 +46,51 @@ def read_demonstrations(path: Path, renderer: Renderer) -> list[Episode]:
             record = json.loads(line)
             if not isinstance(record, dict) or not isinstance(record.get("messages"), list):
                 raise ValueError('expected {"messages": […]}')
-            episodes.append(replay(renderer, record["messages"], record.get("tools") or [], name=f"line-{number}"))
-        except (ValueError, KeyError, TypeError) as error:
+            kwargs = record.get("chat_template_kwargs") or {}
+            if not isinstance(kwargs, dict):
+                raise ValueError('expected {"chat_template_kwargs": {"name": value}}')
+            episodes.append(
+                replay(
+                    renderer,
+                    record["messages"],
+                    record.get("tools") or [],
+                    template_kwargs=kwargs,
+                    name=f"line-{number}",
+                )
+            )
+        except (ValueError, KeyError, TypeError, InvalidRequestError) as error:
             raise TaskDataError(f"{path}:{number}: {error}") from error
     if not episodes:
         raise TaskDataError(f"{path} holds no conversation: expected one JSON object with `messages` per line")
     return episodes
 
 
-def replay(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Tool] = (), *, name: str = "") -> Episode:
+def replay(
+    renderer: Renderer,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    *,
+    template_kwargs: Mapping[str, Any] | None = None,
+    name: str = "",
+) -> Episode:
     """The episode in which a model wrote these assistant messages."""
     limits = TrackerSettings(max_model_len=_NO_LIMIT, max_steps=_NO_LIMIT, checks=(), detect_forks=False)
-    tracker = ContextTracker(renderer, limits)
-    spoken = [{key: value for key, value in message.items() if key != "train"} for message in messages]
-    trained = 0
-    for index, message in enumerate(messages):
-        if message.get("role") != "assistant":
-            continue
-        ids = reply_ids(renderer, spoken[:index], spoken[index], tools)
+    tracker, parser = ContextTracker(renderer, limits), pick_parser(renderer.tokenizer)
+    spoken = plain_messages(messages)
+    if parser.markup.numbered_ids:
+        spoken = numbered_calls(spoken)
+    replies = [i for i, one in enumerate(messages) if one["role"] == "assistant" and one.get("train", True)]
+    if not replies:
+        raise ValueError("the conversation holds no assistant message to train")
+    for index in replies:
+        before, reply = spoken[:index], spoken[index]
+        ids = reply_ids(renderer, parser, before, reply, tools, template_kwargs)
         prepared = tracker.begin(
-            DEFAULT_AGENT, DEFAULT_TARGET, spoken[:index], tools, Sampling(), trainable=message.get("train", True)
+            DEFAULT_AGENT, DEFAULT_TARGET, before, tools, Sampling(), template_kwargs=template_kwargs
         )
-        tracker.commit(prepared.call_id, Completion(ids, [0.0] * len(ids), "stop"), spoken[index])
-        trained += 1
-    if not trained:
-        raise ValueError("the conversation holds no assistant message")
+        tracker.commit(prepared.call_id, Completion(ids, [0.0] * len(ids), "stop"), reply)
     calls = tracker.finish(1.0)
     return Episode(name, name, EpisodeStatus.COMPLETED, calls.tree, calls.ledger, group_id=name, reward=calls.reward)
-
-
-def reply_ids(renderer: Renderer, history: Sequence[Message], reply: Message, tools: Sequence[Tool]) -> list[int]:
-    """What a model samples to write this reply, including the end token."""
-    prompt = renderer.render(history, tools)
-    whole = renderer.render([*history, reply], tools, add_generation_prompt=False)
-    if whole[: len(prompt)] != prompt:
-        raise ValueError("the chat template puts other text before this reply than it prompts the model with")
-    ids: list[Any] = whole[len(prompt) :]
-    for length, token in enumerate(ids, start=1):
-        if token in renderer.end_ids:
-            return ids[:length]
-    raise ValueError("the chat template ends this reply without an end token")
 
 
 def demonstration_batches(config: Config, renderer: Renderer) -> TaskStream:

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ajet.attention_rules import fix_longrope, length_dependent_rope
+from ajet.backbone.episode_metrics import staleness
+from ajet.backbone.failures import GapWatch
 from ajet.backbone.local.teacher import teacher_of
 from ajet.backbone.local.weights import weight_sync
 from ajet.backbone.training_settings import train_settings
@@ -50,7 +53,7 @@ class Learner:
         self._device = device
         self._overlaps = config.ajet.rollout.max_staleness > 0
         self._sync = weight_sync(config, self._engine, device)
-        model = self._sync.model
+        model = self._with_rope_of_engine(self._sync.model)
         self.tokenizer = runtime.model().tokenizer
         if config.ajet.model.lora.enabled:
             model = with_adapters(model, config.ajet.model.lora)
@@ -59,6 +62,8 @@ class Learner:
         on_gpu = next(model.parameters()).device.type == "cuda"
         settings = train_settings(config, total_steps, on_gpu=on_gpu)
         self.trainer = Trainer(model, settings, reference=self._reference(settings.loss.kl_coef))
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        self._gap = GapWatch(dtype, length_dependent_rope(model))
         self._teacher = teacher_of(config, runtime, self.tokenizer, self.trainer.budget)
         self._rests = on_gpu and config.ajet.rollout.engine == "vllm" and config.ajet.rollout.vllm.sleep
         """Whether the optimiser's state leaves the GPU while the engine is awake there."""
@@ -74,7 +79,13 @@ class Learner:
             return None
         model = self._config.ajet.model
         reference: Any = ModelSource.resolve(model.path).model(model.dtype, model.attn, self._device)
-        return reference.requires_grad_(False)
+        return self._with_rope_of_engine(reference).requires_grad_(False)
+
+    def _with_rope_of_engine(self, model: Any) -> Any:
+        """vLLM takes longrope's long factors for every call if `max_model_len` allows long ones."""
+        if self._config.ajet.rollout.engine == "vllm":
+            fix_longrope(model, self._config.ajet.rollout.max_model_len)
+        return model
 
     def update(self, episodes: Sequence[Episode], credit: Credit, version: int) -> dict[str, float]:
         """Train on these episodes; the engine then serves the result as this version."""
@@ -84,6 +95,7 @@ class Learner:
             with self._trainer_at_work():
                 taught = None if self._teacher is None else self._teacher.logprobs(batch)
                 metrics = self.trainer.update(batch, taught)
+            self._gap.look_at(version, metrics | staleness(episodes, version=version - 1))
             with self._engine_away(self._overlaps):
                 metrics["time/sync"] = self._serve(version)
         return metrics

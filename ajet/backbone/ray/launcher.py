@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import psutil
 
 from ajet.backbone import LaunchOptions, RayStart
+from ajet.backbone.failures import GapWatch
 from ajet.backbone.plan import training_steps
 from ajet.backbone.ray.driver import DriverInput
 from ajet.backbone.ray.failure import BackboneFailedError, last_error
@@ -36,11 +37,12 @@ from ajet.backbone.ray.watcher import SILENCE_S, MetricsTail, Source, started_ch
 from ajet.backbone.report import exit_code, show_report
 from ajet.observe.progress import Progress
 from ajet.runtime.processes import RAY_RUN, end_all
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, FeatureUnavailableError
 from ajet.task_runner.remote import ANY_HOST, runner_key
 
 if TYPE_CHECKING:
     from ajet.config import Config
+    from ajet.engine.model_source import ModelSource
     from ajet.observe.experiment import ExperimentFolder
 
 log = logging.getLogger(__name__)
@@ -118,7 +120,8 @@ def run(adapter: BackboneAdapter, config: Config, experiment: ExperimentFolder, 
         given.write(scratch / DRIVER_INPUT)
         if config.ajet.task_runner.wrapper_type == "remote":
             log.warning("%s", how_to_connect(config))
-        _watch_driver(adapter, config, experiment, options, prepared, environment | adapter.environment(scratch))
+        environment |= adapter.environment(scratch)
+        _watch_driver(adapter, config, experiment, options, prepared, environment, machine)
     if (weights := adapter.newest_weights(config, prepared.checkpoints)) is not None:
         keep_weights(weights, experiment.hf)
     if not options.json:
@@ -133,6 +136,7 @@ def _watch_driver(
     options: LaunchOptions,
     prepared: PreparedRun,
     environment: dict[str, str],
+    machine: Machine,
 ) -> None:
     """Start the driver and watch it to its end. Raises if it fails."""
     scratch = prepared.scratch
@@ -155,7 +159,9 @@ def _watch_driver(
         experiment.events.write(f"{adapter.name}_started", pid=child.process.pid)
         episodes = Source(MetricsTail(scratch / EPISODE_METRICS, dict), ends_step=False)
         silence_s = max(SILENCE_S, 2 * config.ajet.rollout.episode_timeout)
-        code = watch(child, [episodes, *adapter.sources(config, scratch)], experiment, progress, silence_s=silence_s)
+        gap = GapWatch(machine.dtype(config.ajet.model.dtype))
+        sources = [episodes, *adapter.sources(config, scratch)]
+        code = watch(child, sources, experiment, progress, gap, silence_s=silence_s)
     if code != 0:
         error_file = scratch / ERROR
         said = error_file.read_text(encoding="utf-8") if error_file.exists() else ""
@@ -207,7 +213,9 @@ def prepare(
             f"{experiment.path} is complete: its newest checkpoint is of step {resumed} of {steps}. To go on, raise "
             "ajet.trainer_common.total_training_steps; to start anew, use --fresh"
         )
-    model_path = ModelSource.resolve(config.ajet.model.path).path
+    source = ModelSource.resolve(config.ajet.model.path)
+    model_path = source.path
+    refuse_changing_rope(adapter.title, source, config.ajet.rollout.max_model_len)
     payload = RunPayload(
         config=config.model_dump(mode="json"),
         base_dir=os.getcwd(),
@@ -229,6 +237,23 @@ def prepare(
         total_steps=steps,
         resumed_step=resumed,
     )
+
+
+def refuse_changing_rope(title: str, source: ModelSource, longest: int) -> None:
+    """Refuse rows that would be computed otherwise than they were sampled.
+
+    With such a model, verl and Trinity compute a batch as its longest row asks, and vLLM every call as its
+    `max_model_len` does.
+    """
+    from ajet.attention_rules import changing_rope
+
+    rope = changing_rope(source.config())
+    if rope is not None and longest > rope.until:
+        raise FeatureUnavailableError(
+            f"ajet.rollout.max_model_len is {longest}, and in rows of more than {rope.until} tokens this model's "
+            f"rotary embedding ({rope.kind}) changes, which {title} would not compute as it was sampled: set the key "
+            f"to {rope.until} or less, or use --backbone=local, which trains each call by itself"
+        )
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ajet.backbone.failures import warn_of
+from ajet.backbone.failures import GapWatch, warn_of
 from ajet.backbone.ray.failure import BackboneFailedError, last_error
 from ajet.runtime.processes import RAY_RUN, end_all
 
@@ -134,7 +134,13 @@ class Source(NamedTuple):
 
 
 def watch(
-    child: Child, sources: Sequence[Source], experiment: ExperimentFolder, progress: Progress, *, silence_s: float
+    child: Child,
+    sources: Sequence[Source],
+    experiment: ExperimentFolder,
+    progress: Progress,
+    gap: GapWatch,
+    *,
+    silence_s: float,
 ) -> int:
     """Pass metrics on until the child ends. Returns its exit code."""
     known: dict[int, dict[str, float]] = {}
@@ -145,6 +151,7 @@ def watch(
                 experiment.metrics.log(step, metrics)
                 warn_of(step, metrics)
                 known.setdefault(step, {}).update(metrics)
+                gap.look_at(step, known[step])
                 if source.ends_step:
                     progress.step(step, known.pop(step))
         if code is not None:

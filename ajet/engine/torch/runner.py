@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ajet.attention_rules import LayerShape, UnsupportedAttentionError, layer_shapes, length_dependent_rope
+from ajet.attention_rules import REFUSALS, LayerShape, describe_refusal, layer_shapes, length_dependent_rope
 from ajet.engine.torch.attention import StepLayout, serving
 from ajet.engine.torch.kv_cache import KVPool, KVShape
 from ajet.engine.torch.readers import Part
@@ -127,8 +127,8 @@ def _layers(model: PreTrainedModel) -> list[LayerShape]:
         raise _unservable(model, f"its rotary embedding ({kind}) depends on the length of a batch")
     try:
         layers = sorted(layer_shapes(model), key=lambda layer: layer.layer)
-    except (UnsupportedAttentionError, TypeError, AttributeError, ValueError) as error:
-        raise _unservable(model, str(error)) from error
+    except REFUSALS as error:
+        raise _unservable(model, describe_refusal(model, error)) from error
     if [layer.layer for layer in layers] != list(range(len(layers))) or not layers:
         raise _unservable(model, "not every layer computes its attention through transformers' attention interface")
     return layers

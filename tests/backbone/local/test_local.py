@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.local import run
 from ajet.cli.main import main
 from ajet.config.loader import load_config
+from ajet.context_tracker import ContextTracker
 from ajet.engine.model_source import ModelSource
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
 from ajet.schema.errors import JudgeFailedError, UserError
+from ajet.schema.generation import Completion
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -126,6 +129,22 @@ def test_a_run_trains_validates_and_saves(tmp_path: Path) -> None:
     _exports(tmp_path, experiment)
     with pytest.raises(UserError, match="is complete"):  # with nothing left to train, the exit code must not be 0
         train(tmp_path)
+
+
+def test_a_trainer_that_differs_from_its_engine_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert train(tmp_path)[0] == 0
+    assert "differs from the engine's" not in caplog.text
+    commit = ContextTracker.commit
+
+    def from_elsewhere(tracker: ContextTracker, call_id: str, sampled: Completion, *rest: Any, **more: Any) -> None:
+        commit(tracker, call_id, replace(sampled, logprobs=[value - 1.0 for value in sampled.logprobs]), *rest, **more)
+
+    monkeypatch.setattr(ContextTracker, "commit", from_elsewhere)
+    assert train(tmp_path, fresh=True)[0] == 0
+    (told,) = [line for line in caplog.messages if "differs from the engine's" in line]
+    assert told.startswith("step 1:") and "by 1 (loss/sampler_gap_max)" in told and "other weights" in told
 
 
 def _exports(folder: Path, experiment: Path) -> None:

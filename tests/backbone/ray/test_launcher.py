@@ -1,13 +1,19 @@
-"""What the launcher leaves behind, and what it clears up."""
+"""What the launcher leaves behind, what it clears up, and what it refuses."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from ajet.backbone.ray.launcher import keep_weights, remove_abandoned
+import pytest
+
+from ajet.backbone.ray.launcher import keep_weights, refuse_changing_rope, remove_abandoned
+from ajet.engine.model_source import ModelSource
+from ajet.schema.errors import FeatureUnavailableError
 
 
 def test_a_killed_launchers_folder_is_removed_by_the_next(tmp_path: Path) -> None:
@@ -28,3 +34,21 @@ def test_the_newest_weights_take_the_place_of_older_ones(tmp_path: Path) -> None
         (folder / name).touch()
     keep_weights(source, target)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["checkpoint", "hf", "new", "new"]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rows_that_change_with_their_length_are_refused_by_name(tmp_path: Path, kind: str) -> None:
+    plain = ModelSource.resolve("tiny:qwen2-0.3m")
+    refuse_changing_rope("verl", plain, 10**6)
+    shutil.copytree(plain.path, tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    known = json.loads(config.read_text())
+    heads = known["hidden_size"] // known["num_attention_heads"] // 2
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * heads, "long_factor": [4.0] * heads, "original_max_position_embeddings": 512}
+    config.write_text(json.dumps(known | {"rope_parameters": rope, "max_position_embeddings": 512}))
+    source = ModelSource.resolve(tmp_path / "model")
+    refuse_changing_rope("verl", source, 512)
+    with pytest.raises(FeatureUnavailableError, match=rf"max_model_len is 513, .* 512 tokens .*\({kind}\).*verl"):
+        refuse_changing_rope("verl", source, 513)

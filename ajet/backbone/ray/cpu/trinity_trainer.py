@@ -22,7 +22,7 @@ from ajet.backbone.ray.credit import SEGMENTS
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.trinity.rows import AGENT, ROW
 from ajet.backbone.training_settings import train_settings
-from ajet.credit.weights import CallCredit, EpisodeCredit
+from ajet.credit.weights import CallCredit, EpisodeCredit, LossNorm
 from ajet.engine.model_source import ModelSource
 from ajet.schema.call_tree import ROOT, Call, CallTree, IntArray, Run
 from ajet.schema.generation import Sampling
@@ -43,6 +43,7 @@ class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
         self._resumes = bool(config.continue_from_checkpoint)
         self._step = 0
         self._temperature = self._config.ajet.rollout.temperature
+        self._norm = LossNorm(self._config.ajet.trainer_common.algorithm.loss_norm)
         settings = train_settings(self._config, run.total_steps)
         source = ModelSource.resolve(run.model_path)
         self._tokenizer = source.tokenizer()
@@ -71,7 +72,7 @@ class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
 
     async def train_step(self, batch_exps: list[Experience]) -> dict[str, float]:
         """One update from one batch."""
-        metrics = self._trainer.update(trees_of(batch_exps, self._temperature))
+        metrics = self._trainer.update(trees_of(batch_exps, self._temperature, self._norm))
         self._step += 1
         return metrics
 
@@ -110,12 +111,12 @@ class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
     async def teardown_weight_sync_group(self) -> None: ...
 
 
-def trees_of(rows: Sequence[Experience], temperature: float) -> list[tuple[CallTree, EpisodeCredit]]:
+def trees_of(rows: Sequence[Experience], temperature: float, norm: LossNorm) -> list[tuple[CallTree, EpisodeCredit]]:
     """The episodes that experiences stand for, as call trees, and their credit."""
     episodes: dict[str, tuple[CallTree, EpisodeCredit]] = {}
     for row in rows:
         name = row.info[ROW].rsplit("_", 1)[0]
-        tree, credit = episodes.setdefault(name, (CallTree(), EpisodeCredit(name, [])))
+        tree, credit = episodes.setdefault(name, (CallTree(), EpisodeCredit(name, [], norm=norm)))
         _append_path(tree, credit, row, temperature)
     return list(episodes.values())
 

@@ -114,14 +114,16 @@ def test_the_cpu_train_engine_computes_the_embedded_trainers_gradient(shape: lis
     """From trees through experiences and back to trees, against trees alone."""
     from ajet.backbone.ray.cpu.trinity_trainer import trees_of
     from ajet.backbone.ray.trinity.credit import credited
+    from ajet.credit import LossNorm
 
     groups = make_groups(shape, groups=2, size=3, seed=3)
     loaded = config()
     credit = local_credit(groups, loaded)
     direct = [(episode.tree, credit[episode.episode_id]) for group in groups for episode in group]
     rows, _ = credited(experiences(groups), loaded, step=1)
-    through = trees_of(rows, temperature=1.0)
+    through = trees_of(rows, 1.0, LossNorm.DR_GRPO)
     assert len(through) == len(direct)
+    assert {credit.norm for _, credit in through} == {LossNorm.DR_GRPO}
     one, other = gradient(direct), gradient(through)
     assert one.keys() == other.keys()
     for name, values in one.items():
@@ -221,7 +223,7 @@ def test_rows_that_fill_up_train_nothing() -> None:
     placed = in_place(rows, norm=LossNorm.TOKEN_MEAN, updates=2, ranks=2, seed=(0, 0))
     assert (len(placed), placed[0].info[UPDATES]) == (4, 2)
     (blank,) = [row for row in placed if not row.action_mask.any()]
-    assert trees_of([blank], 1.0)[0][1].calls == []
+    assert trees_of([blank], 1.0, LossNorm.TOKEN_MEAN)[0][1].calls == []
     assert staleness(placed, 5) == counted
 
 
