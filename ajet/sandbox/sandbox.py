@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
+from ajet.sandbox.streams import Input, OnOutput
 from ajet.schema.errors import UserError
 from ajet.schema.sandbox_kind import SandboxKind
 
-OnOutput = Callable[[bytes], None]
 Command = str | Sequence[str]
 
 Network = Literal["none", "gateway", "host"]
@@ -109,6 +109,10 @@ class Sandbox(Protocol):
         """The run's gateway as it is reached from inside (`network: gateway`)."""
 
     @property
+    def settings(self) -> SandboxSettings:
+        """How it is confined: what another one like it is made of."""
+
+    @property
     def limits(self) -> Mapping[str, str]:
         """What holds each limit: `memory: cgroup`, `processes: prlimit`, … or `not limited`."""
 
@@ -119,7 +123,7 @@ class Sandbox(Protocol):
         timeout: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | Input = b"",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
         """Run a shell line, or an argument vector without a shell. Cancelling it ends the command and its children.

@@ -41,10 +41,11 @@ def build_cli_agent(config: Config, base_dirs: Sequence[Path] = ()) -> CliAgent:
     assert settings is not None
     known = signature(CliAgent).parameters
     for option in settings.options:
-        if option not in ("test_command", "test_seconds", "max_output_mb"):
+        if option not in ("test_command", "test_seconds", "max_output_mb", "result_as"):
             raise AgentSettingsError(
-                f"{AGENT_KEY}.options: type cli has no option {option!r}; options: max_output_mb, test_command, "
-                f"test_seconds" + (f". ({option} is a key of rollout.agent itself.)" if option in known else "")
+                f"{AGENT_KEY}.options: type cli has no option {option!r}; options: max_output_mb, result_as, "
+                f"test_command, test_seconds"
+                + (f". ({option} is a key of rollout.agent itself.)" if option in known else "")
             )
     installed = settings.installed_in
     if installed is not None:
@@ -123,7 +124,7 @@ def output_of_run(run: CliRun) -> WorkflowOutput:
         OUTPUT: run.output,
     }
     if run.verdict is not None:
-        facts["tests"] = {EXIT_CODE: run.verdict.exit_code, OUTPUT: run.verdict.output}
+        facts["tests"] = run.verdict.facts()
     failed = run.exit_code != 0
     return WorkflowOutput(
         metadata=facts, log_metrics={"agent/failed_exit": float(failed), "agent/seconds": run.seconds}
