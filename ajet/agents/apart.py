@@ -275,7 +275,7 @@ class Finder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Called by `import`."""
         parts = name.split(".")
-        if self.names is not None and parts[0] not in self.names:
+        if name == "usercustomize" or (self.names is not None and parts[0] not in self.names):
             return None
         beside = os.path.join(self.root, *parts)
         if os.path.isfile(beside + ".py") or os.path.isfile(os.path.join(beside, "__init__.py")):

@@ -25,14 +25,16 @@ ResultAs = Literal["modules", "files"]
 folder, for tests that read files or are no Python; whatever of it they run may meddle with them."""
 
 OURS = ".ajet"
-"""A folder in fresh sandboxes. Whatever a result has of that name stays behind."""
+"""A folder in the tests' sandbox."""
 APART = Path(__file__).with_name("apart.py")
 MOST_ANSWERED = 64 << 20
 """Bytes that the result's process may answer in all."""
 NOT_JUDGED = 1
+IMPORT = b'{"ask": "import"'
+"""How the tests' process asks for a module that there is."""
 _TESTS = f"exec 8<&0 9>&1 </dev/null >{OURS}/output 2>&1\n"
 _SHOW = ["tail", "-c", "20000", f"{OURS}/output"]
-_SERVE = ["/bin/sh", "-c", f"exec python3 {OURS}/apart.py 2>/dev/null"]
+_SERVE = ["/bin/sh", "-c", 'exec python3 -c "$1" 2>/dev/null', "sh", APART.read_text()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,13 @@ async def judge_by_tests(
     chosen = metadata.get("result_as", result_as)
     if chosen not in get_args(ResultAs):
         raise TaskDataError(f"`result_as` must be one of {', '.join(get_args(ResultAs))}, not {chosen!r:.100}")
-    tests = files_of(metadata, "test_files")
     try:
-        result = await Result.of(sandbox, without=[*tests, OURS])
+        result = await Result.of(sandbox, without=files_of(metadata, "test_files"))
         async with fresh_sandbox(sandbox) as copy:
-            await result.put(copy)
             if chosen == "files":
                 await write_files(copy, metadata, "test_files")
+            await result.put(copy)
+            if chosen == "files":
                 ran = await run_command(copy, command, seconds)
                 return Verdict(ran.exit_code, said(ran))
             names = module_names(metadata, base_dirs)
@@ -88,16 +90,15 @@ async def _apart(tests: Sandbox, result: Sandbox, command: str, seconds: float |
     """Run the tests in one sandbox, and the result's modules in the other."""
     install = f"import apart\napart.install({tests.workspace!r}, {sorted(names)!r})\n"
     await tests.write(f"{OURS}/sitecustomize.py", install.encode())
-    for sandbox in (tests, result):
-        await sandbox.write(f"{OURS}/apart.py", APART.read_bytes())
+    await tests.write(f"{OURS}/apart.py", APART.read_bytes())
     own = tests.settings.environment.get("PYTHONPATH")
     path = f"{tests.workspace}/{OURS}" + (f":{own}" if own else "")
     questions, answers = Input(), Input()
-    asked = False
+    asked = imported = False
 
     def ask(piece: bytes) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal asked, imported
+        asked, imported = True, imported or IMPORT in piece
         questions.write(piece)
 
     async with _serving(result, questions, answers) as serving:
@@ -112,7 +113,7 @@ async def _apart(tests: Sandbox, result: Sandbox, command: str, seconds: float |
             "They run apart from it, with the task's `test_files` and Python 3.8 or later, without its options -I, -E "
             f"and -S. For tests that read files, or are no Python, set `result_as: files`. They printed: {output}"
         )
-    return Verdict(ran.exit_code, output, ended)
+    return Verdict(ran.exit_code, output, ended or ("" if imported else "no module of the result was imported"))
 
 
 @contextlib.asynccontextmanager
@@ -144,4 +145,5 @@ async def _why_ended(serving: asyncio.Task[ExecResult]) -> str:
         ran = await serving
     except (UnusableResultError, SandboxError) as error:
         return str(error)
-    return f"the result's process ended before the tests did: {said(ran)}"
+    how = "it ran too long" if ran.timed_out else f"exit code {ran.exit_code}"
+    return f"the result's process ended before the tests did ({how})"

@@ -89,7 +89,7 @@ class BubblewrapSandbox:
         settings = self.settings
         mode = await asyncio.to_thread(probe)
         cgroup = Cgroup.create(
-            memory_mb=settings.memory_mb + settings.disk_mb, processes=settings.processes + 4, cpus=settings.cpus
+            memory_mb=settings.memory_with_files_mb, processes=settings.processes + 4, cpus=settings.cpus
         )
         self._cgroup = cgroup
         uid = next_uid() if mode == "root" else -1

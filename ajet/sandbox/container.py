@@ -282,7 +282,7 @@ def check(settings: SandboxSettings) -> None:
 
 def run_arguments(settings: SandboxSettings, name: str, profile: str) -> list[str]:
     """How the container is made: no privilege, no network, a read-only root, files in memory."""
-    memory = f"{settings.memory_mb + settings.disk_mb}m"
+    memory = f"{settings.memory_with_files_mb}m"
     owner = {"host": socket.gethostname(), "process": os.getpid(), "started": started(os.getpid())}
     labels = {
         LABEL: "1",

@@ -157,7 +157,7 @@ def pod(
 
 
 def _container(settings: SandboxSettings, options: PodOptions) -> dict[str, Any]:
-    amount = {"cpu": f"{math.ceil(settings.cpus * 1000)}m", "memory": f"{settings.memory_mb + settings.disk_mb}Mi"}
+    amount = {"cpu": f"{math.ceil(settings.cpus * 1000)}m", "memory": f"{settings.memory_with_files_mb}Mi"}
     variables = {"PATH": PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **settings.environment}
     return {
         "name": CONTAINER,

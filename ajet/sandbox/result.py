@@ -1,8 +1,8 @@
 """`Result`: the files that an agent leaves in its sandbox's workspace, and `fresh_copy`: a new sandbox that holds them.
 
 Judge a result where the agent was not. Only regular files are taken over, bounded in number and size. Links, devices,
-FIFOs and what can't be read stay behind, as do running processes, the home folder and /tmp. An agent can make its result
-impossible to take over: that is an `UnusableResultError`, which says nothing about the machine and earns the reward 0.
+FIFOs and what can't be read stay behind, as do running processes, the home folder and /tmp. An agent can make its
+result impossible to take over: that is an `UnusableResultError`, the agent's own doing, which earns the reward 0.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from ajet.schema.sandbox_kind import SandboxKind
 
 Command = str | Sequence[str]
 
+SHARED_MEMORY_MB = 64
+"""What /dev/shm may hold."""
 Network = Literal["none", "gateway", "host"]
 
 
@@ -69,6 +71,11 @@ class SandboxSettings:
         for folder in self.read_only:
             if not os.path.isabs(folder) or os.path.normpath(folder) in ("/", "/proc", "/sys", "/dev", "/workspace"):
                 raise SandboxError(f"sandbox read_only: {folder!r} can't be shown: name an absolute path of a folder")
+
+    @property
+    def memory_with_files_mb(self) -> int:
+        """The memory of processes and of full file systems together: files can't take what processes need."""
+        return self.memory_mb + 2 * self.disk_mb + SHARED_MEMORY_MB
 
     def seconds_for(self, asked: float | None) -> float:
         """How long a command may run that asks for this long."""
