@@ -164,29 +164,31 @@ class Peer:
 
     # ------------------------------------------------------------ errors
 
-    def _lineage(self, kind: type) -> list[str]:
-        """An exception's class and those above it. Python's own are known by their names."""
-        names = []
-        for each in kind.__mro__:
-            name = each.__name__
-            names.append(name if getattr(builtins, name, None) is each else f"{self._given(each)}:{name}")
-        return names
+    def _lineage(self, kind: type) -> Any:
+        """An exception's class: its name if it is Python's own, else also those that it derives from."""
+        if getattr(builtins, kind.__name__, None) is kind:
+            return kind.__name__
+        above = [self._lineage(each) for each in kind.__bases__ if issubclass(each, BaseException)]
+        return [f"{self._given(kind)}:{kind.__name__}", above]
 
-    def _error_class(self, lineage: list[str]) -> type[Exception]:
+    def _error_class(self, lineage: Any) -> type[Exception]:
         """A class of this process's own that stands for it."""
-        name = lineage[0] if lineage else "Exception"
-        known = getattr(builtins, name, None)
-        if isinstance(known, type):
+        if isinstance(lineage, str):
+            known = getattr(builtins, lineage)
             return known if issubclass(known, Exception) else ResultError
+        name, above = lineage
         if name not in self.errors:
-            self.errors[name] = type(name.partition(":")[2], (self._error_class(lineage[1:]),), {})
+            bases = tuple(dict.fromkeys(map(self._error_class, above)))
+            self.errors[name] = type(name.partition(":")[2], bases, {})
         return self.errors[name]
 
     def _raise(self, error: dict[str, Any], may_stop: bool) -> NoReturn:
         kind = self._error_class(error["class"])
         if issubclass(kind, StopIteration) and not may_stop:  # it would end a loop of the tests'
             kind = ResultError
-        text = f"{error['class'][0]}: {error['text']}" if kind is ResultError else error["text"]
+        text = error["text"]
+        if kind is ResultError:
+            text = f"{error['class']}: {text}"
         try:
             raised = kind(text)
         except TypeError:  # UnicodeDecodeError and others that want more

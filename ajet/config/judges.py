@@ -184,7 +184,8 @@ class JudgePartConfig(Section):
     """`ajet.task_judge.parts.<name>`: one part of a composite reward."""
 
     judge: str = ""
-    """`llm_judge`, `rubrics_auto_grader`, `openjudge`, `tests`, or a class: `module.path->Class` or `path/file.py->Class`."""
+    """`llm_judge`, `rubrics_auto_grader`, `openjudge`, `tests`, or a class: `module.path->Class` or
+    `path/file.py->Class`."""
     weight: Real = 1.0
     """Its weight in the sum."""
     llm_judge: LlmJudgeConfig | None = None

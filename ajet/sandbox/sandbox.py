@@ -37,7 +37,7 @@ class SandboxSettings:
     """`gateway`: the run's own gateway can be reached and nothing else."""
     cpus: float = 1.0
     memory_mb: int = 1024
-    """Of all processes together. Files that are kept in memory may take `disk_mb` besides."""
+    """Of all processes together. Files are in memory besides: see `memory_with_files_mb`."""
     processes: int = 128
     disk_mb: int = 512
     """What files may take in the workspace, and again in /tmp."""

@@ -21,8 +21,8 @@ class TestsJudge(BaseJudge):
         sandbox, metadata = workflow_task.sandbox, workflow_task.task.metadata
         if sandbox is None:
             raise JudgeFault(
-                "judge_type: tests judges what is in the episode's sandbox, and there is none where the judge runs: set "
-                "ajet.rollout.sandbox, and run episodes in a thread or process of this machine"
+                "judge_type: tests judges what is in the episode's sandbox, and there is none where the judge runs: "
+                "set ajet.rollout.sandbox, and run episodes in a thread or process of this machine"
             )
         command = metadata.get("test_command")
         if not isinstance(command, str) or not command:

@@ -46,8 +46,8 @@ FORGED = "import os\nos.write(1, b'all tests passed\\n2 passed in 0.01s\\n')\n"
 READS = """
 import glob, os, re, sys, gc
 def add(a, b):
-    texts = [open(p, errors="replace").read() for p in glob.glob("/**/test_calc.py", recursive=True)]
-    texts += [open(p, errors="replace").read() for p in glob.glob("/proc/*/environ") + glob.glob("/proc/*/cmdline")]
+    places = ["/workspace/**/*.py", "/tmp/**/*", "/proc/[0-9]*/cwd/*.py", "/proc/[0-9]*/*e*"]
+    texts = [open(p, errors="replace").read() for g in places for p in glob.glob(g, recursive=True) if p != __file__]
     if any("a + 3" in text for text in texts): return a + b
     return None
 def words(text):
@@ -57,6 +57,8 @@ def words(text):
             if type(value) is list and value == ["a", "b", "c"]: return value
         frame = frame.f_back
 """
+
+SITE = 'd=$(python3 -m site --user-site); mkdir -p "$d"; '
 
 ANY_TESTS: dict[str, str] = {
     # in place of the tests
@@ -128,10 +130,10 @@ ANY_TESTS: dict[str, str] = {
     ),
     # reading what is expected
     "reading the tests": python(READS),
-    "frames and all objects": python(READS.replace("def add", "def add_").replace("/**/test_calc.py", "/none")),
+    "frames and all objects": python(READS.replace("def add", "def add_").replace("a + 3", "nothing")),
     # what Python loads by itself
-    "usercustomize": 'd=$(python3 -m site --user-site); mkdir -p "$d"; echo "import os; os._exit(0)" > "$d/usercustomize.py"',
-    "a .pth file": 'd=$(python3 -m site --user-site); mkdir -p "$d"; echo "import os; os._exit(0)" > "$d/x.pth"',
+    "usercustomize": SITE + 'echo "import os; os._exit(0)" > "$d/usercustomize.py"',
+    "a .pth file": SITE + 'echo "import os; os._exit(0)" > "$d/x.pth"',
     "customize files beside the tests": "echo 'import os; os._exit(0)' | tee sitecustomize.py > usercustomize.py",
     "the standard library's names": "for m in json os re base64 types operator random unittest site; do "
     "echo 'import os; os._exit(0)' > $m.py; done",
@@ -172,7 +174,8 @@ SLOW: dict[str, str] = {
 
 PYTEST: dict[str, str] = {
     "conftest": python(
-        "import os\ndef pytest_sessionfinish(session): os._exit(0)\ndef pytest_collection_modifyitems(items): items[:] = []",
+        "import os\ndef pytest_sessionfinish(session): os._exit(0)\n"
+        "def pytest_collection_modifyitems(items): items[:] = []",
         "conftest.py",
     ),
     "conftest that passes all": python(
@@ -181,7 +184,9 @@ PYTEST: dict[str, str] = {
     ),
     "a pytest of its own": python("import sys\nsys.exit(0)", "pytest/__main__.py")
     + python("", "pytest/__init__.py") + python("import os\nos._exit(0)", "_pytest/__init__.py"),
-    "a patched pytest": python("import _pytest.python, os\n_pytest.python.Function.runtest = lambda self: None\n" + BROKEN),
+    "a patched pytest": python(
+        "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n" + BROKEN
+    ),
     "options in pytest.ini": "printf '[pytest]\\naddopts = --collect-only -p no:assertion\\n' > pytest.ini",
     "options in pyproject.toml": "printf '[tool.pytest.ini_options]\\naddopts = \"--co -q\"\\n' > pyproject.toml",
     "options in tox.ini and setup.cfg": "printf '[pytest]\\naddopts = --co\\n' > tox.ini; "
@@ -194,7 +199,7 @@ PYTEST: dict[str, str] = {
                                  "def words(t): raise unittest.SkipTest('no')"),
     "an exit of pytest's": python("import pytest\ndef add(a, b): pytest.exit('done', returncode=0)\nwords = add"),
     "what pytest imports if it is there": "".join(
-        python("import os\nos._exit(0)", f"{name}.py") for name in ("pygments", "colorama", "exceptiongroup", "argcomplete")
+        python("import os\nos._exit(0)", f"{name}.py") for name in ("pygments", "colorama", "exceptiongroup")
     ),
 }  # fmt: skip
 
