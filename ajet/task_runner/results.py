@@ -181,6 +181,9 @@ async def _run(
         spans.give_reward(result)
     except WorkflowInterrupted:
         raise
+    except UnusableResultError as error:  # the agent's doing, which no workflow need foresee
+        result.finished, result.reward, result.is_success = True, 0.0, False
+        result.metadata = {"unusable_result": str(error)}
     except BaseException as error:  # noqa: BLE001 - whatever user code raises, sys.exit included, ends only its episode
         result.finished = False
         _blame(result, "workflow", error)
