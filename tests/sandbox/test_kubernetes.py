@@ -263,6 +263,15 @@ def test_the_tests_of_a_result_run_in_pods_of_their_own(server: KubernetesServer
 
 
 @needs_node
+def test_a_command_cant_end_the_pod_by_a_signal(server: KubernetesServer) -> None:
+    async def work(sandbox: Sandbox) -> None:
+        await sandbox.exec("for n in HUP INT QUIT TERM KILL USR1 ALRM; do kill -$n 1; kill -$n -1; done")
+        assert (await sandbox.exec("echo there")).stdout == b"there\n"
+
+    use(settings_of(server), work)
+
+
+@needs_node
 def test_a_full_disk_takes_no_memory_from_processes(server: KubernetesServer) -> None:
     manifest = pod(settings_of(server), PodOptions(), "n", None)
     assert manifest["spec"]["containers"][0]["resources"]["limits"]["memory"] == f"{64 + 2 * 8 + 64}Mi"
