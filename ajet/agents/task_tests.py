@@ -27,7 +27,7 @@ folder, for tests that read files or are no Python; whatever of it they run may 
 OURS = ".ajet"
 """A folder in the tests' sandbox."""
 APART = Path(__file__).with_name("apart.py")
-MOST_ANSWERED = 64 << 20
+MOST_ANSWERED = 16 << 20
 """Bytes that the result's process may answer in all."""
 NOT_JUDGED = 1
 IMPORT = b'{"ask": "import"'
