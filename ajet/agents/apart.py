@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import builtins
 import collections
+import functools
 import importlib.machinery
 import importlib.util
 import json
@@ -46,6 +47,8 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "__ge__": operator.ge,
 }
 """What a proxy does as its object would. No expected value goes across: comparisons are between proxies."""
+AS_TEXT = ("decimal.Decimal", "fractions.Fraction", "uuid.UUID", "datetime.date", "datetime.datetime", "datetime.time")
+"""Python's own types whose values cross as their texts."""
 COMPARISONS = ("__eq__", "__lt__", "__le__", "__gt__", "__ge__")
 
 
@@ -124,6 +127,9 @@ class Peer:
             return {"t": type(value).__name__, "v": base64.b64encode(value).decode()}
         if isinstance(value, complex):
             return {"t": "complex", "v": [value.real, value.imag]}
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        if name in AS_TEXT:
+            return {"t": "text", "v": [name, str(value)]}
         if isinstance(value, type) and issubclass(value, BaseException):
             return {"t": "error", "v": self._lineage(value)}
         return {"t": "object", "v": self._given(value)}
@@ -138,7 +144,8 @@ class Peer:
         if kind == "yours":
             return self.given[content]
         if kind == "object":
-            return self.proxies.get(content) or Proxy(self, content)
+            known = self.proxies.get(content)
+            return Proxy(self, content) if known is None else known  # its truth would be asked of the other end
         if kind == "error":
             return self._error_class(content)
         if kind == "int":
@@ -151,7 +158,12 @@ class Peer:
             return getattr(builtins, kind)(base64.b64decode(content))
         if kind == "named":
             name, fields, values = content
-            return collections.namedtuple(name, fields)(*map(self.decoded, values))
+            return _named_tuple(name, tuple(fields))(*map(self.decoded, values))
+        if kind == "text":
+            name, text = content
+            module, _, name = AS_TEXT[AS_TEXT.index(name)].partition(".")  # no other names
+            found = getattr(importlib.import_module(module), name)
+            return getattr(found, "fromisoformat", found)(text)
         return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](map(self.decoded, content))
 
     def _given(self, value: Any) -> int:
@@ -195,6 +207,11 @@ class Peer:
             raised = kind.__new__(kind)
             raised.args = (text,)
         raise raised
+
+
+@functools.lru_cache(maxsize=256)
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+    return collections.namedtuple(name, fields)
 
 
 def _text(error: BaseException) -> str:

@@ -30,7 +30,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _FIRST_UID = 0x6A000000
 _UIDS = 0x01000000
 _FIRST = "trap '' INT TERM; while :; do sleep 3600 & wait $!; done"
-"""Process 1: it frees processes that have ended, and does nothing else. Commands run as its user, and may not end it."""
+"""Process 1: it frees processes that have ended, and does nothing else. Commands are its user, and may not end it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,11 @@ def judged(files: dict[str, str], test: str, command: str = "python3 test_it.py"
 
 SHAPES = """
 from collections import Counter, OrderedDict, namedtuple
+from datetime import date, datetime
+from decimal import Decimal
 from enum import IntEnum
+from fractions import Fraction
+from uuid import UUID
 
 class Error(Exception): pass
 class TooSmall(Error, ValueError): pass
@@ -40,6 +44,8 @@ class Colour(IntEnum):
 Pair = namedtuple("Pair", "left right")
 LIMIT = 10 ** 30
 VALUES = [None, True, -1, 1.5, float("inf"), "ü\\ud800", b"\\x00", (1, [2]), {3}, frozenset(), {(1, 2): {"a": 1j}}]
+
+EXACT = [Decimal("1.50"), Fraction(1, 3), UUID(int=7), date(2024, 2, 29), datetime(2024, 1, 1, 12, 0, 0, 5)]
 
 def same(value): return value
 def count(text): return Counter(text)
@@ -63,12 +69,13 @@ class Stack:
         return self
 """
 ASKS = """
-import math
+import decimal, fractions, math
 import shapes, pack.inner
 from pack import inner as again
 from shapes import *
 
 assert shapes.VALUES == [same(v) for v in VALUES] and all(type(a) is type(same(a)) for a in VALUES), VALUES
+assert EXACT == [same(v) for v in EXACT] and EXACT[:2] == [decimal.Decimal("1.5"), fractions.Fraction(1, 3)], EXACT
 assert math.isnan(same(math.nan)) and LIMIT == 10 ** 30 and shapes.LIMIT == LIMIT
 assert count("aab") == {"a": 2, "b": 1} and Colour.RED == 3
 assert pair() == (1, "b") and pair().right == "b"
@@ -95,7 +102,8 @@ stack = Stack(1, 2)
 assert len(stack.push(3)) == 3 and stack[2] == 3 and stack.items == [1, 2, 3] and list(stack) == [1, 2, 3]
 assert isinstance(stack, Stack) and not isinstance(3, Stack) and stack.push(4) is stack and stack
 assert repr(stack) == "Stack(1, 2, 3, 4)" and stack == Stack(1, 2, 3, 4) and stack != Stack() and stack != 3
-assert not Stack()
+empty = Stack()
+assert not empty and same(empty) is empty
 stack.items = [9]
 assert stack[0] == 9 and same(stack) is stack
 shapes.LIMIT = 2
