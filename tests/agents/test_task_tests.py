@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -189,4 +188,4 @@ def test_without_confinement() -> None:
             await sandbox.exec("rm test_it.py; mkfifo test_it.py; ln -s n.py m.py")
             return await judge_by_tests(sandbox, task, "python3 test_it.py")
 
-    assert asyncio.run(main()).passed and sys.version_info >= (3, 8)
+    assert asyncio.run(main()).passed
