@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "task_reader": {"schema", "config", "user_code", "named_files", "helper", "environment", "tracing"},
     "store": {"schema", "http"},
     "tracing": {"schema", "http"},
-    "task_judge": {"schema", "config", "user_code", "helper", "interpreter_host"},
+    "task_judge": {"schema", "config", "user_code", "helper", "interpreter_host", "sandbox", "agents"},
     "context_tracker": {"schema"},
     "engine": {"schema", "attention_rules", "four_bits", "http", "parent"},
     "session": {"schema", "context_tracker", "engine", "tracing", "json_schemas"},

@@ -19,7 +19,8 @@ from ajet.agents.cli_programs import CliProgram, cli_program
 from ajet.agents.limits import AgentSettingsError
 from ajet.agents.placeholders import fill, names
 from ajet.agents.prompt import prompt_messages
-from ajet.agents.task_files import NO_BYTECODE, Verdict, bring_files, judge_by_tests, said
+from ajet.agents.task_files import NO_BYTECODE, bring_files, said
+from ajet.agents.task_tests import Verdict, judge_by_tests
 from ajet.sandbox.sandbox import ExecResult, Sandbox, SandboxError
 from ajet.schema.chat import SIDE_MODEL
 from ajet.schema.errors import WorkflowFault
@@ -90,6 +91,7 @@ class CliAgent:
         max_seconds: float | None = None,
         test_command: str = "",
         test_seconds: float = 60.0,
+        result_as: str = "modules",
         max_output_mb: float = 16.0,
         base_dirs: Sequence[str | Path] = (),
     ) -> None:
@@ -112,6 +114,7 @@ class CliAgent:
         self.system_prompt = system_prompt
         self.max_seconds = max_seconds
         self.test_command = test_command
+        self.result_as = result_as
         self.test_seconds = _above_zero("test_seconds", test_seconds)
         self.max_output_bytes = int(_above_zero("max_output_mb", max_output_mb) * 1e6)
         self.base_dirs = base_dirs
@@ -155,7 +158,10 @@ class CliAgent:
         command = str(metadata.get("test_command") or self.test_command)
         if not command:
             return run
-        return replace(run, verdict=await judge_by_tests(sandbox, metadata, command, self.test_seconds))
+        verdict = await judge_by_tests(
+            sandbox, metadata, command, self.test_seconds, result_as=self.result_as, base_dirs=self.base_dirs
+        )
+        return replace(run, verdict=verdict)
 
     async def _program(self, sandbox: Sandbox, values: Mapping[str, str], variables: Mapping[str, str]) -> CliRun:
         """Run it to its end."""

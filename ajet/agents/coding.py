@@ -1,7 +1,7 @@
 """`CodingAgent`: edits files and runs tests in the episode's sandbox, until they pass.
 
-What a task brings, its tests among it, is in `task_files.py`: the tests' last run decides, and the agent can't change
-them.
+What a task brings, its tests among it, is in `task_files.py`. The tests decide at the end, where the agent was not:
+`task_tests.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from ajet.agents.agent import Agent
 from ajet.agents.limits import AgentSettingsError
 from ajet.agents.model_function import Message
 from ajet.agents.run import AgentRun
-from ajet.agents.task_files import bring_files, judge_by_tests, run_command, said
+from ajet.agents.task_files import bring_files, run_command, said
+from ajet.agents.task_tests import judge_by_tests
 from ajet.sandbox.sandbox import Sandbox
 from ajet.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
 
@@ -53,6 +54,7 @@ class CodingAgent(Agent):
         *,
         tools: Sequence[Any] = (),
         test_command: str = "",
+        result_as: str = "modules",
         stop_when_tests_pass: bool = True,
         max_attempts: int = 3,
         parallel_tool_calls: bool = False,
@@ -64,6 +66,7 @@ class CodingAgent(Agent):
         if max_attempts < 1:
             raise AgentSettingsError(f"max_attempts: {max_attempts} is not allowed: give a number from 1 on")
         self.test_command = test_command
+        self.result_as = result_as
         self.stop_when_tests_pass = stop_when_tests_pass
         self.max_attempts = max_attempts
         self.base_dirs = settings.get("base_dirs", ())
@@ -88,14 +91,20 @@ class CodingAgent(Agent):
         await super().answered(run, answer, call)
 
     async def finalize(self, run: AgentRun) -> None:
-        """Run the tests a last time, as they were given: they are the reward."""
+        """Run the tests on what the agent left: they are the reward."""
         trajectory, command = run.trajectory, self._command(run.context)
         if not command:
             return
-        verdict = await judge_by_tests(sandbox_of(run.context), _metadata(run.context), command)
+        verdict = await judge_by_tests(
+            sandbox_of(run.context),
+            _metadata(run.context),
+            command,
+            result_as=self.result_as,
+            base_dirs=self.base_dirs,
+        )
         trajectory.is_success = verdict.passed
         trajectory.reward = float(verdict.passed)
-        trajectory.metadata["tests"] = {"exit_code": verdict.exit_code, "output": verdict.output}
+        trajectory.metadata["tests"] = verdict.facts()
 
     def _command(self, context: ToolContext) -> str:
         return str(_metadata(context).get("test_command") or self.test_command)

@@ -1,7 +1,7 @@
-"""What a task brings into its sandbox, and the tests that say whether it is done.
+"""What a task brings into its sandbox.
 
 A task's metadata may hold `folder` (a folder of this machine, copied into the workspace), `files` (path → text),
-`test_files` (the same, written again before the tests decide) and `test_command`.
+`test_files` (the same) and `test_command`. `task_tests.py` runs the tests that decide.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import io
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,6 @@ OUTPUT_CHARS = 6000
 LARGEST_FOLDER = 512 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the tests said."""
-
-    exit_code: int
-    output: str
-
-    @property
-    def passed(self) -> bool:
-        """Whether the task is done."""
-        return self.exit_code == 0
-
-
 async def bring_files(sandbox: Sandbox, metadata: Mapping[str, Any], base_dirs: Sequence[str | Path] = ()) -> None:
     """Put the task's folder, files and tests into the workspace."""
     if metadata.get("folder"):
@@ -48,16 +34,6 @@ async def bring_files(sandbox: Sandbox, metadata: Mapping[str, Any], base_dirs: 
     await write_files(sandbox, metadata, "test_files")
 
 
-async def judge_by_tests(
-    sandbox: Sandbox, metadata: Mapping[str, Any], command: str, seconds: float | None = None
-) -> Verdict:
-    """Run the tests a last time, as the task gave them: with nothing left running that could meddle."""
-    await sandbox.end_processes()
-    await write_files(sandbox, metadata, "test_files")
-    result = await run_command(sandbox, command, seconds)
-    return Verdict(result.exit_code, said(result))
-
-
 async def run_command(sandbox: Sandbox, command: str, seconds: float | None = None) -> ExecResult:
     """Run the tests, without `seconds` for as long as the sandbox lets a command run. Python must keep no bytecode: an
     edit of equal length within a second would go unnoticed."""
@@ -66,11 +42,27 @@ async def run_command(sandbox: Sandbox, command: str, seconds: float | None = No
 
 async def write_files(sandbox: Sandbox, metadata: Mapping[str, Any], key: str) -> None:
     """Write the files that a task brings."""
+    for path, text in files_of(metadata, key).items():
+        await sandbox.write(path, text.encode())
+
+
+def files_of(metadata: Mapping[str, Any], key: str) -> Mapping[str, str]:
+    """The files that a task brings, by their paths."""
     files = metadata.get(key) or {}
     if not isinstance(files, Mapping) or not all(isinstance(text, str) for text in files.values()):
         raise TaskDataError(f"a task's `{key}` must map paths to texts, not {files!r:.100}")
-    for path, text in files.items():
-        await sandbox.write(str(path), text.encode())
+    return {str(path): text for path, text in files.items()}
+
+
+def module_names(metadata: Mapping[str, Any], base_dirs: Sequence[str | Path] = ()) -> set[str]:
+    """The modules that the task's folder and files bring, by their first names."""
+    folder = metadata.get("folder")
+    top = _found(folder, base_dirs) if folder else None
+    paths = [*map(Path, files_of(metadata, "files"))]
+    if top is not None:
+        paths += [path.relative_to(top) for pattern in ("*", "src/*") for path in top.glob(pattern)]
+    firsts = [path.parts[1] if path.parts[0] == "src" and path.parts[1:] else path.parts[0] for path in paths]
+    return {name for name in (Path(first).stem for first in firsts) if name.isidentifier()}
 
 
 def said(result: ExecResult) -> str:

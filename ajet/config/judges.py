@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ajet.config.section import AboveZero, Block, Count, Positive, Real, Section, Temperature
 
-JudgeType = Literal["customized_protocol", "llm_judge", "rubrics_auto_grader", "openjudge", "composite"]
+JudgeType = Literal["customized_protocol", "llm_judge", "rubrics_auto_grader", "openjudge", "tests", "composite"]
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 GraderMode = Literal["pointwise", "listwise"]
 
@@ -184,7 +184,8 @@ class JudgePartConfig(Section):
     """`ajet.task_judge.parts.<name>`: one part of a composite reward."""
 
     judge: str = ""
-    """`llm_judge`, `rubrics_auto_grader`, `openjudge`, or a class: `module.path->Class` or `path/file.py->Class`."""
+    """`llm_judge`, `rubrics_auto_grader`, `openjudge`, `tests`, or a class: `module.path->Class` or
+    `path/file.py->Class`."""
     weight: Real = 1.0
     """Its weight in the sum."""
     llm_judge: LlmJudgeConfig | None = None

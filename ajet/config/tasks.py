@@ -340,7 +340,8 @@ class TaskJudgeConfig(Section):
     judge_type: JudgeType = "customized_protocol"
     """`customized_protocol`: the class named by `judge_protocol`. `llm_judge`: a model grades by your prompt.
     `rubrics_auto_grader`: a model grades by rubrics that it wrote from graded examples. `openjudge`: a grader of the
-    package py-openjudge. `composite`: the weighted sum of `parts`."""
+    package py-openjudge. `tests`: the task's `test_command` decides about what is in the episode's sandbox.
+    `composite`: the weighted sum of `parts`."""
     judge_protocol: str | None = None
     """Your judge: `module.path->Class` or `path/file.py->Class`. Needed only if workflows return no reward."""
     success_threshold: Real = 1.0

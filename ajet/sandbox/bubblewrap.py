@@ -30,9 +30,9 @@ from ajet.sandbox.bubblewrap_arguments import (
 from ajet.sandbox.cgroups import Cgroup
 from ajet.sandbox.control import Answer, Control
 from ajet.sandbox.forwarder import Forwarder
-from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings, arguments_of
+from ajet.sandbox.sandbox import Command, ExecResult, Sandbox, SandboxError, SandboxSettings, arguments_of
 from ajet.sandbox.seccomp import seccomp_filter
-from ajet.sandbox.streams import Output, feed
+from ajet.sandbox.streams import Input, OnOutput, Output, feed
 
 START_S = 60.0
 END_S = 5.0
@@ -55,7 +55,7 @@ class BubblewrapSandbox:
     workspace = WORKSPACE
 
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
-        self._settings = settings
+        self.settings = settings
         self._forwarder = None
         if settings.network == "gateway":
             if gateway_url is None:
@@ -86,10 +86,10 @@ class BubblewrapSandbox:
             raise
 
     async def _start(self) -> None:
-        settings = self._settings
+        settings = self.settings
         mode = await asyncio.to_thread(probe)
         cgroup = Cgroup.create(
-            memory_mb=settings.memory_mb + settings.disk_mb, processes=settings.processes + 4, cpus=settings.cpus
+            memory_mb=settings.memory_with_files_mb, processes=settings.processes + 4, cpus=settings.cpus
         )
         self._cgroup = cgroup
         uid = next_uid() if mode == "root" else -1
@@ -137,15 +137,15 @@ class BubblewrapSandbox:
         timeout: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | Input = b"",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
         arguments = arguments_of(command, "/bin/bash")
         folder = os.path.join(WORKSPACE, cwd or "")
         variables = {**self._environment(), **(env or {})}
         fields = [folder, str(len(arguments)), *arguments, *(f"{name}={value}" for name, value in variables.items())]
-        limit = self._settings.output_bytes
-        seconds = self._settings.seconds_for(timeout)
+        limit = self.settings.output_bytes
+        seconds = self.settings.seconds_for(timeout)
         started = time.perf_counter()
         call = _Call(self._live(), limit, on_output)
         timed_out = False
@@ -186,7 +186,7 @@ class BubblewrapSandbox:
         _raise_for(code, call, path)
 
     def _environment(self) -> dict[str, str]:
-        return {"PATH": path_inside(), "HOME": "/tmp", "LANG": "C.UTF-8", **self._settings.environment}
+        return {"PATH": path_inside(), "HOME": "/tmp", "LANG": "C.UTF-8", **self.settings.environment}
 
     def _live(self) -> Control:
         if self._control is None:
@@ -258,7 +258,7 @@ class _Call:
         self.stderr = Output(ours_err, limit, on_output)
         self._feeding: asyncio.Task[None] | None = None
 
-    async def run(self, action: str, fields: Sequence[str], stdin: bytes, seconds: float) -> int:
+    async def run(self, action: str, fields: Sequence[str], stdin: bytes | Input, seconds: float) -> int:
         """The exit code. On a time limit, or when cancelled, whatever the request started is ended."""
         number, waiting = await self._control.begin(action, fields, self._ends)
         self._close_theirs()

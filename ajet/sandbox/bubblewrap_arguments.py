@@ -17,15 +17,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ajet.sandbox.sandbox import SandboxError, SandboxSettings
+from ajet.sandbox.sandbox import SHARED_MEMORY_MB, SandboxError, SandboxSettings
 
 WORKSPACE = "/workspace"
 INSIDE = Path(__file__).with_name("inside.py")
 FIRST = "/run/inside.pyc"
 """`inside.py` as the sandbox sees it: compiled here, once, and not anew by each first process."""
 PROBE_S = 20.0
-SHARED_MEMORY_MB = 64
-"""What /dev/shm may hold."""
 
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = (

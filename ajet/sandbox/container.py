@@ -23,10 +23,10 @@ from collections.abc import Mapping, Sequence
 
 from ajet.sandbox.cgroups import started
 from ajet.sandbox.forwarder import Forwarder, listen_inside
-from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings, arguments_of
+from ajet.sandbox.sandbox import Command, ExecResult, Sandbox, SandboxError, SandboxSettings, arguments_of
 from ajet.sandbox.seccomp import container_profile
 from ajet.sandbox.shell import FILE_S, content_of, read_line, write_line, written
-from ajet.sandbox.streams import Output, feed
+from ajet.sandbox.streams import Input, OnOutput, Output, feed
 
 WORKSPACE = "/workspace"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -45,7 +45,7 @@ class ContainerSandbox:
     workspace = WORKSPACE
 
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
-        self._settings = settings
+        self.settings = settings
         self._program = settings.kind
         self._name = ""
         self._forwarder: Forwarder | None = None
@@ -73,20 +73,20 @@ class ContainerSandbox:
             "disk": "size of the file system in memory",
             "time": "watched by the owner",
             "lifetime": "watched by the owner",
-            "network": network[self._settings.network],
+            "network": network[self.settings.network],
             "system calls": "seccomp",
         }
 
     async def start(self) -> None:
         """Make it. Raises `SandboxError`."""
         try:
-            await asyncio.to_thread(check, self._settings)
+            await asyncio.to_thread(check, self.settings)
             await asyncio.to_thread(sweep, self._program)
             self._name = f"ajet-{secrets.token_hex(8)}"
             with tempfile.NamedTemporaryFile("w", suffix=".json") as profile:
                 json.dump(container_profile(), profile)
                 profile.flush()
-                line = [*_command(self._settings), *run_arguments(self._settings, self._name, profile.name)]
+                line = [*_command(self.settings), *run_arguments(self.settings, self._name, profile.name)]
                 self._process = process = subprocess.Popen(
                     line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
                 )
@@ -95,7 +95,7 @@ class ContainerSandbox:
                 error = await asyncio.to_thread(_last_words, process)
                 raise SandboxError(f"{self._program} could not start the container: {error}")
             loop = asyncio.get_running_loop()
-            self._expiry = loop.call_later(self._settings.lifetime_seconds, self._expire)
+            self._expiry = loop.call_later(self.settings.lifetime_seconds, self._expire)
             if self._forwarder is not None:
                 await self._forwarder.serve(await asyncio.to_thread(self._listener, self._forwarder.port))
         except TimeoutError:
@@ -107,7 +107,7 @@ class ContainerSandbox:
 
     def _listener(self, port: int) -> socket.socket:
         """A socket in the container's network."""
-        inspected = _answer(self._settings, ["inspect", "--format", "{{.State.Pid}}", self._name])
+        inspected = _answer(self.settings, ["inspect", "--format", "{{.State.Pid}}", self._name])
         return listen_inside(int(inspected), port)
 
     def _expire(self) -> None:
@@ -123,15 +123,15 @@ class ContainerSandbox:
         timeout: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | Input = b"",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
         arguments = arguments_of(command)
         folder = posixpath.join(WORKSPACE, cwd or "")
         enter = 'cd -- "$1" 2>/dev/null || { echo "cannot work in $1: No such file or directory" >&2; exit 1; }; '
         line = ["/bin/sh", "-c", f'{enter}shift; exec "$@"', "sh", folder, *arguments]
-        seconds = self._settings.seconds_for(timeout)
-        return await self._run(line, stdin, seconds, self._settings.output_bytes, env or {}, on_output)
+        seconds = self.settings.seconds_for(timeout)
+        return await self._run(line, stdin, seconds, self.settings.output_bytes, env or {}, on_output)
 
     async def read(self, path: str) -> bytes:
         return content_of(await self._run(read_line(WORKSPACE, path), b"", FILE_S, 1 << 30, {}, None), path)
@@ -142,7 +142,7 @@ class ContainerSandbox:
     async def _run(
         self,
         line: Sequence[str],
-        stdin: bytes,
+        stdin: bytes | Input,
         seconds: float,
         limit: int,
         env: Mapping[str, str],
@@ -156,11 +156,11 @@ class ContainerSandbox:
         try:
             process = await asyncio.create_subprocess_exec(
                 *(
-                    *_command(self._settings),
+                    *_command(self.settings),
                     "exec",
                     "--interactive",
                     "--user",
-                    _user(self._settings),
+                    _user(self.settings),
                     *variables,
                     self._name,
                     *line,
@@ -201,8 +201,8 @@ class ContainerSandbox:
         with contextlib.suppress(SandboxError):
             await asyncio.to_thread(
                 _answer,
-                self._settings,
-                ["exec", "--user", _user(self._settings), self._name, "/bin/sh", "-c", "kill -9 -1"],
+                self.settings,
+                ["exec", "--user", _user(self.settings), self._name, "/bin/sh", "-c", "kill -9 -1"],
                 may_fail=True,
             )
         with contextlib.suppress(ProcessLookupError):
@@ -239,7 +239,7 @@ class ContainerSandbox:
                 return
             at_once = ["--time", "0"] if self._program == "podman" else []
             with contextlib.suppress(SandboxError):
-                _answer(self._settings, ["rm", "--force", *at_once, self._name], may_fail=True)
+                _answer(self.settings, ["rm", "--force", *at_once, self._name], may_fail=True)
             process.kill()
             process.wait()
             for stream in (process.stdin, process.stdout, process.stderr):
@@ -282,7 +282,7 @@ def check(settings: SandboxSettings) -> None:
 
 def run_arguments(settings: SandboxSettings, name: str, profile: str) -> list[str]:
     """How the container is made: no privilege, no network, a read-only root, files in memory."""
-    memory = f"{settings.memory_mb + settings.disk_mb}m"
+    memory = f"{settings.memory_with_files_mb}m"
     owner = {"host": socket.gethostname(), "process": os.getpid(), "started": started(os.getpid())}
     labels = {
         LABEL: "1",

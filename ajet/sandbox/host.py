@@ -15,7 +15,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox
+from ajet.sandbox.sandbox import Command, ExecResult, Sandbox, SandboxSettings
+from ajet.sandbox.streams import Input, OnOutput
 
 T = TypeVar("T")
 
@@ -80,6 +81,10 @@ class Hosted:
         return self._inner.gateway_url
 
     @property
+    def settings(self) -> SandboxSettings:
+        return self._inner.settings
+
+    @property
     def limits(self) -> Mapping[str, str]:
         return self._inner.limits
 
@@ -90,7 +95,7 @@ class Hosted:
         timeout: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | Input = b"",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
         relay = None if on_output is None else _Relay(on_output)

@@ -18,9 +18,9 @@ from typing import Any
 from ajet.sandbox.host import run_on_host
 from ajet.sandbox.kubernetes_api import Cluster
 from ajet.sandbox.kubernetes_pod import WORKSPACE, PodOptions, new_name, pod
-from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings, arguments_of
+from ajet.sandbox.sandbox import Command, ExecResult, Sandbox, SandboxError, SandboxSettings, arguments_of
 from ajet.sandbox.shell import FILE_S, content_of, read_line, write_line, written
-from ajet.sandbox.streams import Kept
+from ajet.sandbox.streams import Input, Kept, OnOutput
 
 POLL_S = 0.5
 END_S = 20.0
@@ -51,7 +51,7 @@ class KubernetesSandbox:
 
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
         _check_settings(settings)
-        self._settings = settings
+        self.settings = settings
         self._options = PodOptions.of(settings)
         self._cluster: Cluster | None = None
         self._name = ""
@@ -66,7 +66,7 @@ class KubernetesSandbox:
             "disk": "size of the file system in memory",
             "time": "watched by the owner",
             "lifetime": "the pod's deadline",
-            "network": network[self._settings.network],
+            "network": network[self.settings.network],
             "system calls": "seccomp, the container runtime's own",
         }
 
@@ -77,10 +77,10 @@ class KubernetesSandbox:
             if time.monotonic() - _swept["at"] > SWEEP_S:
                 _swept["at"] = time.monotonic()
                 await cluster.sweep()
-            if self._settings.network == "none":
+            if self.settings.network == "none":
                 await cluster.close_network()
             self._name = new_name()
-            await cluster.create(pod(self._settings, self._options, self._name, await cluster.own_pod()))
+            await cluster.create(pod(self.settings, self._options, self._name, await cluster.own_pod()))
             await self._running(cluster)
         except BaseException:
             with contextlib.suppress(SandboxError):  # the first error says more
@@ -111,13 +111,13 @@ class KubernetesSandbox:
         timeout: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | Input = b"",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
         arguments = arguments_of(command)
-        seconds = self._settings.seconds_for(timeout)
+        seconds = self.settings.seconds_for(timeout)
         line = [*(["env", *(f"{name}={value}" for name, value in env.items())] if env else []), *arguments]
-        return await self._run(line, stdin, seconds, self._settings.output_bytes, cwd or "", on_output)
+        return await self._run(line, stdin, seconds, self.settings.output_bytes, cwd or "", on_output)
 
     async def read(self, path: str) -> bytes:
         return content_of(await self._run(read_line(WORKSPACE, path), b"", FILE_S, 1 << 30), path)
@@ -128,7 +128,7 @@ class KubernetesSandbox:
     async def _run(
         self,
         line: Sequence[str],
-        stdin: bytes,
+        stdin: bytes | Input,
         seconds: float,
         limit: int,
         folder: str = "",
@@ -137,11 +137,12 @@ class KubernetesSandbox:
         cluster = self._live()
         started = time.perf_counter()
         stdout, stderr = Kept(limit, on_output), Kept(limit, on_output)
-        sent = base64.b64encode(self._script(line, folder, len(stdin)).encode()) + b"\n" + stdin
+        counted = None if isinstance(stdin, Input) else len(stdin)
+        script = base64.b64encode(self._script(line, folder, counted).encode()) + b"\n"
         timed_out = False
         try:
             async with asyncio.timeout(seconds):
-                code = await cluster.run(self._name, _RUN, sent, stdout, stderr)
+                code = await cluster.run(self._name, _RUN, (script, stdin), stdout, stderr)
         except TimeoutError:
             timed_out, code = True, 124
             await self._end_all(cluster)
@@ -154,13 +155,15 @@ class KubernetesSandbox:
         truncated = stdout.truncated or stderr.truncated
         return ExecResult(code, stdout.content(), stderr.content(), took, timed_out, truncated)
 
-    def _script(self, line: Sequence[str], folder: str, input_bytes: int) -> str:
-        """What the shell inside does."""
+    def _script(self, line: Sequence[str], folder: str, input_bytes: int | None) -> str:
+        """What the shell inside does. `input_bytes`: None if the input is written while the command runs."""
         place = shlex.quote(posixpath.join(WORKSPACE, folder))
-        processes, disk = self._settings.processes, self._settings.disk_mb << 11  # blocks of 512 bytes
+        processes, disk = self.settings.processes, self.settings.disk_mb << 11  # blocks of 512 bytes
         words = shlex.join(line)
         # input has no end of its own on this connection: what is wanted is counted off
         run = f"head -c {input_bytes} | exec {words}" if input_bytes else f"exec {words} </dev/null"
+        if input_bytes is None:
+            run = f"exec {words}"
         return (
             f"cd -- {place} 2>/dev/null || {{ echo cannot work in {place}: No such file or directory >&2; exit 1; }}\n"
             f"ulimit -u {processes} 2>/dev/null || ulimit -p {processes} 2>/dev/null\n"
@@ -172,7 +175,7 @@ class KubernetesSandbox:
         sent = base64.b64encode(b"kill -9 -1") + b"\n"
         with contextlib.suppress(SandboxError, TimeoutError):
             async with asyncio.timeout(END_S):
-                await cluster.run(self._name, _RUN, sent, Kept(1000), Kept(1000))
+                await cluster.run(self._name, _RUN, (sent,), Kept(1000), Kept(1000))
 
     async def _why(self, cluster: Cluster) -> str:
         """Why no command can run, if the pod is over."""

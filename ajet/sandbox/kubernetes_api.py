@@ -16,14 +16,13 @@ from typing import Any
 
 from ajet.sandbox.kubernetes_pod import CONTAINER, LABEL, PodOptions, closed_network, is_left_over
 from ajet.sandbox.sandbox import SandboxError
-from ajet.sandbox.streams import Kept
+from ajet.sandbox.streams import Input, Kept, pieces_of
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
 
 REQUEST_S = 30.0
 HEARTBEAT_S = 20.0
 """How often a connection shows that it is alive: what lies between cuts silent ones."""
-CHUNK = 1 << 15
 _STDIN, _STDOUT, _STDERR, _STATUS = b"\x00", 1, 2, 3
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -147,7 +146,9 @@ class Cluster:
 
     # ------------------------------------------------------------ commands
 
-    async def run(self, name: str, line: Sequence[str], stdin: bytes, stdout: Kept, stderr: Kept) -> int:
+    async def run(
+        self, name: str, line: Sequence[str], stdin: Sequence[bytes | Input], stdout: Kept, stderr: Kept
+    ) -> int:
         """Run a command in a pod, to its end. Returns its exit code."""
         answer: dict[str, Any] | None = None
         with self._asking("run a command in a pod"):
@@ -203,11 +204,11 @@ def exit_code(answer: dict[str, Any]) -> int:
     raise SandboxError(f"the pod could not run a command: {str(answer.get('message', answer))[:500]}")
 
 
-async def _feed(connection: Any, stdin: bytes) -> None:
-    view = memoryview(stdin)
+async def _feed(connection: Any, stdin: Sequence[bytes | Input]) -> None:
     with contextlib.suppress(ConnectionError):  # the command has ended, and its answer is there
-        for at in range(0, len(view), CHUNK):
-            await connection.send_bytes(_STDIN + bytes(view[at : at + CHUNK]))
+        for content in stdin:
+            async for piece in pieces_of(content):
+                await connection.send_bytes(_STDIN + bytes(piece))
 
 
 async def _pieces(connection: Any) -> AsyncIterator[tuple[int, bytes]]:

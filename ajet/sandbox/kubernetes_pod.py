@@ -29,8 +29,8 @@ EXPIRES = "ajet.sandbox/expires"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _FIRST_UID = 0x6A000000
 _UIDS = 0x01000000
-_FIRST = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
-"""Process 1: it frees processes that have ended, and does nothing else."""
+_FIRST = "trap '' INT TERM; while :; do sleep 3600 & wait $!; done"
+"""Process 1: it frees processes that have ended, and does nothing else. Commands are its user, and may not end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def pod(
 
 
 def _container(settings: SandboxSettings, options: PodOptions) -> dict[str, Any]:
-    amount = {"cpu": f"{math.ceil(settings.cpus * 1000)}m", "memory": f"{settings.memory_mb + settings.disk_mb}Mi"}
+    amount = {"cpu": f"{math.ceil(settings.cpus * 1000)}m", "memory": f"{settings.memory_with_files_mb}Mi"}
     variables = {"PATH": PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **settings.environment}
     return {
         "name": CONTAINER,

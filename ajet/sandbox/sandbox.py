@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
+from ajet.sandbox.streams import Input, OnOutput
 from ajet.schema.errors import UserError
 from ajet.schema.sandbox_kind import SandboxKind
 
-OnOutput = Callable[[bytes], None]
 Command = str | Sequence[str]
 
+SHARED_MEMORY_MB = 64
+"""What /dev/shm may hold."""
 Network = Literal["none", "gateway", "host"]
 
 
@@ -35,7 +37,7 @@ class SandboxSettings:
     """`gateway`: the run's own gateway can be reached and nothing else."""
     cpus: float = 1.0
     memory_mb: int = 1024
-    """Of all processes together. Files that are kept in memory may take `disk_mb` besides."""
+    """Of all processes together. Files are in memory besides: see `memory_with_files_mb`."""
     processes: int = 128
     disk_mb: int = 512
     """What files may take in the workspace, and again in /tmp."""
@@ -69,6 +71,11 @@ class SandboxSettings:
         for folder in self.read_only:
             if not os.path.isabs(folder) or os.path.normpath(folder) in ("/", "/proc", "/sys", "/dev", "/workspace"):
                 raise SandboxError(f"sandbox read_only: {folder!r} can't be shown: name an absolute path of a folder")
+
+    @property
+    def memory_with_files_mb(self) -> int:
+        """The memory of processes and of full file systems together: files can't take what processes need."""
+        return self.memory_mb + 2 * self.disk_mb + SHARED_MEMORY_MB
 
     def seconds_for(self, asked: float | None) -> float:
         """How long a command may run that asks for this long."""
@@ -109,6 +116,10 @@ class Sandbox(Protocol):
         """The run's gateway as it is reached from inside (`network: gateway`)."""
 
     @property
+    def settings(self) -> SandboxSettings:
+        """How it is confined: what another one like it is made of."""
+
+    @property
     def limits(self) -> Mapping[str, str]:
         """What holds each limit: `memory: cgroup`, `processes: prlimit`, … or `not limited`."""
 
@@ -119,7 +130,7 @@ class Sandbox(Protocol):
         timeout: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | Input = b"",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
         """Run a shell line, or an argument vector without a shell. Cancelling it ends the command and its children.

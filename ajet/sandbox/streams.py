@@ -1,4 +1,4 @@
-"""`Kept`, `Output` and `feed`: a command's streams, read and written on the event loop.
+"""`Kept`, `Output`, `Input` and `feed`: a command's streams, read and written on the event loop.
 
 However much a command prints, it is read (so that it isn't blocked), and at most `limit` bytes are kept: the beginning
 and the end.
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 
-from ajet.sandbox.sandbox import OnOutput
+OnOutput = Callable[[bytes], None]
 
 CHUNK = 1 << 16
+PIECE = 1 << 15
+"""Of what is written: the most that goes into one message to a pod."""
 DRAIN = 1 << 22
 """How much is still read once the command has ended: more than a pipe holds, but not what others print for ever."""
 
@@ -94,20 +98,60 @@ class Output(Kept):
         return len(chunk)
 
 
-async def feed(descriptor: int, content: bytes) -> None:
+class Input:
+    """What a command reads, written while it runs. Written from any thread, read by one command."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[bytes] = deque()
+        self._wake: Callable[[], object] = lambda: None
+
+    def write(self, piece: bytes) -> None:
+        """Add a piece."""
+        self._pieces.append(piece)
+        self._wake()
+
+    def close(self) -> None:
+        """The command reads an end of file after what has been written."""
+        self.write(b"")
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Every piece, as soon as it is there, until it is closed."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(news.set)
+        while True:
+            while self._pieces:
+                if not (piece := self._pieces.popleft()):
+                    return
+                yield piece
+            await news.wait()
+            news.clear()
+
+
+async def pieces_of(content: bytes | Input) -> AsyncIterator[memoryview]:
+    """A command's input in pieces that a pipe takes."""
+    if isinstance(content, Input):
+        async for piece in content.pieces():
+            yield memoryview(piece)
+        return
+    view = memoryview(content)
+    for at in range(0, len(view), PIECE):
+        yield view[at : at + PIECE]
+
+
+async def feed(descriptor: int, content: bytes | Input) -> None:
     """Write `content` to a pipe, as fast as it is read, and close it. A reader that stops early is no error."""
     loop = asyncio.get_running_loop()
     os.set_blocking(descriptor, False)
-    at = 0
-    view = memoryview(content)
     try:
-        while at < len(view):
-            try:
-                at += os.write(descriptor, view[at : at + CHUNK])
-            except BlockingIOError:
-                await _writable(loop, descriptor)
-            except BrokenPipeError:
-                return
+        async for piece in pieces_of(content):
+            at = 0
+            while at < len(piece):
+                try:
+                    at += os.write(descriptor, piece[at:])
+                except BlockingIOError:
+                    await _writable(loop, descriptor)
+    except BrokenPipeError:
+        return
     finally:
         os.close(descriptor)
 

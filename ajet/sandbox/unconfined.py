@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ajet.sandbox.sandbox import Command, ExecResult, OnOutput, Sandbox, SandboxError, SandboxSettings, arguments_of
-from ajet.sandbox.streams import Output, feed
+from ajet.sandbox.sandbox import Command, ExecResult, Sandbox, SandboxError, SandboxSettings, arguments_of
+from ajet.sandbox.streams import Input, OnOutput, Output, feed
 
 
 class UnconfinedSandbox:
@@ -27,7 +27,7 @@ class UnconfinedSandbox:
 
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
         check(settings)
-        self._settings = settings
+        self.settings = settings
         self.gateway_url = gateway_url
         self.workspace = ""
         self._running: set[int] = set()
@@ -50,7 +50,7 @@ class UnconfinedSandbox:
         timeout: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | Input = b"",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
         arguments = arguments_of(command)
@@ -59,12 +59,12 @@ class UnconfinedSandbox:
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": self.workspace,
             "LANG": "C.UTF-8",
-            **self._settings.environment,
+            **self.settings.environment,
             **(env or {}),
         }
         started = time.perf_counter()
         (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = os.pipe(), os.pipe(), os.pipe()
-        limit = self._settings.output_bytes
+        limit = self.settings.output_bytes
         stdout, stderr = Output(ours_out, limit, on_output), Output(ours_err, limit, on_output)
         feeding = asyncio.create_task(feed(ours_in, stdin))
         timed_out, code = False, 0
@@ -86,7 +86,7 @@ class UnconfinedSandbox:
                 for descriptor in (theirs_in, theirs_out, theirs_err):
                     os.close(descriptor)
             self._running = {group for group in self._running if _alive(group)} | {process.pid}
-            seconds = self._settings.seconds_for(timeout)
+            seconds = self.settings.seconds_for(timeout)
             try:
                 code = await asyncio.wait_for(process.wait(), seconds)
             except TimeoutError:

@@ -47,8 +47,13 @@ class WorkflowTask(BaseModel):
     _tuner: Any = PrivateAttr(default=None)
 
     def remember_tuner(self, tuner: Any) -> None:
-        """Called before the workflow runs, for the three names below, which old files use."""
+        """Called before the workflow runs, for the names below: one for judges, two that old files use."""
         self._tuner = tuner
+
+    @property
+    def sandbox(self) -> Any:
+        """The episode's sandbox, for a judge. None: there is none, or not here."""
+        return None if self._tuner is None else self._tuner.sandbox
 
     @property
     def tokenizer(self) -> Any:

@@ -88,6 +88,7 @@ OURS = {
     "llm_judge": "ajet.task_judge.llm_judge:LlmJudge",
     "rubrics_auto_grader": "ajet.task_judge.rubrics_judge:RubricsJudge",
     "openjudge": "ajet.task_judge.openjudge:OpenJudge",
+    "tests": "ajet.task_judge.tests_judge:TestsJudge",
     "composite": "ajet.task_judge.composite:CompositeJudge",
 }
 """`task_judge.judge_type` → module and class, imported on use."""

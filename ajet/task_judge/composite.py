@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 KEY = "ajet.task_judge.parts"
 BLOCKS = ("llm_judge", "rubrics_auto_grader", "openjudge")
+KINDS = (*BLOCKS, "tests")
 
 
 class CompositeJudge(GroupJudge):
@@ -124,8 +125,8 @@ def _judge_of(name: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge
         update={block: part[block] for block in BLOCKS if part[block] is not None}
     )
     own = config.model_copy(update={"ajet": config.ajet.model_copy(update={"task_judge": section})})
-    if part.judge in BLOCKS:
+    if part.judge in KINDS:
         return build_judge(part.judge, own, base_dirs)
     if "->" not in part.judge:
-        raise ConfigError(f"{key}: {part.judge!r} is none of {', '.join(BLOCKS)}, nor a class (`path.py->Class`)")
+        raise ConfigError(f"{key}: {part.judge!r} is none of {', '.join(KINDS)}, nor a class (`path.py->Class`)")
     return import_judge(part.judge, own, base_dirs, key)

@@ -96,8 +96,8 @@ class AgentWorkflow(Workflow):
 
 def output_of(trajectory: Trajectory) -> WorkflowOutput:
     """What a judge is given."""
-    facts = {"final_answer": _answer(trajectory), "stop_reason": str(trajectory.stop_reason)}
-    return WorkflowOutput(metadata=facts, log_metrics=_metrics(trajectory))
+    ends = {"final_answer": _answer(trajectory), "stop_reason": str(trajectory.stop_reason)}
+    return WorkflowOutput(metadata={**trajectory.metadata, **ends}, log_metrics=_metrics(trajectory))
 
 
 def reward_of(trajectory: Trajectory, task: Task) -> tuple[float, bool | None] | None:

@@ -31,6 +31,7 @@ NO_REWARD = (
     "the program's episode has no reward: the task has neither a `test_command` nor an `answer` in its metadata, and "
     "there is no judge. Give tasks one of the two, or set ajet.task_judge.judge_protocol"
 )
+OPTIONS = ("max_output_mb", "result_as", "test_command", "test_seconds")
 EXIT_CODE = "exit_code"
 OUTPUT = "output"
 
@@ -41,10 +42,10 @@ def build_cli_agent(config: Config, base_dirs: Sequence[Path] = ()) -> CliAgent:
     assert settings is not None
     known = signature(CliAgent).parameters
     for option in settings.options:
-        if option not in ("test_command", "test_seconds", "max_output_mb"):
+        if option not in OPTIONS:
+            hint = f". ({option} is a key of rollout.agent itself.)" if option in known else ""
             raise AgentSettingsError(
-                f"{AGENT_KEY}.options: type cli has no option {option!r}; options: max_output_mb, test_command, "
-                f"test_seconds" + (f". ({option} is a key of rollout.agent itself.)" if option in known else "")
+                f"{AGENT_KEY}.options: type cli has no option {option!r}; options: {', '.join(OPTIONS)}{hint}"
             )
     installed = settings.installed_in
     if installed is not None:
@@ -123,7 +124,7 @@ def output_of_run(run: CliRun) -> WorkflowOutput:
         OUTPUT: run.output,
     }
     if run.verdict is not None:
-        facts["tests"] = {EXIT_CODE: run.verdict.exit_code, OUTPUT: run.verdict.output}
+        facts["tests"] = run.verdict.facts()
     failed = run.exit_code != 0
     return WorkflowOutput(
         metadata=facts, log_metrics={"agent/failed_exit": float(failed), "agent/seconds": run.seconds}

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from ajet.environment.leased import LeasedEnvironment
-from ajet.sandbox import SandboxError
+from ajet.sandbox import SandboxError, UnusableResultError
 from ajet.schema.episode import Failure
 from ajet.schema.error_chain import address_of, error_chain
 from ajet.schema.errors import (
@@ -193,6 +193,9 @@ async def _run(
         spans.give_reward(result)
     except WorkflowInterrupted:
         raise
+    except UnusableResultError as error:  # the agent's doing, which no workflow need foresee
+        result.finished, result.reward, result.is_success = True, 0.0, False
+        result.metadata = {"unusable_result": str(error)}
     except BaseException as error:  # noqa: BLE001 - whatever user code raises, sys.exit included, ends only its episode
         _blame(result, "output" if result.finished or isinstance(error, RewardError) else "workflow", error)
         result.finished = False
@@ -321,6 +324,8 @@ async def _ask(
         try:
             value = await called(judge_.compute_reward, workflow_task, output)
             return value if isinstance(value, Later) else validate_reward(value, type(judge_).__name__)
+        except UnusableResultError as error:  # the agent's doing, which no judge need foresee
+            return Judgement(0.0, False, notes={"unusable_result": str(error)})
         except (WorkflowInterrupted, JudgeFault, bdb.BdbQuit):
             raise
         except BaseException as error:

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 import ajet
 from ajet.sandbox import Sandbox, SandboxError, SandboxSettings, bubblewrap, open_sandbox
 from ajet.sandbox.cgroups import Cgroup, _parents, sweep
+from ajet.sandbox.streams import Input
 
 pytestmark = needs_bubblewrap
 SMALL = SandboxSettings(memory_mb=128, disk_mb=8, processes=24, exec_seconds=20, output_bytes=20_000)
@@ -224,6 +225,33 @@ def test_what_the_callers_function_raises_ends_the_command() -> None:
             await sandbox.exec("yes", on_output=fails)
 
     within(use)
+
+
+def test_input_that_is_written_while_the_command_runs() -> None:
+    async def use(sandbox: Sandbox) -> None:
+        written = Input()
+        heard: list[bytes] = []
+
+        def hear(piece: bytes) -> None:
+            heard.append(piece)
+            if len(heard) == 1:
+                written.write(b"x" * (1 << 20))
+                written.close()
+
+        written.write(b"a\n")
+        done = await sandbox.exec('read -r line; echo "$line"; wc -c', stdin=written, on_output=hear)
+        assert (done.exit_code, done.stdout) == (0, b"a\n1048576\n")
+
+    within(use)
+
+
+def test_a_full_disk_takes_no_memory_from_processes(mode: str) -> None:
+    async def use(sandbox: Sandbox) -> None:
+        await sandbox.exec("for place in . /tmp /dev/shm; do cat /dev/zero > $place/zeros; done")
+        done = await sandbox.exec(["python3", "-c", "print(len(bytearray(24 << 20)))"])
+        assert (done.exit_code, done.stdout) == (0, b"25165824\n")
+
+    within(use, SandboxSettings(memory_mb=48, disk_mb=48))
 
 
 def test_commands_run_side_by_side() -> None:

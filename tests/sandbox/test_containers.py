@@ -156,7 +156,7 @@ def test_a_program_is_the_agent_of_an_episode(kind: str) -> None:
     sandbox = {"kind": kind, "image": settings.image, "options": settings.options, "memory_mb": 64, "disk_mb": 8}
     config = make_config({"rollout.agent": {"type": "cli", "command": ASKS}, "rollout.sandbox": sandbox})
     engine = ScriptedEngine(["the answer"], lambda: ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
-    check = {"files": {"n.py": "N = 1\n"}, "test_command": 'grep "N = 2" n.py'}
+    check = {"files": {"n.py": "N = 1\n"}, "test_command": 'grep "N = 2" n.py', "result_as": "files"}
     assert find_sandbox(config) is not None
     with Runtime(config, make_engine=lambda _: engine) as runtime:
         task = Task(task_id="t", main_query="Make N two.", metadata=check)

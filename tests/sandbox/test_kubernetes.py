@@ -21,6 +21,8 @@ import kubernetes_server
 from kubernetes_server import KubernetesServer
 
 import ajet
+from ajet.agents.task_files import bring_files
+from ajet.agents.task_tests import Verdict, judge_by_tests
 from ajet.sandbox import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
 from ajet.sandbox.kubernetes_pod import PodOptions, closed_network, pod
 
@@ -240,3 +242,36 @@ def test_the_manifests_are_what_the_library_knows() -> None:
     spec = manifest["spec"]
     assert spec["automountServiceAccountToken"] is False and spec["securityContext"]["runAsNonRoot"]
     assert spec["containers"][0]["env"][-1] == {"name": "A", "value": "$$(B)"}
+
+
+@needs_node
+@pytest.mark.parametrize(
+    ("module", "passed"), [("N = 2", True), ("import os; os._exit(0)", False), ("import time; time.sleep(99)", False)]
+)
+def test_the_tests_of_a_result_run_in_pods_of_their_own(server: KubernetesServer, module: str, passed: bool) -> None:
+    task = {"files": {"n.py": module}, "test_files": {"t.py": "import n\nassert n.N == 2\n"}}
+    made = len(server.made)
+
+    async def work(sandbox: Sandbox) -> Verdict:
+        await bring_files(sandbox, task)
+        await sandbox.exec("rm t.py; mkdir -p t.py/x; mkfifo p; ln -s / up; (sleep 99 &) ; cat /dev/zero > /tmp/z")
+        return await judge_by_tests(sandbox, task, "python3 t.py", seconds=10)
+
+    verdict = use(settings_of(server), work)
+    assert verdict.passed is passed, verdict
+    assert len(server.made) == made + 3 and not server.pods
+
+
+@needs_node
+def test_a_command_cant_end_the_pod_by_a_signal(server: KubernetesServer) -> None:
+    async def work(sandbox: Sandbox) -> None:
+        await sandbox.exec("for n in HUP INT QUIT TERM KILL USR1 ALRM; do kill -$n 1; kill -$n -1; done")
+        assert (await sandbox.exec("echo there")).stdout == b"there\n"
+
+    use(settings_of(server), work)
+
+
+@needs_node
+def test_a_full_disk_takes_no_memory_from_processes(server: KubernetesServer) -> None:
+    manifest = pod(settings_of(server), PodOptions(), "n", None)
+    assert manifest["spec"]["containers"][0]["resources"]["limits"]["memory"] == f"{64 + 2 * 8 + 64}Mi"

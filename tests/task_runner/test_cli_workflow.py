@@ -133,8 +133,8 @@ if os.fork() == 0:
 
 
 def test_what_it_leaves_running_has_no_say_in_the_tests() -> None:
-    tests = {**METADATA, "test_command": "echo 'N = 3' > n.py; sleep 0.2; python3 test_n.py"}
-    episode = run(program(DAEMON), Task(task_id="t", main_query="?", metadata=tests))
+    tests = {"test_command": "echo 'N = 3' > n.py; sleep 0.2; python3 test_n.py", "result_as": "files"}
+    episode = run(program(DAEMON), Task(task_id="t", main_query="?", metadata={**METADATA, **tests}))
     assert (episode.reward, episode.metadata["stop_reason"]) == (0.0, "exit")
 
 

@@ -221,6 +221,7 @@ def run_with_program(backbone: str, folder: Path) -> None:
         "ajet.rollout.agent.type=cli",
         f"ajet.rollout.agent.command={json.dumps(['python3', '-c', PROGRAM])}",
         f"ajet.rollout.agent.options.test_command={json.dumps(f'python3 -c {shlex.quote(two_vowels)}')}",
+        "ajet.rollout.agent.options.result_as=files",
         "ajet.rollout.sandbox=bubblewrap",
         *TWO_STEPS,
     )

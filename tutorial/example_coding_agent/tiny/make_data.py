@@ -45,7 +45,7 @@ def task(draw: random.Random, name: str) -> dict[str, Any]:
         "question": f"{', '.join(functions)}: one is wrong.",
         "files": {"m.py": "\n".join(lines)},
         "test_files": {"t.py": TESTS.format(bodies=bodies)},
-        "test_command": "python3 -I -S -c 'import sys; sys.path.insert(0, \".\"); import t'",
+        "test_command": "python3 t.py",
         "functions": functions,
         "broken": broken,
     }
