@@ -65,11 +65,9 @@ class ToolForm(NamedTuple):
     as_text: bool
     """It wants arguments as text."""
     short_ids: bool
-    null_content: bool
-    """It wants null where no text stands beside a call."""
 
 
-NO_TOOLS = ToolForm(False, False, False, False, False)
+NO_TOOLS = ToolForm(False, False, False, False)
 
 
 class ChatTemplate:
@@ -187,17 +185,17 @@ class ChatTemplate:
     @cached_property
     def _tool_form(self) -> ToolForm:
         seen = NO_TOOLS
-        for as_text, short, null in product((False, True), repeat=3):
+        for as_text, short in product((False, True), repeat=2):
             calls = _shape_calls(stub_call(0), as_text, short)
             identity = calls[0]["id"]
-            reply = {"role": "assistant", "content": None if null else "", "tool_calls": calls}
+            reply = {"role": "assistant", "content": "", "tool_calls": calls}
             result = {**_stub("tool", 0), "tool_call_id": identity, "name": STUB_NAME}
             talk = [_stub("user", 0), reply, result]
             text = self._try([*talk, _stub("assistant", 1)], [STUB_TOOL]) or self._try(talk, [STUB_TOOL])
             if text is None or f"'{STUB_KEY}'" in text:  # rejected, or printed as a Python dict
                 continue
             called = stub_word("call", 0) in text and (STUB_NAME in text or identity in text)
-            form = ToolForm(called, stub_word("tool", 0) in text, as_text, short, null)
+            form = ToolForm(called, stub_word("tool", 0) in text, as_text, short)
             if called:
                 return form
             seen = seen if seen.results else form
@@ -272,7 +270,6 @@ class ChatTemplate:
         if reasoning := message.get("reasoning_content"):
             fit |= self._fit_reasoning(mark(reasoning), fit["content"], bool(calls))
         if calls:
-            fit["content"] = fit["content"] or (None if self._tool_form.null_content else "")
             fit["tool_calls"] = mark(_shape_calls(calls, self._tool_form.as_text, self._tool_form.short_ids))
         return fit
 

