@@ -10,7 +10,7 @@ DEVICE ?= cuda
 GPU_PYTHON ?=
 GPU_ARGS ?=
 
-.PHONY: help env demo test coverage check format bars gpu-check docs pictures clean test-agentscope1 test-oldest test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-bitsandbytes test-liger test-openenv test-verifiers test-openjudge
+.PHONY: help env demo test coverage check format bars gpu-check docs pictures clean test-agentscope1 test-oldest test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-bitsandbytes test-liger test-openenv test-verifiers test-openjudge test-templates
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -201,6 +201,15 @@ test-openjudge: .venv-openjudge/.ready env  ## run the tests of OpenJudge's grad
 	.venv-openjudge/bin/uv pip install --quiet --python .venv-openjudge/bin/python 'py-openjudge>=0.2.4'
 	@touch $@
 
+test-templates: env .chat-templates/.ready  ## run the tests of real chat templates, read from packages that ship them (about 80 MB)
+	$(BIN)/python -m pytest -rs tests/context_tracker/test_real_templates.py
+
+# archives, which are read and never installed
+.chat-templates/.ready: constraints/chat-templates.txt
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
+	  --dest .chat-templates -r $<
+	@touch $@
+
 test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real vLLM on the CPU (about 2 GB)
 	AJET_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest \
 	  tests/engine/test_vllm_real.py tests/backbone/local/test_own_engine.py tests/backbone/prompt/test_vllm_search.py \
@@ -216,4 +225,4 @@ test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real v
 	@touch $@
 
 clean:  ## remove what the targets built
-	rm -rf .venv .venv-agentscope1 .venv-clients .venv-crewai .node-clients .node-cli-agents .venv-mini-swe-agent .venv-verl .venv-trinity .venv-vllm .bitsandbytes .liger .venv-openenv .venv-verifiers .venv-openjudge site
+	rm -rf .venv .venv-agentscope1 .venv-clients .venv-crewai .node-clients .node-cli-agents .venv-mini-swe-agent .venv-verl .venv-trinity .venv-vllm .bitsandbytes .liger .chat-templates .venv-openenv .venv-verifiers .venv-openjudge site

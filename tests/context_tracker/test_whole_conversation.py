@@ -15,7 +15,9 @@ from ajet.context_tracker.template import STUB
 from ajet.schema.generation import Completion, Sampling
 
 CALL = """{{ '<|im_start|>assistant\n' + (message.content or '') }}
-{%- for call in message.tool_calls or [] %}{{ '<call>' + call.function.name + (call.function.arguments | tojson) }}{% endfor %}
+{%- for call in message.tool_calls or [] %}
+  {{- '<call>' + call.function.name + (call.function.arguments | tojson) }}
+{%- endfor %}
 {{- '<|im_end|>\n' }}"""
 RESULT = "{{ '<|im_start|>result of ' + NAME + '\n' + message.content + '<|im_end|>\n' }}"
 FRAME = """{%- set seen = namespace(name='nothing', count=0, query='nothing') %}
@@ -176,3 +178,31 @@ def test_reasoning_long_ago_in_a_turn_is_dropped_as_the_template_does() -> None:
         messages.append(user("Sure?"))
         call = drive.begin(messages, tools=[SEARCH])
         assert bool(call.extends) is not bool(thought)
+
+
+THINKING = """{%- for message in messages %}
+  {{- '<|im_start|>' + message.role + '\n' }}
+  {%- if message.content is string %}{{ message.content }}{% else %}
+    {%- for part in message.content %}
+      {{- '[THINK]' + part.thinking + '[/THINK]' if part.type == 'thinking' else part.text }}
+    {%- endfor %}
+  {%- endif %}{{ '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+
+def test_reasoning_goes_into_the_part_that_a_template_reads() -> None:
+    loop = Loop(THINKING)
+    text = loop.tokenizer.decode(loop.renderer.render([user("Why?"), said("So.", reasoning_content="Hm."), user("?")]))
+    assert "assistant\n[THINK]Hm.[/THINK]So.<|im_end|>" in text
+
+
+def test_a_late_developer_message_is_never_lost() -> None:
+    first_only = "{%- if messages[0].role == 'developer' %}{{ messages[0].content }}{% endif %}" + (
+        "{%- for message in messages if message.role in ('user', 'assistant') %}"
+        "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}"
+    )
+    loop = Loop(first_only)
+    talk = [{"role": "developer", "content": role} for role in ("First.", "Late.")]
+    text = loop.tokenizer.decode(loop.renderer.render([talk[0], user("Hello"), said("Hi."), talk[1], user("Go on")]))
+    assert text.startswith("First.") and "<|im_start|>user\nLate.<|im_end|>" in text
