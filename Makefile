@@ -202,7 +202,7 @@ test-openjudge: .venv-openjudge/.ready env  ## run the tests of OpenJudge's grad
 	@touch $@
 
 test-templates: env .chat-templates/.ready  ## run the tests of real chat templates, read from packages that ship them (about 80 MB)
-	$(BIN)/python -m pytest -rs tests/context_tracker/test_real_templates.py
+	$(BIN)/python -m pytest -rs tests/context_tracker/test_real_templates.py tests/context_tracker/test_reply_targets.py
 
 # archives, which are read and never installed
 .chat-templates/.ready: constraints/chat-templates.txt

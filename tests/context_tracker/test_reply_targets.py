@@ -56,10 +56,6 @@ THOUGHTS = {
         "<think></think>It is 5.<|im_end|>",
         "<think>Two and three.</think>It is 5.<|im_end|>",
     ),
-    "Kimi K2 Thinking": (
-        "<think></think>It is 5.<|im_end|>",
-        "<think>Two and three.</think>It is 5.<|im_end|>",
-    ),
     "GLM 4.5": (
         "\n<think></think>\nIt is 5.<|user|>",
         "\n<think>Two and three.</think>\nIt is 5.<|user|>",
