@@ -21,7 +21,7 @@ from ajet.context_tracker.messages import (
     snapshot,
     split_reasoning,
 )
-from ajet.context_tracker.template_probe import Skeleton
+from ajet.context_tracker.shapes import Skeleton
 from ajet.schema.call_tree import Call
 from ajet.schema.chat import Message
 from ajet.schema.errors import ModelCallError

@@ -18,7 +18,7 @@ from ajet.context_tracker.conversation import Audit, CallRecord, Turn
 from ajet.context_tracker.growth import Growth, Node
 from ajet.context_tracker.messages import split_reasoning, stable_json
 from ajet.context_tracker.renderer import NotStable, Renderer
-from ajet.context_tracker.template_probe import Shape, Skeleton, shape_after
+from ajet.context_tracker.shapes import Shape, Skeleton, shape_after
 from ajet.schema.call_tree import CallTree, Fork
 from ajet.schema.chat import Message, Tool
 

@@ -5,20 +5,22 @@ there are tools, the template's arguments) it renders a short conversation of se
 prompt and once with the reply and new messages added. If the second text begins with the first, holds every word of the
 reply, and continues with the new messages, then the template only appends; what lies between the reply's last word and
 the new messages closes a turn. Otherwise the rule says what the template does instead.
+
+What is appended to a real reply is rendered after that reply, with its names and ids. If it depends on earlier messages
+(the template counts calls, or looks them up), it is taken from a rendering of the whole conversation: `found_in`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from ajet.context_tracker.encoder import XML_TAG
 from ajet.context_tracker.messages import split_reasoning
 from ajet.context_tracker.settings import ReasoningHistory
+from ajet.context_tracker.shapes import HOLDS, LETTERS, WITHOUT_REASONING, Shape
 from ajet.context_tracker.template import (
     STUB,
     STUB_DESCRIPTION,
@@ -30,12 +32,6 @@ from ajet.context_tracker.template import (
 )
 from ajet.schema.chat import Message
 
-Skeleton = tuple[str, ...]
-"""The shape of a history: its head (`s`, `d` or `-`) and its last two turns, with one letter per message."""
-
-MAX_PERIOD = 6
-TURN_LETTERS = 12
-"""How much of a turn's shape matters. A loop of calls and results repeats: twice stands for a hundred times."""
 MAX_RULES = 4096
 """Rules kept at a time: shapes are few, but template arguments can be anything."""
 EXCERPT = 40
@@ -44,70 +40,6 @@ EXCERPT = 40
 THOUGHT_END = "</think>"
 EARLIER = "uctmtta"
 """A turn with tool calls. If it changes what is appended after a later one, the template counts or looks back."""
-STEP = re.compile(r".t*")
-"""A reply and the results of its calls, in letters."""
-RUN = re.compile(r"(..?)\1{2,}")
-
-LETTERS = {"system": "s", "developer": "d", "user": "u", "tool": "t"}
-REPLIES = {  # (reasoning, has content, tool calls) → letter; upper case: with content
-    ("", False, 0): "e",
-    ("", True, 0): "a",
-    ("field", False, 0): "q",
-    ("field", True, 0): "r",
-    ("inline", True, 0): "i",
-    ("", False, 1): "c",
-    ("", True, 1): "C",
-    ("", False, 2): "m",
-    ("", True, 2): "M",
-    ("field", False, 1): "k",
-    ("field", True, 1): "K",
-    ("field", False, 2): "n",
-    ("field", True, 2): "N",
-    ("inline", True, 1): "J",
-    ("inline", True, 2): "P",
-}
-HOLDS = {name: shape for shape, name in REPLIES.items()}
-WITHOUT_REASONING = {name: REPLIES[("", content, calls)] for name, (_, content, calls) in HOLDS.items()}
-
-
-def letter(message: Message) -> str:
-    """What in a plain message can matter to a template's structure."""
-    role = message["role"]
-    if role != "assistant":
-        return LETTERS[role]
-    content = message["content"]
-    reasoning = "field" if "reasoning_content" in message else "inline" if "</think>" in content else ""
-    return REPLIES[(reasoning, bool(content), min(2, len(message.get("tool_calls", ()))))]
-
-
-@lru_cache(maxsize=65536)
-def extend_skeleton(skeleton: Skeleton, new: str) -> Skeleton:
-    """The shape of a history after one more message."""
-    if not skeleton:
-        return (new,) if new in "sd" else ("-", new)
-    head, *turns = skeleton
-    if new == "u" or not turns:
-        return (head, *turns[-1:], new)
-    return (head, *turns[:-1], _shorten(turns[-1] + new))
-
-
-def shape_after(skeleton: Skeleton, messages: Sequence[Message]) -> Skeleton:
-    """The shape of a history after more messages."""
-    for message in messages:
-        skeleton = extend_skeleton(skeleton, letter(message))
-    return skeleton
-
-
-def _shorten(turn: str) -> str:
-    for period in range(1, MAX_PERIOD + 1):
-        if len(turn) >= 3 * period and turn[-3 * period :] == turn[-period:] * 3:
-            return turn[:-period]
-    if len(turn) > TURN_LETTERS:  # no kind of reply is lost: one with reasoning may be what a template rewrites later
-        steps = STEP.findall(turn)
-        for index, step in enumerate(steps[:-1]):
-            if step in steps[index + 1 :]:
-                return "".join(steps[:index] + steps[index + 1 :])
-    return turn
 
 
 def stub_conversation(letters: str, start: int = 0) -> list[Message]:
@@ -145,56 +77,6 @@ def _words(kind: str, index: int) -> list[str]:
     words = [stub_word("reason", index)] if reasoning else []
     words += [stub_word("reply", index)] if content else []
     return words + [stub_word("call", 100 * index + n) for n in range(calls)]
-
-
-class Shape(NamedTuple):
-    """What in a request that follows a reply can matter to a template: everything but texts and lengths."""
-
-    skeleton: Skeleton
-    """Of the history that the reply was asked for with."""
-    reply: str
-    new: str
-    has_tools: bool
-    kwargs: str
-    links: str
-    """How messages refer to tool calls. Rules don't depend on it: they are given the real ids."""
-
-    @classmethod
-    def of(
-        cls,
-        skeleton: Skeleton,
-        reply: Message,
-        marks: str,
-        new: Sequence[Message],
-        has_tools: bool,
-        kwargs: str,
-        call_ids: Container[str],
-    ) -> Shape:
-        """`marks`: of the reply's calls. `call_ids`: of all calls so far."""
-        links = f"{marks}|{_links(reply, new, call_ids)}"
-        return cls(skeleton, letter(reply), _new_letters(new), has_tools, kwargs, RUN.sub(r"\1\1", links))
-
-
-def _links(reply: Message, new: Sequence[Message], call_ids: Container[str]) -> str:
-    """A mark for each new message: does it answer the next call, another one, an earlier one, or none?"""
-    marks = ""
-    ids = [call["id"] for call in reply.get("tool_calls", ())]
-    answered = 0
-    for message in new:
-        mark = ","
-        if message["role"] == "assistant":
-            ids, answered = [call["id"] for call in message.get("tool_calls", ())], 0
-        elif message["role"] == "tool":
-            mark = _answers(message["tool_call_id"], ids[answered : answered + 1], ids, call_ids)
-            answered += 1
-        marks += mark + ("n" if "name" in message else "") + ("" if message["content"] else "0")
-    return marks + ("" if answered == len(ids) else "p")
-
-
-def _answers(identity: str, next_id: Sequence[str], ids: Sequence[str], call_ids: Container[str]) -> str:
-    if not identity:
-        return "-"
-    return "." if identity in next_id else "<" if identity in ids else "e" if identity in call_ids else "?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +146,7 @@ class TemplateProbe:
         if empty_thought and self._drops_thoughts and THOUGHT_END not in rule.opening:
             return NotStable("the template drops an empty thought once other messages follow")
         reply = _without_reasoning(reply) if self._keep else reply
-        talk = [*self._template.fit([reply], first=False), *self._template.fit(new, first=False)]
+        talk = self._template.fit([reply, *new], first=False)
         text = self._render([*rule.head, *talk], rule.with_tools, kwargs)
         if not text.startswith(rule.before) and not fresh:
             # A template that writes the date changes at midnight: learn it again.
@@ -307,11 +189,15 @@ class TemplateProbe:
         if not text.startswith(rule.before):
             return None
         words = len(rule.before)
-        for part in self._template.encoder.mark(list(split_reasoning(reply))):
-            found = text.find(part.strip(), words)
+        for part in filter(None, split_reasoning(reply)):
+            said = part.strip()
+            found = text.find(said, words)
+            if found < 0:
+                said = self._template.encoder.mark(said)
+                found = text.find(said, words)
             if found < 0:
                 return None
-            words = found + len(part.strip())
+            words = found + len(said)
         if rule.boundary:
             pieces = text[len(rule.before) :].split(rule.boundary, rule.inside + 1)
             end = len(text) - len(rule.boundary) - len(pieces[-1]) if len(pieces) == rule.inside + 2 else -1
@@ -440,13 +326,6 @@ def _without_reasoning(reply: Message) -> Message:
     return {key: value for key, value in reply.items() if key != "reasoning_content"} | {
         "content": split_reasoning(reply)[1]
     }
-
-
-def _new_letters(new: Sequence[Message]) -> str:
-    letters = "".join(map(letter, new))
-    while "ttt" in letters:
-        letters = letters.replace("ttt", "tt")
-    return letters
 
 
 def _common(one: str, other: str) -> int:
