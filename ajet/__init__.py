@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from ajet.backbone.trainer_api import Trainer
@@ -75,11 +74,15 @@ MOVED = {
 """Where users' files still look for modules, and where these are. Empty: a folder of which nothing else is left."""
 
 
-class _Moved(MetaPathFinder, Loader):
-    """Imports the modules of `MOVED` under the names that they had."""
+class _Moved:
+    """Imports the modules of `MOVED` under the names that they had. A finder and loader without the abstract classes
+    of `importlib.abc`, which would double the time that `import ajet` takes."""
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=not MOVED[name]) if name in MOVED else None
+        return ModuleSpec(name, cast(Any, self), is_package=not MOVED[name]) if name in MOVED else None
+
+    def create_module(self, _spec: ModuleSpec) -> None:
+        return None
 
     def exec_module(self, module: ModuleType) -> None:
         if home := MOVED[module.__name__]:
@@ -87,7 +90,7 @@ class _Moved(MetaPathFinder, Loader):
             vars(module).update({name: value for name, value in names if not name.startswith("__")})
 
 
-sys.meta_path.append(_Moved())
+sys.meta_path.append(cast(Any, _Moved()))
 
 
 def __getattr__(name: str) -> Any:

@@ -17,8 +17,6 @@ from importlib import import_module
 from typing import NamedTuple
 
 from ajet import __version__
-from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_ERROR
-from ajet.schema.printable import fail
 
 POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-")
 """How the names of executors' threads begin."""
@@ -94,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(arguments: list[str]) -> int:
+    from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED
+
     try:
         return _dispatch(arguments)
     except KeyboardInterrupt:
@@ -128,6 +128,8 @@ def _exit_anyway(code: int) -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    from ajet.schema.errors import EXIT_USER_ERROR
+
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if arguments else EXIT_USER_ERROR
@@ -145,6 +147,8 @@ def _dispatch(arguments: list[str]) -> int:
             hint = f"did you mean `ajet {near[0]}`?"
         else:
             hint = f"commands: {', '.join(COMMANDS)}"
+        from ajet.schema.printable import fail
+
         return fail(f"unknown command {first!r}\n    {hint}")
     return _run("ajet.backbone.launch", arguments)
 
@@ -153,6 +157,7 @@ def _run(module: str, arguments: list[str]) -> int:
     """Run a command. What the user can correct becomes one message and exit code 2."""
     from ajet.schema.errors import UserError
     from ajet.schema.install import missing_packages_named
+    from ajet.schema.printable import fail
 
     try:
         with missing_packages_named("this"):
