@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 from ajet.agents.limits import AgentSettingsError
+from ajet.config.kinds import CLI_PROGRAMS, load, nearest_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,57 +60,62 @@ _OPENCODE = {
     },
 }
 
-PROGRAMS: Mapping[str, CliProgram] = {
-    "claude-code": CliProgram(
-        command=("claude", "-p", "--dangerously-skip-permissions"),
-        env={
-            "ANTHROPIC_MODEL": "{model}",
-            "ANTHROPIC_SMALL_FAST_MODEL": "{side_model}",
-            "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{side_model}",
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "DISABLE_AUTOUPDATER": "1",
-            "DISABLE_ERROR_REPORTING": "1",
-            "DISABLE_TELEMETRY": "1",
-        },
-        install="npm install -g @anthropic-ai/claude-code",
+CLAUDE_CODE = CliProgram(
+    command=("claude", "-p", "--dangerously-skip-permissions"),
+    env={
+        "ANTHROPIC_MODEL": "{model}",
+        "ANTHROPIC_SMALL_FAST_MODEL": "{side_model}",
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{side_model}",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "DISABLE_ERROR_REPORTING": "1",
+        "DISABLE_TELEMETRY": "1",
+    },
+    install="npm install -g @anthropic-ai/claude-code",
+)
+CODEX = CliProgram(
+    # the sandbox is ours: its own needs namespaces, which are refused in there
+    command=(
+        "codex",
+        "exec",
+        "--model",
+        "{model}",
+        "--skip-git-repo-check",
+        "--dangerously-bypass-approvals-and-sandbox",
+        "-",
     ),
-    "codex": CliProgram(
-        # the sandbox is ours: its own needs namespaces, which are refused in there
-        command=("codex", "exec", "--model", "{model}", "--skip-git-repo-check",
-                 "--dangerously-bypass-approvals-and-sandbox", "-"),
-        files={"~/.codex/config.toml": _CODEX},
-        install="npm install -g @openai/codex",
-    ),
-    "opencode": CliProgram(
-        command=("opencode", "run", "--title", "task"),  # without a title, a side call makes one up
-        env={
-            "OPENCODE_DISABLE_AUTOUPDATE": "1",
-            "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
-            "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
-            "OPENCODE_DISABLE_MODELS_FETCH": "1",
-        },
-        files={"~/.config/opencode/opencode.json": json.dumps(_OPENCODE, indent=1)},
-        install="npm install -g opencode-ai",
-    ),
-    "mini-swe-agent": CliProgram(
-        command=("mini", "--yolo", "--exit-immediately", "--model", "openai/{model}", "--task", "{prompt}"),
-        env={
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "MSWEA_CONFIGURED": "true",
-            "MSWEA_COST_TRACKING": "ignore_errors",
-            "MSWEA_SILENT_STARTUP": "1",
-        },
-        install="pip install mini-swe-agent mcp",
-    ),
-}  # fmt: skip
+    files={"~/.codex/config.toml": _CODEX},
+    install="npm install -g @openai/codex",
+)
+OPENCODE = CliProgram(
+    command=("opencode", "run", "--title", "task"),  # without a title, a side call makes one up
+    env={
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+        "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    },
+    files={"~/.config/opencode/opencode.json": json.dumps(_OPENCODE, indent=1)},
+    install="npm install -g opencode-ai",
+)
+MINI_SWE_AGENT = CliProgram(
+    command=("mini", "--yolo", "--exit-immediately", "--model", "openai/{model}", "--task", "{prompt}"),
+    env={
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "MSWEA_CONFIGURED": "true",
+        "MSWEA_COST_TRACKING": "ignore_errors",
+        "MSWEA_SILENT_STARTUP": "1",
+    },
+    install="pip install mini-swe-agent mcp",
+)  # fmt: skip
 
 
 def cli_program(name: str) -> CliProgram:
     """The program of this name. Raises AgentSettingsError."""
-    if name in PROGRAMS:
-        return PROGRAMS[name]
-    near = get_close_matches(name, PROGRAMS, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    if name in CLI_PROGRAMS:
+        program: CliProgram = load(CLI_PROGRAMS, name)
+        return program
     raise AgentSettingsError(
-        f"program: ajet knows no {name!r}; {hint}It knows {', '.join(PROGRAMS)}; run any other with `command`"
+        f"program: ajet knows no {name!r}{nearest_name(name, CLI_PROGRAMS)}; it knows {', '.join(CLI_PROGRAMS)}; "
+        "run any other with `command`"
     )

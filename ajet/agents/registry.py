@@ -5,20 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ajet.agents.agent import Agent
 from ajet.agents.limits import AgentSettingsError
+from ajet.config.kinds import AGENTS, load, nearest_name
 from ajet.schema.user_code import ARROW, load_symbol
-
-READY = {
-    "react": "ajet.agents.ready->ReActAgent",
-    "tool": "ajet.agents.ready->ToolAgent",
-    "coding": "ajet.agents.coding->CodingAgent",
-}
-"""The agents that come with ajet, imported when they are asked for."""
 
 AgentClass = TypeVar("AgentClass", bound=type[Agent])
 _REGISTERED: dict[str, type[Agent]] = {}
@@ -28,7 +21,7 @@ def register_agent(name: str) -> Callable[[AgentClass], AgentClass]:
     """Decorate an agent's class to give it a name, for this process."""
 
     def register(agent_class: AgentClass) -> AgentClass:
-        if name in READY or _REGISTERED.get(name, agent_class) is not agent_class:
+        if name in AGENTS or _REGISTERED.get(name, agent_class) is not agent_class:
             raise AgentSettingsError(f"there is an agent {name!r} already: choose another name")
         _REGISTERED[name] = agent_class
         return agent_class
@@ -38,14 +31,13 @@ def register_agent(name: str) -> Callable[[AgentClass], AgentClass]:
 
 def agent_names() -> list[str]:
     """All names, those that come with ajet first."""
-    return [*READY, *_REGISTERED]
+    return [*AGENTS, *_REGISTERED]
 
 
 def agent_class(name: str, base_dirs: Sequence[str | Path] = ()) -> type[Agent]:
     """The class of a name, or of `module->Class`. Raises AgentSettingsError or ImportPathError."""
-    if name in READY:
-        module, _, symbol = READY[name].partition(ARROW)
-        ready: type[Agent] = getattr(import_module(module), symbol)
+    if name in AGENTS:
+        ready: type[Agent] = load(AGENTS, name)
         return ready
     if name in _REGISTERED:
         return _REGISTERED[name]
@@ -56,8 +48,7 @@ def agent_class(name: str, base_dirs: Sequence[str | Path] = ()) -> type[Agent]:
         raise AgentSettingsError(
             "agent 'cli' is a program: it needs a run's gateway and sandbox (rollout.agent in a YAML)"
         )
-    near = get_close_matches(name, agent_names(), n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = nearest_name(name, agent_names())
     raise AgentSettingsError(f"no agent {name!r}{hint}; there are: {', '.join(agent_names())}, module->Class")
 
 

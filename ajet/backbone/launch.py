@@ -1,6 +1,6 @@
 """`ajet --conf …`: load the config, choose the backbone, open the experiment folder, run, and clean up.
 
-Each backbone in `BACKBONES` is a module with `run(config, experiment, options) -> int`; the result is the exit code.
+A backbone is a function `run(config, experiment, options) -> int`; the result is the exit code.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.advice import memory_advice, place_advice
@@ -32,13 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BACKBONES = {
-    "local": "ajet.backbone.local",
-    "debug": "ajet.backbone.debug",
-    "verl": "ajet.backbone.ray.verl",
-    "trinity": "ajet.backbone.ray.trinity",
-    "prompt": "ajet.backbone.prompt",
-}
 DEFAULT_BACKBONE: BackboneName = "local"
 RunBackbone = Callable[["Config", "ExperimentFolder", LaunchOptions], int]
 VIEWER_START_S = 10.0
@@ -72,6 +64,8 @@ def run(argv: Sequence[str]) -> int:
 
 def launch(arguments: LaunchArguments, config: Config) -> int:
     """Run a loaded config, whose backbone is set. Returns the exit code; raises a `UserError`."""
+    from ajet.config.kinds import BACKBONES, load
+
     name = config.ajet.backbone or DEFAULT_BACKBONE
     if name in ("local", "debug"):  # the others say themselves what they need
         require_training(f"--backbone={name}")
@@ -82,10 +76,10 @@ def launch(arguments: LaunchArguments, config: Config) -> int:
         place(config, visible_gpus)  # a GPU that is missing is said before a plan is made for the CPU
         check_kernels(config, visible_gpus)
         announce_plan(config, name)
-    backbone = import_module(BACKBONES[name])
+    run_backbone: RunBackbone = load(BACKBONES, name)
     if arguments.debug_tags is not None or name == "debug":
         _select_breakpoints(arguments.debug_tags, config)
-    return _run_in_folder(arguments, config, backbone.run)
+    return _run_in_folder(arguments, config, run_backbone)
 
 
 def _select_breakpoints(tags: str | None, config: Config) -> None:
@@ -113,15 +107,11 @@ def _select_breakpoints(tags: str | None, config: Config) -> None:
 
 def known_backbone(flag: str | None) -> BackboneName | None:
     """The flag's value, checked to name a backbone. None if the flag wasn't given."""
-    from ajet.config.root import BackboneName
+    from ajet.config.kinds import BACKBONES
 
-    known: tuple[BackboneName, ...] = get_args(BackboneName)
-    for name in known:
-        if flag == name:
-            return name
-    if flag is None:
-        return None
-    near = get_close_matches(flag, known, n=1)
+    if flag is None or flag in BACKBONES:
+        return flag
+    near = get_close_matches(flag, BACKBONES, n=1)
     raise ConfigError(
         f"--backbone={flag}: unknown backbone\n    " + (f"did you mean {near[0]}? " if near else "") + "allowed: "
         f"{', '.join(BACKBONES)}"
@@ -134,6 +124,8 @@ def choose_backbone(flag: BackboneName | None, config: Config) -> tuple[Backbone
         return flag, "from --backbone"
     if config.ajet.backbone is not None:
         return config.ajet.backbone, "from ajet.backbone in the config"
+    from ajet.config.kinds import BACKBONES
+
     return DEFAULT_BACKBONE, f"the default; --backbone takes {', '.join(BACKBONES)}"
 
 

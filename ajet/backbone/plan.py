@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 
+from ajet.config.kinds import TRACKERS, load
 from ajet.gateway.chat.settings import validation_temperature
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 DISTRIBUTION = "agentjet"
 PASS_N = 4
 """Episodes per validation task where validation samples and nothing else is asked for."""
-TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb", "swanlab": "swanlab", "mlflow": "mlflow-skinny"}
-"""`trainer_common.logger` → the package it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ def needed(config: Config, backbone: BackboneName) -> list[Requirement]:
         packages.append("liger-kernel")
     if ajet.model.attn == "flash_attention_2":
         packages.append("flash-attn")
-    packages += [TRACKERS[name] for name in ajet.trainer_common.logger if name in TRACKERS]
+    packages += [load(TRACKERS, name).install for name in ajet.trainer_common.logger if name in TRACKERS]
     return [requirement(package) for package in packages]
 
 

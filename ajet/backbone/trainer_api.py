@@ -117,10 +117,10 @@ class Trainer:
 
     def _take_search(self, keywords: Mapping[str, Any]) -> None:
         """With `backbone="prompt"`, `algorithm` names a search; the name of one, or an object, means that backbone."""
-        from ajet.config.contradictions import PROMPT_ALGORITHMS
+        from ajet.config.kinds import PROMPT_OPTIMISERS
 
         algorithm = keywords.get("algorithm")
-        searches = algorithm in PROMPT_ALGORITHMS if isinstance(algorithm, str) else algorithm is not None
+        searches = algorithm in PROMPT_OPTIMISERS if isinstance(algorithm, str) else algorithm is not None
         if searches or keywords.get("backbone") == "prompt":
             self._keys.pop(TRAINER_NAMES["algorithm"], None)
             self._keys.setdefault("backbone", "prompt")

@@ -107,7 +107,7 @@ def _flags() -> list[str]:
 
 
 def _backbones() -> list[str]:
-    from ajet.backbone.launch import BACKBONES
+    from ajet.config.kinds import BACKBONES
 
     return list(BACKBONES)
 

@@ -6,7 +6,6 @@ import json
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from importlib import import_module
 
 EPILOG = """\
 ajet config show my.yaml                      all keys, defaults filled in, secrets masked
@@ -49,8 +48,9 @@ def _parser() -> ArgumentParser:
 def _resolved(conf: str, overrides: Sequence[str], backbone: str | None) -> str:
     import yaml
 
-    from ajet.backbone.launch import BACKBONES, known_backbone
+    from ajet.backbone.launch import known_backbone
     from ajet.config import load_config
+    from ajet.config.kinds import BACKBONES, load_module
     from ajet.observe.secrets import Masker
 
     chosen = known_backbone(backbone)
@@ -58,7 +58,7 @@ def _resolved(conf: str, overrides: Sequence[str], backbone: str | None) -> str:
     resolved = config.model_dump(mode="json")
     masker = Masker(resolved)
     if chosen is not None:
-        show = getattr(import_module(BACKBONES[chosen]), "show_config", None)
+        show = getattr(load_module(BACKBONES, chosen), "show_config", None)
         if show is not None:
             return masker.text(show(config).rstrip())
     return yaml.safe_dump(masker.value(resolved), sort_keys=False, allow_unicode=True, width=120).rstrip()

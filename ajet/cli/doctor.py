@@ -14,7 +14,8 @@ from typing import NamedTuple
 from packaging.specifiers import SpecifierSet
 
 from ajet.backbone.local.placement import why_no_gpu, why_unfit
-from ajet.backbone.plan import TRACKERS, installed, requirement, version_range
+from ajet.backbone.plan import installed, requirement, version_range
+from ajet.config.kinds import TRACKERS, load
 from ajet.schema.install import TRAIN, install_command
 
 GIB = 1024**3
@@ -65,7 +66,7 @@ OPTIONAL = (
     Optional("verl", "verl", "--backbone=verl"),
     Optional("trinity-rft", "trinity", "--backbone=trinity"),
     Optional("gepa", "gepa", "prompt_tuning.algorithm: gepa"),
-    *(Optional(package, "trackers", f"trainer_common.logger: {name}") for name, package in TRACKERS.items()),
+    *(Optional(load(TRACKERS, name).install, "trackers", f"trainer_common.logger: {name}") for name in TRACKERS),
 )
 CORE = ("openai", "pydantic", "omegaconf")
 TRAINING = ("transformers", "datasets", "safetensors")

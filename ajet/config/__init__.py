@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.root import AjetConfig, BackboneName, Config
-from ajet.config.section import Block, Section
-
 if TYPE_CHECKING:
+    from ajet.config.kinds import BackboneName
     from ajet.config.loader import load_config, make_config
+    from ajet.config.root import AjetConfig, Config
+    from ajet.config.section import Block, Section
 
 __all__ = ["AjetConfig", "BackboneName", "Block", "Config", "Section", "load_config", "make_config"]
 
+# agents and tools on their own look names up in `kinds`, and need no schema
+_HOMES = {
+    "AjetConfig": "root",
+    "BackboneName": "kinds",
+    "Block": "section",
+    "Config": "root",
+    "Section": "section",
+    "load_config": "loader",
+    "make_config": "loader",
+}
+
 
 def __getattr__(name: str) -> Any:
-    # the loader needs a YAML parser; code that only reads a config doesn't
-    if name in ("load_config", "make_config"):
-        from ajet.config import loader
-
-        return getattr(loader, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
+from ajet.config.kinds import CliProgramName
 from ajet.config.section import AboveZero, Block, Positive, Section
 
 
@@ -44,7 +45,7 @@ class AgentConfig(Section):
     """Run the tool calls of one reply at the same time."""
     options: Block = Block()
     """Further arguments of the agent's class."""
-    program: str | None = None
+    program: CliProgramName | None = None
     """cli: a program that ajet knows how to run: `claude-code`, `codex`, `opencode` or `mini-swe-agent`."""
     command: str | list[str] | None = None
     """cli: what is run instead, a program and its arguments, or a shell line. `{prompt}`, `{base_url}`,

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from ajet.config.engine_contradictions import ENGINE_CHECKS
 from ajet.config.episode_contradictions import EPISODE_CHECKS
 from ajet.config.judges import LlmJudgeConfig, OpenJudgeConfig, RubricsConfig
-from ajet.config.keys import nearest
+from ajet.config.kinds import BackboneName, EngineName
 from ajet.config.problems import Contradiction
-from ajet.config.rollout import EngineName
-from ajet.config.root import AjetConfig, BackboneName
+from ajet.config.root import AjetConfig
 from ajet.schema.generation import GREEDY_BELOW
 
 TRAINABLE_ENGINES: Mapping[BackboneName, tuple[EngineName, ...]] = {
@@ -19,10 +18,6 @@ TRAINABLE_ENGINES: Mapping[BackboneName, tuple[EngineName, ...]] = {
     "trinity": ("torch", "vllm", "sglang"),
 }
 """The engines whose model a backbone can train. On verl and Trinity, `torch` (the default) stands for vLLM."""
-
-
-PROMPT_ALGORITHMS = ("apo", "gepa", "best_of")
-PROPOSERS = ("helper", "tuned")
 
 
 def contradictions(ajet: AjetConfig, backbone: BackboneName) -> Iterator[Contradiction]:
@@ -365,14 +360,6 @@ def _prompt_tuning(ajet: AjetConfig) -> Iterator[Contradiction]:
             'write, for example, prompt_tuning: {templates: {solver: "Solve: {question}"}}, and call '
             'tuner.prompt("solver").format(question=…) in the workflow',
         )
-    for key, names in (("algorithm", PROMPT_ALGORITHMS), ("proposer", PROPOSERS)):
-        if "->" not in tuning[key] and tuning[key] not in names:
-            near = nearest(tuning[key], names)
-            yield Contradiction(
-                (f"{place}.{key}",),
-                f"there is no {key} {tuning[key]!r}",
-                f"did you mean {near}?" if near else f"there are: {', '.join(names)}, or module->name",
-            )
     if tuning.proposer == "helper" and ajet.helper.model is None:
         yield Contradiction(
             ("helper.model", f"{place}.proposer"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 from ajet.config.effects import FOR_OLD_FILES, OF_ONE_BACKBONE, ONLY_ON, entry
 from ajet.config.keys import KnownKey, allowed, fragment_at, json_schema, known_keys
-from ajet.config.root import BackboneName, Config
+from ajet.config.kinds import BACKBONES
+from ajet.config.root import Config
 from ajet.config.section import Block, Section
 
 INTERPOLATION = {"type": "string", "pattern": r"\$\{.*\}"}
@@ -112,7 +113,7 @@ def _description(key: KnownKey) -> str:
     backbones = entry(ONLY_ON, name)
     if entry(FOR_OLD_FILES, name) or key.path[1] in OF_ONE_BACKBONE:
         return text
-    if backbones and set(backbones) != set(get_args(BackboneName)):
+    if backbones and set(backbones) != set(BACKBONES):
         text += f" ({', '.join(backbones)} only)"
     return text
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ajet.config.rollout import EngineName
-from ajet.config.root import AjetConfig, BackboneName, Config
+from ajet.config.kinds import BackboneName, EngineName
+from ajet.config.root import AjetConfig, Config
 from ajet.config.section import Section
 
 IGNORED_BLOCKS = ("hydra", "defaults")

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from ajet.config.section import AboveZero, Block, Count, Positive, Real, Section, Temperature
 
-JudgeType = Literal["customized_protocol", "llm_judge", "rubrics_auto_grader", "openjudge", "tests", "composite"]
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 GraderMode = Literal["pointwise", "listwise"]
 

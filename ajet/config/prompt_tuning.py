@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
+from ajet.config.kinds import OptimiserName, ProposerName
 from ajet.config.section import AboveZero, Count, NonNegative, Positive, Section, Temperature
 
 
@@ -91,9 +92,9 @@ class PromptTuningConfig(Section):
     jinja`. A file is looked up as any other."""
     tune: Literal["together", "in_turn"] = "together"
     """Several templates: each proposal may change all of them, or one template changes in each round."""
-    algorithm: str = "apo"
+    algorithm: OptimiserName = "apo"
     """`apo`, `gepa`, `best_of`, or `module->Class`: an algorithm of your own."""
-    proposer: str = "helper"
+    proposer: ProposerName = "helper"
     """Who writes proposals: the `helper` model of `ajet.helper`, the `tuned` model itself, or `module->function`."""
     proposer_temperature: Temperature = 1.0
     """Of the model that writes proposals."""

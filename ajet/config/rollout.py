@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from ajet.config.agent import AgentConfig
+from ajet.config.kinds import EngineName, ProtocolName, SandboxName
 from ajet.config.section import (
     AboveZero,
     Block,
@@ -21,9 +22,7 @@ from ajet.config.section import (
     TopK,
     TopP,
 )
-from ajet.schema.sandbox_kind import SandboxKind
 
-EngineName = Literal["torch", "vllm", "sglang", "remote", "scripted"]
 OutputCheck = Literal["nonsense", "non_ascii", "format_type_1", "wrong_toolcall"]
 
 
@@ -106,7 +105,7 @@ class EnvironmentConfig(Section):
     `class`."""
     url: str | None = None
     """Where a server of environments answers, in place of `source`."""
-    protocol: Literal["env_service", "openenv"] = "env_service"
+    protocol: ProtocolName = "env_service"
     """What the server at `url` speaks: AgentJet's own protocol, or OpenEnv's (needs the package openenv-core)."""
     env_type: str = "default"
     """Which of the service's environments."""
@@ -121,7 +120,7 @@ class EnvironmentConfig(Section):
 class SandboxConfig(Section):
     """`ajet.rollout.sandbox`: how what an episode runs is confined. Text alone stands for `kind`."""
 
-    kind: SandboxKind = "bubblewrap"
+    kind: SandboxName = "bubblewrap"
     """`bubblewrap`: namespaces of this machine; `docker`, `podman`: a container; `kubernetes`: a pod; `none`: not
     confined, commands may do whatever you may."""
     network: Literal["none", "gateway", "host"] | None = None
@@ -180,7 +179,7 @@ class RolloutConfig(Section):
     engine: EngineName = "torch"
     """Where tokens come from: `torch` (embedded), `vllm`, `sglang`, `remote` (an OpenAI-compatible server; debug only)
     or `scripted` (replies from a file, no model)."""
-    name: Literal["vllm", "sglang", "torch", "remote", "scripted"] | None = None
+    name: EngineName | None = None
     """Former name of `engine`, used if `engine` isn't given."""
     mode: str | None = None
     """Accepted for old files, without effect. Model calls are always asynchronous."""

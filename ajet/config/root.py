@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ConfigDict, PrivateAttr, model_validator
 
+from ajet.config.kinds import BackboneName
 from ajet.config.observe import ObserveConfig
 from ajet.config.prompt_tuning import PromptTuningConfig
 from ajet.config.rollout import RolloutConfig
@@ -29,7 +30,6 @@ from ajet.config.sections import (
 from ajet.config.tasks import TaskJudgeConfig, TaskReaderConfig
 from ajet.config.trainer_common import TrainerCommonConfig
 
-BackboneName = Literal["debug", "local", "verl", "trinity", "prompt"]
 READ_YAML_NAME = "read_yaml_name"
 """Value of `experiment_name` that stands for the YAML's file name."""
 

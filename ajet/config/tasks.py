@@ -5,42 +5,13 @@ Of `task_reader`'s blocks, only the one named by `type` is used.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-from ajet.config.judges import JudgePartConfig, JudgeType, LlmJudgeConfig, OpenJudgeConfig, PartName, RubricsConfig
+from ajet.config.judges import JudgePartConfig, LlmJudgeConfig, OpenJudgeConfig, PartName, RubricsConfig
+from ajet.config.kinds import JudgeName, ReaderName
 from ajet.config.section import Block, Count, NotBool, OneOrMore, Positive, Real, Section, Share, Temperature
-
-BuiltInReader = Literal[
-    "jsonl_dataset_file",
-    "dataset_file",
-    "huggingface_dat_repo",
-    "random_dummy",
-    "env_service",
-    "data_generation",
-    "tracing",
-]
-READER_NAMES: tuple[str, ...] = get_args(BuiltInReader)
-
-
-def _known_or_own(value: str) -> str:
-    if value in READER_NAMES or "->" in value:
-        return value
-    raise PydanticCustomError(
-        "literal_error",
-        "should be {expected}",
-        {"expected": ", ".join(repr(name) for name in READER_NAMES) + " or `path.py->YourReader`"},
-    )
-
-
-OWN_READER = {"type": "string", "pattern": "->", "description": "path/file.py->YourReader"}
-ReaderType = Annotated[
-    str,
-    AfterValidator(_known_or_own),
-    WithJsonSchema({"anyOf": [{"enum": list(READER_NAMES)}, OWN_READER]}),
-]
 
 
 class FileConfig(Section):
@@ -295,7 +266,7 @@ class CurriculumConfig(Section):
 class TaskReaderConfig(Section):
     """`ajet.task_reader`: where tasks come from. Of the blocks, only the one named by `type` is used."""
 
-    type: ReaderType = "jsonl_dataset_file"
+    type: ReaderName = "jsonl_dataset_file"
     """Which reader: one of ours, or your own as `path/file.py->YourReader`."""
     jsonl_dataset_file: JsonlConfig = JsonlConfig()
     """Tasks from JSON Lines files."""
@@ -337,7 +308,7 @@ class TaskReaderConfig(Section):
 class TaskJudgeConfig(Section):
     """`ajet.task_judge`: how a workflow's output becomes a reward, if the workflow returns none."""
 
-    judge_type: JudgeType = "customized_protocol"
+    judge_type: JudgeName = "customized_protocol"
     """`customized_protocol`: the class named by `judge_protocol`. `llm_judge`: a model grades by your prompt.
     `rubrics_auto_grader`: a model grades by rubrics that it wrote from graded examples. `openjudge`: a grader of the
     package py-openjudge. `tests`: the task's `test_command` decides about what is in the episode's sandbox.

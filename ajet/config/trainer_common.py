@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ajet.config.kinds import TrackerName
 from ajet.config.section import (
     AboveZero,
     Count,
@@ -17,11 +18,6 @@ from ajet.config.section import (
     Section,
     Share,
 )
-
-LoggerName = (
-    Literal["swanlab", "wandb", "tensorboard", "mlflow", "console", "file"] | Annotated[str, Field(pattern=r".->.")]
-)
-"""A tracker by name, or a sink of the user's own (`path/file.py->Class`)."""
 
 
 class RolloutCorrectionConfig(Section):
@@ -265,7 +261,7 @@ class TrainerCommonConfig(Section):
     """`auto`: resume from the newest checkpoint of this experiment; `never`; or a checkpoint's folder."""
     seed: Count = 0
     """Seed of the trainer."""
-    logger: Annotated[list[LoggerName], OneOrMore] = ["console"]
+    logger: Annotated[list[TrackerName], OneOrMore] = ["console"]
     """Where metrics go besides `metrics.jsonl`: one name or a list; `path/file.py->Class` is a sink of your own."""
     checkpoint_base_dir: str | None = None
     """Folder for checkpoints instead of the experiment's own."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct, ValidationError, convert
 
-from ajet.engine.base import OnTokens
+from ajet.engine.base import EnginePlacement, OnTokens
 from ajet.engine.remote_client import RemoteClient, RemoteSettings
 from ajet.engine.sampling_rules import check_request
 from ajet.schema.chat import ChatReply, ChatRequest, Message, ReplyFinish
@@ -228,6 +228,11 @@ def chat_reply(content: Mapping[str, Any]) -> ChatReply:
 
 class RemoteEngine:
     """An `Engine` over HTTP, and a chat model."""
+
+    @classmethod
+    def from_config(cls, config: Any, placement: EnginePlacement) -> RemoteEngine:
+        """Read `ajet.rollout.remote`."""
+        return cls(RemoteSettings.from_config(config))
 
     def __init__(self, settings: RemoteSettings) -> None:
         self._settings = settings

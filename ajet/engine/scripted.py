@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.engine.base import OnTokens
+from ajet.engine.base import EnginePlacement, OnTokens
+from ajet.engine.model_source import ModelSource
 from ajet.engine.sampling_rules import Stop, StopRule, check_request
 from ajet.schema.chat import Message
 from ajet.schema.errors import ConfigError, EngineError
@@ -70,6 +71,16 @@ class ScriptedEngine:
     Each session goes through a list of replies from the start and repeats the last one, so concurrent episodes don't
     affect each other. A reply function decides by the prompt.
     """
+
+    @classmethod
+    def from_config(cls, config: Any, placement: EnginePlacement) -> ScriptedEngine:
+        """Read the replies that `rollout.scripted_replies` names."""
+        path = config.ajet.rollout.scripted_replies
+        if not path:
+            raise ConfigError("rollout.engine: scripted needs rollout.scripted_replies, a YAML or JSON list of replies")
+        model = config.ajet.model.path
+        tokenizer = lambda: ModelSource.resolve(model).tokenizer()  # noqa: E731
+        return cls(read_replies(path), tokenizer, max_model_len=config.ajet.rollout.max_model_len)
 
     def __init__(
         self,

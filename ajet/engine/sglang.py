@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct, ValidationError, convert
 
-from ajet.engine.base import OnTokens
+from ajet.engine.base import EnginePlacement, OnTokens
 from ajet.engine.remote_client import RemoteClient, RemoteSettings
 from ajet.engine.sampling_rules import check_request
 from ajet.schema.errors import EngineError, GenerationTimeoutError
@@ -21,6 +21,11 @@ from ajet.schema.generation import Completion, EngineCapabilities, FinishReason,
 
 class SglangEngine:
     """An `Engine` over one or several SGLang servers with the same model."""
+
+    @classmethod
+    def from_config(cls, config: Any, placement: EnginePlacement) -> SglangEngine:
+        """Read `ajet.rollout.remote`."""
+        return cls(RemoteSettings.from_config(config))
 
     def __init__(self, settings: RemoteSettings) -> None:
         self._settings = settings

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from ajet.config.kinds import ENVIRONMENT_PROTOCOLS, ENVIRONMENTS, load
 from ajet.environment.environment import Environment
 from ajet.schema.errors import ConfigError, ImportPathError
 from ajet.schema.user_code import ARROW, load_symbol
 
 KEY = "ajet.rollout.environment"
-GYMNASIUM = "gymnasium:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,13 @@ def find_source(settings: EnvironmentSettings, base_dirs: Sequence[Path] = ()) -
     """The source that the settings name. Raises a `UserError` that names `settings.key`."""
     if settings.url is not None:
         check_address(settings.url, settings.api_key, settings.key)
-        if settings.protocol == "openenv":
-            from ajet.environment.openenv_environment import OpenEnvSource
-
-            return OpenEnvSource(settings)
-        from ajet.environment.service_environment import ServiceSource
-
-        return ServiceSource(settings)
+        served: EnvironmentSource = load(ENVIRONMENT_PROTOCOLS, settings.protocol)(settings)
+        return served
     text = settings.source or ""
-    if text.startswith(GYMNASIUM):
-        from ajet.environment.gymnasium_environment import GymnasiumSource
-
-        return GymnasiumSource(text.removeprefix(GYMNASIUM), settings.options, settings.key)
+    kind, _, rest = text.partition(":")
+    if kind in ENVIRONMENTS:
+        made: EnvironmentSource = load(ENVIRONMENTS, kind)(rest, settings.options, settings.key)
+        return made
     if ARROW not in text:
         raise ConfigError(
             f"{settings.key}: {text!r} names no environment\n    write `path/file.py->YourClass`, "

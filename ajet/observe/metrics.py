@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from ajet.config.kinds import TRACKERS, load
 from ajet.observe.line_file import LineFile, whole_record
 from ajet.observe.secrets import Masker
 from ajet.schema.errors import ConfigError, MissingDependencyError
@@ -167,6 +168,8 @@ class RunInfo:
 class TensorBoardSink:
     """TensorBoard, as event files in the experiment folder's `tensorboard/`."""
 
+    package, install = "tensorboard", "tensorboard"
+
     def __init__(self, run: RunInfo) -> None:
         self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(str(run.folder / "tensorboard"))
 
@@ -181,6 +184,8 @@ class TensorBoardSink:
 
 class WandbSink:
     """Weights & Biases. Gets metrics and the masked config, no console output and no code. Offline without a login."""
+
+    package, install = "wandb", "wandb"
 
     def __init__(self, run: RunInfo) -> None:
         wandb = import_module("wandb")
@@ -209,6 +214,8 @@ class WandbSink:
 class SwanLabSink:
     """SwanLab. Without a login it writes to the experiment folder (`swanlab watch` shows it)."""
 
+    package, install = "swanlab", "swanlab"
+
     def __init__(self, run: RunInfo) -> None:
         self._swanlab = import_module("swanlab")
         known = "SWANLAB_API_KEY" in os.environ or (Path.home() / ".swanlab").exists()
@@ -229,6 +236,8 @@ class SwanLabSink:
 
 class MlflowSink:
     """MLflow, at `MLFLOW_TRACKING_URI`, otherwise as files in the experiment folder's `mlruns/`."""
+
+    package, install = "mlflow", "mlflow-skinny"
 
     def __init__(self, run: RunInfo) -> None:
         # without a server: plain files, which newer versions must be told to accept (a database needs more packages)
@@ -253,15 +262,6 @@ class MlflowSink:
         self._client.set_terminated(self._run_id)
 
 
-_TRACKERS: dict[str, tuple[Callable[[RunInfo], MetricsSink], str]] = {
-    "tensorboard": (TensorBoardSink, "tensorboard"),
-    "wandb": (WandbSink, "wandb"),
-    "swanlab": (SwanLabSink, "swanlab"),
-    "mlflow": (MlflowSink, "mlflow"),
-}
-"""Names in `trainer_common.logger`, with their sinks and the packages they need."""
-
-
 def make_tracker(name: str, config: Any, folder: Path, masker: Masker) -> MetricsSink:
     """The tracker of that name, or the user's class (`path.py->MySink`), fed by its own thread."""
     run = RunInfo(
@@ -273,11 +273,11 @@ def make_tracker(name: str, config: Any, folder: Path, masker: Masker) -> Metric
     key = "ajet.trainer_common.logger"
     if "->" in name:
         factory: Callable[[RunInfo], MetricsSink] = cast(Any, import_class(name, object, key=key))
-    elif name in _TRACKERS:
+    elif name in TRACKERS:
         _require(name)
-        factory = _TRACKERS[name][0]
+        factory = load(TRACKERS, name)
     else:
-        known = ", ".join(["console", "file", *_TRACKERS])
+        known = ", ".join(["console", "file", *TRACKERS])
         raise ConfigError(f"{key}: unknown tracker {name!r}. Known: {known}, or your own as 'path.py->MySink'.")
     return BackgroundSink(name, lambda: factory(run), masker)
 
@@ -285,16 +285,17 @@ def make_tracker(name: str, config: Any, folder: Path, masker: Masker) -> Metric
 def require_trackers(config: Any) -> None:
     """Raise a `MissingDependencyError` if a tracker in `trainer_common.logger` needs a package that isn't there."""
     for name in config.ajet.trainer_common.logger:
-        if name in _TRACKERS:
+        if name in TRACKERS:
             _require(name)
 
 
 def _require(name: str) -> None:
-    package = _TRACKERS[name][1]
+    sink = load(TRACKERS, name)
+    package: str = sink.package
     if importlib.util.find_spec(package) is None:
         raise MissingDependencyError(
             f"ajet.trainer_common.logger: {name!r} needs the package {package!r}. Install it with "
-            f"`pip install {package}`, or train without it: trainer_common.logger=console"
+            f"`pip install {sink.install}`, or train without it: trainer_common.logger=console"
         )
 
 

@@ -2,7 +2,7 @@
 
 It knows neither engine nor files: `Evaluate` runs the episodes, a `Proposer` answers, and a `Journal` keeps what
 happened. What a round has found counts once `end_round` has written it; a search that is resumed begins after the last
-round that was. `Algorithm` is what an optimiser of prompt templates is; `ALGORITHMS` names the ready ones.
+round that was. `Algorithm` is what an optimiser of prompt templates is.
 """
 
 from __future__ import annotations
@@ -377,14 +377,6 @@ class Search:
         self.why_refused = reason
         parents = [ask.parent.id]
         self._journal.note("refused", round=self.round, kind=str(ask.kind), parents=parents, texts=texts, reason=reason)
-
-
-ALGORITHMS = {
-    "apo": "ajet.prompt_tuning.apo->APO",
-    "gepa": "ajet.prompt_tuning.gepa->GEPA",
-    "best_of": "ajet.prompt_tuning.best_of->BestOf",
-}
-"""By the name that a YAML uses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ import inspect
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ajet.config.kinds import JUDGES, load
 from ajet.schema.errors import JudgeFault, RewardError
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
 from ajet.schema.user_code import import_class
@@ -84,21 +84,11 @@ class BaseJudge:
         raise NotImplementedError(f"{type(self).__name__} must define `compute_reward(workflow_task, workflow_output)`")
 
 
-OURS = {
-    "llm_judge": "ajet.task_judge.llm_judge:LlmJudge",
-    "rubrics_auto_grader": "ajet.task_judge.rubrics_judge:RubricsJudge",
-    "openjudge": "ajet.task_judge.openjudge:OpenJudge",
-    "tests": "ajet.task_judge.tests_judge:TestsJudge",
-    "composite": "ajet.task_judge.composite:CompositeJudge",
-}
-"""`task_judge.judge_type` → module and class, imported on use."""
-
-
 def load_judge(config: Config, base_dirs: Sequence[Path] = ()) -> BaseJudge | None:
     """The judge that `task_judge.judge_type` or `judge_protocol` names. None if neither does: workflows then return
     their own reward."""
     section = config.ajet.task_judge
-    if section.judge_type in OURS:
+    if section.judge_type in JUDGES:
         return build_judge(section.judge_type, config, base_dirs)
     if section.judge_protocol is None:
         return None
@@ -108,7 +98,7 @@ def load_judge(config: Config, base_dirs: Sequence[Path] = ()) -> BaseJudge | No
 def scored_by(config: Config) -> str:
     """Which judge scores a run's episodes, with what its scores depend on beside the config."""
     section = config.ajet.task_judge
-    own = section.judge_type if section.judge_type in OURS else section.judge_protocol
+    own = section.judge_type if section.judge_type in JUDGES else section.judge_protocol
     if own is None:
         return "the workflow itself"
     judges = [own, *(part.judge for part in section.parts.values())] if own == "composite" else [own]
@@ -118,8 +108,7 @@ def scored_by(config: Config) -> str:
 
 def build_judge(kind: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge:
     """One of our own judges."""
-    module, _, name = OURS[kind].partition(":")
-    judge_class = getattr(import_module(module), name)
+    judge_class = load(JUDGES, kind)
     built = judge_class(config, base_dirs) if kind == "composite" else judge_class(config)
     assert isinstance(built, BaseJudge)
     return built

@@ -1,35 +1,23 @@
-"""The one place where readers are registered, and the functions that read a run's tasks."""
+"""Makes the reader that a config names, and reads a run's tasks with it."""
 
 from __future__ import annotations
 
 import logging
-from importlib import import_module
 
 from ajet.config import Config
+from ajet.config.kinds import READERS, load
 from ajet.schema.task import Task
 from ajet.schema.user_code import import_class
 from ajet.task_reader.task_reader_base import BaseTaskReader, require_tasks, with_unique_ids
 
 log = logging.getLogger("ajet.task_reader")
 
-READERS = {
-    "jsonl_dataset_file": "ajet.task_reader.jsonl:JsonlReader",
-    "dataset_file": "ajet.task_reader.jsonl:JsonlReader",
-    "huggingface_dat_repo": "ajet.task_reader.huggingface:HuggingFaceReader",
-    "data_generation": "ajet.task_reader.data_generation:DataGenerationReader",
-    "tracing": "ajet.task_reader.tracing:TracingReader",
-    "random_dummy": "ajet.task_reader.random_dummy:RandomDummyReader",
-    "env_service": "ajet.task_reader.env_service:EnvServiceReader",
-}
-"""`task_reader.type` → module and class, imported on use."""
-
 
 def build_reader(config: Config) -> BaseTaskReader:
     """The reader named by `task_reader.type`, possibly the user's own."""
     kind = config.ajet.task_reader.type
     if kind in READERS:
-        module, _, name = READERS[kind].partition(":")
-        reader_class = getattr(import_module(module), name)
+        reader_class = load(READERS, kind)
     else:
         reader_class = import_class(kind, BaseTaskReader, key="ajet.task_reader.type", base_dirs=config.base_dirs)
     reader = reader_class(config.ajet.task_reader)

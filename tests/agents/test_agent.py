@@ -404,7 +404,7 @@ def test_standalone_use_loads_nothing_heavy() -> None:
         "async def model(messages):\n    return 'Final Answer: 42'\n"
         "agent = ReActAgent(tools=['calculator'])\n"
         "assert asyncio.run(agent.run_trajectory('?', model)).final_response == '42'\n"
-        "heavy = {'torch', 'transformers', 'ray', 'openai', 'datasets', 'starlette', 'ajet.config', "
+        "heavy = {'torch', 'transformers', 'ray', 'openai', 'datasets', 'starlette', 'ajet.config.root', "
         "'ajet.task_runner.tuner'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )

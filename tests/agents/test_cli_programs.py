@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ajet.agents.cli_agent import CliAgent, CliRun, ModelAddress
-from ajet.agents.cli_programs import PROGRAMS, cli_program
+from ajet.agents.cli_programs import cli_program
+from ajet.config.kinds import CLI_PROGRAMS
 from ajet.context_tracker import linear_samples
 from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.gateway import Gateway
@@ -64,7 +65,7 @@ class Lines(LineEngine):
 
 def where(name: str) -> Path:
     place = PYTHON if name == "mini-swe-agent" else NODE
-    program = PROGRAMS[name].command[0]
+    program = cli_program(name).command[0]
     if not (place / "bin" / program).exists() and not (place / "node_modules" / ".bin" / program).exists():
         pytest.skip("needs `make test-cli-agents`")
     if shutil.which("bwrap") is None:
@@ -91,7 +92,7 @@ async def work(agent: CliAgent, engine: Lines, place: Path) -> tuple[CliRun, Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", CLI_PROGRAMS)
 def test_a_program_repairs_a_file(name: str) -> None:
     place = where(name)
     engine = Lines(f"I look.{CALLS[name]}", f"All done.{ENDS.get(name, '')}")
@@ -120,6 +121,6 @@ def test_opencodes_title_is_a_side_call() -> None:
 
 
 def test_each_program_says_how_it_is_installed() -> None:
-    for name in PROGRAMS:
+    for name in CLI_PROGRAMS:
         program = cli_program(name)
         assert program.install.startswith(("npm install", "pip install")) and program.command

@@ -41,9 +41,9 @@ mine: {}
 """
 RUN = """
 import sys
-from ajet.backbone import launch
 from ajet.cli.main import main
-launch.BACKBONES["debug"] = launch.BACKBONES["local"] = "own_backbone"
+from ajet.config.kinds import BACKBONES
+BACKBONES["debug"] = BACKBONES["local"] = "own_backbone->run"
 raise SystemExit(main(sys.argv[1:]))
 """
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 
-from ajet.backbone.launch import BACKBONES
 from ajet.config import BackboneName, Config
 from ajet.config.contradictions import TRAINABLE_ENGINES
 from ajet.config.effects import (
@@ -19,13 +16,13 @@ from ajet.config.effects import (
     given_keys,
 )
 from ajet.config.keys import known_keys
-from ajet.config.rollout import EngineName
+from ajet.config.kinds import BACKBONES, ENGINES
 from support.config_reads import EDGES, READS, SOURCES, Node, leaves_read_by, reachable
 
-ENGINES = get_args(EngineName)
 KEYS = {".".join(path[1:]): key for path, key in known_keys().items() if path[0] == "ajet" and len(path) > 1}
 LEAVES = {name for name, key in KEYS.items() if key.section is None}
-PACKAGES = {**BACKBONES, "debug view": "ajet.backbone.debug_view"}
+MODULES = {name: place.partition("->")[0] for name, place in BACKBONES.items()}
+PACKAGES = {**MODULES, "debug view": "ajet.backbone.debug_view"}
 STAND_INS = ("ajet.backbone.ray.cpu",)
 """What replaces GPUs in tests is not what users run."""
 OWN_ENGINE = [f"{node.module}.{node.name}" for node in EDGES if node.name == "build_engine"]
@@ -53,7 +50,7 @@ def read_on(backbone: str) -> set[str]:
     if backbone == "local":
         unused = set(ENGINES) - set(TRAINABLE_ENGINES["local"])
         without += [module for engine in unused for module in engine_modules(engine)]
-    nodes = reachable([("ajet.backbone.launch", "run"), (BACKBONES[backbone], "run")], without)
+    nodes = reachable([("ajet.backbone.launch", "run"), (MODULES[backbone], "run")], without)
     return names(leaves_read_by(nodes))
 
 
@@ -103,7 +100,7 @@ def test_documentation_says_which_keys_have_no_effect() -> None:
         assert said == below(key, FOR_OLD_FILES), key
 
 
-@pytest.mark.parametrize("backbone", get_args(BackboneName))
+@pytest.mark.parametrize("backbone", BACKBONES)
 def test_each_backbone_reads_the_keys_that_are_said_to_work_there(backbone: BackboneName) -> None:
     read = read_on(backbone)
     wrong = []
@@ -112,7 +109,7 @@ def test_each_backbone_reads_the_keys_that_are_said_to_work_there(backbone: Back
             continue  # what engines read is the next test's question
         if below(key, FOR_USER_CODE):
             continue  # read by whichever classes the YAML names
-        works = backbone in (entry(ONLY_ON, key) or get_args(BackboneName))
+        works = backbone in (entry(ONLY_ON, key) or BACKBONES)
         if works != (key in read):
             wrong.append(f"{key}: {'not read' if works else 'read'}")
     assert not wrong, f"ajet/config/effects.py (ONLY_ON) says otherwise on {backbone}: {wrong}"

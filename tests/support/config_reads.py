@@ -13,10 +13,11 @@ import inspect
 import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ajet.config import kinds
 from ajet.config.keys import known_keys
 from ajet.config.root import Config
 from ajet.config.section import Section
@@ -157,6 +158,18 @@ def _named_in(text: str) -> Iterator[Node]:
         module, _, name = module.rpartition(".")
     if module in SOURCES:
         yield from _resolve(module, name)
+        if f"{name}.{FROM_CONFIG}" in SOURCES[module].definitions:
+            yield Node(module, f"{name}.{FROM_CONFIG}")
+
+
+def _table(call: ast.Call, names: dict[str, tuple[str, str]]) -> Mapping[str, str] | None:
+    """The table of `ajet.config.kinds` that `load(TABLE, …)` or `TABLE.get(…)` takes a part from."""
+    taken = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "get" else None
+    if isinstance(call.func, ast.Name) and names.get(call.func.id) == ("ajet.config.kinds", "load"):
+        taken = call.args[0]
+    if isinstance(taken, ast.Name) and names.get(taken.id, ("", ""))[0] == "ajet.config.kinds":
+        return vars(kinds)[taken.id]  # type: ignore[no-any-return]
+    return None
 
 
 def _edges(node: Node) -> set[Node]:
@@ -182,6 +195,8 @@ def _edges(node: Node) -> set[Node]:
                         found.add(Node(owner.module, f"{owner.name}.{FROM_CONFIG}"))
             elif isinstance(part, ast.Constant | ast.JoinedStr) and (text := source.text(part)):
                 found.update(_named_in(text))
+            elif isinstance(part, ast.Call) and (table := _table(part, names)) is not None:
+                found.update(node for place in table.values() for node in _named_in(place))
     for part in source.definitions[node.name] if not node.name else ():
         # importing a package runs what it imports
         for module, name in dict(_imports([part])).values():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,15 @@ from ajet.agents.tools.adapters import adapted, is_foreign
 from ajet.agents.tools.function_tool import FunctionTool, check_name
 from ajet.agents.tools.signature import arguments_of, values_of
 from ajet.agents.tools.tool import Tool, ToolSetupError, ToolSource
+from ajet.config.kinds import TOOLS, load, nearest_name
 from ajet.schema.errors import ImportPathError
 from ajet.schema.user_code import ARROW, load_symbol
 
 AnyTool = Tool | ToolSource
 Maker = Callable[..., AnyTool]
 
-READY = {
-    "calculator": "ajet.agents.tools.calculator:Calculator",
-    "finish": "ajet.agents.tools.finish:Finish",
-    "submit": "ajet.agents.tools.finish:Submit",
-    "bash": "ajet.agents.tools.bash:Bash",
-    "python": "ajet.agents.tools.python:Python",
-    "file_editor": "ajet.agents.tools.file_editor:FileEditor",
-    "search": "ajet.agents.tools.search:Search",
-    "web_fetch": "ajet.agents.tools.web_fetch:WebFetch",
-    "mcp": "ajet.agents.tools.mcp:McpServer",
-}
-"""The tools that come with ajet, imported when they are asked for."""
 NEED_OPTIONS = frozenset({"mcp", "web_fetch"})
-"""Of those, the ones that are nothing without options."""
+"""The tools of ours that are nothing without options."""
 
 
 class ToolRegistry:
@@ -53,7 +41,7 @@ class ToolRegistry:
         own = name or getattr(entry, "name", None)
         if not isinstance(own, str):
             raise ToolSetupError(f"{tool!r} says no name: register_tool(tool, name=…)")
-        if own in READY or (own in self._tools and self._tools[own] is not entry):
+        if own in TOOLS or (own in self._tools and self._tools[own] is not entry):
             raise ToolSetupError(f"there is a tool {own!r} already: choose another name")
         self._tools[check_name(own)] = entry
 
@@ -65,7 +53,7 @@ class ToolRegistry:
 
     def names(self) -> list[str]:
         """All names, those that come with ajet first."""
-        return [*READY, *self._tools]
+        return [*TOOLS, *self._tools]
 
     def listed(self) -> list[str]:
         """The names of those that need no options."""
@@ -75,16 +63,14 @@ class ToolRegistry:
         return iter(self.names())
 
     def __contains__(self, name: object) -> bool:
-        return name in READY or name in self._tools
+        return name in TOOLS or name in self._tools
 
     def make(self, name: str, options: dict[str, Any] | None = None) -> AnyTool:
         """The tool of this name. Raises `ToolSetupError`."""
-        if name in READY:
-            module, _, symbol = READY[name].partition(":")
-            return _build(getattr(import_module(module), symbol), options or {}, name)
+        if name in TOOLS:
+            return _build(load(TOOLS, name), options or {}, name)
         if name not in self._tools:
-            near = get_close_matches(name, self.names(), n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = nearest_name(name, self.names())
             raise ToolSetupError(f"no tool {name!r}{hint}; there are {', '.join(self.names())}, and module->object")
         made = _build(self._tools[name], options or {}, name)
         return made if not isinstance(made, Tool) or made.name == name else _Renamed(made, name)

@@ -27,7 +27,7 @@ from ajet.backbone.report import EXIT_NOTHING_TRAINED, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, taught_alone
 from ajet.backbone.validation import validation_metrics
 from ajet.context_tracker import describe_reasons, top_reasons
-from ajet.engine.base import Engine, build_engine
+from ajet.engine.base import Engine, EnginePlacement, build_engine
 from ajet.observe.metric_names import step_names
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
@@ -144,13 +144,13 @@ class LocalRun:
 
     def _make_engine(self, config: Config) -> Engine:
         lora = config.ajet.model.lora
-        return build_engine(
-            config,
+        placement = EnginePlacement(
             device=self.placement.trainer,
-            gpus=self.placement.engine,
+            gpus=tuple(self.placement.engine),
             adapter_rank=lora.rank if lora.enabled else 0,
             base_bits=lora.base_bits,
         )
+        return build_engine(config, placement)
 
     def _tell_failures(self) -> None:
         tally = self.progress.state.tally

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ajet.config.kinds import PROPOSERS, load
 from ajet.prompt_tuning.budget import BudgetExhausted
 from ajet.prompt_tuning.candidate import ProposerError
 from ajet.prompt_tuning.proposal import Proposer, Reply, Request
@@ -21,11 +22,10 @@ if TYPE_CHECKING:
 
 def make_proposer(config: Config, runtime: Runtime) -> Proposer:
     """The proposer that `ajet.prompt_tuning.proposer` names. Raises a `UserError`."""
-    named, temperature = config.ajet.prompt_tuning.proposer, config.ajet.prompt_tuning.proposer_temperature
-    if named == "helper":
-        return HelperProposer(HelperModel.from_config(config), temperature)
-    if named == "tuned":
-        return TunedProposer(runtime, config.ajet.rollout.max_model_len, temperature)
+    named = config.ajet.prompt_tuning.proposer
+    if named in PROPOSERS:
+        proposer: Proposer = load(PROPOSERS, named).from_config(config, runtime)
+        return proposer
     return FunctionProposer(load_function(config))
 
 
@@ -45,6 +45,11 @@ def load_function(config: Config) -> Callable[[Request], Any]:
 
 class HelperProposer:
     """The model of `ajet.helper`, within its budget."""
+
+    @classmethod
+    def from_config(cls, config: Config, runtime: Runtime) -> HelperProposer:
+        """Read `ajet.helper`."""
+        return cls(HelperModel.from_config(config), config.ajet.prompt_tuning.proposer_temperature)
 
     def __init__(self, helper: HelperModel, temperature: float) -> None:
         self._helper, self._temperature = helper, temperature
@@ -69,6 +74,11 @@ class HelperProposer:
 
 class TunedProposer:
     """The model that the episodes use, through the same engine. Its calls are no episodes, and never trained."""
+
+    @classmethod
+    def from_config(cls, config: Config, runtime: Runtime) -> TunedProposer:
+        """Ask the run's own engine."""
+        return cls(runtime, config.ajet.rollout.max_model_len, config.ajet.prompt_tuning.proposer_temperature)
 
     def __init__(self, runtime: Runtime, max_model_len: int, temperature: float) -> None:
         self._runtime, self._max_model_len, self._temperature = runtime, max_model_len, temperature

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.prompt.proposers import load_function
+from ajet.config.kinds import PROMPT_OPTIMISERS
 from ajet.prompt_tuning.budget import Budget, Limits, Spent
-from ajet.prompt_tuning.search import ALGORITHMS, Algorithm, Sizes
+from ajet.prompt_tuning.search import Algorithm, Sizes
 from ajet.schema.errors import ConfigError, ImportPathError
 from ajet.schema.resources import read_prompts
 from ajet.schema.task import Task
@@ -29,7 +30,7 @@ def make_algorithm(config: Config) -> Algorithm:
     """The algorithm that `ajet.prompt_tuning.algorithm` names. Raises a `UserError`."""
     tuning = config.ajet.prompt_tuning
     try:
-        found = load_symbol(ALGORITHMS.get(tuning.algorithm, tuning.algorithm), config.base_dirs)
+        found = load_symbol(PROMPT_OPTIMISERS.get(tuning.algorithm, tuning.algorithm), config.base_dirs)
         algorithm = found(**_own_keys(config)) if isinstance(found, type) else found
     except ImportPathError as error:
         raise ImportPathError(f"ajet.prompt_tuning.algorithm: {error}") from error

@@ -14,11 +14,11 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.engine.base import OnTokens
+from ajet.engine.base import EnginePlacement, OnTokens
 from ajet.engine.model_source import LOADING, ModelSource
 from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest
@@ -124,6 +124,13 @@ JOIN_SECONDS = 10.0
 
 class TorchEngine:
     """Continuous batching over a Hugging Face model in this process."""
+
+    @classmethod
+    def from_config(cls, config: Any, placement: EnginePlacement) -> TorchEngine:
+        """Read `ajet.model` and `ajet.rollout`."""
+        settings = TorchEngineSettings.from_config(config)
+        settings = replace(settings, device=placement.device, base_bits=placement.base_bits)
+        return cls(config.ajet.model.path, settings)
 
     def __init__(self, model: str | Path | ModelSource | PreTrainedModel, settings: TorchEngineSettings) -> None:
         self._settings = settings

@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ajet.engine.base import OnTokens
+from ajet.engine.base import Engine, EnginePlacement, OnTokens
 from ajet.engine.remote import CompletionReader, completion_body
 from ajet.engine.remote_client import Endpoint, RemoteClient, RemoteSettings, stable_hash
 from ajet.engine.sampling_rules import check_request
@@ -70,6 +70,18 @@ async def _control(replica: Replica, path: str, body: Mapping[str, Any] | None =
 
 class VllmServerEngine:
     """An `Engine` over vLLM servers of our own."""
+
+    @classmethod
+    def from_config(cls, config: Any, placement: EnginePlacement) -> Engine:
+        """Read `ajet.rollout.vllm`, which may ask for the engine in this process."""
+        settings = VllmSettings.from_config(config)
+        devices = placement.gpus or settings.devices
+        settings = replace(settings, devices=devices, lora_rank=placement.adapter_rank)
+        if config.ajet.rollout.vllm.mode == "in_process":
+            from ajet.engine.vllm.in_process import VllmInProcessEngine
+
+            return VllmInProcessEngine(settings)
+        return cls(settings)
 
     def __init__(self, settings: VllmSettings, command: CommandLine = vllm_command) -> None:
         self._settings = settings

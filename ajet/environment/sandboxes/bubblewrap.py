@@ -25,6 +25,7 @@ from ajet.environment.sandboxes.bubblewrap_arguments import (
     next_uid,
     path_inside,
     probe,
+    shown,
     texts,
 )
 from ajet.environment.sandboxes.cgroups import Cgroup
@@ -53,6 +54,12 @@ class BubblewrapSandbox:
     """See `ajet.environment.sandboxes.sandbox.Sandbox`."""
 
     workspace = WORKSPACE
+
+    @staticmethod
+    def check(settings: SandboxSettings) -> None:
+        """Raises `SandboxError` if bubblewrap can't make this sandbox here."""
+        probe()
+        shown(settings.read_only)
 
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
         self.settings = settings

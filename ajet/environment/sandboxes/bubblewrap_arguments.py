@@ -79,12 +79,6 @@ def probe() -> str:
     )
 
 
-def check(settings: SandboxSettings) -> None:
-    """Raises `SandboxError` if bubblewrap can't make this sandbox here."""
-    probe()
-    _shown(settings.read_only)
-
-
 def _namespaces(mode: str, *, network: bool) -> list[str]:
     return [
         *(["--unshare-user", "--uid", "1000", "--gid", "1000"] if mode == "user" else []),
@@ -135,7 +129,7 @@ def command_line(
         *("--perms", "1777", "--size", size, "--tmpfs", "/tmp"),
         *("--perms", "0777", "--size", size, "--tmpfs", WORKSPACE),
         *_folders_to(settings.read_only),
-        *_shown(settings.read_only),
+        *shown(settings.read_only),
         *("--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", WORKSPACE),
         *(["--seccomp", str(filter_)] if filter_ is not None else []),
@@ -180,7 +174,7 @@ def _etc() -> list[str]:
     return [argument for name in _ETC for argument in ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")]
 
 
-def _shown(folders: Sequence[str]) -> list[str]:
+def shown(folders: Sequence[str]) -> list[str]:
     for folder in folders:
         if not os.path.exists(folder):
             raise SandboxError(f"sandbox read_only: there is no {folder!r} here")

@@ -44,6 +44,32 @@ class ContainerSandbox:
 
     workspace = WORKSPACE
 
+    @staticmethod
+    def check(settings: SandboxSettings) -> None:
+        """Raises `SandboxError` if this container can't be made here."""
+        kind = settings.kind
+        if shutil.which(kind) is None:
+            raise SandboxError(f"sandbox kind {kind}: there is no `{kind}` here: install it, or choose another kind")
+        if not settings.image:
+            raise SandboxError(f"sandbox kind {kind} needs an image, for example image: python:3.11-slim")
+        _answer(settings, ["info", "--format", "{{json .}}"])
+        try:
+            _answer(settings, ["image", "inspect", "--format", "{{.Id}}", settings.image])
+        except SandboxError:
+            raise SandboxError(
+                f"sandbox image: {kind} has no image {settings.image!r} on this machine: {kind} pull {settings.image}"
+            ) from None
+        user = _user(settings)
+        try:
+            as_user = ["--rm", "--pull", "never", "--network", "none", "--cap-drop", "ALL", "--user", user]
+            shell = ["--entrypoint", "/bin/sh", settings.image, "-c", "true"]
+            _answer(settings, ["run", *as_user, *_ulimits(settings), *shell])
+        except SandboxError as error:
+            raise SandboxError(
+                f"sandbox image: in a container of {settings.image!r}, the user {user} can't run /bin/sh: {error}\n"
+                "    check the permissions of the image's folders, or name another user: options: {user: …}"
+            ) from None
+
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
         self.settings = settings
         self._program = settings.kind
@@ -80,7 +106,7 @@ class ContainerSandbox:
     async def start(self) -> None:
         """Make it. Raises `SandboxError`."""
         try:
-            await asyncio.to_thread(check, self.settings)
+            await asyncio.to_thread(self.check, self.settings)
             await asyncio.to_thread(sweep, self._program)
             self._name = f"ajet-{secrets.token_hex(8)}"
             with tempfile.NamedTemporaryFile("w", suffix=".json") as profile:
@@ -254,32 +280,6 @@ class ContainerSandbox:
         await self.close()
 
 
-def check(settings: SandboxSettings) -> None:
-    """Raises `SandboxError` if this container can't be made here."""
-    kind = settings.kind
-    if shutil.which(kind) is None:
-        raise SandboxError(f"sandbox kind {kind}: there is no `{kind}` here: install it, or choose another kind")
-    if not settings.image:
-        raise SandboxError(f"sandbox kind {kind} needs an image, for example image: python:3.11-slim")
-    _answer(settings, ["info", "--format", "{{json .}}"])
-    try:
-        _answer(settings, ["image", "inspect", "--format", "{{.Id}}", settings.image])
-    except SandboxError:
-        raise SandboxError(
-            f"sandbox image: {kind} has no image {settings.image!r} on this machine: {kind} pull {settings.image}"
-        ) from None
-    user = _user(settings)
-    try:
-        as_user = ["--rm", "--pull", "never", "--network", "none", "--cap-drop", "ALL", "--user", user]
-        shell = ["--entrypoint", "/bin/sh", settings.image, "-c", "true"]
-        _answer(settings, ["run", *as_user, *_ulimits(settings), *shell])
-    except SandboxError as error:
-        raise SandboxError(
-            f"sandbox image: in a container of {settings.image!r}, the user {user} can't run /bin/sh: {error}\n"
-            "    check the permissions of the image's folders, or name another user: options: {user: …}"
-        ) from None
-
-
 def run_arguments(settings: SandboxSettings, name: str, profile: str) -> list[str]:
     """How the container is made: no privilege, no network, a read-only root, files in memory."""
     memory = f"{settings.memory_with_files_mb}m"
@@ -315,7 +315,7 @@ def _ulimits(settings: SandboxSettings) -> list[str]:
 
 def sweep(program: str) -> int:
     """Remove containers whose owner on this machine is dead, or whose deadline is over. Returns how many."""
-    settings = SandboxSettings(kind=program)  # type: ignore[arg-type]
+    settings = SandboxSettings(kind=program)
     listed = _answer(settings, ["ps", "--all", "--quiet", "--filter", f"label={LABEL}=1"], may_fail=True).split()
     swept = 0
     for container in listed:

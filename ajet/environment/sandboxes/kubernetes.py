@@ -49,6 +49,22 @@ class KubernetesSandbox:
     workspace = WORKSPACE
     gateway_url = None
 
+    @staticmethod
+    def check(settings: SandboxSettings) -> None:
+        """Raises `SandboxError` if the cluster can't make this sandbox, as far as it can be known before."""
+        _check_settings(settings)
+
+        async def asked() -> None:
+            cluster = await Cluster.connect(PodOptions.of(settings))
+            try:
+                await cluster.sweep()
+                if settings.network == "none":
+                    await cluster.close_network()
+            finally:
+                await cluster.close()
+
+        run_on_host(_within(asked(), CHECK_S), CHECK_S + 5)
+
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
         _check_settings(settings)
         self.settings = settings
@@ -224,22 +240,6 @@ class KubernetesSandbox:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def check(settings: SandboxSettings) -> None:
-    """Raises `SandboxError` if the cluster can't make this sandbox, as far as it can be known before."""
-    _check_settings(settings)
-
-    async def asked() -> None:
-        cluster = await Cluster.connect(PodOptions.of(settings))
-        try:
-            await cluster.sweep()
-            if settings.network == "none":
-                await cluster.close_network()
-        finally:
-            await cluster.close()
-
-    run_on_host(_within(asked(), CHECK_S), CHECK_S + 5)
 
 
 async def _within(work: Coroutine[Any, Any, None], seconds: float) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from importlib import import_module
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from ajet.config.kinds import SANDBOXES, load
 from ajet.environment.sandboxes.host import Hosted, on_host
 from ajet.environment.sandboxes.sandbox import Sandbox, SandboxSettings
-from ajet.schema.sandbox_kind import SandboxKind
 
 
 class open_sandbox:
@@ -43,44 +42,11 @@ class _Startable(Sandbox, Protocol):
     async def start(self) -> None: ...
 
 
-class _Kind(NamedTuple):
-    """Where a kind is defined, as `module:name`. Imported on use."""
-
-    sandbox: str
-    check: str
-    """Raises `SandboxError` if no such sandbox can be made on this machine."""
-
-
-KINDS: dict[SandboxKind, _Kind] = {
-    "bubblewrap": _Kind(
-        "ajet.environment.sandboxes.bubblewrap:BubblewrapSandbox",
-        "ajet.environment.sandboxes.bubblewrap_arguments:check",
-    ),
-    "docker": _Kind(
-        "ajet.environment.sandboxes.container:ContainerSandbox", "ajet.environment.sandboxes.container:check"
-    ),
-    "podman": _Kind(
-        "ajet.environment.sandboxes.container:ContainerSandbox", "ajet.environment.sandboxes.container:check"
-    ),
-    "kubernetes": _Kind(
-        "ajet.environment.sandboxes.kubernetes:KubernetesSandbox", "ajet.environment.sandboxes.kubernetes:check"
-    ),
-    "none": _Kind(
-        "ajet.environment.sandboxes.unconfined:UnconfinedSandbox", "ajet.environment.sandboxes.unconfined:check"
-    ),
-}
-
-
-def _found(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
-
-
 def _made(settings: SandboxSettings, gateway_url: str | None) -> _Startable:
-    sandbox: _Startable = _found(KINDS[settings.kind].sandbox)(settings, gateway_url)
+    sandbox: _Startable = load(SANDBOXES, settings.kind)(settings, gateway_url)
     return sandbox
 
 
 def check_sandbox(settings: SandboxSettings) -> None:
     """Raises `SandboxError` if no such sandbox can be made on this machine: before a run, not in its first episode."""
-    _found(KINDS[settings.kind].check)(settings)
+    load(SANDBOXES, settings.kind).check(settings)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
+from ajet.config.kinds import SANDBOXES
 from ajet.environment.sandboxes.streams import Input, OnOutput
 from ajet.schema.errors import UserError
-from ajet.schema.sandbox_kind import SandboxKind
 
 Command = str | Sequence[str]
 
@@ -32,7 +32,7 @@ class SandboxError(UserError):
 class SandboxSettings:
     """How an episode is confined. Limits hold for the sandbox as a whole, not for each command."""
 
-    kind: SandboxKind = "bubblewrap"
+    kind: str = "bubblewrap"
     network: Network = "none"
     """`gateway`: the run's own gateway can be reached and nothing else."""
     cpus: float = 1.0
@@ -56,8 +56,8 @@ class SandboxSettings:
     """What one kind alone understands (Kubernetes: namespace, node selector, …)."""
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(SandboxKind):
-            raise SandboxError(f"sandbox kind {self.kind!r}: expected one of {', '.join(get_args(SandboxKind))}")
+        if self.kind not in SANDBOXES:
+            raise SandboxError(f"sandbox kind {self.kind!r}: expected one of {', '.join(SANDBOXES)}")
         if self.network not in get_args(Network):
             raise SandboxError(f"sandbox network {self.network!r}: expected one of {', '.join(get_args(Network))}")
         least = {"memory_mb": 16, "processes": 4, "disk_mb": 1, "output_bytes": 1, "cpus": 0.01}

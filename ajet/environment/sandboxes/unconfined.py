@@ -25,8 +25,14 @@ class UnconfinedSandbox:
 
     gateway_url: str | None
 
+    @staticmethod
+    def check(settings: SandboxSettings) -> None:
+        """It must be asked for with open eyes."""
+        if settings.network != "host":
+            raise SandboxError(f"sandbox kind none can't limit the network: set network: host, not {settings.network}")
+
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
-        check(settings)
+        self.check(settings)
         self.settings = settings
         self.gateway_url = gateway_url
         self.workspace = ""
@@ -140,12 +146,6 @@ class UnconfinedSandbox:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def check(settings: SandboxSettings) -> None:
-    """It must be asked for with open eyes."""
-    if settings.network != "host":
-        raise SandboxError(f"sandbox kind none can't limit the network: set network: host, not {settings.network}")
 
 
 def _alive(group: int) -> bool:

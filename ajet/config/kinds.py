@@ -1,0 +1,186 @@
+"""Every name that a YAML may say for a part, once, with the class or function that it stands for.
+
+To add a kind, write its file and one line here. What a YAML accepts, the JSON schema, errors with the nearest name,
+shell completion and `docs/configuration.md` derive from these tables. The part is imported when it is used, so a table
+may name rooms that are built on this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+Kinds = Mapping[str, str]
+"""Name → `module->Class`."""
+
+BACKBONES: Kinds = {
+    "local": "ajet.backbone.local->run",
+    "debug": "ajet.backbone.debug->run",
+    "verl": "ajet.backbone.ray.verl->run",
+    "trinity": "ajet.backbone.ray.trinity->run",
+    "prompt": "ajet.backbone.prompt->run",
+}
+"""`--backbone`, `backbone`: a function `run(config, experiment, options) -> exit code`."""
+
+ENGINES: Kinds = {
+    "torch": "ajet.engine.torch.engine->TorchEngine",
+    "vllm": "ajet.engine.vllm.server_engine->VllmServerEngine",
+    "sglang": "ajet.engine.sglang->SglangEngine",
+    "remote": "ajet.engine.remote->RemoteEngine",
+    "scripted": "ajet.engine.scripted->ScriptedEngine",
+}
+"""`rollout.engine`: an `Engine` with a class method `from_config(config, hardware)`."""
+
+READERS: Kinds = {
+    "jsonl_dataset_file": "ajet.task_reader.jsonl->JsonlReader",
+    "dataset_file": "ajet.task_reader.jsonl->JsonlReader",
+    "huggingface_dat_repo": "ajet.task_reader.huggingface->HuggingFaceReader",
+    "random_dummy": "ajet.task_reader.random_dummy->RandomDummyReader",
+    "env_service": "ajet.task_reader.env_service->EnvServiceReader",
+    "data_generation": "ajet.task_reader.data_generation->DataGenerationReader",
+    "tracing": "ajet.task_reader.tracing->TracingReader",
+}
+"""`task_reader.type`: a `BaseTaskReader`."""
+
+JUDGES: Kinds = {
+    "llm_judge": "ajet.task_judge.llm_judge->LlmJudge",
+    "rubrics_auto_grader": "ajet.task_judge.rubrics_judge->RubricsJudge",
+    "openjudge": "ajet.task_judge.openjudge->OpenJudge",
+    "tests": "ajet.task_judge.tests_judge->TestsJudge",
+    "composite": "ajet.task_judge.composite->CompositeJudge",
+}
+"""`task_judge.judge_type`, and `judge` of a composite's part: a `BaseJudge`."""
+
+ENVIRONMENTS: Kinds = {
+    "gymnasium": "ajet.environment.gymnasium_environment->GymnasiumSource",
+}
+"""`rollout.environment: NAME:…`: an `EnvironmentSource(what follows the colon, options, key)`."""
+
+ENVIRONMENT_PROTOCOLS: Kinds = {
+    "env_service": "ajet.environment.service_environment->ServiceSource",
+    "openenv": "ajet.environment.openenv_environment->OpenEnvSource",
+}
+"""`rollout.environment.protocol`: an `EnvironmentSource` over a server."""
+
+SANDBOXES: Kinds = {
+    "bubblewrap": "ajet.environment.sandboxes.bubblewrap->BubblewrapSandbox",
+    "docker": "ajet.environment.sandboxes.container->ContainerSandbox",
+    "podman": "ajet.environment.sandboxes.container->ContainerSandbox",
+    "kubernetes": "ajet.environment.sandboxes.kubernetes->KubernetesSandbox",
+    "none": "ajet.environment.sandboxes.unconfined->UnconfinedSandbox",
+}
+"""`rollout.sandbox.kind`: a `Sandbox` with a static method `check(settings)`."""
+
+AGENTS: Kinds = {
+    "react": "ajet.agents.ready->ReActAgent",
+    "tool": "ajet.agents.ready->ToolAgent",
+    "coding": "ajet.agents.coding->CodingAgent",
+}
+"""`rollout.agent.type`, besides `cli`: an `Agent`."""
+
+CLI_PROGRAMS: Kinds = {
+    "claude-code": "ajet.agents.cli_programs->CLAUDE_CODE",
+    "codex": "ajet.agents.cli_programs->CODEX",
+    "opencode": "ajet.agents.cli_programs->OPENCODE",
+    "mini-swe-agent": "ajet.agents.cli_programs->MINI_SWE_AGENT",
+}
+"""`rollout.agent.program`: a `CliProgram`."""
+
+TOOLS: Kinds = {
+    "calculator": "ajet.agents.tools.calculator->Calculator",
+    "finish": "ajet.agents.tools.finish->Finish",
+    "submit": "ajet.agents.tools.finish->Submit",
+    "bash": "ajet.agents.tools.bash->Bash",
+    "python": "ajet.agents.tools.python->Python",
+    "file_editor": "ajet.agents.tools.file_editor->FileEditor",
+    "search": "ajet.agents.tools.search->Search",
+    "web_fetch": "ajet.agents.tools.web_fetch->WebFetch",
+    "mcp": "ajet.agents.tools.mcp->McpServer",
+}
+"""An entry of `rollout.agent.tools`: a `Tool`, or a source of tools."""
+
+TRACKERS: Kinds = {
+    "tensorboard": "ajet.observe.metrics->TensorBoardSink",
+    "wandb": "ajet.observe.metrics->WandbSink",
+    "swanlab": "ajet.observe.metrics->SwanLabSink",
+    "mlflow": "ajet.observe.metrics->MlflowSink",
+}
+"""An entry of `trainer_common.logger`, besides `console` and `file`: a `MetricsSink` that names its package."""
+
+PROMPT_OPTIMISERS: Kinds = {
+    "apo": "ajet.prompt_tuning.apo->APO",
+    "gepa": "ajet.prompt_tuning.gepa->GEPA",
+    "best_of": "ajet.prompt_tuning.best_of->BestOf",
+}
+"""`prompt_tuning.algorithm`: an `Algorithm`."""
+
+PROPOSERS: Kinds = {
+    "helper": "ajet.backbone.prompt.proposers->HelperProposer",
+    "tuned": "ajet.backbone.prompt.proposers->TunedProposer",
+}
+"""`prompt_tuning.proposer`: a `Proposer` with a class method `from_config(config, runtime)`."""
+
+
+def load(kinds: Kinds, name: str) -> Any:
+    """What `name` stands for, imported now. Raises KeyError."""
+    return getattr(load_module(kinds, name), kinds[name].partition("->")[2])
+
+
+def load_module(kinds: Kinds, name: str) -> ModuleType:
+    """The module that defines it."""
+    return import_module(kinds[name].partition("->")[0])
+
+
+def nearest_name(name: str, names: Iterable[str]) -> str:
+    """`; did you mean 'codex'?`, or nothing, for an error that goes on with the names that there are."""
+    near = get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _named(kinds: Kinds, *more: str) -> Any:
+    """The type of a key that takes one of these names."""
+    return Literal[(*kinds, *more)]
+
+
+def _named_or_own(kinds: Kinds, own: str, *more: str) -> Any:
+    """The type of a key that takes one of these names, or a class of the user's, which is written as `own`."""
+    names = (*kinds, *more)
+
+    def check(value: str) -> str:
+        if value in names or "->" in value:
+            return value
+        expected = ", ".join(repr(name) for name in names) + f" or `{own}`"
+        raise PydanticCustomError("literal_error", "should be {expected}", {"expected": expected})
+
+    schema = {"anyOf": [{"enum": list(names)}, {"type": "string", "pattern": "->", "description": own}]}
+    return Annotated[str, AfterValidator(check), WithJsonSchema(schema)]
+
+
+if TYPE_CHECKING:  # a type that is made at run time is a plain text to a checker
+    BackboneName = str
+    EngineName = str
+    ReaderName = str
+    JudgeName = str
+    ProtocolName = str
+    SandboxName = str
+    CliProgramName = str
+    TrackerName = str
+    OptimiserName = str
+    ProposerName = str
+else:
+    BackboneName = _named(BACKBONES)
+    EngineName = _named(ENGINES)
+    ReaderName = _named_or_own(READERS, "path/file.py->YourReader")
+    JudgeName = _named(JUDGES, "customized_protocol")
+    ProtocolName = _named(ENVIRONMENT_PROTOCOLS)
+    SandboxName = _named(SANDBOXES)
+    CliProgramName = _named(CLI_PROGRAMS)
+    TrackerName = _named_or_own(TRACKERS, "path/file.py->YourSink", "console", "file")
+    OptimiserName = _named_or_own(PROMPT_OPTIMISERS, "path/file.py->YourAlgorithm")
+    ProposerName = _named_or_own(PROPOSERS, "path/file.py->your_function")
