@@ -14,9 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ajet.store.client import StoreClient
-from ajet.store.errors import KeyRefusedError, StoreError
 from ajet.store.records import AttemptedRollout, Span
-from ajet.store.requests import NewRollout
+from ajet.store.requests import KeyRefusedError, NewRollout, StoreError
 
 PATIENCE_S = 120.0
 PAUSE_S = 0.2

@@ -163,7 +163,7 @@ async def count(url: str, key: str) -> int:
 
 
 async def in_process() -> Rate:
-    from ajet.store.open_store import memory_store
+    from ajet.store.database_store import memory_store
 
     async with memory_store() as store:
         return await rate(store, our_batch)

@@ -13,8 +13,16 @@ from ajet.agents.ready import ReActAgent, ToolAgent
 from ajet.agents.registry import agent_names, make_agent, register_agent
 from ajet.agents.reply import ModelMessage, ParsedReply, ToolCall
 from ajet.agents.run import AgentRun
-from ajet.schema.trajectory import StepType, StopReason, Trajectory, TrajectoryStatus, TrajectoryStep, Usage
-from ajet.schema.trajectory_file import read_trajectory, write_trajectory
+from ajet.schema.trajectory import (
+    StepType,
+    StopReason,
+    Trajectory,
+    TrajectoryStatus,
+    TrajectoryStep,
+    Usage,
+    read_trajectory,
+    write_trajectory,
+)
 
 __all__ = [
     "Agent",

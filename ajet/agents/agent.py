@@ -25,10 +25,9 @@ from ajet.agents.tools import Toolset, make_tools
 from ajet.agents.tools.tool import Tool, ToolContext, ToolSource
 from ajet.agents.world import OneAtATime, World, world_tools
 from ajet.schema.episode import Failure
-from ajet.schema.error_chain import address_of
 from ajet.schema.errors import EngineError
-from ajet.schema.trajectory import StepType, StopReason, Trajectory, TrajectoryStep
-from ajet.schema.trajectory_file import file_name
+from ajet.schema.traceback_text import address_of
+from ajet.schema.trajectory import StepType, StopReason, Trajectory, TrajectoryStep, file_name
 
 FormatName = Literal["auto", "native", "text"]
 FORMATS: Mapping[str, Callable[[], ReplyFormat]] = {"native": NativeFormat, "text": TextFormat}

@@ -25,8 +25,7 @@ from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.schema.episode import Failure
 from ajet.schema.errors import RewardError, UserError
 from ajet.schema.task import Task, WorkflowTask
-from ajet.schema.trajectory import StopReason, Trajectory
-from ajet.schema.trajectory_file import file_name, read_trajectory, write_end, write_trajectory
+from ajet.schema.trajectory import StopReason, Trajectory, file_name, read_trajectory, write_end, write_trajectory
 
 FINISHED = "finished"
 """In a trajectory's metadata: nothing more is to be done for it."""

@@ -18,10 +18,10 @@ from ajet.schema.trajectory import (
     StepType,
     StopReason,
     Trajectory,
+    TrajectoryFile,
     TrajectoryStep,
     Usage,
 )
-from ajet.schema.trajectory_file import TrajectoryFile
 
 if TYPE_CHECKING:
     from ajet.agents.tools import Toolset

@@ -15,7 +15,7 @@ from typing import Any
 
 from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox
 from ajet.schema.errors import TaskDataError
-from ajet.schema.named_files import find_named, likely_places
+from ajet.schema.user_code import find_named, likely_places
 
 NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 OUTPUT_CHARS = 6000

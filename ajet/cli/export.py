@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.schema.errors import ConfigError
-from ajet.schema.streams import is_stream
+from ajet.schema.printable import is_stream
 
 EPISODES_EPILOG = """\
 formats:

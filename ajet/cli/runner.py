@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from ajet.backbone.ray.address import checked_address
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.schema.printable import printable
-from ajet.system.parent import ending_with_us
+from ajet.system.processes import ending_with_us
 
 if TYPE_CHECKING:
     from ajet.task_runner.workflow import Workflow
@@ -90,7 +90,7 @@ def _check(arguments: Namespace) -> None:
 async def _work(arguments: Namespace, key: str, number: int, runner: int, workflow_class: type[Workflow]) -> int:
     """In a worker."""
     from ajet.cli.store import seconds
-    from ajet.store.errors import KeyRefusedError, StoreUnavailableError
+    from ajet.store.requests import KeyRefusedError, StoreUnavailableError
     from ajet.task_runner.remote_worker import WorkerSettings, work
 
     stop = asyncio.Event()

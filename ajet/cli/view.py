@@ -59,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
 def shown_folder(folder: Path) -> Iterator[Path]:
     """The folder itself; or, if it holds trajectories of agents that ran alone, a folder with their episodes, which is
     kept up to date."""
-    from ajet.schema.trajectory_file import trajectory_files
+    from ajet.schema.trajectory import trajectory_files
 
     if next(trajectory_files(folder), None) is None:
         yield folder

@@ -1,4 +1,4 @@
-"""The files that a config names: looked up (see `ajet.schema.named_files`) and made absolute.
+"""The files that a config names: looked up (see `ajet.schema.user_code`) and made absolute.
 
 Only files that the run will use are looked up. A missing one is reported here, before anything heavy loads.
 """
@@ -16,8 +16,7 @@ from ajet.config.section import Section
 from ajet.config.sections import ModelConfig
 from ajet.config.tasks import TaskJudgeConfig
 from ajet.schema.errors import ImportPathError
-from ajet.schema.named_files import find_named, holds, likely_places, looked_in
-from ajet.schema.user_code import find_file, split_import_path
+from ajet.schema.user_code import find_file, find_named, holds, likely_places, looked_in, split_import_path
 
 LONGEST_SHOWN = 300
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")

@@ -14,7 +14,7 @@ from ajet.config.keys import allowed, choices, fragment_at, known_keys, nearest,
 from ajet.config.section import OWN_TYPES
 from ajet.config.yaml_source import Node
 from ajet.schema.errors import ConfigError
-from ajet.schema.secret_names import is_secret
+from ajet.schema.printable import is_secret
 
 REFERENCE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_][A-Za-z0-9_]*)")
 HIDDEN = "********"

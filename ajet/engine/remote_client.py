@@ -28,7 +28,7 @@ from ajet.schema.errors import (
     InvalidRequestError,
     ModelCallError,
 )
-from ajet.system.bounded_client import AnswerTooLargeError, BoundedClient
+from ajet.system.http_client import AnswerTooLargeError, BoundedClient
 
 TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """HTTP statuses after which the same request may well succeed."""

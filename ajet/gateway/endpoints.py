@@ -18,9 +18,8 @@ from ajet.gateway.openai_completions import completions
 from ajet.gateway.openai_responses import responses
 from ajet.gateway.traces import PATH as TRACES_PATH
 from ajet.gateway.traces import traces
-from ajet.schema.chat import DEFAULT_AGENT
+from ajet.schema.chat import DEFAULT_AGENT, bare_call_id
 from ajet.schema.errors import InvalidRequestError, ModelCallError, RewardError
-from ajet.schema.response_id import bare_call_id
 from ajet.schema.task import finite_reward
 from ajet.system.http_messages import Answer, json_answer
 

@@ -22,8 +22,8 @@ from ajet.observe.tracing.sender import SpanSender
 from ajet.schema.call_tree import ROOT
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError, MissingDependencyError, UserError
+from ajet.schema.printable import is_stream
 from ajet.schema.span import Span
-from ajet.schema.streams import is_stream
 
 _ROW_GROUP = 256
 

@@ -1,6 +1,6 @@
 """The one place that decides what is secret and masks it before it reaches a file, a tracker or a terminal.
 
-Secrets are string values under keys such as `api_key`, `password` or `token` (`ajet.schema.secret_names`), the values
+Secrets are string values under keys such as `api_key`, `password` or `token` (`ajet.schema.printable`), the values
 of environment variables with such names wherever they appear, and text shaped like a well-known credential.
 """
 
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ajet.schema.secret_names import is_secret, is_secret_variable
+from ajet.schema.printable import is_secret, is_secret_variable
 
 MASK = "********"
 TOO_DEEP = "(nested too deeply)"

@@ -15,8 +15,14 @@ from ajet.schema.call_tree import ROOT, Call, CallTree
 from ajet.schema.chat import DEFAULT_TARGET
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
 from ajet.schema.task import Task
-from ajet.schema.trajectory import NO_CALL, Trajectory, TrajectoryFormatError, TrajectoryStatus
-from ajet.schema.trajectory_file import read_trajectory, trajectory_files
+from ajet.schema.trajectory import (
+    NO_CALL,
+    Trajectory,
+    TrajectoryFormatError,
+    TrajectoryStatus,
+    read_trajectory,
+    trajectory_files,
+)
 
 log = logging.getLogger(__name__)
 

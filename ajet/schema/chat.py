@@ -11,12 +11,22 @@ from typing import Any, Literal
 from ajet.schema.generation import Completion, Sampling
 
 Message = dict[str, Any]
+
+
 Tool = dict[str, Any]
+
+
 ReplyFinish = Literal["stop", "length", "tool_calls", "abort"]
 
 DEFAULT_AGENT = "default_agent"
+
+
 DEFAULT_TARGET = "default_target"
+
+
 SIDE_MODEL = "side-model"
+
+
 """The model name under which a program (`agent.type: cli`) makes calls that aren't trained: titles, summaries."""
 
 
@@ -61,3 +71,16 @@ class ChatReply:
     """What the parser could not read and left as text."""
     counted: tuple[int, int] = (0, 0)
     """Tokens of prompt and reply as the server counted them, where it tells no token ids."""
+
+
+PREFIXES = ("chatcmpl-", "msg_", "cmpl-", "resp_")
+
+
+"""What each protocol puts before a call's id."""
+
+
+def bare_call_id(response_id: str | None) -> str | None:
+    """The call that a response's id stands for, in any protocol."""
+    if not response_id:
+        return None
+    return next((response_id.removeprefix(one) for one in PREFIXES if response_id.startswith(one)), response_id)

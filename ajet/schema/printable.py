@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from ajet.schema.errors import EXIT_USER_ERROR
@@ -16,6 +17,8 @@ _ODD = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
+
+
 """Control characters but tabs and line breaks, and characters that reorder or hide text. The viewer shows the same ones
 by name."""
 
@@ -50,3 +53,49 @@ def fail(message: str, code: int = EXIT_USER_ERROR) -> int:
 def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def is_stream(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+_SECRET_KEY = re.compile(
+    r"(^|[^a-z])([a-z]*api_?key|access_?key(_?id)?|private_?key|secrets?(_?key)?|pass(word|wd|phrase)|pwd|token"
+    r"|auth|authorization|credentials?|bearer|cookies?|connection_?string|webhook(_?url)?)(_?[0-9]+)?$"
+)
+
+
+_PERHAPS_SECRET_KEY = re.compile(r"(^|[^a-z])(key|sas|dsn|pass|pw|pin|sig|signature|session_?id)(_?[0-9]+)?$")
+
+
+_LIKE_A_SECRET = re.compile(r"(?=\S*[0-9])(?=\S*[A-Za-z])\S{8,}")
+
+
+_SECRET_ENVIRONMENT = re.compile(
+    r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PWD|PASSPHRASE|CREDENTIALS?|COOKIE|SAS|DSN|CONNECTION_?STRING|WEBHOOK(_?URL)?)"
+    r"(_?[0-9]+)?$"
+)
+
+
+_WORKING_FOLDERS = ("PWD", "OLDPWD")
+
+
+def is_secret_key(key: str) -> bool:
+    """Whether all values under this key are secret. Those of `max_tokens` or `stop_token_ids` are not."""
+    return _SECRET_KEY.search(_snake(key)) is not None
+
+
+def is_secret(key: str, value: str) -> bool:
+    """Whether this value under this key is secret. `OPENAI_KEY` may hold a secret, `prompt_key` names a column."""
+    if is_secret_key(key):
+        return True
+    return _PERHAPS_SECRET_KEY.search(_snake(key)) is not None and _LIKE_A_SECRET.fullmatch(value) is not None
+
+
+def is_secret_variable(name: str) -> bool:
+    """Whether an environment variable of this name holds a secret."""
+    return name not in _WORKING_FOLDERS and _SECRET_ENVIRONMENT.search(name.upper()) is not None
+
+
+def _snake(key: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).replace("-", "_").lower()

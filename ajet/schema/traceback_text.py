@@ -7,13 +7,25 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 _FRAME = re.compile(r'^[\s|+-]*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$')
+
+
 _MARGIN = re.compile(r"^\s*\|")
+
+
 """What the text of an exception group begins its lines with."""
+
+
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[.\d]*/|^<")
+
+
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+
+
 _PACKAGE_NAME = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
 
 
@@ -76,3 +88,32 @@ def _shown(file: str) -> str:
     path = Path(file)
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else file
+
+
+def address_of(error: BaseException) -> str:
+    """Which address a client could not reach or got an error from: many clients' messages don't say. Empty if there is
+    none. Without user name, password and query, which may be secret."""
+    for link in error_chain(error):
+        try:
+            url = str(link.request.url)  # type: ignore[attr-defined] # of httpx, and of clients built on it or on requests
+        except (AttributeError, RuntimeError):  # httpx raises the latter if it has no request
+            continue
+        parts = urlsplit(url)
+        if parts.hostname:
+            return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return ""
+
+
+def error_chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, its causes, and the members of exception groups."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        link = waiting.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        yield link
+        waiting += [link.__cause__, link.__context__]
+        if isinstance(link, BaseExceptionGroup):
+            waiting += link.exceptions

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,15 +23,68 @@ from typing import Any, NamedTuple, TypeVar
 
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.install import TRAIN, TRAIN_PACKAGES, install_command
-from ajet.schema.named_files import find_named, folders_above, likely_places
+
+
+def find_named(
+    name: str | Path, base_dirs: Sequence[str | Path] = (), is_there: Callable[[Path], bool] = Path.exists
+) -> Path | None:
+    """The absolute path of what `name` refers to, or None. `base_dirs`: the YAML's folder, if there is one."""
+    for candidate in (*likely_places(name, base_dirs), *_above(name, base_dirs)):
+        if holds(is_there, candidate):
+            return candidate.resolve()
+    return None
+
+
+def likely_places(name: str | Path, base_dirs: Sequence[str | Path] = ()) -> list[Path]:
+    """Where a name is looked up first. Messages about a missing file speak of these."""
+    given = Path(name).expanduser()
+    return list(dict.fromkeys(Path(base).resolve() / given for base in (Path.cwd(), *base_dirs)))
+
+
+def looked_in(name: str | Path, base_dirs: Sequence[str | Path] = ()) -> str:
+    """The folders of `likely_places`, for a message."""
+    return " and ".join(dict.fromkeys(str(place.parent) for place in likely_places(name, base_dirs)))
+
+
+def folders_above(base_dirs: Sequence[str | Path]) -> list[Path]:
+    """The folders above `base_dirs`, nearest first."""
+    return list(dict.fromkeys(folder for base in base_dirs for folder in Path(base).resolve().parents))
+
+
+def holds(check: Callable[[Path], bool], path: Path) -> bool:
+    """`check(path)`; a path that no file can have isn't there."""
+    try:
+        return check(path)
+    except (OSError, ValueError):  # too long, a NUL in it, or in a folder that may not be entered
+        return False
+
+
+def _above(name: str | Path, base_dirs: Sequence[str | Path]) -> list[Path]:
+    given = Path(name).expanduser()
+    return [] if given.is_absolute() else [folder / given for folder in folders_above(base_dirs)]
+
 
 LONGEST_NAME = 255
+
+
 """Bytes of a file's name."""
+
+
 ARROW = "->"
+
+
 PROGRAM = "ajet_program"
+
+
 """The module that holds what a running program passed as an object: see `publish`."""
+
+
 STANDS_FOR = "__ajet_class__"
+
+
 """Attribute of an object that stands for a class: a function made a workflow by `@rollout`."""
+
+
 T = TypeVar("T")
 
 
@@ -335,10 +388,14 @@ def _first_on_path(folder: Path | None) -> Iterator[None]:
 
 
 _path = threading.Lock()
+
+
 """Held while `sys.path` is changed, never during an import."""
 
 
 _FOLDERS: set[Path] = set()
+
+
 """Folders of the users' files imported so far."""
 
 

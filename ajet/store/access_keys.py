@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ajet.store.context import Caller
-from ajet.store.errors import KeyRefusedError, StoreError, UnknownIdError
-from ajet.store.requests import Role
+from ajet.store.requests import KeyRefusedError, Role, StoreError, UnknownIdError
 from ajet.store.rows import Row
 from ajet.store.sqlite import SqliteConnection
 from ajet.store.tables import Tables

@@ -24,13 +24,21 @@ import httpx
 import msgspec
 
 from ajet.store import requests as ask
-from ajet.store.errors import KeyRefusedError, ProtocolMismatchError, StoreError, StoreUnavailableError, error_of
 from ajet.store.records import ProtocolInfo
-from ajet.store.requests import OPERATION_OF, PROTOCOL, Request
+from ajet.store.requests import (
+    OPERATION_OF,
+    PROTOCOL,
+    KeyRefusedError,
+    ProtocolMismatchError,
+    Request,
+    StoreError,
+    StoreUnavailableError,
+    error_of,
+)
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.wire import PATH_PREFIX, PROTOCOL_HEADER, ErrorAnswer, as_json
 from ajet.system.access import PREFIX, is_loopback
-from ajet.system.bounded_client import AnswerTooLargeError, BoundedClient
+from ajet.system.http_client import AnswerTooLargeError, BoundedClient
 
 T = TypeVar("T")
 

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 import msgspec
 
 from ajet.store import states
-from ajet.store.errors import NotAllowedError, UnknownIdError
 from ajet.store.records import Attempt, AttemptedRollout
-from ajet.store.requests import Role
+from ajet.store.requests import NotAllowedError, Role, UnknownIdError
 from ajet.store.rows import Stored, StoredAttempt
 from ajet.store.tables import Tables
 

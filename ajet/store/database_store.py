@@ -12,17 +12,17 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ajet.schema.errors import RewardError
 from ajet.store import requests as ask
-from ajet.store.attempt_operations import EXPIRE_AT_ONCE, expire_overdue
 from ajet.store.context import AnsweredMeanwhile, Caller, Context
-from ajet.store.errors import StoreError, StoreUnavailableError
-from ajet.store.operations import DELETE_AT_ONCE, carry_out, delete_old
+from ajet.store.operations import DELETE_AT_ONCE, EXPIRE_AT_ONCE, carry_out, delete_old, expire_overdue
 from ajet.store.records import AttemptedRollout
-from ajet.store.requests import READING, REGAINED, Request
+from ajet.store.requests import READING, REGAINED, Request, StoreError, StoreUnavailableError
 from ajet.store.rollout_store import RolloutStore
+from ajet.store.sqlite import SqliteDatabase
 from ajet.store.tables import Events, Tables
 from ajet.store.wire import checked_copy
 
@@ -127,7 +127,7 @@ T = TypeVar("T")
 class Database(Protocol):
     """Where a store's tables are: runs transactions, and passes on what they did. Used on one event loop.
 
-    To add a kind, implement these methods, and let `ajet/store/open_store.py` make it.
+    To add a kind, implement these methods, and let `ajet/store/database_store.py` make it.
     """
 
     async def open(self, happened: Callable[[Events], None], missed: Callable[[], None]) -> None:
@@ -151,10 +151,20 @@ class Database(Protocol):
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
+
+
 """Longest sleep of the watchdog. Deadlines that another server of the same database sets are noticed within it."""
+
+
 SWEEP_S = 60.0
+
+
 """How often old records are deleted."""
+
+
 REQUEST_MEMORY_S = 3600.0
+
+
 """How long a repeated request is recognised: longer than any client keeps trying."""
 
 
@@ -318,3 +328,24 @@ class DatabaseStore(RolloutStore):
     async def tables(self, work: Callable[[Tables], T]) -> T:
         """Run `work` on the tables, for what is no request: keys."""
         return await self._database.transact(work)
+
+
+def sqlite_store(path: str | Path, retention: Retention | None = None) -> DatabaseStore:
+    """In one file. What was acknowledged is on disk."""
+    return DatabaseStore(SqliteDatabase(path), retention)
+
+
+def memory_store(retention: Retention | None = None) -> DatabaseStore:
+    """In this process's memory, gone with it."""
+    return DatabaseStore(SqliteDatabase(None), retention)
+
+
+def postgres_store(url: str, retention: Retention | None = None) -> DatabaseStore:
+    """In PostgreSQL (`postgresql://user@host/database`), shared with other servers."""
+    return DatabaseStore(_postgres(url), retention)
+
+
+def _postgres(url: str) -> Database:
+    from ajet.store.postgres import PostgresDatabase  # psycopg is an optional package
+
+    return PostgresDatabase(url)

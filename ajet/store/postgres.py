@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
-from ajet.store.errors import StoreError, StoreUnavailableError
-from ajet.store.rows import Row
-from ajet.store.schema_versions import migrate
+from ajet.store.requests import StoreError, StoreUnavailableError
+from ajet.store.rows import Row, migrate
 from ajet.store.tables import Events, Tables
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ repeat: the store remembers it, and answers the second one like the first.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from ajet.schema.errors import UserError
 from ajet.store.records import (
     Attempt,
     AttemptedRollout,
@@ -33,15 +34,29 @@ from ajet.store.records import (
 T = TypeVar("T")
 
 PROTOCOL = 2
+
+
 """Raised when a client and a store of different versions would misunderstand each other. 2: a runner gets its episode's
 control key, and spans leave out what has its default."""
+
+
 MAX_BATCH = 10_000
+
+
 MAX_WAIT_S = 60.0
+
+
 """Of one request. Clients that wait longer ask again."""
 
 Ids = Annotated[list[KnownId], Meta(max_length=MAX_BATCH)]
+
+
 Limit = Annotated[int, Meta(ge=1, le=MAX_BATCH)]
+
+
 Offset = Annotated[int, Meta(ge=0, le=2**53)]
+
+
 WaitSeconds = Annotated[float, Meta(ge=0, le=MAX_WAIT_S)]
 
 
@@ -218,8 +233,14 @@ class Operation(NamedTuple):
 
 
 _WRITE = frozenset({Role.WRITER})
+
+
 _READ = frozenset({Role.READER, Role.WRITER})
+
+
 _SEE = _READ | {Role.RUNNER}
+
+
 _RUN = frozenset({Role.RUNNER})
 
 OPERATIONS = (
@@ -242,12 +263,77 @@ OPERATIONS = (
     Operation("workers/query", QueryWorkers, Page[Worker], _READ, "Workers and what they do."),
     Operation("statistics", GetStatistics, Statistics, _READ, "How much the store holds."),
 )
+
+
 """Every request, by its path below `/v1/store/`."""
 
 OPERATION_OF = {operation.request: operation for operation in OPERATIONS}
+
+
 READING: frozenset[type[Request[Any]]] = frozenset(
     {Wait, QueryRollouts, QueryAttempts, QuerySpans, QueryResources, QueryWorkers, GetStatistics}
 )
+
+
 """Requests that write nothing."""
+
+
 REGAINED: frozenset[type[Request[Any]]] = frozenset({Claim, Heartbeat})
+
+
 """Requests whose effect may be lost if the machine (not the process) stops: the rollout is then attempted again."""
+
+
+class StoreError(UserError):
+    """A request that a store refuses. The message says what to do about it."""
+
+    http_status: ClassVar[int] = 400
+    code: ClassVar[str] = "invalid_request"
+
+
+class UnknownIdError(StoreError):
+    """No such rollout, attempt or resources in this store."""
+
+    http_status = 404
+    code = "unknown_id"
+
+
+class ConflictError(StoreError):
+    """A valid request, but not in the state that the rollout is in."""
+
+    http_status = 409
+    code = "conflict"
+
+
+class KeyRefusedError(StoreError):
+    """No key, a wrong or an expired one."""
+
+    http_status = 401
+    code = "invalid_key"
+
+
+class NotAllowedError(StoreError):
+    """A valid key, but not for this."""
+
+    http_status = 403
+    code = "not_allowed"
+
+
+class ProtocolMismatchError(StoreError):
+    """Client and store speak different versions."""
+
+    http_status = 426
+    code = "protocol_mismatch"
+
+
+class StoreUnavailableError(StoreError):
+    """The store can't be reached, or can't write. Nothing was acknowledged; the client may try again."""
+
+    http_status = 503
+    code = "unavailable"
+
+
+def error_of(code: str, message: str) -> StoreError:
+    """The error that a store answered with."""
+    kinds = {kind.code: kind for kind in StoreError.__subclasses__()}
+    return kinds.get(code, StoreError)(message)

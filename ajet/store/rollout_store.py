@@ -17,7 +17,6 @@ from typing import Literal, Self, TypeVar
 from msgspec import UNSET, UnsetType
 
 from ajet.store import requests as ask
-from ajet.store.errors import StoreError
 from ajet.store.records import (
     Attempt,
     AttemptedRollout,
@@ -34,7 +33,7 @@ from ajet.store.records import (
     Worker,
     WorkerStatus,
 )
-from ajet.store.requests import AttemptRef, AttemptUpdate, NewRollout, Request
+from ajet.store.requests import AttemptRef, AttemptUpdate, NewRollout, Request, StoreError
 
 T = TypeVar("T")
 SortKey = Literal["number", "start_time", "end_time", "status"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
 
 from ajet.store.records import Attempt, AttemptStatus, Json, JsonObject, Rollout, RolloutConfig, RolloutStatus
+from ajet.store.requests import StoreError
 
 Row = Sequence[Any]
 
@@ -44,23 +45,43 @@ class StoredAttempt(NamedTuple):
 
 
 _decode_rollout = msgspec.json.Decoder(RolloutBody).decode
+
+
 _NO_INPUT = RolloutBody(None, {})
+
+
 _EMPTY_ATTEMPT = msgspec.json.encode(AttemptBody({}, None))
+
+
 _ROLLOUT_STATUS = {status.value: status for status in RolloutStatus}
+
+
 _ATTEMPT_STATUS = {status.value: status for status in AttemptStatus}
+
+
 _decode_attempt = msgspec.json.Decoder(AttemptBody).decode
 
 ROLLOUT = (
     "r.number, r.rollout_id, r.status, r.queue, r.mode, r.resources_id, r.start_time, r.end_time, r.attempts, r.spans, "
     "r.size, r.config, r.body"
 )
+
+
 ATTEMPT = "a.sequence, a.attempt_id, a.status, a.worker_id, a.owner, a.start_time, a.end_time, a.heard, a.body"
+
+
 BOTH = (
     f"SELECT {ROLLOUT}, {ATTEMPT} FROM rollout r "
     "LEFT JOIN attempt a ON a.rollout = r.number AND a.sequence = r.attempts"
 )
+
+
 BOTH_WITHOUT_INPUT = BOTH.replace("r.body", "NULL", 1)
+
+
 ROLLOUT_COLUMNS = 13
+
+
 """Columns of a rollout."""
 
 
@@ -109,3 +130,58 @@ def attempt_from(row: Row, rollout_id: str) -> Attempt:
         metadata=body.metadata,
         result=body.result,
     )
+
+
+Run = Callable[[str], Any]
+
+VERSION_1 = (
+    "CREATE TABLE rollout (number {serial}, rollout_id TEXT NOT NULL UNIQUE, status TEXT NOT NULL, queue {integer}, "
+    "mode TEXT, resources_id TEXT, start_time {real} NOT NULL, end_time {real}, attempts {integer} NOT NULL, "
+    "spans {integer} NOT NULL, size {integer} NOT NULL, config {blob} NOT NULL, body {blob} NOT NULL)",
+    "CREATE INDEX rollout_queue ON rollout (queue, number) WHERE queue IS NOT NULL",
+    "CREATE INDEX rollout_status ON rollout (status, end_time)",
+    "CREATE TABLE attempt (rollout {integer} NOT NULL, sequence {integer} NOT NULL, attempt_id TEXT NOT NULL, "
+    "status TEXT NOT NULL, worker_id TEXT, owner TEXT, start_time {real} NOT NULL, end_time {real}, heard {real}, "
+    "deadline {real}, body {blob} NOT NULL, PRIMARY KEY (rollout, sequence)) {clustered}",
+    "CREATE INDEX attempt_deadline ON attempt (deadline) WHERE deadline IS NOT NULL",
+    "CREATE TABLE span (rollout {integer} NOT NULL, attempt {integer} NOT NULL, span_id TEXT NOT NULL, "
+    "sequence {integer} NOT NULL, body {blob} NOT NULL, PRIMARY KEY (rollout, attempt, span_id)) {clustered}",
+    "CREATE TABLE resources (number {serial}, resources_id TEXT NOT NULL, version {integer} NOT NULL, "
+    "create_time {real} NOT NULL, update_time {real} NOT NULL, body {blob} NOT NULL, UNIQUE (resources_id, version))",
+    "CREATE TABLE worker (worker_id TEXT PRIMARY KEY, status TEXT NOT NULL, body {blob} NOT NULL) {clustered}",
+    "CREATE TABLE request (request_id TEXT PRIMARY KEY, done {real} NOT NULL, answer {blob} NOT NULL) {clustered}",
+    "CREATE INDEX request_done ON request (done)",
+    "CREATE TABLE access_key (name TEXT NOT NULL, digest TEXT PRIMARY KEY, roles TEXT NOT NULL, "
+    "created {real} NOT NULL, expires {real}) {clustered}",
+)
+
+VERSION_2 = (
+    "CREATE TABLE span_batch (number {serial}, rollout {integer} NOT NULL, attempt {integer} NOT NULL, "
+    "ids TEXT NOT NULL, body {blob} NOT NULL)",
+    "CREATE INDEX span_batch_attempt ON span_batch (rollout, attempt)",
+    "INSERT INTO span_batch (rollout, attempt, ids, body) SELECT rollout, attempt, span_id, body FROM span "
+    "ORDER BY rollout, attempt, sequence",
+    "DROP TABLE span",
+)
+
+
+"""A row for all spans of an attempt that came together, instead of a row for each."""
+
+VERSIONS: Mapping[int, Sequence[str]] = {1: VERSION_1, 2: VERSION_2}
+
+
+"""What makes each version out of the one before; the first out of nothing."""
+
+
+def migrate(found: int, run: Run, where: str, versions: Mapping[int, Sequence[str]] = VERSIONS) -> int:
+    """Bring a database from version `found` to the newest one. Inside the caller's transaction."""
+    newest = max(versions)
+    if found > newest:
+        raise StoreError(
+            f"{where}: written by a newer version of ajet (its tables have version {found}, this one knows {newest}). "
+            "Update ajet here, or use another store"
+        )
+    for version in range(found + 1, newest + 1):
+        for statement in versions[version]:
+            run(statement)
+    return newest

@@ -18,16 +18,19 @@ from ajet import __version__
 from ajet.store.access_keys import AccessKeys
 from ajet.store.context import Caller
 from ajet.store.database_store import DatabaseStore
-from ajet.store.errors import (
+from ajet.store.records import ProtocolInfo
+from ajet.store.requests import (
+    OPERATIONS,
+    PROTOCOL,
     KeyRefusedError,
     NotAllowedError,
+    Operation,
     ProtocolMismatchError,
+    Role,
     StoreError,
     StoreUnavailableError,
 )
-from ajet.store.records import ProtocolInfo
-from ajet.store.requests import OPERATIONS, PROTOCOL, Operation, Role
-from ajet.store.schema_versions import VERSIONS
+from ajet.store.rows import VERSIONS
 from ajet.store.wire import PATH_PREFIX, PROTOCOL_HEADER, document
 from ajet.system.access import InvalidKeyError, presented_key
 from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, json_answer

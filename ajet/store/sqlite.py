@@ -17,9 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from ajet.store.errors import StoreError, StoreUnavailableError
-from ajet.store.rows import Row
-from ajet.store.schema_versions import migrate
+from ajet.store.requests import StoreError, StoreUnavailableError
+from ajet.store.rows import Row, migrate
 from ajet.store.tables import Events, Tables
 
 T = TypeVar("T")

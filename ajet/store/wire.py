@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ajet.store.errors import StoreError
 from ajet.store.records import ProtocolInfo
-from ajet.store.requests import OPERATIONS, PROTOCOL, Operation, Request
+from ajet.store.requests import OPERATIONS, PROTOCOL, Operation, Request, StoreError
 
 T = TypeVar("T")
 _REFUSED = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, NotImplementedError, RecursionError)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 from ajet.schema.errors import AjetError
-from ajet.system.parent import die_with
+from ajet.system.processes import die_with
 
 PACKET = 65536
 

@@ -11,13 +11,16 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httptools
+import httpx
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
+
+
 _CHUNK = 65_536
 
 
@@ -150,3 +153,53 @@ def _left(until: float) -> float:
 
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+"""A reply of 100,000 tokens with their ids and 20 likeliest alternatives each takes about as much."""
+
+
+class AnswerTooLargeError(Exception):
+    """A server's answer is larger than allowed, or compressed although that was not asked for."""
+
+
+class BoundedClient(httpx.AsyncClient):
+    """As `httpx.AsyncClient`. Reading an answer larger than `max_answer_bytes` raises AnswerTooLargeError."""
+
+    def __init__(self, *arguments: Any, max_answer_bytes: int = MAX_ANSWER_BYTES, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.headers["accept-encoding"] = "identity"
+        self._max_answer_bytes = max_answer_bytes
+
+    async def send(self, request: httpx.Request, *, stream: bool = False, **options: Any) -> httpx.Response:
+        """Send a request. All of httpx's ways to send one come here."""
+        request.headers["accept-encoding"] = "identity"
+        response = await super().send(request, stream=True, **options)
+        try:
+            if (coding := response.headers.get("content-encoding", "identity")) != "identity":
+                raise AnswerTooLargeError(
+                    f"{request.url} answered with content-encoding {coding!r}, not as it was asked"
+                )
+            assert isinstance(response.stream, httpx.AsyncByteStream)
+            response.stream = _Bounded(response.stream, self._max_answer_bytes, str(request.url))
+            if not stream:
+                await response.aread()
+        except BaseException:
+            await response.aclose()
+            raise
+        return response
+
+
+class _Bounded(httpx.AsyncByteStream):
+    def __init__(self, stream: httpx.AsyncByteStream, most: int, url: str) -> None:
+        self._stream, self._most, self._url = stream, most, url
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in self._stream:
+            size += len(piece)
+            if size > self._most:
+                raise AnswerTooLargeError(f"the answer of {self._url} is larger than {self._most >> 20} MiB")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

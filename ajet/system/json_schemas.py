@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ajet.system.child_process import ChildProcess
+from ajet.system.processes import ChildProcess
 
 T = TypeVar("T")
 

@@ -7,9 +7,16 @@ hold the process's start time, so that a reused process id is never mistaken for
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import fcntl
 import json
 import os
+import select
+import signal
 import socket
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,15 +27,33 @@ from pathlib import Path
 import psutil
 
 STARTED_BY = "AJET_STARTED"
+
+
 """Environment variable with the id of the record that a process belongs to."""
+
+
 RAY_RUN = "AJET_RAY_RUN"
+
+
 """Environment variable with the id of the Ray run that a process belongs to. Ray starts processes that outlive the
 driver, and each run has to end its own."""
+
+
 PATIENCE_S = 8.0
+
+
 """How long processes may take to end by themselves before they are killed."""
+
+
 RUN_PATIENCE_S = 10.0
+
+
 """The same for a whole run: Ctrl-C promises to end it within this time."""
+
+
 KILL_S = 3.0
+
+
 """How long killed processes may take to disappear."""
 
 
@@ -226,3 +251,105 @@ def _records() -> Iterator[tuple[Path, Record]]:
             continue
         if record.host == socket.gethostname():
             yield file, record
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+_BECOME = (
+    f"import ctypes, os, sys; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGTERM)}); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
+
+
+def die_with(parent: int) -> None:
+    """From now on, the kernel kills this process when its parent ends; it ends now if its parent is gone already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before we said that we want to know
+        os._exit(1)
+
+
+def ending_with_us(command: list[str]) -> list[str]:
+    """For another's program: the same command, as one that also gets SIGTERM when the thread that starts it is gone."""
+    return [sys.executable, "-c", _BECOME, *command]
+
+
+PIPE_BYTES = 1 << 20
+
+
+"""Most questions fit into the pipe at once, so that asking is not interrupted again and again."""
+
+
+LESS_URGENT = 5
+
+
+"""Its owner's service loop goes first where there are too few cores."""
+
+
+class ChildProcess:
+    """For one thread at a time, and never a service loop's: asking waits for the answer."""
+
+    def __init__(self, program: Path) -> None:
+        # -P: our folders' modules mustn't hide the standard library's
+        self._child = subprocess.Popen(
+            [sys.executable, "-P", str(program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        with contextlib.suppress(OSError):  # it has ended already, which `ask` will notice
+            os.setpriority(os.PRIO_PROCESS, self._child.pid, os.getpriority(os.PRIO_PROCESS, 0) + LESS_URGENT)
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._questions, self._answers = self._child.stdin.fileno(), self._child.stdout.fileno()
+        os.set_blocking(self._questions, False)
+        with contextlib.suppress(OSError):  # the user's share of large pipes is taken
+            fcntl.fcntl(self._questions, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def ask(self, question: bytes, within_s: float) -> bytes:
+        """The line with which it answers. Raises TimeoutError, or ConnectionError if it ended: in both cases, and
+        whatever else is raised, `end` it."""
+        until = time.monotonic() + within_s
+        rest = memoryview(question)
+        while rest:
+            _wait(self._questions, select.POLLOUT, until)
+            try:
+                rest = rest[os.write(self._questions, rest) :]
+            except OSError as error:
+                raise ConnectionError(str(error)) from error
+        answer = b""
+        while not answer.endswith(b"\n"):
+            _wait(self._answers, select.POLLIN, until)
+            piece = os.read(self._answers, 65_536)
+            if not piece:
+                raise ConnectionError("it ended")
+            answer += piece
+        return answer
+
+    def kill(self) -> None:
+        """From any thread: whoever asks it gets a ConnectionError."""
+        self._child.kill()
+
+    def end(self) -> None:
+        """Kill it, and leave nothing of it."""
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what it didn't read any more
+                    pipe.close()
+
+
+def _wait(pipe: int, event: int, until: float) -> None:
+    """Wait for a pipe. Raises TimeoutError."""
+    poll = select.poll()  # `select` takes no file numbers above 1023, which a server with many connections has
+    poll.register(pipe, event)
+    if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+        raise TimeoutError

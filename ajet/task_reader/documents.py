@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ajet.schema.errors import MissingDependencyError, TaskDataError
 from ajet.schema.install import install_command
-from ajet.schema.named_files import find_named, looked_in
+from ajet.schema.user_code import find_named, looked_in
 
 log = logging.getLogger("ajet.task_reader")
 

@@ -24,9 +24,9 @@ from ajet.observe.tracing.adapters import read_call
 from ajet.observe.tracing.otlp import attributes_of, objects, raw_spans
 from ajet.schema.codec import decode_episode
 from ajet.schema.errors import EpisodeFormatError, TaskDataError
-from ajet.schema.named_files import find_named, looked_in
 from ajet.schema.printable import encodable
 from ajet.schema.task import Task
+from ajet.schema.user_code import find_named, looked_in
 from ajet.task_judge.helper import AnswerCache, Asker, HelperModel, NearDuplicates
 from ajet.task_reader.review import review
 from ajet.task_reader.task_reader_base import BaseTaskReader

@@ -23,10 +23,9 @@ from ajet.schema.errors import RewardError
 from ajet.schema.task import WorkflowTask
 from ajet.store.access_keys import accept
 from ajet.store.context import Caller
-from ajet.store.errors import ConflictError, StoreError, UnknownIdError
-from ajet.store.open_store import memory_store
+from ajet.store.database_store import memory_store
 from ajet.store.records import Attempt, RolloutConfig, RolloutStatus
-from ajet.store.requests import QueryAttempts, Role
+from ajet.store.requests import ConflictError, QueryAttempts, Role, StoreError, UnknownIdError
 from ajet.store.server import StoreServer
 from ajet.store.states import ACTIVE
 from ajet.system.access import PREFIX

@@ -19,9 +19,8 @@ from ajet.config import Config
 from ajet.schema.errors import EngineError
 from ajet.schema.task import WorkflowTask
 from ajet.store.client import StoreClient
-from ajet.store.errors import ConflictError, StoreError, StoreUnavailableError, UnknownIdError
 from ajet.store.records import AttemptedRollout
-from ajet.store.requests import AttemptRef
+from ajet.store.requests import AttemptRef, ConflictError, StoreError, StoreUnavailableError, UnknownIdError
 from ajet.store.states import ACTIVE
 from ajet.task_runner.off_loop import run_with_pauses
 from ajet.task_runner.results import WorkflowResult, describe, run_workflow

@@ -22,7 +22,6 @@ import msgspec
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxError, UnusableResultError
 from ajet.schema.episode import Failure
-from ajet.schema.error_chain import address_of, error_chain
 from ajet.schema.errors import (
     EngineError,
     EngineOverloadedError,
@@ -35,6 +34,7 @@ from ajet.schema.errors import (
     WorkflowFault,
 )
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
+from ajet.schema.traceback_text import address_of, error_chain
 from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
 from ajet.task_runner.emitted_spans import EmittedSpans
 from ajet.task_runner.environments import enter

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.environment.sandboxes import SandboxError, SandboxSettings, check_sandbox, open_sandbox
-from ajet.schema.named_files import find_named, looked_in
+from ajet.schema.user_code import find_named, looked_in
 from ajet.task_runner.cli_workflow import check_program
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from ajet.agents import ReActAgent, Trajectory, TrajectoryStatus, read_trajectory, write_trajectory
 from ajet.agents.tools import ToolResult, tool
-from ajet.schema.trajectory import StepType, TrajectoryFormatError, TrajectoryStep
-from ajet.schema.trajectory_file import file_name, trajectory_files
+from ajet.schema.trajectory import StepType, TrajectoryFormatError, TrajectoryStep, file_name, trajectory_files
 from support import TESTS
 from support.scripted_models import Scripted, asks, call
 

@@ -126,8 +126,7 @@ def test_the_viewer_shows_trajectories_without_a_run(folder: Path) -> None:
 def test_a_trajectory_that_grows_while_it_is_shown(folder: Path) -> None:
     from ajet.agents import Trajectory
     from ajet.observe.trajectory_folder import TrajectoryFolder
-    from ajet.schema.trajectory import ModelCall, StopReason
-    from ajet.schema.trajectory_file import TrajectoryFile
+    from ajet.schema.trajectory import ModelCall, StopReason, TrajectoryFile
 
     (folder / "shown").mkdir()
     trajectory = Trajectory("grows")

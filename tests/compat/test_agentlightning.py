@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 import ajet.compat.agentlightning as agl
 from ajet.backbone.trainer_api import Trainer as OurTrainer
 from ajet.schema.errors import ConfigError, UserError
-from ajet.store.errors import UnknownIdError
+from ajet.store.requests import UnknownIdError
 
 MY_FIRST_AGENT = """
 from typing import TypedDict

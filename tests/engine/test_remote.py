@@ -27,7 +27,7 @@ from ajet.schema.errors import (
     InvalidRequestError,
 )
 from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
-from ajet.system import bounded_client
+from ajet.system import http_client
 from support.http_server import Answer, Handle, Server
 
 
@@ -266,7 +266,7 @@ def test_addresses_and_keys_are_paired(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("form", ["plain", "chunked", "one line", "an error", "headers", "gzip"])
 def test_an_answer_without_end_is_not_taken_in(form: str, streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_client.BoundedClient.__init__, "__kwdefaults__", {"max_answer_bytes": 1 << 20})
+    monkeypatch.setattr(http_client.BoundedClient.__init__, "__kwdefaults__", {"max_answer_bytes": 1 << 20})
     with EndlessServer(form) as server:
         engine = RemoteEngine(settings(server, max_attempts=1))
         engine._exact = True

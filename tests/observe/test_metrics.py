@@ -12,7 +12,7 @@ from ajet.config import Config
 from ajet.observe.metrics import BackgroundSink, aggregate_log_metrics, make_tracker
 from ajet.observe.secrets import Masker
 from ajet.schema.errors import ConfigError, MissingDependencyError
-from ajet.schema.secret_names import is_secret, is_secret_key
+from ajet.schema.printable import is_secret, is_secret_key
 from support.waiting import wait_until
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.config import load_config
-from ajet.schema.named_files import find_named, looked_in
+from ajet.schema.user_code import find_named, looked_in
 
 YAML = """
 ajet:

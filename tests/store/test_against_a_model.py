@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from ajet.store.database_store import DatabaseStore
-from ajet.store.errors import ConflictError
 from ajet.store.records import AttemptedRollout, RolloutConfig, Span
-from ajet.store.requests import AttemptRef, AttemptUpdate, NewRollout
+from ajet.store.requests import AttemptRef, AttemptUpdate, ConflictError, NewRollout
 from ajet.store.rollout_store import RolloutStore
 from support.store_kinds import Clock, Opener
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ajet.store.errors import StoreError, StoreUnavailableError
-from ajet.store.open_store import postgres_store
-from ajet.store.requests import NewRollout
+from ajet.store.database_store import postgres_store
+from ajet.store.requests import NewRollout, StoreError, StoreUnavailableError
 from support.store_kinds import fresh_database
 
 

@@ -14,16 +14,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ajet.store.errors import StoreError, StoreUnavailableError
-from ajet.store.open_store import sqlite_store
+from ajet.store.database_store import sqlite_store
 from ajet.store.records import Span
-from ajet.store.requests import NewRollout
-from ajet.store.schema_versions import VERSION_1, VERSIONS, migrate
+from ajet.store.requests import NewRollout, StoreError, StoreUnavailableError
+from ajet.store.rows import VERSION_1, VERSIONS, migrate
 from ajet.store.sqlite import TYPES
 
 WRITER = """
 import asyncio, sys
-from ajet.store.open_store import sqlite_store
+from ajet.store.database_store import sqlite_store
 from ajet.store.records import Span
 from ajet.store.requests import NewRollout
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet.store.errors import StoreUnavailableError
-from ajet.store.open_store import sqlite_store
-from ajet.store.requests import NewRollout
+from ajet.store.database_store import sqlite_store
+from ajet.store.requests import NewRollout, StoreUnavailableError
 
 
 @pytest.fixture

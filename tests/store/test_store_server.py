@@ -22,17 +22,19 @@ from ajet.store import access_keys
 from ajet.store import client as client_module
 from ajet.store.access_keys import issue
 from ajet.store.client import BlockingStore, StoreClient
-from ajet.store.database_store import DatabaseStore
-from ajet.store.errors import (
+from ajet.store.database_store import DatabaseStore, memory_store, sqlite_store
+from ajet.store.records import AttemptedRollout, RolloutConfig, Span
+from ajet.store.requests import (
+    OPERATIONS,
+    AttemptRef,
     KeyRefusedError,
+    NewRollout,
     NotAllowedError,
     ProtocolMismatchError,
+    Role,
     StoreError,
     StoreUnavailableError,
 )
-from ajet.store.open_store import memory_store, sqlite_store
-from ajet.store.records import AttemptedRollout, RolloutConfig, Span
-from ajet.store.requests import OPERATIONS, AttemptRef, NewRollout, Role
 from ajet.store.server import StoreServer
 from ajet.system.http_server import AddressError, tls_context
 

@@ -15,8 +15,7 @@ import pytest
 
 from ajet.store.access_keys import issue
 from ajet.store.client import StoreClient
-from ajet.store.database_store import DatabaseStore, Retention
-from ajet.store.open_store import memory_store, postgres_store, sqlite_store
+from ajet.store.database_store import DatabaseStore, Retention, memory_store, postgres_store, sqlite_store
 from ajet.store.requests import Role
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.server import StoreServer

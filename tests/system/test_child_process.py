@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet.system.child_process import ChildProcess
 from ajet.system.json_schemas import PROGRAM
+from ajet.system.processes import ChildProcess
 from support import ROOT
 from support.waiting import wait_until
 
@@ -23,7 +23,7 @@ def test_it_ends_with_an_owner_that_is_killed() -> None:
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from ajet.system.child_process import ChildProcess\n"
+        "from ajet.system.processes import ChildProcess\n"
         f"child = ChildProcess(Path({str(PROGRAM)!r}))\n"
         f"child.ask({QUESTION!r}, 60)\n"
         "print(child.pid, flush=True)\n"

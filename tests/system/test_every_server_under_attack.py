@@ -21,7 +21,7 @@ from ajet.environment.server import EnvironmentServer
 from ajet.environment.source import EnvironmentSettings
 from ajet.gateway.span_collector import SpanCollector
 from ajet.store.access_keys import issue
-from ajet.store.open_store import memory_store
+from ajet.store.database_store import memory_store
 from ajet.store.requests import Role
 from ajet.store.server import StoreServer
 from support.gateway_parts import place

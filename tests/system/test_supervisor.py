@@ -16,7 +16,7 @@ import pytest
 from ajet.config import load_config
 from ajet.schema.episode import EpisodeStatus
 from ajet.schema.task import Task
-from ajet.system import supervisor as service_keeper
+from ajet.system import services as service_keeper
 from ajet.system.processes import still_running
 from ajet.system.services import Service, start_service, wanted_services
 from ajet.task_runner.runtime import Runtime

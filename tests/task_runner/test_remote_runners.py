@@ -26,9 +26,8 @@ from ajet.schema.resources import PromptSet, PromptTemplate
 from ajet.schema.task import Task, WorkflowTask
 from ajet.store.access_keys import issue
 from ajet.store.client import StoreClient
-from ajet.store.errors import StoreError
-from ajet.store.open_store import memory_store
-from ajet.store.requests import Role
+from ajet.store.database_store import memory_store
+from ajet.store.requests import Role, StoreError
 from ajet.store.server import StoreServer
 from ajet.task_judge.base_judge import load_judge
 from ajet.task_runner.remote import KEY_VARIABLE, RemoteRunner

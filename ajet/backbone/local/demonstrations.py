@@ -27,8 +27,8 @@ from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message, Tool
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError, InvalidRequestError, TaskDataError
 from ajet.schema.generation import Completion, Sampling
-from ajet.schema.named_files import find_named, looked_in
 from ajet.schema.task import Task
+from ajet.schema.user_code import find_named, looked_in
 from ajet.task_reader.stream import TaskStream
 
 if TYPE_CHECKING:

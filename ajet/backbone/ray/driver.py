@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ajet.backbone.ray.start import JOIN_DEADLINE_S
 from ajet.schema.errors import AjetError
-from ajet.system.parent import die_with
+from ajet.system.processes import die_with
 
 T = TypeVar("T")
 

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.backbone.ray.address import checked_address
 from ajet.backbone.ray.mapping import Machine
 from ajet.schema.errors import UserError
-from ajet.system.parent import ending_with_us
-from ajet.system.processes import RAY_RUN, end_all
+from ajet.system.processes import RAY_RUN, end_all, ending_with_us
 
 if TYPE_CHECKING:
     from ajet.backbone import LaunchOptions

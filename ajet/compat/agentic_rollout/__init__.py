@@ -41,9 +41,8 @@ from ajet.compat.agentic_rollout.tools import (
     create_tools,
 )
 from ajet.schema.episode import Failure
+from ajet.schema.trajectory import SUFFIX, TrajectoryStep, file_name, write_trajectory
 from ajet.schema.trajectory import Trajectory as _Trajectory
-from ajet.schema.trajectory import TrajectoryStep
-from ajet.schema.trajectory_file import SUFFIX, file_name, write_trajectory
 
 __all__ = [
     "AgenticRollout",

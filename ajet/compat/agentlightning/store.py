@@ -15,9 +15,7 @@ from ajet.schema.resources import LLM, PromptTemplate
 from ajet.schema.span import Span
 from ajet.store.access_keys import issue
 from ajet.store.client import StoreClient
-from ajet.store.database_store import DatabaseStore
-from ajet.store.errors import UnknownIdError
-from ajet.store.open_store import memory_store
+from ajet.store.database_store import DatabaseStore, memory_store
 from ajet.store.records import (
     Attempt,
     Mode,
@@ -29,7 +27,7 @@ from ajet.store.records import (
     Worker,
     WorkerStatus,
 )
-from ajet.store.requests import AttemptUpdate, NewRollout, Role
+from ajet.store.requests import AttemptUpdate, NewRollout, Role, UnknownIdError
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.server import StoreServer
 

@@ -30,7 +30,7 @@ from ajet.schema.errors import (
     MissingDependencyError,
 )
 from ajet.schema.install import install_command
-from ajet.system.parent import ending_with_us
+from ajet.system.processes import ending_with_us
 
 MODEL_NAME = "ajet"
 """The model's name on a server of ours."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ajet.observe.tracing import attributes as names
-from ajet.schema.response_id import bare_call_id
+from ajet.schema.chat import bare_call_id
 from ajet.schema.span import Span
 
 _LEGACY = ("agentops.task.output", "agentops.entity.output")

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_key
 from ajet.gateway.chat import EpisodeSession
 from ajet.observe.tracing.sender import SpanSender
-from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message
+from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message, bare_call_id
 from ajet.schema.errors import FeatureUnavailableError
 from ajet.schema.resources import PromptSet, PromptTemplate, read_prompts
-from ajet.schema.response_id import bare_call_id
 from ajet.schema.span import Span
 from ajet.schema.task import finite_reward
 from ajet.task_judge.helper import Endpoint, HelperModel
