@@ -25,8 +25,8 @@ from pathlib import Path
 import psutil
 from common import write_result
 
+from ajet.environment.environment import EnvironmentSettings, EnvironmentSource, find_source
 from ajet.environment.leased import LeasedEnvironment
-from ajet.environment.source import EnvironmentSettings, EnvironmentSource, find_source
 from ajet.schema.errors import EnvironmentFault
 from ajet.schema.task import Task
 from ajet.system.http_client import HttpClient

@@ -14,12 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from ajet.agents.context_window import SUMMARISE, ContextWindow, WhenFull
-from ajet.agents.limits import AgentLimits, AgentSettingsError
-from ajet.agents.model_function import Message, ModelFunction, as_message, as_model_function
-from ajet.agents.prompt import prompt_messages
-from ajet.agents.reply import UNFINISHED, ModelMessage, ParsedReply, ToolCall
-from ajet.agents.reply_format import NativeFormat, ReplyFormat, TextFormat, split_thinking
+from ajet.agents.limits import SUMMARISE, AgentLimits, AgentSettingsError, ContextWindow, WhenFull
+from ajet.agents.model_function import (
+    UNFINISHED,
+    Message,
+    ModelFunction,
+    ModelMessage,
+    ParsedReply,
+    ToolCall,
+    as_message,
+    as_model_function,
+)
+from ajet.agents.reply_format import NativeFormat, ReplyFormat, TextFormat, prompt_messages, split_thinking
 from ajet.agents.run import AgentRun, OnStep
 from ajet.agents.tools import Toolset, make_tools
 from ajet.agents.tools.tool import Tool, ToolContext, ToolSource

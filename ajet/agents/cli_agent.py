@@ -15,12 +15,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from ajet.agents.cli_programs import CliProgram, cli_program
+from ajet.agents.cli_programs import CliProgram, cli_program, fill, names
 from ajet.agents.limits import AgentSettingsError
-from ajet.agents.placeholders import fill, names
-from ajet.agents.prompt import prompt_messages
-from ajet.agents.task_files import NO_BYTECODE, bring_files, said
-from ajet.agents.task_tests import Verdict, judge_by_tests
+from ajet.agents.reply_format import prompt_messages
+from ajet.agents.task_tests import NO_BYTECODE, Verdict, bring_files, judge_by_tests, said
 from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox, SandboxError
 from ajet.schema.chat import SIDE_MODEL
 from ajet.schema.errors import WorkflowFault

@@ -7,7 +7,8 @@ wait in vain. In all texts, `{prompt}`, `{base_url}` and the like are filled in 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ajet.agents.limits import AgentSettingsError
@@ -73,6 +74,8 @@ CLAUDE_CODE = CliProgram(
     },
     install="npm install -g @anthropic-ai/claude-code",
 )
+
+
 CODEX = CliProgram(
     # the sandbox is ours: its own needs namespaces, which are refused in there
     command=(
@@ -87,6 +90,8 @@ CODEX = CliProgram(
     files={"~/.codex/config.toml": _CODEX},
     install="npm install -g @openai/codex",
 )
+
+
 OPENCODE = CliProgram(
     command=("opencode", "run", "--title", "task"),  # without a title, a side call makes one up
     env={
@@ -98,6 +103,8 @@ OPENCODE = CliProgram(
     files={"~/.config/opencode/opencode.json": json.dumps(_OPENCODE, indent=1)},
     install="npm install -g opencode-ai",
 )
+
+
 MINI_SWE_AGENT = CliProgram(
     command=("mini", "--yolo", "--exit-immediately", "--model", "openai/{model}", "--task", "{prompt}"),
     env={
@@ -119,3 +126,14 @@ def cli_program(name: str) -> CliProgram:
         f"program: ajet knows no {name!r}{nearest_name(name, CLI_PROGRAMS)}; it knows {', '.join(CLI_PROGRAMS)}; "
         "run any other with `command`"
     )
+
+
+def fill(text: str, values: Mapping[str, str], quote: Callable[[str], str] = str) -> str:
+    """The text with its values, each as `quote` writes it."""
+    names = "|".join(map(re.escape, values))
+    return re.sub(r"\{(" + names + r")\}", lambda found: quote(values[found[1]]), text)
+
+
+def names(text: str, name: str) -> bool:
+    """Whether the text has a place for this value."""
+    return f"{{{name}}}" in text

@@ -12,15 +12,85 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import os
-from typing import Any, Protocol, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from weakref import WeakKeyDictionary
 
-from ajet.agents.reply import ModelMessage, joined_text
-from ajet.schema.errors import ConfigError
-from ajet.schema.trajectory import Usage
+from ajet.schema.errors import ConfigError, EngineError
+from ajet.schema.trajectory import StopReason, Usage
+
+if TYPE_CHECKING:
+    import openai
+    from openai.types.chat import ChatCompletion
+
+NO_ANSWER: Mapping[str, StopReason] = {
+    **dict.fromkeys(("length", "max_tokens", "model_length", "model_context_window_exceeded"), StopReason.REPLY_CUT),
+    **dict.fromkeys(("content_filter", "refusal", "sensitive"), StopReason.REFUSED),
+}
+
+
+"""The finish reasons of replies that are no answer, as servers spell them."""
+
+
+UNFINISHED = frozenset({"abort", "aborted", "error", "network_error", "insufficient_system_resource", "pause_turn"})
+
+
+"""The finish reasons with which a server says that it gave up."""
+
+
+class ModelMessage(dict[str, Any]):
+    """An assistant message, as a plain dict, with what is known about its call besides."""
+
+    usage: Usage | None = None
+    finish_reason: str = "stop"
+    reply_id: str = ""
+    malformed: tuple[str, ...] = ()
+    """What the server's parser could not read of the model's tool calls."""
+
+    @property
+    def no_answer(self) -> StopReason | None:
+        """Why it is no answer, whatever it says. None: nothing speaks against it."""
+        return StopReason.REFUSED if self.get("refusal") else NO_ANSWER.get(self.finish_reason)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call, as the model asked for it."""
+
+    name: str
+    arguments: str | dict[str, Any]
+    """Text, if the model wrote text: whether it is JSON that fits the schema is found out when the tool is called."""
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    """A reply: tool calls, or an answer, or something that can't be read."""
+
+    thought: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    answer: str | None = None
+    problem: str = ""
+    """What the model is told if its reply can't be read: what was expected, and how to write it."""
+
+
+def joined_text(content: Any) -> Any:
+    """The text of a list of text parts; anything else as it is."""
+    if not isinstance(content, list):
+        return content
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
+    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else content
+
 
 Message = dict[str, Any]
+
+
 ToolSchema = dict[str, Any]
+
+
 EXPECTED = (
     "a model function is `async def model(messages, *, tools=None, **sampling) -> message`, or made from an OpenAI or "
     "Anthropic client, or from a base URL with the name of a model"
@@ -57,12 +127,8 @@ def as_model_function(source: Any, model: str = "", *, api_key: str | None = Non
         return FunctionModel(source, model)
     model = model or getattr(source, "default_model", "")
     if hasattr(getattr(getattr(source, "chat", None), "completions", None), "create"):
-        from ajet.agents.openai_model import OpenAIModelFunction
-
         return OpenAIModelFunction(source, _named(model))
     if hasattr(getattr(source, "messages", None), "create"):
-        from ajet.agents.anthropic_model import AnthropicModelFunction
-
         return AnthropicModelFunction(source, _named(model))
     raise ConfigError(f"{EXPECTED}; this is of type {type(source).__name__}")
 
@@ -74,7 +140,6 @@ def _named(model: str) -> str:
 
 
 def _at_address(address: str, model: str, api_key: str | None) -> ModelFunction:
-    from ajet.agents.openai_model import AddressModelFunction
 
     if not address.startswith(("http://", "https://")):
         raise ConfigError(f"{EXPECTED}; {address!r} is no URL. Write, for example, http://localhost:8000/v1")
@@ -120,8 +185,6 @@ def as_message(reply: Any) -> ModelMessage:
         message.finish_reason = getattr(reply, "finish_reason", None) or "stop"
         return message
     if hasattr(reply, "choices"):
-        from ajet.agents.openai_model import message_of
-
         return message_of(reply)
     if hasattr(reply, "model_dump"):
         reply = reply.model_dump(exclude_none=True)
@@ -149,3 +212,202 @@ def _checked(message: dict[str, Any]) -> ModelMessage:
         made.usage = Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
     made.finish_reason = str(finish or "stop")
     return made
+
+
+class OpenAIModelFunction:
+    """A model function."""
+
+    takes_tools = True
+
+    def __init__(self, client: openai.AsyncOpenAI | openai.OpenAI, model: str) -> None:
+        self.model = model
+        self._client = client
+
+    async def __call__(
+        self, messages: list[Message], *, tools: list[dict[str, Any]] | None = None, **sampling: Any
+    ) -> ModelMessage:
+        if sampling.get("stream") or (sampling.get("n") or 1) != 1:
+            raise TypeError("a model function returns one whole message: it takes neither stream nor n")
+        create: Any = self.client().chat.completions.create
+        arguments = _arguments({"model": self.model, "messages": messages, "tools": tools, **sampling})
+        if inspect.iscoroutinefunction(inspect.unwrap(create)):
+            return message_of(await create(**arguments))
+        reply = await asyncio.to_thread(create, **arguments)
+        return message_of(await reply if inspect.isawaitable(reply) else reply)
+
+    def client(self) -> openai.AsyncOpenAI | openai.OpenAI:
+        """The client to ask."""
+        return self._client
+
+
+class AddressModelFunction(OpenAIModelFunction):
+    """The model at a base URL, from any event loop: an HTTP client's connections belong to one."""
+
+    def __init__(self, base_url: str, api_key: str, model: str) -> None:
+        self.model = model
+        self._address = base_url, api_key
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = WeakKeyDictionary()
+
+    def client(self) -> openai.AsyncOpenAI:
+        from openai import AsyncOpenAI
+
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            base_url, api_key = self._address
+            self._clients[loop] = AsyncOpenAI(base_url=base_url, api_key=api_key)
+        return self._clients[loop]
+
+
+def message_of(reply: ChatCompletion) -> ModelMessage:
+    """The message of a chat completion, and what it cost. Raises EngineError if it is none."""
+    choices = getattr(reply, "choices", None)  # the client's types promise more than every server says
+    choice = choices[0] if choices else None
+    written = getattr(choice, "message", None)
+    content = joined_text(getattr(written, "content", None) or "")
+    if written is None or not isinstance(content, str):
+        raise EngineError(f"the model's server answered with what is no reply: {reply!r:.300}")
+    message = ModelMessage(role="assistant", content=content)
+    if reasoning := getattr(written, "reasoning_content", None):
+        message["reasoning_content"] = reasoning
+    if refusal := getattr(written, "refusal", None):
+        message["refusal"] = refusal
+    if written.tool_calls:
+        message["tool_calls"] = [_plain(call) for call in written.tool_calls]
+    counts: list[Any] = [getattr(reply.usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
+    message.usage = None if None in counts else Usage(*counts)
+    message.finish_reason = getattr(choice, "finish_reason", None) or "stop"
+    message.reply_id = getattr(reply, "id", None) or ""
+    message.malformed = tuple(str(what) for what in getattr(choice, "malformed", None) or ())
+    return message
+
+
+def _plain(call: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = call if isinstance(call, dict) else call.model_dump(exclude_none=True)
+    return plain
+
+
+def _arguments(request: dict[str, Any]) -> dict[str, Any]:
+    """The request as arguments of `create`, which takes fields it doesn't know in `extra_body`."""
+    from openai.resources.chat import AsyncCompletions
+
+    known = inspect.signature(AsyncCompletions.create).parameters
+    arguments = {key: value for key, value in request.items() if key in known and value is not None}
+    if further := {key: value for key, value in request.items() if key not in known and value is not None}:
+        arguments["extra_body"] = {**further, **arguments.get("extra_body", {})}
+    return arguments
+
+
+DEFAULT_MAX_TOKENS = 4096
+
+
+"""Anthropic's API asks for a maximum."""
+
+
+_FINISH = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "max_tokens": "length", None: "stop"}
+
+
+class AnthropicModelFunction:
+    """A model function over `anthropic.Anthropic` or `anthropic.AsyncAnthropic`."""
+
+    takes_tools = True
+
+    def __init__(self, client: Any, model: str) -> None:
+        self.model = model
+        self._client = client
+
+    async def __call__(
+        self, messages: list[Message], *, tools: list[dict[str, Any]] | None = None, **sampling: Any
+    ) -> ModelMessage:
+        request = {"model": self.model, **_conversation(messages), **_sampling(sampling, bool(tools))}
+        if tools:
+            request["tools"] = [_tool(tool) for tool in tools]
+        create = self._client.messages.create
+        if inspect.iscoroutinefunction(inspect.unwrap(create)):
+            return _message(await create(**request))
+        reply = await asyncio.to_thread(create, **request)
+        return _message(await reply if inspect.isawaitable(reply) else reply)
+
+
+def _sampling(given: dict[str, Any], has_tools: bool) -> dict[str, Any]:
+    given = {key: value for key, value in given.items() if value is not None}
+    request: dict[str, Any] = {}
+    request["max_tokens"] = given.pop("max_completion_tokens", None) or given.pop("max_tokens", DEFAULT_MAX_TOKENS)
+    given.pop("max_tokens", None)
+    if stop := given.pop("stop", None):
+        request["stop_sequences"] = [stop] if isinstance(stop, str) else list(stop)
+    if given.pop("parallel_tool_calls", True) is False and has_tools:
+        request["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
+    if given.get("tool_choice") == "none":
+        request["tool_choice"] = {"type": given.pop("tool_choice")}
+    return {**request, **given}
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool["function"]
+    made = {"name": function["name"], "input_schema": function.get("parameters") or {"type": "object"}}
+    return {**made, **({"description": function["description"]} if function.get("description") else {})}
+
+
+def _conversation(messages: Sequence[Message]) -> dict[str, Any]:
+    """`system` and `messages`. Tool results are blocks of a user message; neighbours of one role become one message."""
+    system = [str(message["content"]) for message in messages if message["role"] == "system"]
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "system":
+            continue
+        role = "assistant" if message["role"] == "assistant" else "user"
+        blocks = _blocks(message)
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += blocks
+        elif blocks:
+            turns.append({"role": role, "content": blocks})
+    return {"messages": turns, **({"system": "\n\n".join(system)} if system else {})}
+
+
+def _blocks(message: Message) -> list[dict[str, Any]]:
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    if message["role"] == "tool":
+        return [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": text}]
+    blocks: list[dict[str, Any]] = list(message.get("anthropic_thinking") or ())  # must come back as it was
+    if text.strip():  # the API refuses empty text
+        blocks.append({"type": "text", "text": text})
+    for call in message.get("tool_calls") or []:
+        function = call["function"]
+        blocks.append({
+            "type": "tool_use", "id": call["id"], "name": function["name"], "input": _input(function["arguments"]),
+        })  # fmt: skip
+    return blocks
+
+
+def _input(arguments: Any) -> Any:
+    """The arguments as an object, which the API insists on: a model's broken JSON goes back as text within one."""
+    if isinstance(arguments, dict):
+        return arguments
+    try:
+        value = json.loads(arguments or "{}")
+    except ValueError:
+        return {"arguments": arguments}
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def _message(reply: Any) -> ModelMessage:
+    texts, thinking, calls = [], [], []
+    for block in reply.content:
+        if block.type == "text":
+            texts.append(block.text)
+        elif block.type == "tool_use":
+            function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif block.type in ("thinking", "redacted_thinking"):
+            thinking.append(block)
+    message = ModelMessage(role="assistant", content="".join(texts))
+    if thinking:
+        message["reasoning_content"] = "".join(getattr(block, "thinking", "") for block in thinking)
+        message["anthropic_thinking"] = [block.model_dump(exclude_none=True) for block in thinking]
+    if calls:
+        message["tool_calls"] = calls
+    message.usage = Usage(reply.usage.input_tokens, reply.usage.output_tokens)
+    message.finish_reason = _FINISH.get(reply.stop_reason, reply.stop_reason)
+    message.reply_id = reply.id
+    return message

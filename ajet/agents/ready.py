@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet.agents.agent import Agent
+from ajet.agents.limits import AgentSettingsError
+from ajet.agents.model_function import Message
 from ajet.agents.run import AgentRun
+from ajet.agents.task_tests import bring_files, judge_by_tests, run_command, said
 from ajet.agents.tools import make_tools
-from ajet.agents.tools.tool import Tool
+from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
+from ajet.environment.sandboxes.sandbox import Sandbox
 
 
 class ReActAgent(Agent):
@@ -35,3 +39,110 @@ class ToolAgent(Agent):
 
     async def answered(self, run: AgentRun, answer: str, call: int) -> None:
         self.tell(run, "Call a tool. When you know the answer, call finish with it.")
+
+
+TOOLS = ("bash", "file_editor", "search")
+
+
+class RunTests(StatelessTool):
+    """The tests, as a tool. When they pass, the episode ends."""
+
+    name = "run_tests"
+    description = "Run the tests. When they all pass, the task is done."
+    parameters: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}  # noqa: RUF012
+
+    def __init__(self, command: str, ends_episode: bool) -> None:
+        self._command = command
+        self._ends_episode = ends_episode
+
+    async def run(self, arguments: Arguments, context: ToolContext) -> ToolResult:
+        result = await run_command(sandbox_of(context), self._command)
+        passed = result.exit_code == 0
+        return ToolResult(
+            said(result), success=passed, data={"exit_code": result.exit_code},
+            ends_episode=passed and self._ends_episode,
+        )  # fmt: skip
+
+
+class CodingAgent(Agent):
+    """Works on files with `bash`, `file_editor`, `search` and `run_tests`."""
+
+    system_prompt_default = (
+        "You repair and write code. Look at the files, change what is needed, and run the tests with run_tests until "
+        "they pass. Change no test."
+    )
+
+    def __init__(
+        self,
+        *,
+        tools: Sequence[Any] = (),
+        test_command: str = "",
+        result_as: str = "modules",
+        stop_when_tests_pass: bool = True,
+        max_attempts: int = 3,
+        parallel_tool_calls: bool = False,
+        **settings: Any,
+    ) -> None:
+        """`tools`: default bash, file_editor and search; `run_tests` is added. `max_attempts`: how often the agent may
+        say that it is done while the tests fail; it is told what failed."""
+        super().__init__(tools=tools or TOOLS, parallel_tool_calls=parallel_tool_calls, **settings)
+        if max_attempts < 1:
+            raise AgentSettingsError(f"max_attempts: {max_attempts} is not allowed: give a number from 1 on")
+        self.test_command = test_command
+        self.result_as = result_as
+        self.stop_when_tests_pass = stop_when_tests_pass
+        self.max_attempts = max_attempts
+        self.base_dirs = settings.get("base_dirs", ())
+
+    def run_tools(self, context: ToolContext) -> list[Tool | ToolSource]:
+        command = self._command(context)
+        return [*self.tools, RunTests(command, self.stop_when_tests_pass)] if command else self.tools
+
+    async def begin(self, run: AgentRun, messages: Sequence[Message]) -> None:
+        sandbox = sandbox_of(run.context)
+        await bring_files(sandbox, _metadata(run.context), self.base_dirs)
+        await super().begin(run, messages)
+
+    async def answered(self, run: AgentRun, answer: str, call: int) -> None:
+        attempts = run.state["attempts"] = run.state.get("attempts", 0) + 1
+        command = self._command(run.context)
+        if command and attempts < self.max_attempts:
+            result = await run_command(sandbox_of(run.context), command)
+            if result.exit_code != 0:
+                self.tell(run, f"The tests do not pass yet:\n{said(result)}")
+                return
+        await super().answered(run, answer, call)
+
+    async def finalize(self, run: AgentRun) -> None:
+        """Run the tests on what the agent left: they are the reward."""
+        trajectory, command = run.trajectory, self._command(run.context)
+        if not command:
+            return
+        verdict = await judge_by_tests(
+            sandbox_of(run.context),
+            _metadata(run.context),
+            command,
+            result_as=self.result_as,
+            base_dirs=self.base_dirs,
+        )
+        trajectory.is_success = verdict.passed
+        trajectory.reward = float(verdict.passed)
+        trajectory.metadata["tests"] = verdict.facts()
+
+    def _command(self, context: ToolContext) -> str:
+        return str(_metadata(context).get("test_command") or self.test_command)
+
+
+def _metadata(context: ToolContext) -> Mapping[str, Any]:
+    task = getattr(context.workflow_task, "task", None)
+    return {} if task is None else task.metadata
+
+
+def sandbox_of(context: ToolContext) -> Sandbox:
+    """The sandbox, without which there are no files to work on."""
+    if context.sandbox is None:
+        raise ToolSetupError(
+            "a coding agent needs a sandbox: set ajet.rollout.sandbox, or --sandbox (bubblewrap, …), or give "
+            "run_trajectory a context=ToolContext(sandbox=…)"
+        )
+    return context.sandbox

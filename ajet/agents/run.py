@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.agents.model_function import Message, ModelFunction, ToolSchema
-from ajet.agents.reply import ModelMessage
+from ajet.agents.model_function import Message, ModelFunction, ModelMessage, ToolSchema
 from ajet.agents.reply_format import ReplyFormat
 from ajet.schema.trajectory import (
     NO_CALL,

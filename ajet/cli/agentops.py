@@ -20,7 +20,7 @@ from ajet.cli.interruption import interruption
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
-    from ajet.gateway.span_collector import Sink, SpanCollector
+    from ajet.gateway.traces import Sink, SpanCollector
     from ajet.schema.span import Span
 
 KEY_VARIABLE = "AJET_AGENTOPS_KEY"
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 async def _serve(arguments: Namespace) -> int:
-    from ajet.gateway.span_collector import SpanCollector
+    from ajet.gateway.traces import SpanCollector
 
     key = os.environ.get(KEY_VARIABLE) or str(uuid.uuid4())  # AgentOps expects the form of a UUID
     stop = interruption()

@@ -48,9 +48,9 @@ def _parser() -> ArgumentParser:
 
 
 async def _serve(arguments: Namespace) -> int:
+    from ajet.environment.environment import EnvironmentSettings
     from ajet.environment.instances import InstanceLimits
     from ajet.environment.server import EnvironmentServer
-    from ajet.environment.source import EnvironmentSettings
 
     for flag in ("workers", "idle", "step_timeout"):
         if not getattr(arguments, flag) > 0:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ajet.agents.reply import ModelMessage
+from ajet.agents.model_function import ModelMessage
 from ajet.gateway.chat import EpisodeSession
 from ajet.schema.chat import ChatRequest
 from ajet.schema.errors import UserError

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ajet.backbone.plan import RunPlan
     from ajet.config import BackboneName, Config
     from ajet.config.agent import AgentConfig
-    from ajet.environment.source import EnvironmentSource
+    from ajet.environment.environment import EnvironmentSource
     from ajet.schema.task import Task
     from ajet.task_judge.base_judge import BaseJudge
     from ajet.task_runner.workflow import Workflow

@@ -80,7 +80,7 @@ SANDBOXES: Kinds = {
 AGENTS: Kinds = {
     "react": "ajet.agents.ready->ReActAgent",
     "tool": "ajet.agents.ready->ToolAgent",
-    "coding": "ajet.agents.coding->CodingAgent",
+    "coding": "ajet.agents.ready->CodingAgent",
 }
 """`rollout.agent.type`, besides `cli`: an `Agent`."""
 

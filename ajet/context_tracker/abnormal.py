@@ -6,16 +6,341 @@ language, code, tables, separators and long numbers pass.
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import category
 
 from ajet.context_tracker.encoder import XML_TAG
 from ajet.context_tracker.messages import content_text, split_reasoning
-from ajet.context_tracker.nonsense import find_nonsense
 from ajet.schema.chat import Message, Tool
+
+LETTER_RUN = 100
+
+
+"""No word in any language repeats a letter this often in a row, however long its laughter."""
+
+
+SYMBOL_RUN = 400
+
+
+"""Lines of dashes and numbers with many zeros are shorter."""
+
+
+FILLERS = frozenset("AFfXxNn0/")
+
+
+"""What fills data: zero and one bits in base64 and hexadecimal, placeholders, unknown bases."""
+
+
+FILLER_RUN = 4000
+
+
+PHRASE_REPEATS = 20
+
+
+LINE_REPEATS = 16
+
+
+"""Of prose: no text says the same sentence this often in a row."""
+
+
+WORD_REPEATS = 60
+
+
+DATA_REPEATS = 200
+
+
+"""Of what may be code, markup or data: an array of nulls, closing tags, a column of equal values."""
+
+
+LONGEST_PHRASE_WORDS = 8
+
+
+LONGEST_PHRASE_LETTERS = 32
+
+
+LONGEST_LINE_BLOCK = 4
+
+
+PROSE_WORDS = 3
+
+
+"""A block of fewer different words may be a column of a table, or code (`end`, `return null`)."""
+
+
+PROSE = re.compile(r"[^\W\d_]+(?:[’'-][^\W\d_]+)*[.,!?…。，！？]*")
+
+
+SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？")
+
+
+CODE_WORDS = frozenset(
+    re.findall(r"\w+", "null none nil nan true false yes no na pass end else return done fi nop undefined void")
+)
+
+
+UNSPACED_WORD = 60
+
+
+"""Longer words are searched letter by letter: languages without spaces, or a word that never ends."""
+
+
+UNSPACED_REPEATS = 40
+
+
+"""Of a block of letters in a language without spaces."""
+
+
+ENCODED_REPEATS = 2000
+
+
+"""Of letters and digits only, as in base64 or hexadecimal: the file that they encode may repeat itself."""
+
+
+GARBAGE_CHARACTERS = 4
+
+
+GARBAGE_SHARE = 0.001
+
+
+"""A reply cut by length may end in part of a character, and a long reply may hold a few: more than that is garbage."""
+
+
+SALAD_WINDOW = 160
+
+
+"""Characters within which `SALAD_SWITCHES` are looked for: the tail of a long reply counts on its own."""
+
+
+SALAD_SWITCHES = 8
+
+
+"""Changes between scripts that don't stand side by side: within a word, or from word to word without punctuation."""
+
+
+BLENDS = frozenset(
+    frozenset(pair)
+    for pair in (
+        ("latin", "greek"),
+        ("latin", "cjk"),
+        ("latin", "hangul"),
+        ("latin", "thai"),
+        ("latin", "symbols"),
+        ("greek", "symbols"),
+        ("latin", "cyrillic"),
+        ("latin", "arabic"),
+        ("latin", "hebrew"),
+        ("latin", "indic"),
+        ("cjk", "greek"),
+        ("cjk", "symbols"),
+    )
+)
+
+
+"""Scripts that one text mixes: names, terms and formulas within another language."""
+
+
+MISPLACED_MARKS = 3
+
+
+MISPLACED_WINDOW = 60
+
+
+"""Characters within which so many Thai signs stand where they can't. Fewer are typing errors."""
+
+
+THAI_BASE = re.compile("[\u0e01-\u0e2e]")
+
+
+THAI_ABOVE = "\u0e31\u0e34\u0e35\u0e36\u0e37\u0e38\u0e39\u0e3a\u0e47\u0e4d"
+
+
+THAI_TONE = "\u0e48\u0e49\u0e4a\u0e4b\u0e4c"
+
+
+THAI_LEADING = "\u0e40\u0e41\u0e42\u0e43\u0e44"
+
+
+THAI_OBSOLETE = "\u0e03\u0e05"
+
+
+THAI_LONG, THAI_LONG_BASE = "\u0e45", "\u0e24\u0e26"
+
+GARBAGE = re.compile("[\ufffd\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ue000-\uf8ff\ufdd0-\ufdef]")
+
+
+SCRIPTS = (  # (first code point, name): coarse, but fine enough to notice a mixture
+    (0x0041, "latin"),
+    (0x0370, "greek"),
+    (0x0400, "cyrillic"),
+    (0x0530, "armenian"),
+    (0x0590, "hebrew"),
+    (0x0600, "arabic"),
+    (0x0900, "indic"),
+    (0x0E00, "thai"),
+    (0x0F00, "tibetan"),
+    (0x10A0, "georgian"),
+    (0x1100, "hangul"),
+    (0x1200, "ethiopic"),
+    (0x1E00, "latin"),
+    (0x1F00, "greek"),
+    (0x2000, "symbols"),
+    (0x2E80, "cjk"),
+    (0xAC00, "hangul"),
+    (0xD800, "other"),
+    (0xF900, "cjk"),
+    (0xFE00, "other"),
+)
+
+
+def find_nonsense(text: str) -> str | None:
+    """What is wrong with a text, if anything is."""
+    return _repetition(text) or _garbage(text)
+
+
+def _repetition(text: str) -> str | None:
+    half = LETTER_RUN // 2
+    for at in range(0, len(text) - half + 1, half):  # a long run fills one of these blocks
+        if text[at] == text[at + half - 1] and text[at : at + half] == text[at] * half:
+            run, letter = _run(text, at), text[at]
+            limit = FILLER_RUN if letter in FILLERS else LETTER_RUN if letter.isalpha() else SYMBOL_RUN
+            if run >= limit and not letter.isspace():
+                return f"the character {letter!r} {run} times in a row"
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if found := _repeated(lines, LONGEST_LINE_BLOCK, _line_repeats):
+        block, repeats = found
+        return f"the line {block[0][:40]!r} at least {repeats} times in a row"
+    words = text.replace("\n", " \n ").split(" ")
+    words = [word for word in words if word]
+    if found := _repeated(words, LONGEST_PHRASE_WORDS, _phrase_repeats):
+        block, repeats = found
+        return f"the words {' '.join(block)[:40]!r} at least {repeats} times in a row"
+    for word in words:
+        if len(word) > UNSPACED_WORD and (found := _repeated(word, LONGEST_PHRASE_LETTERS, _letter_repeats)):
+            block, repeats = found
+            return f"the letters {''.join(block)!r} at least {repeats} times in a row"
+    return None
+
+
+def _line_repeats(block: Sequence[str]) -> int:
+    """How often these lines must stand in a row to be abnormal."""
+    sentences = all(line.endswith(SENTENCE_ENDS) for line in block)
+    return LINE_REPEATS if sentences and _is_prose([word for line in block for word in line.split()]) else DATA_REPEATS
+
+
+def _phrase_repeats(block: Sequence[str]) -> int:
+    if len(block) == 1 and PROSE.fullmatch(block[0]) and block[0].strip(".,!?").lower() not in CODE_WORDS:
+        return WORD_REPEATS
+    return PHRASE_REPEATS if _is_prose(block) else DATA_REPEATS
+
+
+def _letter_repeats(block: Sequence[str]) -> int:
+    letters = "".join(block)
+    if letters.isascii():
+        return ENCODED_REPEATS if letters.isalnum() else DATA_REPEATS
+    return UNSPACED_REPEATS if letters.isalpha() else DATA_REPEATS
+
+
+def _is_prose(words: Sequence[str]) -> bool:
+    """Whether these are words of a sentence: neither code nor data, and more than a few."""
+    plain = [word for word in words if PROSE.fullmatch(word)]
+    enough = len({word.lower() for word in plain} - CODE_WORDS) >= PROSE_WORDS
+    return enough and len(plain) == len(words) and sum("," in word for word in words) * 3 <= len(words)
+
+
+def _run(text: str, at: int) -> int:
+    """The length of the run of equal characters around this position."""
+    before, after = text[: at + 1], text[at:]
+    return len(before) - len(before.rstrip(text[at])) + len(after) - len(after.lstrip(text[at])) - 1
+
+
+def _repeated(
+    items: Sequence[str], longest: int, needed: Callable[[Sequence[str]], int]
+) -> tuple[Sequence[str], int] | None:
+    """A block of up to `longest` items, containing a letter, that occurs in a row as often as `needed` says of it."""
+    least = min(LINE_REPEATS, PHRASE_REPEATS)
+    for period in range(1, longest + 1):
+        run = period * (least - 1)
+        if len(items) < run + period:
+            return None
+        same = bytes(map(operator.eq, items[period:], items))
+        at = same.find(b"\x01" * run)
+        while at >= 0:
+            end = same.find(b"\x00", at)
+            end = len(same) if end < 0 else end
+            block, repeats = items[at : at + period], (end - at) // period + 1
+            if any(character.isalpha() for item in block for character in item) and repeats >= (
+                wanted := needed(block)
+            ):
+                return block, wanted
+            at = same.find(b"\x01" * run, end)
+    return None
+
+
+def _garbage(text: str) -> str | None:
+    if text.isascii() and text.isprintable():
+        return None
+    found = GARBAGE.findall(text)
+    if len(found) >= max(GARBAGE_CHARACTERS, GARBAGE_SHARE * len(text)):
+        return f"{len(found)} characters that aren't text, the first is {found[0]!r}"
+    if text.isascii():
+        return None
+    return _salad(text) or _misplaced_marks(text)
+
+
+def _salad(text: str) -> str | None:
+    """Scripts that change again and again, within words or from word to word."""
+    switches: list[int] = []
+    before, gap = "", ""
+    for at, character in enumerate(text):
+        if not character.isalpha():
+            gap += "" if category(character).startswith("M") else character  # a vowel sign belongs to its letter
+            continue
+        script = _script(character)
+        if before and script != before and gap in ("", " ") and frozenset((script, before)) not in BLENDS:
+            switches.append(at)
+            if len(switches) >= SALAD_SWITCHES and at - switches[-SALAD_SWITCHES] <= SALAD_WINDOW:
+                return f"{SALAD_SWITCHES} changes of script within {SALAD_WINDOW} characters, {text[at - 8 : at + 8]!r}"
+        before, gap = script, ""
+    return None
+
+
+def _misplaced_marks(text: str) -> str | None:
+    """Vowel signs and tone marks of Thai where no letter bears them, and letters that Thai no longer uses."""
+    found: list[int] = []
+    for at, (before, character) in enumerate(itertools.pairwise(f" {text} ")):
+        if _is_misplaced(before, character):
+            found.append(at)
+            if len(found) >= MISPLACED_MARKS and at - found[-MISPLACED_MARKS] <= MISPLACED_WINDOW:
+                return f"{MISPLACED_MARKS} Thai signs where none can stand, within {MISPLACED_WINDOW} characters"
+    return None
+
+
+def _is_misplaced(before: str, character: str) -> bool:
+    if before in THAI_LEADING and not THAI_BASE.match(character):
+        return True
+    if character in THAI_OBSOLETE or (character == THAI_LONG and before not in THAI_LONG_BASE):
+        return True
+    if character in THAI_TONE or character in THAI_ABOVE:
+        bearers = THAI_ABOVE if character in THAI_TONE else ""
+        return not (THAI_BASE.match(before) or before in bearers)
+    return False
+
+
+def _script(character: str) -> str:
+    code = ord(character)
+    name = "latin"
+    for first, script in SCRIPTS:
+        if code < first:
+            break
+        name = script
+    return name
+
 
 TOOL_SYNTAX = re.compile(r"</?tool_calls?>|\[TOOL_CALLS\]|<\|python_tag\|>|<function=|<｜tool▁call|<\|tool_calls?")
 
@@ -114,6 +439,8 @@ CHECKS: dict[str, Callable[[Reply], str | None]] = {
     "format_type_1": format_type_1,
     "wrong_toolcall": wrong_toolcall,
 }
+
+
 """By their names in `compute_madness_checklist`."""
 
 

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ajet.context_tracker.conversation import Audit, CallRecord, Turn
-from ajet.context_tracker.growth import Growth, Node
-from ajet.context_tracker.messages import split_reasoning, stable_json
+from ajet.context_tracker.conversation import Audit, CallRecord, Growth, Node, Turn
+from ajet.context_tracker.messages import Shape, Skeleton, shape_after, split_reasoning, stable_json
 from ajet.context_tracker.renderer import NotStable, Renderer
-from ajet.context_tracker.shapes import Shape, Skeleton, shape_after
 from ajet.schema.call_tree import CallTree, Fork
 from ajet.schema.chat import Message, Tool
 

@@ -6,14 +6,219 @@ were independent. Whatever exceeds the limits goes to the ledger, with the reaso
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from ajet.context_tracker.rewards import leave_out
+from ajet.context_tracker.conversation import CallRecord
+from ajet.context_tracker.messages import content_text
 from ajet.context_tracker.settings import SharedTokenLoss, TrackerSettings
-from ajet.schema.call_tree import ROOT, CallTree, Sample
+from ajet.schema.call_tree import ROOT, CallTree, DropReason, Sample
+from ajet.schema.chat import Message
 from ajet.schema.episode import Episode, Ledger
+from ajet.schema.errors import RewardError
+
+
+class Rewards:
+    """The rewards that a workflow gives while its episode runs. Values come in as finite numbers."""
+
+    def __init__(self) -> None:
+        self.episode: float | None = None
+        self.by_agent: dict[str, float] = {}
+
+    def give(
+        self,
+        value: float,
+        call: str | None,
+        agent: str | None,
+        calls: Mapping[str, CallRecord],
+        agents: Collection[str],
+        *,
+        replace: bool = False,
+    ) -> None:
+        """`tuner.reward(value, call=…)`, `(value, agent=…)` or `(value)`."""
+        if replace and call is None:
+            raise RewardError("tuner.reward(replace=True) needs call=…: the call whose reward replaces the outcome")
+        if call is not None and agent is not None:
+            raise RewardError("tuner.reward takes call=… or agent=…, not both")
+        if call is not None:
+            if call not in calls:
+                raise RewardError(f"tuner.reward(call={call!r}): this episode has no such call; it has {_some(calls)}")
+            calls[call].call.reward = value
+            calls[call].call.replaces_outcome = replace
+        elif agent is not None:
+            if agent not in agents:
+                raise RewardError(f"tuner.reward(agent={agent!r}): no such agent; the agents are {_some(agents)}")
+            self.by_agent[agent] = value
+        else:
+            self.episode = value
+
+    def total(
+        self,
+        reward: float | Sequence[float] | None,
+        records: Sequence[CallRecord],
+        *,
+        failed: bool,
+        otherwise: float | None = None,
+    ) -> float | None:
+        """The episode's reward. A list is distributed over its calls, which get nothing else; its sum is the episode's
+        reward. None takes the one that the workflow gave meanwhile, else `otherwise`.
+        """
+        if reward is None:
+            given = otherwise if self.episode is None else self.episode
+            return None if failed else given
+        if isinstance(reward, Sequence):
+            return _distribute(reward, records)
+        return reward
+
+
+def _distribute(rewards: Sequence[float], records: Sequence[CallRecord]) -> float:
+    answered = [record for record in records if record.reply is not None]
+    hint = "give each call its reward by tuner.reward(value, call=…), or each agent by tuner.reward(value, agent=…)"
+    agents = sorted({record.call.agent for record in answered})
+    if len(agents) > 1:
+        raise RewardError(f"a list of rewards needs a single agent; this episode has {_some(agents)}: {hint}")
+    for before, after in pairwise(answered):
+        if after.call.extends != before.index and not after.turn.follows(before.turn):
+            why = f" ({after.call.fork.reason})" if after.call.fork else ""
+            raise RewardError(
+                "a list of rewards needs an episode without branches, but "
+                f"{after.call.name} does not continue {before.call.name}{why}: {hint}"
+            )
+    if len(rewards) != len(answered):
+        raise RewardError(f"{len(rewards)} rewards for {len(answered)} model calls: {hint}")
+    for record, reward in zip(answered, rewards, strict=True):
+        record.call.reward = reward
+        record.call.replaces_outcome = True
+    return math.fsum(rewards)
+
+
+def _some(names: Collection[str], limit: int = 8) -> str:
+    shown = ", ".join(list(names)[:limit])
+    return (shown + ", …" if len(names) > limit else shown) or "none"
+
+
+def mask_calls(
+    tree: CallTree,
+    records: Sequence[CallRecord],
+    settings: TrackerSettings,
+    *,
+    untrained: DropReason | None,
+    output: str | None,
+) -> Ledger:
+    """Set the masks and drop reasons of all calls. Return the balanced ledger of everything sampled.
+
+    `untrained`: why no call of the episode is trained.
+    """
+    if settings.abandoned_calls == "mask":
+        for record in abandoned(records, output):
+            record.call.drop = "abandoned"
+    ledger = Ledger()
+    for record in records:
+        call = record.call
+        if record.reply is None:
+            continue
+        count = len(record.reply.ids)
+        ledger.captured += count
+        if call.drop is None:
+            call.drop = untrained
+        if call.drop is not None:
+            call.mask = np.zeros(count, np.bool_)
+            leave_out(ledger, call.drop, count)
+        else:
+            ledger.trained += count
+    ledger.balance()
+    assert ledger.trained == tree.trained_tokens, (ledger, tree.trained_tokens)
+    return ledger
+
+
+def untrain(tree: CallTree, ledger: Ledger, reason: DropReason) -> None:
+    """Train no token of an episode that has ended, and book them as left out."""
+    for call in tree.calls:
+        count = len(call.mask)
+        if call.drop is None and count:
+            call.drop = reason
+            call.mask = np.zeros(count, np.bool_)
+            ledger.trained -= count
+            leave_out(ledger, reason, count)
+    ledger.balance()
+
+
+def leave_out(ledger: Ledger, reason: str, count: int) -> None:
+    """Book tokens that are not trained."""
+    place = ledger.masked if reason in ("abandoned", "failure_reward", "not_trainable") else ledger.dropped
+    place[reason] = place.get(reason, 0) + count
+
+
+def abandoned(records: Sequence[CallRecord], output: str | None = None) -> list[CallRecord]:
+    """The calls whose place another reply took."""
+    groups: dict[tuple[int, str], list[CallRecord]] = defaultdict(list)
+    for record in records:
+        if record.reply is not None and record.call.drop is None:
+            groups[(id(record.turn), record.call.agent)].append(record)
+    draws = [draw for group in groups.values() if len(group) > 1 for draw in _draws(group, records)]
+    return [loser for draw in draws for loser in _losers(draw, records, output)]
+
+
+def _draws(group: Sequence[CallRecord], records: Sequence[CallRecord]) -> list[list[CallRecord]]:
+    """Replies to one prompt, in the order in which they were asked for, parted where the conversation moved between."""
+    turn, agent = group[0].turn, group[0].call.agent
+    moves = [
+        other.begun
+        for other in records
+        if other.turn.follows(turn) or (other.call.agent == agent and turn.follows(other.turn))
+    ]
+    draws = [[group[0]]]
+    for record in group[1:]:
+        first_ended = min(earlier.ended for earlier in draws[-1])
+        if any(first_ended < move < record.begun for move in moves):
+            draws.append([])
+        draws[-1].append(record)
+    return draws
+
+
+def _losers(draw: Sequence[CallRecord], records: Sequence[CallRecord], output: str | None) -> list[CallRecord]:
+    built = [record for record in draw if _built_upon(record)]
+    if not built and output:
+        built = [record for record in draw if _returned(record, output)]
+    open_ = [record for record in draw if record.call.reward is None and record not in built]
+    if built:
+        return open_
+    retried = [record for record in open_ if any(other.begun > record.ended for other in draw)]
+    return [record for record in retried if not _quoted(record, records)]
+
+
+def _built_upon(record: CallRecord) -> bool:
+    """Whether a later request holds this reply, even in a branch."""
+    turn = record.reply_turn
+    return turn is not None and turn.seen > record.requests_before
+
+
+def _returned(record: CallRecord, output: str) -> bool:
+    """Whether the output holds the reply's text, or an argument of its tool calls: a final answer may be one."""
+    calls = [call["function"]["arguments"] for call in record.said.get("tool_calls", ())]
+    arguments = [value for given in calls if isinstance(given, dict) for value in given.values()]
+    said = [_text(record), *(value for value in arguments if isinstance(value, str))]
+    return any(text and text in output for text in said)
+
+
+def _quoted(record: CallRecord, records: Sequence[CallRecord]) -> bool:
+    """Whether a later request repeats the reply's text in a message. A text that its prompt holds proves nothing."""
+    text = _text(record)
+    asked = [turn.message for turn in record.turn.path()]
+    later = [message for other in records if other.begun > record.ended for message in other.call.new_messages]
+    return bool(text) and _holds(later, text) and not _holds(asked, text)
+
+
+def _holds(messages: Sequence[Message], text: str) -> bool:
+    return any(text in content_text(message.get("content"), "message") for message in messages)
+
+
+def _text(record: CallRecord) -> str:
+    return str(record.call.reply.get("content") or "").strip()
 
 
 def linear_samples(

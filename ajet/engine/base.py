@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from ajet.config.kinds import ENGINES, load
-from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
+from ajet.schema.errors import ContextOverflowError, InvalidRequestError
+from ajet.schema.generation import Completion, EngineCapabilities, FinishReason, GenerateRequest, Sampling, TokenChunk
 
 OnTokens = Callable[[TokenChunk], None]
 
@@ -64,3 +68,108 @@ def build_engine(config: Any, placement: EnginePlacement | None = None) -> Engin
     """The engine that `rollout.engine` names, for the model in `model.path`. Returns at once; weights load later."""
     engine: Engine = load(ENGINES, config.ajet.rollout.engine).from_config(config, placement or EnginePlacement())
     return engine
+
+
+MAX_TOP_LOGPROBS = 1000
+
+
+MAX_STOP_STRINGS = 64
+
+Decode = Callable[[list[int]], str]
+
+
+def check_request(request: GenerateRequest, *, max_model_len: int, vocabulary: int | None = None) -> int:
+    """Return how many tokens the reply may have; raise InvalidRequestError or ContextOverflowError.
+
+    `vocabulary` is the number of token ids; None if only the server knows it.
+    """
+    check_sampling(request.sampling)
+    if not 0 <= request.top_logprobs <= MAX_TOP_LOGPROBS:
+        raise InvalidRequestError(f"top_logprobs must be 0 … {MAX_TOP_LOGPROBS}, not {request.top_logprobs}")
+    _check_ids("prompt_ids", request.prompt_ids, vocabulary)
+    if not request.prompt_ids:
+        raise InvalidRequestError("prompt_ids is empty: a prompt needs at least one token")
+    room = max_model_len - len(request.prompt_ids)
+    if room < 1:
+        raise ContextOverflowError(
+            f"the prompt has {len(request.prompt_ids)} tokens, but prompt and reply must fit into max_model_len="
+            f"{max_model_len}: shorten the conversation or raise rollout.max_model_len"
+        )
+    wanted = request.sampling.max_tokens
+    return room if wanted is None else min(room, wanted)
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Refuse parameters outside their range, naming the wrong one."""
+    _check_range("temperature", sampling.temperature, 0.0, math.inf)
+    _check_range("top_p", sampling.top_p, 0.0, 1.0)
+    _check_range("min_p", sampling.min_p, 0.0, 1.0)
+    _check_range("presence_penalty", sampling.presence_penalty, -100.0, 100.0)
+    _check_range("frequency_penalty", sampling.frequency_penalty, -100.0, 100.0)
+    _check_range("repetition_penalty", sampling.repetition_penalty, 0.0, 1e4)
+    for name, value in (("top_p", sampling.top_p), ("repetition_penalty", sampling.repetition_penalty)):
+        if value == 0:
+            raise InvalidRequestError(f"{name} must be above 0")
+    if not isinstance(sampling.top_k, int) or sampling.top_k < -1:
+        raise InvalidRequestError(f"top_k must be -1 (off) or a positive integer, not {sampling.top_k!r}")
+    if sampling.max_tokens is not None and (not isinstance(sampling.max_tokens, int) or sampling.max_tokens < 1):
+        raise InvalidRequestError(f"max_tokens must be a positive integer, not {sampling.max_tokens!r}")
+    if sampling.seed is not None and not isinstance(sampling.seed, int):
+        raise InvalidRequestError(f"seed must be an integer, not {sampling.seed!r}")
+    if len(sampling.stop) > MAX_STOP_STRINGS or not all(isinstance(text, str) and text for text in sampling.stop):
+        raise InvalidRequestError(f"stop must hold at most {MAX_STOP_STRINGS} non-empty strings")
+    _check_ids("stop_token_ids", sampling.stop_token_ids, None)
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not isinstance(value, int | float) or not math.isfinite(value) or not low <= value <= high:
+        span = f"{low:g} or more" if high == math.inf else f"from {low:g} to {high:g}"
+        raise InvalidRequestError(f"{name} must be a number {span}, not {value!r}")
+
+
+def _check_ids(name: str, ids: Iterable[int], vocabulary: int | None) -> None:
+    array = np.asarray(ids)
+    if array.size == 0:
+        return
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidRequestError(f"{name} must be a flat list of integers")
+    if int(array.min()) < 0:
+        raise InvalidRequestError(f"{name} holds a negative id")
+    if vocabulary is not None and int(array.max()) >= vocabulary:
+        raise InvalidRequestError(f"{name} holds an id outside the vocabulary (0 … {vocabulary - 1})")
+
+
+class Stop(NamedTuple):
+    """How a reply ended."""
+
+    reason: FinishReason
+    by: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """When a reply is over."""
+
+    ids: frozenset[int]
+    strings: tuple[str, ...]
+    max_tokens: int
+    window: int
+    """Tokens to search: a stop string that the last token completes lies within them, at one byte or more per token."""
+
+    @classmethod
+    def of(cls, sampling: Sampling, end_ids: Iterable[int], max_tokens: int) -> StopRule:
+        """The rule for one request; `ignore_eos` disables only the model's own end tokens."""
+        ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(end_ids))
+        longest = max((len(text.encode()) for text in sampling.stop), default=0)
+        return cls(ids, tuple(sampling.stop), max_tokens, longest + 1)
+
+    def check(self, drawn: list[int], decode: Decode) -> Stop | None:
+        """Whether the newest of the drawn tokens ends the reply."""
+        if drawn[-1] in self.ids:
+            return Stop("stop", drawn[-1])
+        if self.strings:
+            text = decode(drawn[-self.window :])
+            for string in self.strings:
+                if string in text:
+                    return Stop("stop", string)
+        return Stop("length", None) if len(drawn) >= self.max_tokens else None

@@ -14,9 +14,8 @@ from typing import Any
 
 from msgspec import Struct, ValidationError, convert
 
-from ajet.engine.base import EnginePlacement, OnTokens
+from ajet.engine.base import EnginePlacement, OnTokens, check_request
 from ajet.engine.remote_client import RemoteClient, RemoteSettings
-from ajet.engine.sampling_rules import check_request
 from ajet.schema.chat import ChatReply, ChatRequest, Message, ReplyFinish
 from ajet.schema.errors import EngineError, FeatureUnavailableError, GenerationTimeoutError, InvalidRequestError
 from ajet.schema.generation import Completion, EngineCapabilities, FinishReason, GenerateRequest, Sampling, TokenChunk

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.engine.base import EnginePlacement, OnTokens
+from ajet.engine.base import EnginePlacement, OnTokens, Stop, StopRule, check_request
 from ajet.engine.model_source import ModelSource
-from ajet.engine.sampling_rules import Stop, StopRule, check_request
 from ajet.schema.chat import Message
 from ajet.schema.errors import ConfigError, EngineError
 from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk

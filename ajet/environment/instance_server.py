@@ -15,10 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ajet.environment.environment import NOTHING_OBSERVED, action_message, observation_messages
+from ajet.environment.environment import (
+    NOTHING_OBSERVED,
+    EnvironmentSettings,
+    EnvironmentSource,
+    action_message,
+    find_source,
+    observation_messages,
+)
+from ajet.environment.gymnasium_environment import plain_value
 from ajet.environment.leased import LeasedEnvironment
-from ajet.environment.source import EnvironmentSettings, EnvironmentSource, find_source
-from ajet.environment.spaces import plain_value
 from ajet.schema.printable import encodable_values
 from ajet.schema.task import Task
 from ajet.system.forking import ForkingServer, serve

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ajet.environment.source import EnvironmentSettings
+from ajet.environment.environment import EnvironmentSettings
 from ajet.schema.errors import UserError
 from ajet.system.forking import PACKET
 

@@ -18,6 +18,7 @@ from typing import Any
 from ajet.environment.environment import (
     Action,
     Environment,
+    EnvironmentSource,
     Observation,
     StepResult,
     action_text,
@@ -25,7 +26,6 @@ from ajet.environment.environment import (
     checked_step,
     observation_text,
 )
-from ajet.environment.source import EnvironmentSource
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError
 from ajet.schema.task import Task

@@ -16,14 +16,13 @@ from ajet.environment.environment import (
     NOTHING_OBSERVED,
     Action,
     Environment,
+    EnvironmentSettings,
     StepResult,
     action_text,
     checked_reward,
     checked_step,
 )
-from ajet.environment.gymnasium_environment import task_seed
-from ajet.environment.source import EnvironmentSettings
-from ajet.environment.spaces import MAX_REPLY, SpaceError, marked_action
+from ajet.environment.gymnasium_environment import MAX_REPLY, SpaceError, marked_action, task_seed
 from ajet.schema.errors import (
     EnvironmentFault,
     EnvironmentUnavailableError,

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from ajet.environment.environment import EnvironmentSettings
 from ajet.environment.instances import Failed, Full, Gone, InstanceLimits, Instances, Taken
-from ajet.environment.source import EnvironmentSettings
 from ajet.schema.errors import UserError
 from ajet.system.access import InvalidKeyError, is_loopback, presented_key, without_port
 from ajet.system.http_messages import Answer, HttpRequest, json_answer

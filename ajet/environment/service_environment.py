@@ -18,6 +18,7 @@ from ajet.environment.environment import (
     NOTHING_OBSERVED,
     Action,
     Environment,
+    EnvironmentSettings,
     Observation,
     StepResult,
     action_message,
@@ -25,7 +26,6 @@ from ajet.environment.environment import (
     checked_step,
     observation_text,
 )
-from ajet.environment.source import EnvironmentSettings
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError
 from ajet.schema.printable import encodable_values
 from ajet.schema.task import Task

@@ -7,12 +7,10 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 from ajet.gateway import fields
-from ajet.gateway.caller import Caller
+from ajet.gateway.caller import Caller, read_model
 from ajet.gateway.chat import CallPiece, ReplyDelta
-from ajet.gateway.fields import BadField, kind
-from ajet.gateway.model_name import read_model
+from ajet.gateway.fields import BadField, kind, refuse_unsupported
 from ajet.gateway.openai_chat import MAX_STOPS, unreadable_call
-from ajet.gateway.refused_fields import refuse_unsupported
 from ajet.gateway.reply_stream import Event, ReplyStream
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError

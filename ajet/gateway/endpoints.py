@@ -9,23 +9,61 @@ from urllib.parse import unquote
 
 from ajet.gateway import fields
 from ajet.gateway.anthropic_messages import anthropic_error_body, count_tokens, messages
-from ajet.gateway.caller import MODEL_PREFIX, Caller, KeyScopeError
-from ajet.gateway.embeddings import embeddings
+from ajet.gateway.caller import MODEL_PREFIX, Caller, KeyScopeError, read_model
 from ajet.gateway.fields import BadField, json_body
-from ajet.gateway.model_name import read_model
 from ajet.gateway.openai_chat import chat_completions, openai_error_body
 from ajet.gateway.openai_completions import completions
 from ajet.gateway.openai_responses import responses
 from ajet.gateway.traces import PATH as TRACES_PATH
 from ajet.gateway.traces import traces
 from ajet.schema.chat import DEFAULT_AGENT, bare_call_id
-from ajet.schema.errors import InvalidRequestError, ModelCallError, RewardError
+from ajet.schema.errors import EngineError, InvalidRequestError, ModelCallError, RewardError
 from ajet.schema.task import finite_reward
 from ajet.system.http_messages import Answer, json_answer
 
+_FIELDS = ("input", "dimensions", "encoding_format", "user")
+
+
+class NoEmbeddingsError(ModelCallError):
+    """Nobody was configured to make embeddings."""
+
+    http_status = 501
+    code = "not_implemented"
+    error_type = "invalid_request_error"
+
+
+async def embeddings(body: dict[str, Any], caller: Caller) -> Answer:
+    """The model is always `helper.embedding_model`, whatever the client calls it."""
+    endpoint = caller.session.settings.embeddings
+    if endpoint is None:
+        raise NoEmbeddingsError("no embedding model is configured: set ajet.helper.embedding_model and helper.base_url")
+    if not isinstance(body.get("input"), str | list) or not body["input"]:
+        raise BadField("input", "input must be a non-empty string or a list")
+    caller.session.check_open()
+    from openai import APIStatusError, AsyncOpenAI, OpenAIError
+
+    asked = {**{key: body[key] for key in _FIELDS if key in body}, "model": endpoint.model}
+    try:
+        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+            answer: dict[str, Any] = await client.post("/embeddings", body=asked, cast_to=dict[str, Any])
+    except APIStatusError as error:
+        if error.status_code == 400:
+            raise BadField("input", f"the embedding model refused the request: {error}") from None
+        raise EngineError(f"the embedding model failed: {error}") from error
+    except OpenAIError as error:
+        raise EngineError(f"the embedding model failed: {type(error).__name__}: {error}") from error
+    return json_answer(answer)
+
+
 LARGE = 65_536
+
+
 """Bytes of a body that take about a millisecond to read: more are read on a thread."""
+
+
 RETRY_AFTER_S = 1
+
+
 """How long clients should wait when the engine or the episode is overloaded."""
 
 Endpoint = Callable[[dict[str, Any], Caller], Awaitable[Answer]]
@@ -80,11 +118,23 @@ POST: dict[str, Endpoint] = {
     "/v1/embeddings": embeddings,
     "/v1/rewards": rewards,
 }
+
+
 GET: dict[str, Endpoint] = {"/v1/models": models}
+
+
 ENDPOINTS = (*POST, TRACES_PATH, *GET)
+
+
 CONTROL_PATHS = ("/v1/rewards", TRACES_PATH)
+
+
 """Where the control key is accepted."""
+
+
 MODELS_PATH = "/v1/models/"
+
+
 PROMPT_PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -92,7 +142,11 @@ PROMPT_PATHS = (
     "/v1/messages/count_tokens",
     "/v1/responses",
 )
+
+
 """Requests whose body becomes a prompt, and can't be larger than one."""
+
+
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
 

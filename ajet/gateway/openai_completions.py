@@ -13,12 +13,10 @@ from itertools import accumulate
 from typing import Any
 
 from ajet.gateway import fields
-from ajet.gateway.caller import Caller
+from ajet.gateway.caller import Caller, read_model
 from ajet.gateway.chat import EpisodeSession, ReplyDelta
-from ajet.gateway.fields import BadField
-from ajet.gateway.model_name import read_model
+from ajet.gateway.fields import BadField, refuse_unsupported
 from ajet.gateway.openai_chat import MAX_CHOICES, openai_error_body, read_sampling
-from ajet.gateway.refused_fields import refuse_unsupported
 from ajet.gateway.reply_stream import Event, ReplyStream
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest
 from ajet.schema.errors import ModelCallError

@@ -7,20 +7,136 @@ one sent by messages.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 from ajet.gateway import fields
-from ajet.gateway.fields import BadField, kind
-from ajet.gateway.responses_tools import ResponsesTools, custom_arguments, joined_name
-from ajet.schema.chat import ChatReply, Message
+from ajet.gateway.caller import Caller, read_model
+from ajet.gateway.fields import NO_EFFECT, REFUSED, UNSET, BadField, kind, refuse_unsupported
+from ajet.gateway.openai_chat import read_sampling, read_tool_choice
+from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import UnsupportedContentError
 
+LEFT_OUT = ("web_search", "web_search_preview", "tool_search")
+
+
+class ToolForm(NamedTuple):
+    """How a tool was given."""
+
+    name: str
+    namespace: str = ""
+    custom: bool = False
+
+
+class ResponsesTools(NamedTuple):
+    """The tools of one request."""
+
+    tools: list[Tool]
+    forms: dict[str, ToolForm]
+    """By the name under which the model knows them; plain functions aren't in here."""
+
+    def call_item(self, call: dict[str, Any]) -> dict[str, Any]:
+        """What an item says about a call: its type, its name and its arguments."""
+        function = call["function"]
+        form = self.forms.get(function["name"], ToolForm(function["name"]))
+        if form.custom:
+            text = custom_input(function["arguments"])
+            return {"type": "custom_tool_call", "call_id": call["id"], "name": form.name, "input": text}
+        item = {"type": "function_call", "call_id": call["id"], "name": form.name, "arguments": function["arguments"]}
+        return {**item, "namespace": form.namespace} if form.namespace else item
+
+
+def joined_name(name: str, namespace: Any) -> str:
+    """The name under which the model knows a function."""
+    return f"{namespace}.{name}" if isinstance(namespace, str) and namespace else name
+
+
+def custom_input(arguments: str) -> str:
+    """The text that a call gives to a custom tool."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    text = value.get("input") if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def custom_arguments(text: str) -> str:
+    """The arguments of a call that gives this text to a custom tool."""
+    return json.dumps({"input": text}, ensure_ascii=False)
+
+
+def read_tools(values: list[Any], where: str = "tools", namespace: str = "") -> ResponsesTools:
+    """Check the tools."""
+    read = ResponsesTools([], {})
+    for index, value in enumerate(values):
+        _read_tool(value, f"{where}[{index}]", namespace, read)
+    return read
+
+
+def _read_tool(value: Any, where: str, namespace: str, read: ResponsesTools) -> None:
+    if not isinstance(value, dict):
+        raise BadField(where, f"{where} must be an object, not {kind(value)}")
+    tool_type = value.get("type")
+    if tool_type in LEFT_OUT:
+        return
+    if tool_type not in ("function", "custom", "namespace"):
+        raise BadField(
+            f"{where}.type", f"{where}: only function, custom and namespace tools are supported, not {tool_type!r:.40}"
+        )
+    name, description = value.get("name"), value.get("description")
+    if not isinstance(name, str) or not name:
+        raise BadField(f"{where}.name", f"{where} needs a name")
+    if not isinstance(description, str | None):
+        raise BadField(f"{where}.description", f"{where}.description must be a string")
+    if tool_type == "namespace":
+        nested = value.get("tools")
+        if not isinstance(nested, list):
+            raise BadField(f"{where}.tools", f"{where}.tools must be an array, not {kind(nested)}")
+        inner = read_tools(nested, f"{where}.tools", name)
+        read.tools.extend(inner.tools)
+        read.forms.update(inner.forms)
+        return
+    known = joined_name(name, namespace)
+    function = _custom(value, where) if tool_type == "custom" else _function(value, where)
+    if namespace or tool_type == "custom":
+        read.forms[known] = ToolForm(name, namespace, tool_type == "custom")
+    read.tools.append({"type": "function", "function": {**function, "name": known}})
+
+
+def _function(value: dict[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(value.get("parameters"), dict | None):
+        raise BadField(f"{where}.parameters", f"{where}.parameters must be a JSON schema")
+    return {key: value[key] for key in ("name", "description", "parameters", "strict") if key in value}
+
+
+def _custom(value: dict[str, Any], where: str) -> dict[str, Any]:
+    """Free text as a function's only argument."""
+    form = value.get("format")
+    if not isinstance(form, dict | None):
+        raise BadField(f"{where}.format", f"{where}.format must be an object, not {kind(form)}")
+    description = value.get("description") or ""
+    if form and form.get("type") == "grammar":
+        syntax, definition = form.get("syntax"), form.get("definition")
+        description = f"{description}\n\nIts input follows this {syntax} grammar:\n{definition}".strip()
+    schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    return {"name": value["name"], "description": description, "parameters": schema}
+
+
 Item = dict[str, Any]
+
+
 FindItem = Callable[[str], Item | None]
+
+
 """Finds an item of an earlier reply by its id."""
 
 _TEXT = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+
+
 _ROLES = ("user", "system", "developer", "assistant")
 
 # ---------------------------------------------------------------- reading
@@ -205,3 +321,123 @@ def call_item(call_id: str, index: int, call: dict[str, Any], tools: ResponsesTo
     item = tools.call_item(call)
     prefix = "ctc" if item["type"] == "custom_tool_call" else "fc"
     return {"id": f"{prefix}_{call_id}_{index}", "status": status, **item}
+
+
+_HONOURED = frozenset(
+    {
+        "model", "input", "instructions", "previous_response_id", "store", "stream", "tools", "tool_choice",
+        "parallel_tool_calls", "text", "temperature", "top_p", "max_output_tokens", "truncation", "background",
+        "include", "top_logprobs", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+        "stop", "stop_token_ids", "seed", "ignore_eos", "chat_template_kwargs", "return_token_ids",
+    }
+)  # fmt: skip
+
+
+_WITHOUT_EFFECT = frozenset(
+    {
+        "metadata", "user", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_retention",
+        "prompt_cache_options", "reasoning", "stream_options", "priority", "client_metadata",
+    }
+)  # fmt: skip
+
+
+"""They say nothing to the model, or are hints (`reasoning.effort`)."""
+
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+_INCLUDED = ("reasoning.encrypted_content", LOGPROBS)
+
+
+"""What `include` may ask for. The reasoning is always there, in plain text."""
+
+
+@dataclass(slots=True)
+class ResponseCall:
+    """A request, and what its answer repeats or depends on."""
+
+    request: ChatRequest
+    body: dict[str, Any]
+    model: str
+    tools: ResponsesTools
+    logprobs: bool
+    """The text comes with its log-probabilities."""
+    before: list[Message]
+    """The conversation that `previous_response_id` stands for."""
+    new: list[Message]
+    """The messages of `input`."""
+    store: bool
+    stream: bool
+    token_ids: bool
+
+
+def read_response_call(body: dict[str, Any], caller: Caller) -> ResponseCall:
+    """Check a request's body."""
+    _refuse(body)
+    asked = read_model(body, caller)
+    before = _previous(body, caller)
+    new = read_input(body.get("input"), partial(caller.session.responses.item, agent=caller.agent))
+    instructions = fields.text(body, "instructions")
+    messages = [{"role": "system", "content": instructions}] if instructions else []
+    messages += before + new
+    if not new and not before:
+        raise BadField("input", "input must be a string or a list of at least one item")
+    tools = read_tools(fields.array(body, "tools"))
+    choice = read_tool_choice(body.get("tool_choice"), tools.tools)
+    limit = fields.integer(body, "max_output_tokens", 1, 10**9)
+    logprobs = fields.integer(body, "top_logprobs", 0, 20) or 0
+    request = ChatRequest(
+        messages=messages,
+        tools=tools.tools,
+        tool_choice=choice.choice,
+        allowed_tools=choice.allowed,
+        parallel_tool_calls=fields.flag(body, "parallel_tool_calls", True),
+        sampling=read_sampling({**body, "max_tokens": limit}, caller.session.settings.default_sampling),
+        agent=asked.agent,
+        target=caller.target or DEFAULT_TARGET,
+        trainable=asked.trainable,
+        top_logprobs=logprobs,
+        response_format=read_text_format(fields.mapping(body, "text")),
+        chat_template_kwargs=fields.mapping(body, "chat_template_kwargs"),
+    )
+    return ResponseCall(
+        request=request,
+        body=body,
+        model=asked.name,
+        tools=tools,
+        logprobs=bool(logprobs) or LOGPROBS in fields.array(body, "include"),
+        before=before,
+        new=new,
+        store=fields.flag(body, "store", True),
+        stream=fields.flag(body, "stream"),
+        token_ids=fields.flag(body, "return_token_ids"),
+    )
+
+
+def _refuse(body: dict[str, Any]) -> None:
+    refuse_unsupported(body)
+    for key in body.keys() - _HONOURED - _WITHOUT_EFFECT - REFUSED.keys() - {"best_of"}:
+        if body[key] not in UNSET:
+            raise BadField(key, f"{key:.60} is not supported: {NO_EFFECT}")
+    if fields.flag(body, "background"):
+        raise BadField("background", "background is not supported: a response is complete when it is answered")
+    if fields.text(body, "truncation", "disabled") != "disabled":
+        raise BadField("truncation", "truncation must be 'disabled': conversations are taken whole or refused")
+    for value in fields.array(body, "include"):
+        if value not in _INCLUDED:
+            raise BadField("include", f"include: {value!r:.60} is not supported; only {', '.join(_INCLUDED)}")
+
+
+def _previous(body: dict[str, Any], caller: Caller) -> list[Message]:
+    """The conversation of `previous_response_id`. An agent's key reaches that agent's responses only."""
+    response_id = fields.text(body, "previous_response_id")
+    if not response_id:
+        return []
+    stored = caller.session.responses.get(response_id, caller.agent)
+    if stored is None:
+        raise BadField(
+            "previous_response_id",
+            f"there is no stored response {response_id!r:.80} in this episode: send the whole conversation as input",
+        )
+    return stored.messages

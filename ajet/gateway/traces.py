@@ -6,26 +6,42 @@ Sizes are checked first; reading happens off the service loop. Rewards in spans 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ajet.gateway.caller import Caller
 from ajet.observe.tracing import otlp
 from ajet.observe.tracing.attributes import by_our_clock
+from ajet.observe.tracing.otlp import OtlpError
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.span import Span
-from ajet.system.http_messages import Answer, json_answer
+from ajet.system.access import InvalidKeyError, presented_key
+from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, json_answer
+from ajet.system.http_server import HttpServer
 
 PATH = "/v1/traces"
+
+
 MAX_BYTES = 4 * 1024 * 1024
+
+
 """Of one request, decompressed: more than an exporter's batch of 512 spans."""
+
+
 PROTOBUF = "application/x-protobuf"
+
+
 JSON = "application/json"
+
+
 INVALID_ARGUMENT = 3
+
+
 """Of gRPC's codes."""
 
 
@@ -106,3 +122,103 @@ def refused(content_type: str, status: int, message: str) -> Answer:
 
 def _varint(number: int) -> bytes:
     return bytes([number]) if number < 128 else bytes([number % 128 + 128, number // 128])
+
+
+TOKEN_PATH = "/v3/auth/token"
+
+
+"""Where an AgentOps client changes its key for a token. Here they are the same."""
+
+
+LOGS_PATH = "/v4/logs/upload/"
+
+
+"""Where it sends what the program has printed. Nobody reads that."""
+
+
+HEALTH_PATH = "/healthz"
+
+
+MAX_SPANS = 100_000
+
+
+"""Of one request: its size is limited, this only has to be more."""
+
+
+Sink = Callable[[Sequence[Span]], Awaitable[None]]
+
+
+"""Keeps spans. Raises a UserError if it can't."""
+
+
+class SpanCollector:
+    def __init__(self, key: str, sink: Sink) -> None:
+        self._key, self._sink = key, sink
+        self._server = HttpServer(self, HttpLimits(max_body_bytes=MAX_BYTES))
+        self.received = 0
+        """Spans so far."""
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. Raises AddressError."""
+        await self._server.start(host, port, "--host or --port")
+
+    @property
+    def url(self) -> str:
+        return self._server.address.url
+
+    async def aclose(self) -> None:
+        await self._server.aclose()
+
+    def admit(self, request: HttpRequest) -> Answer | None:
+        if request.path in (HEALTH_PATH, TOKEN_PATH):
+            request.unauthenticated = True
+        if request.path == HEALTH_PATH:
+            return None
+        if request.path not in (PATH, TOKEN_PATH, LOGS_PATH):
+            return _error(404, f"no such path: {request.path[:200]}; traces go to {PATH}")
+        if request.method != "POST":
+            return _error(405, f"{request.path} takes POST")
+        if request.path == TOKEN_PATH:  # the key is in the body
+            return None
+        try:
+            given = presented_key(request)
+        except InvalidKeyError as error:
+            return _error(401, str(error))
+        return None if self._fits(given) else _error(401, "not this endpoint's key")
+
+    async def handle(self, request: HttpRequest) -> Answer:
+        if request.path == HEALTH_PATH:
+            return json_answer({"status": "ok"})
+        if request.path == TOKEN_PATH:
+            return self._token(request.body)
+        if request.path == LOGS_PATH:
+            return json_answer({"id": "", "url": ""})
+        kind = request.headers.get(b"content-type", b"").decode("latin-1")
+        try:
+            read = await asyncio.to_thread(read_export, request.body, kind, MAX_SPANS)
+        except OtlpError as error:
+            return refused(kind, 400, str(error))
+        except MissingDependencyError as error:
+            return refused(kind, 415, str(error))
+        await self._sink(read.spans)
+        self.received += len(read.spans)
+        return accepted(kind, read.refused)
+
+    def _token(self, body: bytes) -> Answer:
+        try:
+            given: Any = msgspec.json.decode(body, type=dict[str, Any]).get("api_key")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            given = None
+        if not isinstance(given, str) or not self._fits(given):
+            return _error(401, "not this endpoint's key")
+        return json_answer({"token": self._key, "project_id": "ajet", "project_prem_status": "pro"})
+
+    def _fits(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._key.encode())
+
+    def refuse(self, request: HttpRequest, status: int, code: str, message: str) -> Answer:
+        return _error(status, message)
+
+
+def _error(status: int, message: str) -> Answer:
+    return json_answer({"error": {"message": message}}, status)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ajet.environment.environment import check_address
 from ajet.environment.service_environment import ServiceClient
-from ajet.environment.source import check_address
 from ajet.schema.errors import EnvironmentFault, TaskDataError
 from ajet.schema.task import Task
 from ajet.task_reader.task_reader_base import BaseTaskReader

@@ -9,9 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.environment.environment import observation_messages, observation_text
+from ajet.environment.environment import (
+    EnvironmentSettings,
+    EnvironmentSource,
+    find_source,
+    observation_messages,
+    observation_text,
+)
 from ajet.environment.leased import LeasedEnvironment
-from ajet.environment.source import EnvironmentSettings, EnvironmentSource, find_source
 from ajet.schema.task import Task, WorkflowTask
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ajet.context_tracker.rewards import untrain
+from ajet.context_tracker.samples import untrain
 from ajet.schema.call_tree import ROOT
 from ajet.schema.episode import Episode, EpisodeStatus, Failure
 from ajet.schema.errors import ConfigError, JudgeFault, UserError

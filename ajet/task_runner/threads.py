@@ -20,9 +20,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ajet.environment.environment import EnvironmentSource
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxSettings
-from ajet.environment.source import EnvironmentSource
 from ajet.schema.episode import EnvironmentRecord
 from ajet.schema.errors import LostThreadsError, WorkflowFault
 from ajet.schema.task import WorkflowTask

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config import Config
+from ajet.environment.environment import EnvironmentSource
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxSettings
-from ajet.environment.source import EnvironmentSource
 from ajet.schema.episode import EnvironmentEvent
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import load_judge

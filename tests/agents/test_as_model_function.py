@@ -206,7 +206,7 @@ def test_a_server_that_is_down() -> None:
 
 
 def test_broken_arguments_still_make_a_conversation() -> None:
-    from ajet.agents.anthropic_model import _conversation
+    from ajet.agents.model_function import _conversation
 
     broken = {"id": "1", "function": {"name": "f", "arguments": "{not json"}}
     made = _conversation([

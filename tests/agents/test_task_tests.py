@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ajet.agents.task_files import bring_files
-from ajet.agents.task_tests import Verdict, judge_by_tests
+from ajet.agents.task_tests import Verdict, bring_files, judge_by_tests
 from ajet.environment.sandboxes import SandboxError, SandboxSettings, open_sandbox
 from ajet.schema.errors import TaskDataError
 

@@ -8,13 +8,12 @@ from collections import deque
 import pytest
 import torch
 
+from ajet.engine.base import StopRule
 from ajet.engine.model_source import ModelSource
-from ajet.engine.sampling_rules import StopRule
 from ajet.engine.torch import attention
 from ajet.engine.torch import scheduler as scheduler_module
 from ajet.engine.torch.kv_cache import KVPool, Sequence
-from ajet.engine.torch.runner import Runner
-from ajet.engine.torch.sampler import Draw, DrawState
+from ajet.engine.torch.runner import Draw, DrawState, Runner
 from ajet.engine.torch.scheduler import Job, Scheduler
 from ajet.schema.generation import Sampling
 from support.torch_helpers import forward_logits, random_prompt

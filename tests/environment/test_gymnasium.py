@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ajet.environment.gymnasium_environment import task_seed
+from ajet.environment.environment import EnvironmentSettings, find_source
+from ajet.environment.gymnasium_environment import (
+    SpaceError,
+    describe_space,
+    fitting_action,
+    task_seed,
+    unsupported,
+    value_text,
+)
 from ajet.environment.leased import LeasedEnvironment
-from ajet.environment.source import EnvironmentSettings, find_source
-from ajet.environment.spaces import SpaceError, describe_space, fitting_action, unsupported, value_text
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from ajet.environment.gymnasium_environment import SpaceError
 from ajet.environment.openenv_environment import describe_action, read_action
-from ajet.environment.spaces import SpaceError
 
 METADATA = {"type": "object"}
 GUESS = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ajet.environment.environment import EnvironmentSettings, find_source
 from ajet.environment.leased import KEPT_EVENTS, LeasedEnvironment
-from ajet.environment.source import EnvironmentSettings, find_source
 from ajet.schema.errors import ConfigError, EnvironmentFault, ImportPathError
 from ajet.schema.task import Task
 from support import SUPPORT

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ajet.environment.environment import EnvironmentSettings, find_source
 from ajet.environment.leased import LeasedEnvironment
-from ajet.environment.source import EnvironmentSettings, find_source
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError, MissingDependencyError, UserError
 from ajet.schema.task import Task
 from support.waiting import wait_until

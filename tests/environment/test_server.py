@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
+from ajet.environment.environment import EnvironmentSettings, find_source
 from ajet.environment.instances import InstanceLimits
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.server import EnvironmentServer
 from ajet.environment.service_environment import ServiceClient
-from ajet.environment.source import EnvironmentSettings, find_source
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError, UserError
 from ajet.schema.task import Task
 from ajet.system.http_client import HttpAnswer, HttpClient

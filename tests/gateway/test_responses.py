@@ -15,7 +15,7 @@ import pytest
 from ajet.gateway import Gateway
 from ajet.gateway.caller import agent_key
 from ajet.gateway.chat import EpisodeSession
-from ajet.gateway.chat.stored_responses import StoredResponses
+from ajet.gateway.chat.session_log import StoredResponses
 from ajet.schema.call_tree import Call
 from ajet.schema.errors import EngineError
 from ajet.schema.generation import Completion, GenerateRequest

@@ -8,8 +8,7 @@ import os
 from typing import Any
 
 from ajet.agents import ReActAgent
-from ajet.agents.model_function import Message
-from ajet.agents.reply import ParsedReply, ToolCall
+from ajet.agents.model_function import Message, ParsedReply, ToolCall
 from ajet.agents.run import AgentRun
 from ajet.backbone.ray.verl.agent_loop import AjetAgentLoop
 from ajet.schema.task import WorkflowOutput, WorkflowTask

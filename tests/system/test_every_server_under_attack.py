@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from ajet.environment.environment import EnvironmentSettings
 from ajet.environment.instances import InstanceLimits
 from ajet.environment.server import EnvironmentServer
-from ajet.environment.source import EnvironmentSettings
-from ajet.gateway.span_collector import SpanCollector
+from ajet.gateway.traces import SpanCollector
 from ajet.store.access_keys import issue
 from ajet.store.database_store import memory_store
 from ajet.store.requests import Role

@@ -15,9 +15,9 @@ from ajet.agents.world import OneAtATime, world_tools
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import Reply, ScriptedEngine
+from ajet.environment.environment import EnvironmentSettings
 from ajet.environment.server import EnvironmentServer
 from ajet.environment.service_environment import described_tools
-from ajet.environment.source import EnvironmentSettings
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.task import Task
 from ajet.task_runner.runtime import Runtime

@@ -14,8 +14,16 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, overload
 
-from ajet.agents.tools.text import as_text, plain
-from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError
+from ajet.agents.tools.tool import (
+    Arguments,
+    StatelessTool,
+    Tool,
+    ToolContext,
+    ToolResult,
+    ToolSetupError,
+    as_text,
+    plain,
+)
 from ajet.agents.tools.toolset import Toolset
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command

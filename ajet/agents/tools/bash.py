@@ -11,8 +11,7 @@ import secrets
 import shlex
 from collections.abc import Callable
 
-from ajet.agents.tools.text import decode, shorten
-from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, ToolSetupError
+from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, ToolSetupError, decode, shorten
 from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox
 
 OnText = Callable[[str], None]

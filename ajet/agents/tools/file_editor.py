@@ -12,8 +12,7 @@ import posixpath
 from typing import NamedTuple
 
 from ajet.agents.tools.bash import need_sandbox
-from ajet.agents.tools.text import shorten
-from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult
+from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, shorten
 from ajet.environment.sandboxes.sandbox import Sandbox
 
 NEEDS = {

@@ -23,16 +23,150 @@ import inspect
 import re
 import threading
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, NamedTuple, get_type_hints, overload
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
 
-from ajet.agents.tools.signature import arguments_of, parse_docstring, schema_of, values_of
-from ajet.agents.tools.text import as_text, plain
-from ajet.agents.tools.tool import Arguments, StatelessTool, ToolContext, ToolResult, ToolSetupError
+from ajet.agents.tools.tool import Arguments, StatelessTool, ToolContext, ToolResult, ToolSetupError, as_text, plain
+
+_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$")
+
+
+_UNDERLINED = re.compile(
+    r"^(Parameters|Other Parameters|Returns|Yields|Raises|Warns|Notes?|Examples?|See Also|References) *\n-{3,} *$", re.M
+)
+
+
+_ENTRY = re.compile(r"^\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?\s*:\s*(.*)$")
+
+
+_FIELD = re.compile(r"^\s*:param\s+(?:[\w\[\], |]+\s+)?(\w+)\s*:\s*(.*)$")
+
+
+class Docstring(NamedTuple):
+    """A docstring: its text without the sections, and what it says about each parameter."""
+
+    summary: str
+    parameters: dict[str, str]
+
+
+class Signature(NamedTuple):
+    """A function's parameters."""
+
+    model: type[BaseModel]
+    context_name: str | None
+    """The parameter that takes the `ToolContext`, which the model doesn't see."""
+
+
+def arguments_of(function: Callable[..., Any], name: str) -> Signature:
+    """The parameters of `function`. Raises `ToolSetupError` for what no JSON object can fill."""
+    target = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    try:
+        hints = get_type_hints(target, include_extras=True)
+    except NameError as error:
+        raise ToolSetupError(f"{name}: an annotation can't be resolved: {error}") from None
+    described = parse_docstring(inspect.getdoc(function) or "").parameters
+    fields: dict[str, Any] = {}
+    context_name = None
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ToolSetupError(
+                f"{name}: parameter {parameter} can't be filled from a JSON object: use plain named parameters"
+            )
+        annotation = hints.get(parameter.name, Any)
+        if annotation is ToolContext:
+            context_name = parameter.name
+            continue
+        default = ... if parameter.default is parameter.empty else parameter.default
+        # An alias: a model may not have a field of this name (`schema`, `_x`), but a function may have the parameter.
+        fields[f"p_{parameter.name}"] = (
+            annotation,
+            Field(default, alias=parameter.name, description=described.get(parameter.name)),
+        )
+    try:
+        model = create_model(name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
+    except PydanticUserError as error:
+        raise ToolSetupError(f"{name}: {error.message.splitlines()[0]}") from None
+    return Signature(model, context_name)
+
+
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of the parameters, without what a model has no use for."""
+    schema: dict[str, Any] = _without_titles(model.model_json_schema(by_alias=True))
+    schema.setdefault("properties", {})
+    return schema
+
+
+def values_of(arguments: BaseModel) -> dict[str, Any]:
+    """Checked arguments by the parameters' names, as the objects that the function expects."""
+    return {name.removeprefix("p_"): getattr(arguments, name) for name in type(arguments).model_fields}
+
+
+def parse_docstring(text: str) -> Docstring:
+    """Read Google's style (`Args:`), Sphinx's (`:param x:`) and NumPy's (`Parameters`, underlined)."""
+    if headings := list(_UNDERLINED.finditer(text)):
+        return _numpy_docstring(text, headings)
+    summary: list[str] = []
+    parameters: dict[str, str] = {}
+    section, current = "", ""
+    for line in text.splitlines():
+        if heading := _SECTION.match(line):
+            section, current = heading[1], ""
+        elif entry := _FIELD.match(line):
+            current, section = entry[1], "Args"
+            parameters[current] = entry[2].strip()
+        elif section in ("Args", "Arguments", "Parameters") and (entry := _ENTRY.match(line)) and _indent(line) <= 4:
+            current = entry[1]
+            parameters[current] = entry[2].strip()
+        elif section and current and line.strip() and line[0] == " ":
+            parameters[current] = f"{parameters[current]} {line.strip()}".strip()
+        elif line.strip() and section and line[0] != " " and not line.startswith(":"):
+            section, current = "", ""
+            summary.append(line)
+        elif not section and not line.startswith(":"):
+            summary.append(line)
+    return Docstring("\n".join(summary).strip(), parameters)
+
+
+def _numpy_docstring(text: str, headings: list[re.Match[str]]) -> Docstring:
+    """`name : type`, with the description indented below."""
+    parameters: dict[str, str] = {}
+    ends = [heading.start() for heading in headings[1:]] + [len(text)]
+    for heading, end in zip(headings, ends, strict=True):
+        if heading[1] not in ("Parameters", "Other Parameters"):
+            continue
+        names: list[str] = []
+        for line in text[heading.end() : end].splitlines():
+            if line.strip() and line[0] != " ":
+                names = [name.strip(" *") for name in line.partition(":")[0].split(",")]
+                parameters |= dict.fromkeys(names, "")
+            else:
+                parameters |= {name: f"{parameters[name]} {line.strip()}".strip() for name in names}
+    return Docstring(text[: headings[0].start()].strip(), parameters)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _without_titles(schema: Any, *, names: bool = False) -> Any:
+    """`names`: the keys are names of properties, among which `title` is as good as any."""
+    if isinstance(schema, dict):
+        return {
+            key: _without_titles(value, names=not names and key in ("properties", "$defs"))
+            for key, value in schema.items()
+            if names or key != "title" or not isinstance(value, str)
+        }
+    return [_without_titles(item) for item in schema] if isinstance(schema, list) else schema
+
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
 MOST_THREADS = 256
+
+
 """A thread that never returns can't be ended: with this many calls of one function at a time, more are refused."""
 
 
@@ -141,6 +275,8 @@ def _problems(error: ValidationError) -> str:
 
 @overload
 def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+
+
 @overload
 def tool(
     *, name: str | None = None, description: str | None = None, timeout: float | None = 60.0

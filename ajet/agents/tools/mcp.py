@@ -18,8 +18,16 @@ from typing import Any
 
 import httpx
 
-from ajet.agents.tools.text import describe_error
-from ajet.agents.tools.tool import Arguments, OpenTool, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError
+from ajet.agents.tools.tool import (
+    Arguments,
+    OpenTool,
+    StatelessTool,
+    Tool,
+    ToolContext,
+    ToolResult,
+    ToolSetupError,
+    describe_error,
+)
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
 

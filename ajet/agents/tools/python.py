@@ -5,8 +5,7 @@ from __future__ import annotations
 import secrets
 
 from ajet.agents.tools.bash import need_sandbox
-from ajet.agents.tools.text import decode, shorten
-from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult
+from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, decode, shorten
 from ajet.environment.sandboxes.sandbox import Sandbox
 
 

@@ -15,8 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ajet.agents.tools.adapters import adapted, is_foreign
-from ajet.agents.tools.function_tool import FunctionTool, check_name
-from ajet.agents.tools.signature import arguments_of, values_of
+from ajet.agents.tools.function_tool import FunctionTool, arguments_of, check_name, values_of
 from ajet.agents.tools.tool import Tool, ToolSetupError, ToolSource
 from ajet.config.kinds import TOOLS, load, nearest_name
 from ajet.schema.errors import ImportPathError

@@ -8,8 +8,7 @@ from __future__ import annotations
 import posixpath
 
 from ajet.agents.tools.bash import need_sandbox
-from ajet.agents.tools.text import decode, shorten
-from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult
+from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, decode, shorten
 from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox
 
 SKIPPED = (".git", "node_modules", "__pycache__", ".venv", "venv", ".mypy_cache", ".pytest_cache", ".tox")

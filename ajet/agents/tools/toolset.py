@@ -27,7 +27,6 @@ import jsonschema
 import referencing
 import referencing.exceptions
 
-from ajet.agents.tools.text import as_text, describe_error, shorten
 from ajet.agents.tools.tool import (
     Arguments,
     OpenTool,
@@ -37,6 +36,9 @@ from ajet.agents.tools.tool import (
     ToolResult,
     ToolSetupError,
     ToolSource,
+    as_text,
+    describe_error,
+    shorten,
 )
 from ajet.environment.sandboxes.sandbox import SandboxError
 from ajet.schema.errors import EnvironmentFault

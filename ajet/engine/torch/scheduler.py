@@ -12,11 +12,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ajet.engine.sampling_rules import Stop, StopRule
+from ajet.engine.base import Stop, StopRule
 from ajet.engine.torch.kv_cache import KV, KVPool, PrefixCache, Sequence
 from ajet.engine.torch.readers import Part
-from ajet.engine.torch.runner import Work
-from ajet.engine.torch.sampler import Draw, DrawState
+from ajet.engine.torch.runner import Draw, DrawState, Work
 
 CHUNK = 64
 """Tokens of a chunk in deterministic mode: prompts are split at its multiples, whatever is cached."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from ajet.engine.sampling_rules import Stop, StopRule, check_request
+from ajet.engine.base import Stop, StopRule, check_request
 from ajet.engine.torch.engine import (
     Cancel,
     Close,
@@ -33,8 +33,7 @@ from ajet.engine.torch.engine import (
     TorchEngineSettings,
 )
 from ajet.engine.torch.kv_cache import KVPool, Sequence
-from ajet.engine.torch.runner import Runner, Work
-from ajet.engine.torch.sampler import DrawState, draw_tokens
+from ajet.engine.torch.runner import DrawState, Runner, Work, draw_tokens
 from ajet.engine.torch.scheduler import CHUNK, DoesNotFitError, Job, Scheduler, Step
 from ajet.schema.errors import EngineError, ModelCallError
 from ajet.schema.generation import Completion, TokenChunk

@@ -14,10 +14,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ajet.engine.base import OnTokens
-from ajet.engine.sampling_rules import check_request
-from ajet.engine.vllm.server import RELOAD, WORKER_FOLDER, VllmSettings, engine_arguments, worker_arguments
-from ajet.engine.vllm.weights import WeightFolders
+from ajet.engine.base import OnTokens, check_request
+from ajet.engine.vllm.server import (
+    RELOAD,
+    WORKER_FOLDER,
+    VllmSettings,
+    WeightFolders,
+    engine_arguments,
+    worker_arguments,
+)
 from ajet.schema.errors import (
     ConfigError,
     EngineError,

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,38 @@ from ajet.schema.install import install_command
 from ajet.system.processes import ending_with_us
 
 MODEL_NAME = "ajet"
+
+
 """The model's name on a server of ours."""
+
+
 WORKER_FOLDER = Path(__file__).parent / "in_worker"
+
+
 """Goes on the Python path of vLLM's processes. It holds nothing but the modules of `WORKER` and `SERVER_KEY`."""
+
+
 WORKER = "ajet_worker.AjetWorker"
+
+
 RELOAD = "ajet_reload_weights"
+
+
 """Its method that loads new weights from a folder."""
+
+
 SERVER_KEY = "ajet_server_key.ServerKey"
+
+
 """Lets nobody but us use a server: vLLM's routes for weights and workers would be open to all local programs."""
+
+
 KEY_VARIABLE = "AJET_SERVER_KEY"
+
+
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+
+
 """`python -m` this starts a server."""
 
 
@@ -107,6 +129,8 @@ def worker_arguments() -> list[str]:
 
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+
+
 """What vLLM takes as `--max-lora-rank`."""
 
 
@@ -182,13 +206,25 @@ def _as_shown(device: int) -> str:
 
 
 STOP_SECONDS = 15.0
+
+
 """How long a server may take to end before it is killed."""
+
+
 TAIL_CHARACTERS = 3000
+
+
 """How much of a server's log an error message quotes."""
 
 ERROR_LINE = re.compile(r"\b\w*(Error|Exception)\b: .|\berror: ")
+
+
 SAYS_NOTHING = ("See root cause above", "Engine core initialization failed")
+
+
 """vLLM's last error points to an earlier one."""
+
+
 CANT_SLEEP = "Sleep mode is not supported"
 
 CommandLine = Callable[[VllmSettings, int], list[str]]
@@ -337,3 +373,48 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+class WeightFolders:
+    """Finds or writes the folder of each version. Keeps the newest, for engines that have to be restarted."""
+
+    def __init__(self) -> None:
+        self._scratch: Path | None = None
+        self.newest: Path | None = None
+
+    def folder_of(self, source: Any, version: int) -> Path:
+        """The folder with the weights of `source`: a state dict under Hugging Face's names, or a folder already."""
+        if source is None:
+            raise EngineError("vLLM shares no parameters with the trainer: pass load_weights a folder or a state dict")
+        folder = self._write(source, version) if isinstance(source, Mapping) else Path(source)
+        if not list(folder.glob("*.safetensors")):
+            raise EngineError(f"{folder} has no .safetensors file")
+        return folder
+
+    def _write(self, weights: Mapping[str, Any], version: int) -> Path:
+        from safetensors.torch import save_file
+
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="ajet-weights-"))
+            weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        folder = self._scratch / f"version-{version}"
+        folder.mkdir(exist_ok=True)
+        tensors = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    def announce(self, folder: Path | None) -> Path | None:
+        """From now on, whatever starts again should serve this folder. Returns the one before, which stays as long as
+        something may be reading it."""
+        previous, self.newest = self.newest, folder
+        return previous
+
+    def remove(self, folder: Path | None) -> None:
+        """Nothing reads this folder any more. It is deleted if it was written here."""
+        if folder is not None and folder != self.newest and self._scratch in folder.parents:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Delete the folders that were written here."""
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)

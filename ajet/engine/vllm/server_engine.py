@@ -15,19 +15,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ajet.engine.base import Engine, EnginePlacement, OnTokens
+from ajet.engine.base import Engine, EnginePlacement, OnTokens, check_request
 from ajet.engine.remote import CompletionReader, completion_body
 from ajet.engine.remote_client import Endpoint, RemoteClient, RemoteSettings, stable_hash
-from ajet.engine.sampling_rules import check_request
 from ajet.engine.vllm.server import (
     MODEL_NAME,
     RELOAD,
     CommandLine,
     VllmServer,
     VllmSettings,
+    WeightFolders,
     vllm_command,
 )
-from ajet.engine.vllm.weights import WeightFolders
 from ajet.schema.errors import (
     AjetError,
     EngineError,

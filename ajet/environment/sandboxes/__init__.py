@@ -1,7 +1,6 @@
 """Confined places in which episodes run commands: see `sandbox`."""
 
-from ajet.environment.sandboxes.opening import check_sandbox, open_sandbox
-from ajet.environment.sandboxes.result import Result, UnusableResultError, fresh_copy
+from ajet.environment.sandboxes.opening import Result, UnusableResultError, check_sandbox, fresh_copy, open_sandbox
 from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox, SandboxError, SandboxSettings
 
 __all__ = [

@@ -28,11 +28,10 @@ from ajet.environment.sandboxes.bubblewrap_arguments import (
     shown,
     texts,
 )
-from ajet.environment.sandboxes.cgroups import Cgroup
+from ajet.environment.sandboxes.cgroups import Cgroup, seccomp_filter
 from ajet.environment.sandboxes.control import Answer, Control
 from ajet.environment.sandboxes.forwarder import Forwarder
 from ajet.environment.sandboxes.sandbox import Command, ExecResult, Sandbox, SandboxError, SandboxSettings, arguments_of
-from ajet.environment.sandboxes.seccomp import seccomp_filter
 from ajet.environment.sandboxes.streams import Input, OnOutput, Output, feed
 
 START_S = 60.0

@@ -21,12 +21,20 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from ajet.environment.sandboxes.cgroups import started
+from ajet.environment.sandboxes.cgroups import container_profile, started
 from ajet.environment.sandboxes.forwarder import Forwarder, listen_inside
 from ajet.environment.sandboxes.sandbox import Command, ExecResult, Sandbox, SandboxError, SandboxSettings, arguments_of
-from ajet.environment.sandboxes.seccomp import container_profile
-from ajet.environment.sandboxes.shell import FILE_S, content_of, read_line, write_line, written
-from ajet.environment.sandboxes.streams import Input, OnOutput, Output, feed
+from ajet.environment.sandboxes.streams import (
+    FILE_S,
+    Input,
+    OnOutput,
+    Output,
+    content_of,
+    feed,
+    read_line,
+    write_line,
+    written,
+)
 
 WORKSPACE = "/workspace"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

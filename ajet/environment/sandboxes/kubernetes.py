@@ -16,11 +16,9 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from ajet.environment.sandboxes.host import run_on_host
-from ajet.environment.sandboxes.kubernetes_api import Cluster
-from ajet.environment.sandboxes.kubernetes_pod import WORKSPACE, PodOptions, new_name, pod
+from ajet.environment.sandboxes.kubernetes_api import WORKSPACE, Cluster, PodOptions, new_name, pod
 from ajet.environment.sandboxes.sandbox import Command, ExecResult, Sandbox, SandboxError, SandboxSettings, arguments_of
-from ajet.environment.sandboxes.shell import FILE_S, content_of, read_line, write_line, written
-from ajet.environment.sandboxes.streams import Input, Kept, OnOutput
+from ajet.environment.sandboxes.streams import FILE_S, Input, Kept, OnOutput, content_of, read_line, write_line, written
 
 POLL_S = 0.5
 END_S = 20.0

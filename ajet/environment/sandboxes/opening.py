@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, Protocol
+import asyncio
+import contextlib
+import io
+import posixpath
+import tarfile
+import time
+from collections.abc import AsyncIterator, Collection, Generator, Sequence
+from dataclasses import dataclass, replace
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any, Protocol
 
 from ajet.config.kinds import SANDBOXES, load
 from ajet.environment.sandboxes.host import Hosted, on_host
-from ajet.environment.sandboxes.sandbox import Sandbox, SandboxSettings
+from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox, SandboxSettings
+from ajet.schema.errors import EpisodeFault
 
 
 class open_sandbox:
@@ -50,3 +59,120 @@ def _made(settings: SandboxSettings, gateway_url: str | None) -> _Startable:
 def check_sandbox(settings: SandboxSettings) -> None:
     """Raises `SandboxError` if no such sandbox can be made on this machine: before a run, not in its first episode."""
     load(SANDBOXES, settings.kind).check(settings)
+
+
+MOST_BYTES = 512 << 20
+
+
+"""As much as a task's folder may bring."""
+
+
+MOST_ENTRIES = 50_000
+
+
+LONGEST_PATH = 1000
+
+
+IN_MEMORY = 16 << 20
+
+
+"""What is larger waits in a temporary file."""
+
+
+_LIST = "exec tar -cf - . 2>/dev/null"
+
+
+_TAR_CODES = (0, 1, 2)
+
+
+"""2: something could not be read, and was left out."""
+
+
+class UnusableResultError(EpisodeFault):
+    """What the agent left can't be judged, through its own doing. The judge that meets it gives the reward 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An agent's files, as an archive of regular files."""
+
+    packed: bytes
+
+    @classmethod
+    async def of(cls, sandbox: Sandbox, without: Collection[str] = ()) -> Result:
+        """Take over the files. `without`: paths in the workspace that stay behind, whatever is found in their place.
+        Raises UnusableResultError, or SandboxError if the sandbox has died."""
+        await sandbox.end_processes()
+        with SpooledTemporaryFile(IN_MEMORY) as archive:
+
+            def take(piece: bytes) -> None:
+                if archive.tell() + len(piece) > MOST_BYTES:
+                    raise UnusableResultError(f"the agent's files are larger than {MOST_BYTES >> 20} MB")
+                archive.write(piece)
+
+            ran = await sandbox.exec(["/bin/sh", "-c", _LIST], on_output=take)
+            if ran.timed_out or ran.exit_code not in _TAR_CODES:
+                raise UnusableResultError(f"the agent's files can't be listed ({_ended(ran)})")
+            archive.seek(0)
+            top = sandbox.workspace
+            left_behind = [posixpath.relpath(posixpath.join(top, path), top) for path in without]
+            return cls(await asyncio.to_thread(_regular_files, archive, left_behind))
+
+    async def put(self, sandbox: Sandbox) -> None:
+        """Write the files into a fresh sandbox's workspace. Raises UnusableResultError."""
+        ran = await sandbox.exec(["tar", "-xf", "-"], stdin=self.packed)
+        if ran.timed_out or ran.exit_code:
+            said = ran.stderr.decode(errors="replace").strip()[-500:]
+            raise UnusableResultError(f"the agent's files can't be copied ({_ended(ran)}): {said}")
+
+
+@contextlib.asynccontextmanager
+async def fresh_sandbox(like: Sandbox) -> AsyncIterator[Sandbox]:
+    """A new, empty sandbox with the same limits, and no way to the model."""
+    network = "none" if like.settings.network == "gateway" else like.settings.network
+    async with open_sandbox(replace(like.settings, network=network)) as sandbox:
+        yield sandbox
+
+
+@contextlib.asynccontextmanager
+async def fresh_copy(sandbox: Sandbox, without: Collection[str] = ()) -> AsyncIterator[Sandbox]:
+    """A new sandbox that holds the agent's files, and nothing else of it: see `Result.of`."""
+    result = await Result.of(sandbox, without)
+    async with fresh_sandbox(sandbox) as copy:
+        await result.put(copy)
+        yield copy
+
+
+def _regular_files(archive: IO[bytes], left_behind: Sequence[str]) -> bytes:
+    """What may be taken over of an archive that was made in the agent's sandbox: nothing in it is to be trusted."""
+    kept = io.BytesIO()
+    now, total = int(time.time()), 0
+    try:
+        with tarfile.open(fileobj=archive, mode="r:") as given, tarfile.open(fileobj=kept, mode="w") as taken:
+            for count, member in enumerate(given):
+                name = posixpath.normpath(member.name)
+                if count > MOST_ENTRIES:
+                    raise UnusableResultError(f"the agent left more than {MOST_ENTRIES} files and folders")
+                if len(name) > LONGEST_PATH:
+                    raise UnusableResultError(f"the agent left a path of more than {LONGEST_PATH} characters")
+                if not member.isreg() or name.startswith(("/", "..")) or any(_meet(name, path) for path in left_behind):
+                    continue
+                total += member.size  # of a sparse file, what it would become
+                if total > MOST_BYTES:
+                    raise UnusableResultError(f"the agent's files are larger than {MOST_BYTES >> 20} MB")
+                plain = tarfile.TarInfo(name)
+                plain.size, plain.mtime = member.size, min(max(int(member.mtime), 0), now)
+                plain.mode = 0o755 if member.mode & 0o100 else 0o644
+                taken.addfile(plain, given.extractfile(member))
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, OSError) as error:
+        raise UnusableResultError(f"the agent's files can't be read: {error}") from None
+    return kept.getvalue()
+
+
+def _meet(name: str, path: str) -> bool:
+    """Whether a file would be in another's place, or one of them in a folder of the other's name."""
+    return name == path or name.startswith(f"{path}/") or path.startswith(f"{name}/")
+
+
+def _ended(ran: ExecResult) -> str:
+    return "it took too long" if ran.timed_out else f"exit code {ran.exit_code}"

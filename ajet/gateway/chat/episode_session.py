@@ -16,12 +16,10 @@ from msgspec.structs import replace
 
 from ajet.engine.base import Engine
 from ajet.gateway.chat.long_prompts import LongPrompts
-from ajet.gateway.chat.reply import IncrementalText, OnDelta, ReplyReader
+from ajet.gateway.chat.reply import IncrementalText, OnDelta, ReplyReader, ResponseFormat
 from ajet.gateway.chat.reply_parser import PLAIN, ReplyParser
-from ajet.gateway.chat.response_format import ResponseFormat
+from ajet.gateway.chat.session_log import SpanLog, StoredResponses
 from ajet.gateway.chat.settings import SessionSettings
-from ajet.gateway.chat.span_log import SpanLog
-from ajet.gateway.chat.stored_responses import StoredResponses
 from ajet.observe.tracing import attributes as names
 from ajet.observe.tracing.rewards import call_of, reward_of
 from ajet.schema.chat import ChatReply, ChatRequest, Message, Tool

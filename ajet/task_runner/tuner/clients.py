@@ -16,8 +16,7 @@ import openai
 from openai.resources.chat import AsyncChat, AsyncCompletions
 from openai.types.chat import ChatCompletion
 
-from ajet.agents.model_function import ModelFunction
-from ajet.agents.openai_model import OpenAIModelFunction
+from ajet.agents.model_function import ModelFunction, OpenAIModelFunction
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.task_runner.tuner.bridge import AnsweredBridge, Asked, HttpBridge

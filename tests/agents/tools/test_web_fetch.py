@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.agents.tools import ToolResult, Toolset, ToolSetupError, make_tools
-from ajet.agents.tools.page_text import page_text
-from ajet.agents.tools.web_allow import AllowList, Refused
+from ajet.agents.tools.web_fetch import AllowList, Refused, page_text
 
 PAGE = (
     "<html><head><title>A &amp; B</title><script>if (1<2) '</p>'</script></head><body><h1>Head</h1><p>Some <b>bold</b> "

@@ -18,8 +18,8 @@ from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
 from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
+from ajet.environment.sandboxes.cgroups import container_profile
 from ajet.environment.sandboxes.container import sweep
-from ajet.environment.sandboxes.seccomp import container_profile
 from ajet.schema.task import Task
 from ajet.task_runner.runtime import Runtime
 from ajet.task_runner.sandboxes import find_sandbox

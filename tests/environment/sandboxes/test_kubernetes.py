@@ -18,10 +18,9 @@ pytest.importorskip("kubernetes_asyncio")
 pytest.importorskip("aiohttp")
 
 import ajet
-from ajet.agents.task_files import bring_files
-from ajet.agents.task_tests import Verdict, judge_by_tests
+from ajet.agents.task_tests import Verdict, bring_files, judge_by_tests
 from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
-from ajet.environment.sandboxes.kubernetes_pod import PodOptions, closed_network, pod
+from ajet.environment.sandboxes.kubernetes_api import PodOptions, closed_network, pod
 from support import kubernetes_server
 from support.kubernetes_server import KubernetesServer
 
