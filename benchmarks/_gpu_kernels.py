@@ -14,7 +14,7 @@ from ajet.backbone.local.learner import with_adapters
 from ajet.schema.errors import UserError
 from ajet.trainer.compiled import CompiledForward
 from ajet.trainer.forward import BestForward, Forward
-from ajet.trainer.liger import require_liger, why_not_liger
+from ajet.trainer.output_head import require_liger, why_not_liger
 from ajet.trainer.pack import Item, Layout, make_packs
 from ajet.trainer.tree_check import check_same
 

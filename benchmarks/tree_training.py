@@ -26,9 +26,9 @@ from common import RESULTS, write_result
 
 from ajet.schema.call_tree import ROOT, Call, CallTree, Run
 from ajet.trainer.credit.weights import CallCredit, EpisodeCredit
+from ajet.trainer.executor import CostModel, plan
 from ajet.trainer.forward import BestForward, Forward, RowForward
 from ajet.trainer.pack import Item, Layout, Pack, items_of, make_packs
-from ajet.trainer.planner import CostModel, plan
 
 VOCAB = 2048
 LONG_ENOUGH_S = 4.0

@@ -11,9 +11,7 @@ from ajet.trainer.credit import AdvantageEstimator, Baseline, CreditSettings, Lo
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.config.trainer_common import AlgorithmConfig
-    from ajet.trainer.correction import Correction
-    from ajet.trainer.divergence import AdaptiveKL
-    from ajet.trainer.loss import LossSettings
+    from ajet.trainer.loss import AdaptiveKL, Correction, LossSettings
     from ajet.trainer.optimizer import OptimSettings
     from ajet.trainer.trainer import TrainSettings
 
@@ -166,8 +164,7 @@ def optim_settings(config: Config, total_steps: int) -> OptimSettings:
 
 def loss_settings(config: Config) -> LossSettings:
     """The loss and its terms, without a correction for the sampler."""
-    from ajet.trainer.divergence import KLType
-    from ajet.trainer.loss import LossSettings, PolicyLoss
+    from ajet.trainer.loss import KLType, LossSettings, PolicyLoss
 
     common = config.ajet.trainer_common
     algorithm = common.algorithm
@@ -191,7 +188,7 @@ def loss_settings(config: Config) -> LossSettings:
 
 def correction_settings(config: Config) -> Correction | None:
     """How a sampler that differs from the trainer is corrected for."""
-    from ajet.trainer.correction import Correction, CorrectionMode, Level
+    from ajet.trainer.loss import Correction, CorrectionMode, Level
 
     given = config.ajet.trainer_common.algorithm.rollout_correction
     if given.mode == "none":
@@ -200,7 +197,7 @@ def correction_settings(config: Config) -> Correction | None:
 
 
 def _kl_adaptive(config: Config) -> AdaptiveKL | None:
-    from ajet.trainer.divergence import AdaptiveKL
+    from ajet.trainer.loss import AdaptiveKL
 
     adaptive = config.ajet.trainer_common.kl_adaptive
     return None if adaptive.target is None else AdaptiveKL(adaptive.target, adaptive.horizon)

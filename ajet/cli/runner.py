@@ -120,7 +120,7 @@ class _Runner:
     def __init__(self, arguments: Namespace, key: str) -> None:
         from ajet.schema.user_code import import_class
         from ajet.task_runner.forked_workers import ForkedWorkers
-        from ajet.task_runner.tuner.rehearsal import rehearse
+        from ajet.task_runner.tuner.clients import rehearse
         from ajet.task_runner.workflow import Workflow
 
         rehearse()

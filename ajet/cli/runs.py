@@ -115,7 +115,7 @@ def _short(model: str) -> str:
 
 def number(value: float | None) -> str:
     """A result with three decimals."""
-    from ajet.observe.progress_table import ratio
+    from ajet.observe.progress_live import ratio
 
     return "–" if value is None else ratio(value)
 

@@ -14,7 +14,7 @@ from ajet.schema.printable import fail, printable
 if TYPE_CHECKING:
     from ajet.backbone.plan import RunPlan
     from ajet.config import BackboneName, Config
-    from ajet.config.agent import AgentConfig
+    from ajet.config.rollout import AgentConfig
     from ajet.environment.environment import EnvironmentSource
     from ajet.schema.task import Task
     from ajet.task_judge.base_judge import BaseJudge
@@ -133,7 +133,7 @@ def load(config: Config) -> Loaded:
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
     from ajet.task_runner.environments import find_environment
     from ajet.task_runner.sandboxes import find_sandbox
-    from ajet.task_runner.workflow_class import load_workflow
+    from ajet.task_runner.workflow import load_workflow
 
     rollout = config.ajet.rollout
     elsewhere = config.ajet.task_runner.wrapper_type in ("remote", "outside")

@@ -22,6 +22,8 @@ PASS_THROUGH = {
     "ajet.trainer_common.optim": "\nverl's other keys go below `verl.actor_rollout_ref.actor.optim`, "
     "Trinity's below `trinity.algorithm.optimizer`",
 }
+
+
 """Groups whose further keys belong to another program, and where those go."""
 
 
@@ -194,3 +196,44 @@ def _bounds(fragment: dict[str, Any]) -> str:
         if bound is not None
     ]
     return f" ({' and '.join(parts)})" if parts else ""
+
+
+SHORT_NAMES = {
+    "model": "model.path",
+    "backbone": "backbone",
+    "n_gpu": "trainer_common.n_gpus_per_node",
+    "num_repeat": "rollout.num_repeat",
+    "batch_size": "data.train_batch_size",
+    "lr": "trainer_common.optim.lr",
+    "algorithm": "trainer_common.algorithm.adv_estimator",
+}
+
+
+TRAINER_NAMES = SHORT_NAMES | {
+    "name": "experiment_name",
+    "project": "project_name",
+    "n_runners": "rollout.max_env_worker",
+    "steps": "trainer_common.total_training_steps",
+    "epochs": "trainer_common.total_epochs",
+    "engine": "rollout.engine",
+    "temperature": "rollout.temperature",
+    "judge": "task_judge.judge_protocol",
+    "seed": "rollout.seed",
+    "logger": "trainer_common.logger",
+}
+
+
+"""Keyword arguments of `Trainer`, and the keys that they set."""
+
+
+JOB_NAMES = SHORT_NAMES | {
+    "project_name": "project_name",
+    "experiment_name": "experiment_name",
+    "experiment_dir": "experiment_dir",
+    "logging": "trainer_common.logger",
+    "grpo_n": "rollout.num_repeat",
+    "max_env_worker": "rollout.max_env_worker",
+}
+
+
+"""Arguments of `AgentJetJob`, and the keys that they set."""

@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import ConfigDict, PrivateAttr, model_validator
 
 from ajet.config.kinds import BackboneName
-from ajet.config.observe import ObserveConfig
 from ajet.config.prompt_tuning import PromptTuningConfig
 from ajet.config.rollout import RolloutConfig
 from ajet.config.section import Block, Name, Section, blocks_within
@@ -23,6 +22,7 @@ from ajet.config.sections import (
     InterchangeConfig,
     InterchangeServerConfig,
     ModelConfig,
+    ObserveConfig,
     RecorderConfig,
     ServiceConfig,
     TaskRunnerConfig,

@@ -276,3 +276,11 @@ class InterchangeConfig(Section):
     """Accepted for old files, without effect."""
     interchange_server: InterchangeServerConfig = InterchangeServerConfig()
     """Accepted for old files, without effect."""
+
+
+class ObserveConfig(Section):
+    """`ajet.observe`: what a run tells other programs about itself."""
+
+    otlp_endpoint: str | None = None
+    """Collector of OpenTelemetry, such as `http://127.0.0.1:4318`: gets each episode as a trace, with its model calls,
+    spans and reward. Headers (a key, say) are taken from the environment's `OTEL_EXPORTER_OTLP_HEADERS`."""

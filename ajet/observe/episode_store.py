@@ -15,9 +15,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from ajet.observe.episode_codec import Annotation, decode_annotation, decode_episode
+from ajet.observe.episode_codec import Annotation, decode_annotation, decode_episode, words
 from ajet.observe.episode_tables import EpisodeStoreError, open_for_reading, read_task
-from ajet.observe.episode_text import words
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.observe import task_rows
-from ajet.observe.episode_codec import Annotation, decode_episode
-from ajet.observe.episode_text import one_line, preview, searchable_text
+from ajet.observe.episode_codec import Annotation, decode_episode, one_line, preview, searchable_text
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.schema.printable import encodable

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import unquote, urlsplit
 
-from ajet.observe.episode_codec import episode_json
+from ajet.observe.episode_codec import conversation, episode_json, last_calls
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore, RecordedEpisode
-from ajet.observe.episode_text import conversation, last_calls
 from ajet.observe.tracing.episode_trace import episode_spans
 from ajet.observe.tracing.otlp import to_json
 from ajet.observe.tracing.recording import new_span_id, trace_id_of

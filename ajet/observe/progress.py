@@ -131,7 +131,7 @@ class Progress:
         stream = stream or sys.stdout
         mode = ProgressMode(mode)
         if mode is ProgressMode.AUTO:
-            from ajet.observe.progress_notebook import NotebookDisplay, in_notebook
+            from ajet.observe.progress_live import NotebookDisplay, in_notebook
 
             if in_notebook():
                 return cls(NotebookDisplay())

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 import sys
 import time
-from typing import IO
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import IO, Any
 
 import psutil
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -16,18 +20,241 @@ from rich.segment import ControlType, Segment
 from rich.spinner import Spinner
 from rich.text import Text
 
-from ajet.observe.progress import ProgressState, duration, number
-from ajet.observe.progress_table import StepTable
+from ajet.observe.progress import ProgressState, duration, headlines, number
 from ajet.schema.episode import Episode
 from ajet.schema.printable import printable
 
+REDRAW_EVERY_S = 0.5
+
+
+"""A redraw is a message to the browser."""
+
+
+LINES = 8
+
+
+"""How many of the latest messages are shown."""
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+class NotebookDisplay:
+    """The HTML block."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._lines: deque[str] = deque(maxlen=LINES)
+        self._drawn = 0.0
+        self._state = ProgressState()
+
+    def started(self, state: ProgressState) -> None:
+        self._state = state
+        from IPython.display import HTML, display
+
+        self._handle = display(HTML(self._html(state)), display_id=True)  # type: ignore[no-untyped-call]
+
+    def phase(self, state: ProgressState) -> None:
+        self._draw(state)
+
+    def episode(self, state: ProgressState, episode: Episode) -> None:
+        self._draw(state)
+
+    def step(self, state: ProgressState) -> None:
+        self._draw(state, now=True)
+
+    def validation(self, state: ProgressState) -> None:
+        self._draw(state, now=True)
+
+    def message(self, text: str, level: str) -> None:
+        self._lines.append(text if level == "info" else f"{level}: {text}")
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._draw(self._state, now=True)
+
+    def _draw(self, state: ProgressState, *, now: bool = False) -> None:
+        self._state = state
+        if self._handle is None or not (now or time.monotonic() - self._drawn > REDRAW_EVERY_S):
+            return
+        from IPython.display import HTML
+
+        self._drawn = time.monotonic()
+        self._handle.update(HTML(self._html(state)))  # type: ignore[no-untyped-call]
+
+    def _html(self, state: ProgressState) -> str:
+        total = state.total_steps or 0
+        eta = state.eta_seconds
+        left = f", {duration(eta)} left" if eta else ""
+        rows = [(f"{state.unit}s", f"{_cells(state.step, total)} {state.step}/{total or '?'}{left}")]
+        if state.standing:
+            rows.append(("best", escape(state.standing)))
+        if state.phase:
+            of = f"/{state.phase_total}" if state.phase_total else ""
+            rows.append((state.phase, f"{_cells(state.phase_done, state.phase_total or 0)} {state.phase_done}{of}"))
+        rows += headlines(state.metrics)
+        if len(state.return_by_step) > 1:
+            rows.append(("return by step", _curve(list(state.return_by_step))))
+        if state.validation_returns:
+            rows.append(("validation return", number(state.validation_returns[-1])))
+        rows += [("failed", escape(line)) for line in state.tally.lines(2)]
+        cell = '<td style="text-align:left">'
+        table = "".join(f"<tr>{cell}{escape(name)}</td>{cell}{value}</td></tr>" for name, value in rows)
+        lines = "".join(f"<div>{escape(line)}</div>" for line in self._lines)
+        return f"<b>{escape(state.experiment)}</b> ({escape(state.backbone)})<table>{table}</table>{lines}"
+
+
+def _cells(done: int, total: int) -> str:
+    return f'<progress value="{min(done, total)}" max="{total}"></progress>' if total else "<progress></progress>"
+
+
+def _curve(values: list[float], width: int = 240, height: int = 40) -> str:
+    low, span = min(values), (max(values) - min(values)) or 1.0
+    points = " ".join(
+        f"{index * width / (len(values) - 1):.1f},{height - 2 - (value - low) / span * (height - 4):.1f}"
+        for index, value in enumerate(values)
+    )
+    line = f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
+    return f'<svg width="{width}" height="{height}" role="img">{line}</svg>'
+
+
+STEP_WIDTH = 9
+
+
+CELL_WIDTH = 8
+
+
+GAP = "  "
+
+
+HEADER_EVERY = 20
+
+
+"""Rows between two headers: one is always on the screen."""
+
+
+def ratio(value: float) -> str:
+    """Three decimals, so that the column's points stand below each other."""
+    return f"{value:.3f}" if abs(value) < 1000 and (abs(value) >= 0.001 or not value) else f"{value:.1e}"
+
+
+def count(value: float) -> str:
+    """A whole number, in thousands or millions if it is too long."""
+    if abs(value) < 100_000:
+        return f"{value:,.0f}"
+    return f"{value / 1e3:,.0f}k" if abs(value) < 1e8 else f"{value / 1e6:,.0f}M"
+
+
+def share(value: float) -> str:
+    """Of 1, without the space that would split the column."""
+    return f"{value:.0%}"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table."""
+
+    label: str
+    metric: str
+    rank: int
+    """Those of low rank are shown first, if there is no room for all."""
+    shown: Callable[[float], str] = ratio
+    late: bool = False
+    """Only some steps have it, so the first one doesn't decide whether it is shown."""
+
+
+COLUMNS = (
+    Column("return", "return/mean", 0),
+    Column("success", "success/rate", 1),
+    Column("valid.", "val/return/mean", 2, late=True),
+    Column("v. failed", "val/failed_share", 15, share, late=True),
+    Column("turns", "episode/turns", 8),
+    Column("reply", "episode/reply_length", 9, count),
+    Column("loss", "train/loss", 3),
+    Column("kl", "train/kl", 6),
+    Column("entropy", "train/entropy", 7),
+    Column("grad", "train/grad_norm", 10),
+    Column("clip", "train/clip_fraction", 13),
+    Column("lr", "train/lr", 14),
+    Column("failed", "episode/failed_share", 4, share),
+    Column("tok/s", "perf/tokens_per_second", 11, count),
+    Column("rollout s", "time/rollout", 12, seconds),
+    Column("train s", "time/train", 12, seconds),
+    Column("step s", "time/step", 5, seconds),
+)
+
+
+"""From left to right."""
+
+
+class StepTable:
+    """Gives the lines of the table, one step at a time. Its columns are those of the first step that find room."""
+
+    def __init__(self) -> None:
+        self._columns: list[Column] = []
+        self._width = 0
+        self._rows = 0
+        self._known: set[str] = set()
+
+    def lines(self, step: str, metrics: Mapping[str, float], width: int, unit: str = "step") -> tuple[str, str]:
+        """The header, or '' if it is still on the screen, and the row of a step."""
+        header = ""
+        fresh = {column.metric for column in COLUMNS if column.metric in metrics and not column.late} - self._known
+        if width != self._width or fresh or self._rows >= HEADER_EVERY:
+            self._known |= fresh
+            self._columns, self._width, self._rows = _fitting(self._known, width), width, 0
+            header = self._line(unit, [column.label for column in self._columns])
+        self._rows += 1
+        cells = [column.shown(metrics[column.metric]) if column.metric in metrics else "" for column in self._columns]
+        return header, self._line(step, cells)
+
+    def _line(self, step: str, cells: list[str]) -> str:
+        widths = [max(CELL_WIDTH, len(column.label)) for column in self._columns]
+        padded = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
+        return GAP.join([f"{step:>{STEP_WIDTH}}", *padded]).rstrip()
+
+
+def _fitting(known: set[str], width: int) -> list[Column]:
+    """The columns to show: by rank as many as fit, in their order from left to right."""
+    room = width - STEP_WIDTH
+    chosen: list[Column] = []
+    for column in sorted(COLUMNS, key=lambda column: column.rank):
+        needed = len(GAP) + max(CELL_WIDTH, len(column.label))
+        if (column.metric in known or column.late) and needed <= room:
+            chosen.append(column)
+            room -= needed
+    return [column for column in COLUMNS if column in chosen]
+
+
 _BLOCKS = "▁▂▃▄▅▆▇█"
+
+
 _REFRESH_PER_SECOND = 4
+
+
 _GIB = 1024**3
+
+
 _STYLES = {"warning": "yellow", "error": "bold red"}
+
+
 _LABEL_WIDTH = 11
+
+
 _BAR_WIDTH = 24
+
+
 _SPARK_WIDTH = 40
+
+
 _PHASES_SHOWN = 5
 
 

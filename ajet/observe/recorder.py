@@ -22,8 +22,10 @@ from msgspec.structs import replace
 from ajet.observe.episode_codec import (
     Annotation,
     CallCreditRecord,
+    TokenBytes,
     encode_annotation,
     encode_episode,
+    token_bytes_of,
     write_trajectory,
 )
 from ajet.observe.episode_tables import (
@@ -36,7 +38,6 @@ from ajet.observe.episode_tables import (
     open_for_writing,
     used_bytes,
 )
-from ajet.observe.episode_text import TokenBytes, token_bytes_of
 from ajet.observe.export import OtlpExporter
 from ajet.observe.secrets import Masker
 from ajet.schema.call_tree import FloatArray

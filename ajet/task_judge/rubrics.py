@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from ajet.schema.errors import TaskDataError, UserError
+from ajet.task_judge.grading import Grade, Grader
+from ajet.task_judge.helper import Asker, NearDuplicates, read_json
 
 HEAD = """\
 # What answers are graded by. Edit, add and remove rubrics: this file is written only if it isn't there.
@@ -143,3 +149,245 @@ def example_of(
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+log = logging.getLogger("ajet.rubrics")
+
+SIMILAR = 0.7
+
+
+"""Overlap from which two rubrics count as one."""
+
+
+AGREES = 0.1
+
+
+"""Share of the scale by which a score may differ from its label."""
+
+
+PATIENCE = 5
+
+
+"""`smart_sampling`: examples in a row that may add nothing before writing stops."""
+
+LANGUAGES = {"en": "English", "zh": "Chinese", "de": "German", "fr": "French", "es": "Spanish", "ja": "Japanese"}
+
+PROPOSE = """\
+You write rubrics: criteria by which answers to queries of one kind are graded. Below is an example with its grade.
+
+<query>
+{query}
+</query>
+
+{graded}
+
+Write {count} rubric(s) that explain this grade and would grade other answers to similar queries the same way. Each is \
+one sentence that says what to look for and how much it matters. Don't mention this example, its numbers or names.
+Write in {language}. Answer with a JSON object and nothing after it: {{"rubrics": ["…"]}}
+"""
+
+
+REVISE = """
+
+These rubrics were tried, and led to another grade than the one above:
+{rubrics}
+The grade by them: {grade}
+The grader's reason: {reason}
+
+Write better ones."""
+
+
+SUM_UP = """\
+These are criteria by which answers are graded, written from single examples:
+{rubrics}
+
+Sum them up as exactly {count} themes that together say all of it. For each theme write one paragraph: what to look \
+for, and tips for telling good from bad. Leave nothing out that decides grades, and say nothing twice.
+Write in {language}. Answer with a JSON object and nothing after it: {{"rubrics": ["…"]}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WritingPlan:
+    """How rubrics are written."""
+
+    per_example: int = 1
+    rounds: int = 1
+    """How often all examples are gone through."""
+    revisions: int = 3
+    themes: int | None = None
+    most: int = 200
+    only_new: bool = False
+    """Leave out rubrics that nearly repeat another one."""
+    stop_early: bool = False
+    """Stop once examples add nothing new."""
+    language: str = "en"
+    max_tokens: int = 2048
+
+
+class RubricsWriter:
+    """Writes the rubrics of one grader. `grader_by` makes a grader from rubrics."""
+
+    def __init__(
+        self,
+        asker: Asker,
+        grader_by: Callable[[Rubrics], Grader],
+        plan: WritingPlan,
+        *,
+        mode: str,
+        on_progress: Callable[[int, int], None] = lambda done, all_: None,
+    ) -> None:
+        self._asker, self._grader_by, self._plan, self._mode = asker, grader_by, plan, mode
+        self._on_progress = on_progress
+
+    async def write(self, examples: Sequence[Example], tried_on: Sequence[Example] = ()) -> Rubrics:
+        """The rubrics, with what is known about them."""
+        proposed = await self._propose_all(examples)
+        texts = self._select(proposed)
+        if self._plan.themes is not None:
+            texts = await self._sum_up(texts)
+        rubrics = Rubrics(texts[: self._plan.most], mode=self._mode, model=self._asker.helper.model)
+        rubrics.about = {
+            "examples": len(examples),
+            "proposed": len(proposed),
+            **await self.agreement(rubrics, tried_on or examples),
+            "tried_on": "other examples" if tried_on else "the examples they were written from",
+        }
+        return rubrics
+
+    async def agreement(self, rubrics: Rubrics, examples: Sequence[Example]) -> dict[str, Any]:
+        """How well grading by these rubrics agrees with the labels."""
+        grader = self._grader_by(rubrics)
+        graded = await asyncio.gather(*(self._grade(grader, example) for example in examples))
+        if self._mode == "listwise":
+            pairs = [
+                right for example, grades in zip(examples, graded, strict=True) for right in _pairs(example, grades)
+            ]
+            return {"pairs_in_right_order": round(sum(pairs) / len(pairs), 4) if pairs else None}
+        scale = grader.scale
+        errors = [
+            abs(grades[0].score - example.labels[0]) / (scale.high - scale.low)
+            for example, grades in zip(examples, graded, strict=True)
+        ]
+        near = sum(error <= AGREES for error in errors)
+        return {
+            "mean_error": round(sum(errors) / len(errors), 4),
+            "agree_within_a_tenth": round(near / len(errors), 4),
+        }
+
+    async def _propose_all(self, examples: Sequence[Example]) -> list[str]:
+        work = [example for _ in range(self._plan.rounds) for example in examples]
+        if not self._plan.stop_early:
+            done = 0
+
+            async def one(number: int, example: Example) -> list[str]:
+                nonlocal done
+                texts = await self._propose(example, number)
+                done += 1
+                self._on_progress(done, len(work))
+                return texts
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(number, example)) for number, example in enumerate(work)]
+            return [text for task in tasks for text in task.result()]
+        found, known, idle = [], NearDuplicates(SIMILAR), 0
+        for number, example in enumerate(work):
+            new = [text for text in await self._propose(example, number) if known.add(text) is None]
+            found += new
+            self._on_progress(number + 1, len(work))
+            idle = 0 if new else idle + 1
+            if idle >= PATIENCE or len(found) >= self._plan.most:
+                break
+        return found
+
+    async def _propose(self, example: Example, number: int) -> list[str]:
+        """Rubrics from one example, revised until grading by them agrees with its label."""
+        question = PROPOSE.format(
+            query=example.query,
+            graded=self._shown(example),
+            count=self._plan.per_example,
+            language=LANGUAGES.get(self._plan.language, self._plan.language),
+        )
+        texts = await self._texts(question, number, self._plan.per_example)
+        for _ in range(self._plan.revisions - 1):
+            grades = await self._grade(self._grader_by(Rubrics(texts)), example)
+            if self._agrees(example, grades):
+                break
+            again = REVISE.format(
+                rubrics=Rubrics(texts).as_text(),
+                grade=", ".join(f"{grade.score:g}" for grade in grades),
+                reason=next((reason for grade in grades for reason in grade.reasons if reason), "none given"),
+            )
+            texts = await self._texts(question + again, number, self._plan.per_example)
+        return texts
+
+    async def _texts(self, question: str, draw: int, count: int) -> list[str]:
+        schema = {
+            "type": "object",
+            "properties": {
+                "rubrics": {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 3},
+                    "minItems": 1,
+                    "maxItems": count,
+                }
+            },
+            "required": ["rubrics"],
+        }
+        said = await self._asker.ask(
+            [{"role": "user", "content": question}],
+            lambda text: read_json(text, schema)["rubrics"],
+            draw=draw,
+            temperature=0.0,
+            max_tokens=self._plan.max_tokens,
+        )
+        return [" ".join(text.split()) for text in said]
+
+    async def _grade(self, grader: Grader, example: Example) -> list[Grade]:
+        values = [{"query": example.query, "answer": answer} for answer in example.answers]
+        return await grader.rank(values) if self._mode == "listwise" else [await grader.score(values[0])]
+
+    def _agrees(self, example: Example, grades: Sequence[Grade]) -> bool:
+        if self._mode == "listwise":
+            return all(_pairs(example, grades))
+        scale = self._grader_by(Rubrics(["-"])).scale
+        return abs(grades[0].score - example.labels[0]) <= AGREES * (scale.high - scale.low)
+
+    def _shown(self, example: Example) -> str:
+        if self._mode == "pointwise":
+            scale = self._grader_by(Rubrics(["-"])).scale
+            return (
+                f"<answer>\n{example.answers[0]}\n</answer>\n\nGrade: {example.labels[0]:g}, on a scale from "
+                f"{scale.low:g} (worst) to {scale.high:g} (best)"
+            )
+        shown = [
+            f'<answer rank="{rank:g}">\n{answer}\n</answer>'
+            for answer, rank in zip(example.answers, example.labels, strict=True)
+        ]
+        return "\n".join(shown) + "\n\nRank 1 is the best answer."
+
+    def _select(self, texts: list[str]) -> list[str]:
+        known = NearDuplicates(SIMILAR if self._plan.only_new else 1.0)
+        kept = [text for text in texts if known.add(text) is None]
+        if not kept:
+            raise RubricsError("no rubric was written: the examples led to none")
+        return kept
+
+    async def _sum_up(self, texts: list[str]) -> list[str]:
+        count = min(self._plan.themes or len(texts), len(texts))
+        question = SUM_UP.format(
+            rubrics=Rubrics(texts).as_text(),
+            count=count,
+            language=LANGUAGES.get(self._plan.language, self._plan.language),
+        )
+        return await self._texts(question, 0, count)
+
+
+def _pairs(example: Example, grades: Sequence[Grade]) -> list[bool]:
+    """For each two answers of different rank: whether the grades have them in the right order."""
+    together = list(zip(example.labels, grades, strict=True))
+    return [
+        (one.score > other.score) == (rank < other_rank) and one.score != other.score
+        for (rank, one), (other_rank, other) in combinations(together, 2)
+        if rank != other_rank
+    ]

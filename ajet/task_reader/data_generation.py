@@ -339,7 +339,7 @@ class DataGenerationReader(BaseTaskReader):
         return written
 
     def _seeds(self) -> list[Task]:
-        from ajet.task_reader.registry import build_reader
+        from ajet.task_reader.task_reader_base import build_reader
 
         query = self.reader_config.data_generation.query_reader
         files, hub = query.dataset_file or query.jsonl_dataset_file, query.huggingface_dat_repo

@@ -18,9 +18,9 @@ from ajet.system.forking import ForkingServer, serve
 from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge
 from ajet.task_runner.environments import find_environment
 from ajet.task_runner.sandboxes import find_sandbox
-from ajet.task_runner.tuner.rehearsal import rehearse
+from ajet.task_runner.tuner.clients import rehearse
 from ajet.task_runner.worker import run_worker
-from ajet.task_runner.workflow_class import load_workflow
+from ajet.task_runner.workflow import load_workflow
 
 
 def main(control_fd: int) -> None:

@@ -36,7 +36,7 @@ from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.sandboxes import find_sandbox
 from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
 from ajet.task_runner.tuner import AjetTuner
-from ajet.task_runner.workflow_class import load_workflow
+from ajet.task_runner.workflow import load_workflow
 
 if TYPE_CHECKING:
     from ajet.config import Config

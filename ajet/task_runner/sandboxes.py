@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.environment.sandboxes import SandboxError, SandboxSettings, check_sandbox, open_sandbox
 from ajet.schema.user_code import find_named, looked_in
-from ajet.task_runner.cli_workflow import check_program
+from ajet.task_runner.agent_workflow import check_program
 
 if TYPE_CHECKING:
     from ajet.config import Config

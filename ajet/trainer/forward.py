@@ -21,8 +21,7 @@ from torch import Tensor
 
 from ajet.engine.attention_rules import forget_lengths, length_dependent_rope
 from ajet.trainer.attention import pack_arguments, plan_attention, tree_attention
-from ajet.trainer.liger import fused_logprobs
-from ajet.trainer.output_head import HiddenStates, chunk_positions, in_chunks, vocabulary_of
+from ajet.trainer.output_head import HiddenStates, chunk_positions, fused_logprobs, in_chunks, vocabulary_of
 from ajet.trainer.pack import Edges, Layout, Pack
 
 

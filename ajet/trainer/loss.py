@@ -8,6 +8,7 @@ Shapes: E edges, M entries, T trajectories.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,8 +16,111 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from ajet.trainer.correction import MOST_LOG_RATIO, Correction
-from ajet.trainer.divergence import KLType, divergence
+MOST_LOG_RATIO = 20.0
+
+
+"""Log ratios count as at most this: exp of a long trajectory's sum would overflow."""
+
+
+class CorrectionMode(StrEnum):
+    """What the ratio does to the weight."""
+
+    TOKEN_TIS = "token_tis"
+    """min(ratio of the token, cap)."""
+    SEQUENCE_TIS = "sequence_tis"
+    """min(ratio of the trajectory, cap)."""
+    MASKED = "masked"
+    """The ratio itself within [low, high], and 0 outside."""
+
+
+class Level(StrEnum):
+    """Whose ratio `masked` looks at."""
+
+    TOKEN = "token"
+    SEQUENCE = "sequence"
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A mode with its bounds."""
+
+    mode: CorrectionMode = CorrectionMode.TOKEN_TIS
+    cap: float = 2.0
+    level: Level = Level.TOKEN
+    low: float = 0.5
+    high: float = 5.0
+
+    @property
+    def by_trajectory(self) -> bool:
+        """Whether it needs the whole trajectory, which may be spread over several packs."""
+        return self.mode is CorrectionMode.SEQUENCE_TIS or (
+            self.mode is CorrectionMode.MASKED and self.level is Level.SEQUENCE
+        )
+
+    def factors(self, log_ratio_E: Tensor, trajectory_E: Tensor, log_ratio_T: Tensor | None) -> Tensor:
+        """The factor of each edge. `log_ratio_T`: each trajectory's sum; None if all are whole among these edges."""
+        if self.by_trajectory:
+            if log_ratio_T is None:
+                count = int(trajectory_E.max()) + 1
+                log_ratio_T = log_ratio_E.new_zeros(count).index_add_(0, trajectory_E, log_ratio_E)
+            log_ratio_E = log_ratio_T[trajectory_E]
+        ratio_E = log_ratio_E.clamp(max=MOST_LOG_RATIO).exp()
+        if self.mode is not CorrectionMode.MASKED:
+            return ratio_E.clamp(max=self.cap)
+        kept_E = (ratio_E >= self.low) & (ratio_E <= self.high)
+        return torch.where(kept_E, ratio_E, torch.zeros_like(ratio_E))
+
+
+class KLType(StrEnum):
+    """Estimators of KL(policy, reference), with d = log reference - log policy at the sampled token.
+
+    Their values and their gradients are two things: of the plain three, only the gradient of `k2` has the gradient of
+    the divergence as its mean. A name that ends in `+` has that gradient, and the value of the name before it.
+    """
+
+    K1 = "k1"
+    """-d: unbiased, may be negative. The mean of its gradient is zero."""
+    K2 = "k2"
+    """d²/2: biased, low variance. The mean of its gradient is the divergence's."""
+    LOW_VAR_KL = "low_var_kl"
+    """exp(d) - d - 1 (k3): unbiased, never negative; d is clamped to ±20, the result to ±10. The mean of its gradient
+    is that of the reversed divergence, KL(reference, policy)."""
+    K1_PLUS = "k1+"
+    """The value of k1, the gradient of k2."""
+    LOW_VAR_KL_PLUS = "low_var_kl+"
+    """The value of k3, the gradient of k2."""
+
+
+def divergence(new_E: Tensor, reference_E: Tensor, kind: KLType) -> Tensor:
+    """An estimate at each sampled token."""
+    d_E = reference_E - new_E
+    if kind is KLType.K1:
+        return -d_E
+    if kind is KLType.K2:
+        return 0.5 * d_E.square()
+    if kind is KLType.LOW_VAR_KL:
+        d_E = d_E.clamp(-20.0, 20.0)
+        return (d_E.exp() - d_E - 1.0).clamp(-10.0, 10.0)
+    plain = KLType.K1 if kind is KLType.K1_PLUS else KLType.LOW_VAR_KL
+    slope_E = divergence(new_E, reference_E, KLType.K2)
+    return slope_E - slope_E.detach() + divergence(new_E, reference_E, plain).detach()
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveKL:
+    """A coefficient that rises while the divergence is above its target, and falls while it is below."""
+
+    target: float
+    """Divergence per token to be held, in nats."""
+    horizon: float = 10.0
+    """Steps in which the coefficient can change by about a fifth: each step changes it by at most 0.2 / horizon."""
+
+    def next(self, coefficient: float, measured: float) -> float:
+        """The coefficient of the next step. A divergence that is no number says nothing."""
+        if math.isnan(measured):
+            return coefficient
+        error = min(max(measured / self.target - 1.0, -0.2), 0.2)
+        return coefficient * (1.0 + error / self.horizon)
 
 
 class PolicyLoss(StrEnum):
@@ -163,6 +267,8 @@ def _clipped(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: Loss
 
 
 TokenLoss = Callable[[Tensor, Tensor, Tensor, LossSettings], tuple[Tensor, Tensor]]
+
+
 """From ratio, new logprob and advantage of each entry to its loss, and to 1.0 where clipping acts."""
 
 TOKEN_LOSSES: dict[PolicyLoss, TokenLoss] = {
@@ -170,6 +276,8 @@ TOKEN_LOSSES: dict[PolicyLoss, TokenLoss] = {
     PolicyLoss.GSPO: _clipped,
     PolicyLoss.CISPO: _cispo,
 }
+
+
 """The formula of each loss that uses advantages; GSPO differs from PPO in the ratio."""
 
 

@@ -16,17 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ajet.schema.call_tree import CallTree
-from ajet.trainer.credit.mini_batches import mini_batches
-from ajet.trainer.credit.weights import EpisodeCredit, LossNorm
-from ajet.trainer.divergence import AdaptiveKL
-from ajet.trainer.executor import Chosen, choose
+from ajet.trainer.credit.weights import EpisodeCredit, LossNorm, mini_batches
+from ajet.trainer.executor import Chosen, CostModel, Logprobs, choose, plan
 from ajet.trainer.forward import Entropy, Forward
-from ajet.trainer.liger import require_liger
-from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss, trajectory_sums
+from ajet.trainer.loss import AdaptiveKL, EdgeTensors, LossSettings, PolicyLoss, policy_loss, trajectory_sums
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
+from ajet.trainer.output_head import require_liger
 from ajet.trainer.pack import Item, Layout, Pack, items_of
-from ajet.trainer.planner import CostModel, plan
-from ajet.trainer.teacher import Logprobs
 
 log = logging.getLogger("ajet.trainer")
 

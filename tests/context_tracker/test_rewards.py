@@ -17,7 +17,7 @@ from ajet.schema.errors import (
 )
 from ajet.schema.generation import Completion, Sampling
 from ajet.trainer.credit import summarise
-from ajet.trainer.credit.returns import returns_of
+from ajet.trainer.credit.summary import returns_of
 from support.tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, episode_of, said, system, user
 
 

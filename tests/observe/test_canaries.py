@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from ajet.observe.viewer.access import Access
 from ajet.observe.viewer.library import Library
+from ajet.observe.viewer.pages import Access
 from ajet.observe.viewer.serve import create_app
 
 CANARY = "canary3f9a1c77d2"

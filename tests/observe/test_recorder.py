@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ajet.observe.episode_codec import token_bytes_of
 from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore
 from ajet.observe.episode_tables import EpisodeStoreError
-from ajet.observe.episode_text import token_bytes_of
 from ajet.observe.export import ExportFormat, export_episodes
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.secrets import MASK, Masker

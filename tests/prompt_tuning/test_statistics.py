@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ajet.prompt_tuning import Purpose, Score, Trial
-from ajet.prompt_tuning.statistics import compare, interval, sign_flip_p, t_quantile
+from ajet.prompt_tuning.trial import compare, interval, sign_flip_p, t_quantile
 
 
 @pytest.mark.parametrize(("freedom", "value"), [(1, 12.7062), (2, 4.3027), (5, 2.5706), (13, 2.1604), (100, 1.9840)])

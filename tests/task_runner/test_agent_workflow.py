@@ -16,7 +16,7 @@ from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.task_runner.runtime import Runtime
-from ajet.task_runner.workflow_class import load_workflow
+from ajet.task_runner.workflow import load_workflow
 
 QUESTION = Task(task_id="t", main_query="What is 6*7?", metadata={"answer": "42"})
 

@@ -13,7 +13,7 @@ from ajet.engine.scripted import ScriptedEngine
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
-from ajet.task_runner.cli_workflow import build_cli_agent
+from ajet.task_runner.agent_workflow import build_cli_agent
 from ajet.task_runner.runtime import Runtime
 from ajet.task_runner.sandboxes import find_sandbox, sandbox_settings
 

@@ -569,7 +569,7 @@ def test_blocking_client_inside_async_code_stops_only_itself() -> None:
 
     async def act(_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
         from ajet.gateway.caller import Caller
-        from ajet.task_runner.tuner.bridge import LoopBridge
+        from ajet.task_runner.tuner.connection import LoopBridge
 
         bridge = LoopBridge(Caller(tuner._session), tuner._loop)
         body = b'{"model": "any", "messages": [{"role": "user", "content": "hi"}]}'

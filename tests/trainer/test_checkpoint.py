@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from ajet.trainer.checkpoint import MARKER, CheckpointError, CheckpointFolder, load, read_trainer, write_trainer
-from ajet.trainer.divergence import AdaptiveKL
-from ajet.trainer.loss import LossSettings
+from ajet.trainer.loss import AdaptiveKL, LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.trainer import Trainer, TrainSettings
 from support import SUPPORT

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ajet.trainer.divergence import AdaptiveKL, KLType, divergence
+from ajet.trainer.loss import AdaptiveKL, KLType, divergence
 
 VOCAB = 50
 

@@ -11,11 +11,18 @@ import torch
 from torch import Tensor
 
 from ajet.schema.episode import Episode
-from ajet.trainer.correction import Correction, CorrectionMode, Level
 from ajet.trainer.credit import AdvantageEstimator, CreditSettings, LossNorm
-from ajet.trainer.divergence import KLType
 from ajet.trainer.forward import Entropy, PackForward, RowForward
-from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss
+from ajet.trainer.loss import (
+    Correction,
+    CorrectionMode,
+    EdgeTensors,
+    KLType,
+    Level,
+    LossSettings,
+    PolicyLoss,
+    policy_loss,
+)
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
 from support.random_batches import random_batch
 

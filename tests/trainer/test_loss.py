@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.trainer.correction import Correction, CorrectionMode, Level
-from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss
+from ajet.trainer.loss import Correction, CorrectionMode, EdgeTensors, Level, LossSettings, PolicyLoss, policy_loss
 
 
 def token_gradients(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ajet.trainer.executor import CostModel, plan
 from ajet.trainer.pack import Layout, items_of, make_packs
-from ajet.trainer.planner import CostModel, plan
 from support.random_batches import credited_batch
 
 BOTH = [Layout.TREE, Layout.MERGED]

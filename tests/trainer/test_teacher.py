@@ -7,9 +7,9 @@ import pytest
 
 from ajet.schema.call_tree import CallTree
 from ajet.trainer.credit.weights import EpisodeCredit
+from ajet.trainer.executor import ModelTeacher
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
-from ajet.trainer.teacher import ModelTeacher
 from ajet.trainer.trainer import Trainer, TrainSettings
 from support.random_batches import credited_batch
 from support.small_models import small_model

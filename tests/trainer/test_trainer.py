@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from ajet.schema.generation import Sampling
-from ajet.trainer.correction import Correction, CorrectionMode, Level
 from ajet.trainer.credit.weights import CallCredit, EpisodeCredit, LossNorm
-from ajet.trainer.divergence import AdaptiveKL
 from ajet.trainer.executor import Chosen
 from ajet.trainer.forward import RowForward
-from ajet.trainer.loss import LossSettings, PolicyLoss
+from ajet.trainer.loss import AdaptiveKL, Correction, CorrectionMode, Level, LossSettings, PolicyLoss
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Layout, items_of
 from ajet.trainer.trainer import Trainer, TrainSettings

@@ -14,11 +14,9 @@ from test_gradients import small_model
 from torch import Tensor
 
 from ajet.schema.call_tree import Call
-from ajet.trainer.correction import Correction, CorrectionMode, Level
 from ajet.trainer.credit import CreditSettings, LossNorm
-from ajet.trainer.credit.mini_batches import mini_batches
-from ajet.trainer.divergence import KLType
-from ajet.trainer.loss import LossSettings, PolicyLoss
+from ajet.trainer.credit.weights import mini_batches
+from ajet.trainer.loss import Correction, CorrectionMode, KLType, Level, LossSettings, PolicyLoss
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.trainer import Trainer, TrainSettings
 from support.random_batches import random_batch

@@ -37,7 +37,7 @@ from ajet.schema.install import install_command
 from ajet.trainer.checkpoint import Checkpoint, read_trainer, write_trainer
 from ajet.trainer.credit import Credit, EpisodeSummary
 from ajet.trainer.credit.weights import EpisodeCredit
-from ajet.trainer.teacher import Logprobs, ModelTeacher
+from ajet.trainer.executor import Logprobs, ModelTeacher
 from ajet.trainer.trainer import Trainer
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.episode_metrics import FAULTS, is_success
 from ajet.backbone.failures import FailureWatch
-from ajet.observe.episode_text import conversation, last_calls
+from ajet.observe.episode_codec import conversation, last_calls
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.secrets import Masker

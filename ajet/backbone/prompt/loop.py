@@ -24,8 +24,7 @@ from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Spent
 from ajet.prompt_tuning.candidate import Checks, ProposerError
 from ajet.prompt_tuning.proposal import Proposer, Reply, Request
 from ajet.prompt_tuning.search import Search, Sizes
-from ajet.prompt_tuning.statistics import Comparison, compare
-from ajet.prompt_tuning.trial import Purpose
+from ajet.prompt_tuning.trial import Comparison, Purpose, compare
 from ajet.schema.errors import ConfigError
 from ajet.schema.resources import read_prompts
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks

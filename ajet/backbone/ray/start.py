@@ -73,7 +73,7 @@ def check_user_classes(config: Config) -> None:
     from ajet.task_judge.base_judge import load_judge
     from ajet.task_runner.environments import find_environment
     from ajet.task_runner.sandboxes import find_sandbox
-    from ajet.task_runner.workflow_class import load_workflow
+    from ajet.task_runner.workflow import load_workflow
 
     if config.ajet.task_runner.wrapper_type != "remote":  # the runners have their own
         load_workflow(config, config.base_dirs)

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
+from ajet.config.keys import JOB_NAMES
 from ajet.config.section import Block
-from ajet.config.short_names import JOB_NAMES
 from ajet.schema.errors import ConfigError
 
 READERS = {"hf": "huggingface_dat_repo", "huggingface": "huggingface_dat_repo", "jsonl": "jsonl_dataset_file"}

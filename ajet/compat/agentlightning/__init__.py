@@ -11,12 +11,6 @@ from __future__ import annotations
 import logging
 
 from ajet import __version__
-from ajet.compat.agentlightning.adapters import (
-    LlmProxyTraceToTriplet,
-    TraceAdapter,
-    TracerTraceToTriplet,
-    TraceToMessages,
-)
 from ajet.compat.agentlightning.agent import (
     Hook,
     LitAgent,
@@ -36,7 +30,16 @@ from ajet.compat.agentlightning.store import (
     NamedResources,
     ResourcesUpdate,
 )
-from ajet.compat.agentlightning.tracers import AgentOpsTracer, DummyTracer, OtelTracer, Tracer
+from ajet.compat.agentlightning.tracers import (
+    AgentOpsTracer,
+    DummyTracer,
+    LlmProxyTraceToTriplet,
+    OtelTracer,
+    TraceAdapter,
+    Tracer,
+    TracerTraceToTriplet,
+    TraceToMessages,
+)
 from ajet.compat.agentlightning.trainer import Trainer
 from ajet.observe.tracing import (
     emit_annotation,

@@ -21,7 +21,7 @@ from ajet.gateway.chat.reply_parser import PLAIN, ReplyParser
 from ajet.gateway.chat.session_log import SpanLog, StoredResponses
 from ajet.gateway.chat.settings import SessionSettings
 from ajet.observe.tracing import attributes as names
-from ajet.observe.tracing.rewards import call_of, reward_of
+from ajet.observe.tracing.attributes import call_of, reward_of
 from ajet.schema.chat import ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import (
     AjetError,

@@ -1,5 +1,14 @@
 """Spans: what user code tells about its episode, how it travels, and what can be made of it."""
 
+from ajet.observe.tracing.attributes import (
+    find_final_reward,
+    find_reward_spans,
+    get_message_value,
+    get_object_value,
+    get_reward_value,
+    get_rewards_from_span,
+    is_reward_span,
+)
 from ajet.observe.tracing.emitters import (
     emit_annotation,
     emit_exception,
@@ -9,15 +18,6 @@ from ajet.observe.tracing.emitters import (
     operation,
 )
 from ajet.observe.tracing.recording import NoRecordingError, Recording, record_spans
-from ajet.observe.tracing.rewards import (
-    find_final_reward,
-    find_reward_spans,
-    get_message_value,
-    get_object_value,
-    get_reward_value,
-    get_rewards_from_span,
-    is_reward_span,
-)
 
 __all__ = [
     "NoRecordingError",

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ajet.observe.tracing.attributes import agent_of, agents_around, clock_of
-from ajet.observe.tracing.rewards import call_of, get_reward_value
+from ajet.observe.tracing.attributes import agent_of, agents_around, call_of, clock_of, get_reward_value
 from ajet.schema.chat import bare_call_id
 from ajet.schema.span import Span
 from ajet.schema.task import Task

@@ -6,56 +6,119 @@ the times of another machine's spans right, as far as that can be known.
 
 from __future__ import annotations
 
+import json
 import math
+from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from ajet.schema.chat import bare_call_id
 from ajet.schema.printable import encodable
 from ajet.schema.span import Span
 
 PREFIX = "agentlightning."
+
+
 ANNOTATION = PREFIX + "annotation"
+
+
 MESSAGE = PREFIX + "message"
+
+
 OBJECT = PREFIX + "object"
+
+
 EXCEPTION = PREFIX + "exception"
+
+
 OPERATION = PREFIX + "operation"
+
+
 REWARD = PREFIX + "reward"
 
 REWARD_NAME = PREFIX + "reward.{}.name"
+
+
 """Dimension 0 is the primary one."""
+
+
 REWARD_VALUE = PREFIX + "reward.{}.value"
+
+
 PRIMARY = "primary"
+
+
 """The name of the only dimension of a reward that is a number."""
+
+
 MESSAGE_BODY = PREFIX + "message.body"
+
+
 OBJECT_TYPE = PREFIX + "object.type"
+
+
 OBJECT_LITERAL = PREFIX + "object.literal"
+
+
 OBJECT_JSON = PREFIX + "object.json"
+
+
 OPERATION_NAME = PREFIX + "operation.name"
+
+
 OPERATION_INPUT = PREFIX + "operation.input"
+
+
 OPERATION_OUTPUT = PREFIX + "operation.output"
 
 LINK_KEY = PREFIX + "link.{}.key_match"
+
+
 LINK_VALUE = PREFIX + "link.{}.value_match"
+
+
 """A span is about another one: the one whose attribute of that name has that value."""
+
+
 RESPONSE_ID = "gen_ai.response.id"
 
 ROLLOUT_ID = PREFIX + "rollout_id"
+
+
 ATTEMPT_ID = PREFIX + "attempt_id"
 
 NOT_COUNTED = "ajet.reward.not_counted"
+
+
 """On a reward that came over HTTP without the control key, or not from `emit_reward`: why it has no effect."""
 
 
 MAX_TEXT = 16_384
+
+
 """Characters of one text; the rest is cut, and the cut is said."""
+
+
 MAX_ATTRIBUTES = 256
+
+
 """Of one span, and of each of its events and links."""
+
+
 MAX_EVENTS = 64
+
+
 """Events of one span, and links."""
+
+
 MAX_DEPTH = 20
+
+
 CUT = "ajet.attributes_left_out"
+
+
 """How many attributes of a span were left out."""
 
 
@@ -148,15 +211,25 @@ def _repr(value: Any) -> str:
 
 
 NAMES = ("agent.name", "gen_ai.agent.name", "recipient_agent_type", "executor.id")
+
+
 """Attributes that hold the name whatever the span is: ours and OpenTelemetry's, and those of AutoGen and of Microsoft's
 Agent Framework."""
+
+
 NAMES_BY_KIND = (
     ("agentops.span.kind", "operation.name"),
     ("traceloop.span.kind", "traceloop.entity.name"),
     ("agentlightning.operation.input.type", "agentlightning.operation.input.name"),
 )
+
+
 """Attributes that say `agent`, and those that then hold the name."""
+
+
 OPENINFERENCE_KIND = "openinference.span.kind"
+
+
 LANGCHAIN = ("langchain.chain.type", "lc_name")
 
 
@@ -191,10 +264,20 @@ def agents_around(span: Span, by_id: Mapping[str, Span]) -> list[str]:
 
 
 SENT_AT = "ajet.sent_at"
+
+
 """Of a span's resource: when it was sent, by its sender's clock. Our own senders say so."""
+
+
 OFFSET = "ajet.clock_offset"
+
+
 """Of a span's resource: the seconds that were added to its times."""
+
+
 NOTICED_S = 1.0
+
+
 """Smaller differences are the network's doing."""
 
 
@@ -233,3 +316,127 @@ def _events(events: Iterable[dict[str, object]], offset: float) -> Iterable[dict
     for event in events:
         time = event.get("time")
         yield {**event, "time": time + offset} if isinstance(time, int | float) and time else event
+
+
+_LEGACY = ("agentops.task.output", "agentops.entity.output")
+
+
+class Reward(NamedTuple):
+    """A reward in a span."""
+
+    value: float
+    """Of the primary dimension."""
+    dimensions: dict[str, float]
+    """All of them by name, the primary one first."""
+
+
+def reward_of(span: Span) -> Reward | None:
+    """The reward that a span holds. None: it holds none, or none that counts."""
+    if NOT_COUNTED in span.attributes:
+        return None
+    dimensions = _dimensions(span)
+    if not dimensions:
+        return None
+    return Reward(next(iter(dimensions.values())), dimensions)
+
+
+def call_of(span: Span) -> str | None:
+    """The call that a reward is for, by its response's id. None: it isn't for a single call."""
+    for index in range(len(span.attributes)):
+        key = span.attributes.get(LINK_KEY.format(index))
+        if key is None:
+            break
+        value = span.attributes.get(LINK_VALUE.format(index))
+        if key == RESPONSE_ID and isinstance(value, str):
+            return bare_call_id(value)
+    return None
+
+
+def get_reward_value(span: Span) -> float | None:
+    """The primary dimension of a span's reward."""
+    reward = reward_of(span)
+    return None if reward is None else reward.value
+
+
+def get_rewards_from_span(span: Span) -> dict[str, float]:
+    """All dimensions of a span's reward by name, the primary one first."""
+    reward = reward_of(span)
+    return {} if reward is None else reward.dimensions
+
+
+def is_reward_span(span: Span) -> bool:
+    """Whether a span holds a reward."""
+    return reward_of(span) is not None
+
+
+def find_reward_spans(spans: Sequence[Span]) -> list[Span]:
+    """Those that hold a reward, in their order."""
+    return [span for span in spans if is_reward_span(span)]
+
+
+def find_final_reward(spans: Sequence[Span]) -> float | None:
+    """The last reward that is not a single call's: the one that counts for the episode."""
+    rewards = (get_reward_value(span) for span in reversed(spans) if call_of(span) is None)
+    return next((value for value in rewards if value is not None), None)
+
+
+def get_message_value(span: Span) -> str | None:
+    """What `emit_message` was given."""
+    body = span.attributes.get(MESSAGE_BODY)
+    return body if isinstance(body, str) else None
+
+
+def get_object_value(span: Span) -> Any:
+    """What `emit_object` was given, if it was a text, number, bytes or JSON; of other objects the text that stands for
+    them."""
+    attributes = span.attributes
+    if isinstance(text := attributes.get(OBJECT_JSON), str):
+        return json.loads(text)
+    literal = attributes.get(OBJECT_LITERAL)
+    match attributes.get(OBJECT_TYPE):
+        case "bytes":
+            return b64decode(str(literal))
+        case "bool":
+            return str(literal) == "True"
+        case "int":
+            return int(str(literal))
+        case "float":
+            return float(str(literal))
+        case "NoneType":
+            return None
+    return literal
+
+
+def _dimensions(span: Span) -> dict[str, float]:
+    attributes = span.attributes
+    found: dict[str, float] = {}
+    for index in range(len(attributes)):
+        value = _number(attributes.get(REWARD_VALUE.format(index)))
+        if value is None:
+            break
+        found[str(attributes.get(REWARD_NAME.format(index), PRIMARY))] = value
+    if found:
+        return found
+    for name in _LEGACY:
+        if (value := _legacy(attributes.get(name))) is not None:
+            return {PRIMARY: value}
+    if span.name in (ANNOTATION, REWARD) and (value := _number(attributes.get("reward"))) is not None:
+        return {PRIMARY: value}
+    return {}
+
+
+def _legacy(text: Any) -> float | None:
+    """`{"type": "reward", "value": 1.0}` as JSON."""
+    if not isinstance(text, str) or '"reward"' not in text or len(text) > 1000:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return _number(value.get("value")) if isinstance(value, dict) and value.get("type") == "reward" else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < 1e300 and math.isfinite(value) else None

@@ -24,8 +24,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ajet.observe.tracing import attributes as names
-from ajet.observe.tracing.attributes import bounded, plain
-from ajet.observe.tracing.rewards import Reward, call_of, reward_of
+from ajet.observe.tracing.attributes import Reward, bounded, call_of, plain, reward_of
 from ajet.schema.span import Span, SpanStatus
 
 _ATTRIBUTE = "_ajet_span_place"

@@ -18,8 +18,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 
 import ajet
+from ajet.observe.episode_codec import conversation, message_text
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
-from ajet.observe.episode_text import conversation, message_text
 from ajet.observe.viewer.library import Experiment
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command

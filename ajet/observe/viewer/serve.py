@@ -18,11 +18,9 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ajet.observe.viewer.access import Access, Gate
 from ajet.observe.viewer.data import Data
 from ajet.observe.viewer.library import ExperimentNotFoundError, Library, NoExperimentsError
-from ajet.observe.viewer.notes_api import NotesApi
-from ajet.observe.viewer.pages import Pages
+from ajet.observe.viewer.pages import Access, Gate, NotesApi, Pages
 from ajet.schema.errors import UserError
 from ajet.system.access import LOOPBACK, is_loopback
 from ajet.system.http_messages import Answer, AsgiApp, HttpLimits, HttpRequest

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from ajet.task_judge.helper.answers import AnswerCache
-from ajet.task_judge.helper.asker import Asker, UnusableAnswerError, WrongAnswer, json_values, read_json
+from ajet.task_judge.helper.answers import AnswerCache, NearDuplicates
 from ajet.task_judge.helper.model import (
     DASHSCOPE_URL,
     OPENAI_URL,
+    Asker,
     Budget,
     Endpoint,
     HelperBudgetError,
     HelperError,
     HelperModel,
+    UnusableAnswerError,
+    WrongAnswer,
+    json_values,
+    read_json,
 )
-from ajet.task_judge.helper.near_duplicates import NearDuplicates
 
 __all__ = [
     "DASHSCOPE_URL",

@@ -6,6 +6,7 @@ To add a framework: a function here that builds its client (importing the librar
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from functools import cached_property
@@ -19,8 +20,7 @@ from openai.types.chat import ChatCompletion
 from ajet.agents.model_function import ModelFunction, OpenAIModelFunction
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
-from ajet.task_runner.tuner.bridge import AnsweredBridge, Asked, HttpBridge
-from ajet.task_runner.tuner.connection import Connection, client_over
+from ajet.task_runner.tuner.connection import AnsweredBridge, Asked, Connection, HttpBridge, client_over
 
 
 def agentscope_model(connection: Connection, *, context_size: int, stream: bool) -> Any:
@@ -116,6 +116,8 @@ def model_function(connection: Connection) -> ModelFunction:
 # ------------------------------------------------------------ OpenAI's client, with a short cut
 
 _PATH = "/chat/completions"
+
+
 _BODY_FIELDS = frozenset(inspect.signature(AsyncCompletions.create).parameters) - {
     "self",
     "extra_headers",
@@ -123,6 +125,8 @@ _BODY_FIELDS = frozenset(inspect.signature(AsyncCompletions.create).parameters) 
     "extra_body",
     "timeout",
 }
+
+
 """The arguments of `create` that are fields of the request's body under the same name."""
 
 
@@ -208,3 +212,50 @@ def _is_json(value: Any) -> bool:
     if kind is list:
         return all(map(_is_json, value))
     return value is None or kind in (str, int, float, bool)
+
+
+_REPLY = {
+    "id": "chatcmpl-rehearsal",
+    "object": "chat.completion",
+    "created": 0,
+    "model": "rehearsal",
+    "choices": [
+        {
+            "index": 0,
+            "finish_reason": "tool_calls",
+            "message": {
+                "role": "assistant",
+                "content": "ready",
+                "tool_calls": [{"id": "1", "type": "function", "function": {"name": "begin", "arguments": "{}"}}],
+            },
+        }
+    ],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+}
+
+
+_MESSAGES: Any = [{"role": "user", "content": "ready?"}]
+
+
+def rehearse() -> None:
+    """Have a client of this process ask a server of this process once. Leaves no thread and no socket."""
+    asyncio.run(_rehearse())
+
+
+async def _rehearse() -> None:
+    server = await asyncio.start_server(_answer, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        client = openai_client(Connection(f"http://{host}:{port}/v1", "none", "rehearsal", proxied=False))
+        async with client:
+            await client.chat.completions.create(messages=_MESSAGES, model="rehearsal")
+            await client.chat.completions.create(messages=_MESSAGES, model="rehearsal", timeout=60)  # over its library
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    body = json.dumps(_REPLY).encode()
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n")
+    writer.write(b"content-length: %d\r\n\r\n%b" % (len(body), body))
+    await writer.drain()
+    writer.close()

@@ -17,8 +17,7 @@ from ajet.schema.resources import PromptSet, PromptTemplate, read_prompts
 from ajet.schema.span import Span
 from ajet.schema.task import finite_reward
 from ajet.task_judge.helper import Endpoint, HelperModel
-from ajet.task_runner.tuner.bridge import LoopBridge
-from ajet.task_runner.tuner.connection import Connection, post_reward
+from ajet.task_runner.tuner.connection import Connection, LoopBridge, post_reward
 
 if TYPE_CHECKING:
     from ajet.agents.model_function import ModelFunction

@@ -9,10 +9,8 @@ from ajet.trainer.credit.estimators import (
     imitation_credit,
     teaches,
 )
-from ajet.trainer.credit.mini_batches import MiniBatch, mini_batches
-from ajet.trainer.credit.returns import Overlong, earned
-from ajet.trainer.credit.summary import CallSummary, EpisodeSummary, summarise
-from ajet.trainer.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm
+from ajet.trainer.credit.summary import CallSummary, EpisodeSummary, Overlong, earned, summarise
+from ajet.trainer.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm, MiniBatch, mini_batches
 
 __all__ = [
     "AdvantageEstimator",

@@ -12,8 +12,7 @@ from enum import StrEnum
 from math import sqrt
 from typing import NamedTuple
 
-from ajet.trainer.credit.returns import Returns
-from ajet.trainer.credit.summary import CallSummary, EpisodeSummary
+from ajet.trainer.credit.summary import CallSummary, EpisodeSummary, Returns
 
 SAME = 1e-9
 """Values closer than this, relative to their size, are the same."""

@@ -12,8 +12,7 @@ from enum import StrEnum
 from math import comb, sqrt
 
 from ajet.trainer.credit.baselines import Baseline, Compared, Comparison, Formula, compare, statistics
-from ajet.trainer.credit.returns import Overlong, Returns, returns_of
-from ajet.trainer.credit.summary import EpisodeSummary
+from ajet.trainer.credit.summary import EpisodeSummary, Overlong, Returns, returns_of
 from ajet.trainer.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm, token_weights
 
 EPSILON = 1e-6

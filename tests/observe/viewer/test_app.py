@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 
 from ajet.backbone.episode_metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder
-from ajet.observe.viewer.access import Access
 from ajet.observe.viewer.library import Library
+from ajet.observe.viewer.pages import Access
 from ajet.observe.viewer.serve import create_app
 from support.synthetic_run import Vocabulary, math_episode
 

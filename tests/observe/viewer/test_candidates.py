@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 
 from ajet.backbone.prompt.journal import read_history
 from ajet.observe.episode_store import EpisodeStore
-from ajet.observe.viewer.access import Access
 from ajet.observe.viewer.candidates import PromptHistory
 from ajet.observe.viewer.library import Library
+from ajet.observe.viewer.pages import Access
 from ajet.observe.viewer.serve import create_app
 from support.synthetic_search import TASKS, write_search
 

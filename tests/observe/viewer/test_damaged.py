@@ -11,8 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from ajet.cli.runs import run as runs
-from ajet.observe.viewer.access import Access
 from ajet.observe.viewer.library import Library
+from ajet.observe.viewer.pages import Access
 from ajet.observe.viewer.serve import create_app
 
 

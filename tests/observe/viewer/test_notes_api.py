@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from ajet.observe.viewer.access import Access
 from ajet.observe.viewer.library import Library
+from ajet.observe.viewer.pages import Access
 from ajet.observe.viewer.serve import create_app
 
 BASE = "http://127.0.0.1:8642"

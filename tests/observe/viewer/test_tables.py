@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from ajet.observe.viewer.queries import episodes_csv, metrics_csv
+from ajet.observe.viewer.data import episodes_csv, metrics_csv
 
 
 def test_metrics_are_columns() -> None:

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from ajet.observe.viewer.access import Access, Gate, sign_in
+from ajet.observe.viewer.pages import Access, Gate, sign_in
 
 
 def client(access: Access, base: str = "http://127.0.0.1") -> TestClient:
@@ -41,7 +41,7 @@ def test_with_a_password_the_token_is_worth_nothing() -> None:
 
 def test_guessing_is_slow_and_the_right_secret_always_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr("ajet.observe.viewer.access.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ajet.observe.viewer.pages.time.monotonic", lambda: now[0])
     access = Access(password="long enough")
     for _ in range(20):
         assert not access.admits("guess")

@@ -14,9 +14,8 @@ import pytest
 
 from ajet.system.http_messages import Answer, HttpRequest, json_answer
 from ajet.system.http_server import HttpServer
-from ajet.task_runner.tuner.bridge import HttpBridge
 from ajet.task_runner.tuner.clients import openai_client
-from ajet.task_runner.tuner.connection import Connection
+from ajet.task_runner.tuner.connection import Connection, HttpBridge
 
 USER: Any = [{"role": "user", "content": "hi"}]
 REPLY = {

@@ -8,13 +8,13 @@ import sys
 
 PROGRAM = """
 import gc, json, os, sys, threading
-from ajet.task_runner.tuner import rehearsal
+from ajet.task_runner.tuner.clients import rehearse
 
-rehearsal.rehearse()
+rehearse()
 known = set(sys.modules)
 gc.collect()
 open_files = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
-rehearsal.rehearse()
+rehearse()
 sockets = [name for name in open_files if "socket:" in name]
 imported = sorted(set(sys.modules) - known)
 report = {"threads": threading.active_count(), "sockets": sockets, "imported": imported}

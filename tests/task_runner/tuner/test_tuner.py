@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from ajet.config.sections import HelperConfig
 from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.observe.tracing import emit_reward, find_final_reward
+from ajet.observe.tracing.attributes import reward_of
 from ajet.observe.tracing.recording import Recording
-from ajet.observe.tracing.rewards import reward_of
 from ajet.schema.errors import EngineOverloadedError, RewardError
 from ajet.task_runner.tuner import AjetTuner, HelperModel
 from ajet.task_runner.tuner.clients import TunedOpenAI

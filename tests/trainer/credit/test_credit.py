@@ -31,7 +31,7 @@ from ajet.trainer.credit import (
     summarise,
     teaches,
 )
-from ajet.trainer.credit.returns import returns_of
+from ajet.trainer.credit.summary import returns_of
 
 
 def single(reward: float, tokens: int = 10, name: str = "e") -> EpisodeSummary:
