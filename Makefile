@@ -10,7 +10,7 @@ DEVICE ?= cuda
 GPU_PYTHON ?=
 GPU_ARGS ?=
 
-.PHONY: help env demo test coverage check format bars gpu-check docs pictures clean test-agentscope1 test-oldest test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-bitsandbytes test-liger test-openenv test-verifiers test-openjudge test-templates
+.PHONY: help env demo test test-slow coverage check format bars gpu-check docs pictures clean test-agentscope1 test-oldest test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-bitsandbytes test-liger test-openenv test-verifiers test-openjudge test-templates
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -28,10 +28,14 @@ $(VENV)/.ready: pyproject.toml constraints/default.txt
 demo: env  ## train an agent on a tiny model, on this machine's CPU, from start to end
 	$(BIN)/ajet --conf configs/quickstart.yaml --fresh
 
-test: env  ## run the tests, in parallel
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: env  ## run the tests that take less than two seconds each, in parallel
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-coverage: env  ## run the tests and say which branches of ajet/ they take
+# they wait for processes and deadlines much of the time: three of them keep two cores busy
+test-slow: env  ## run the other tests: whole runs, kills, deadlines, a browser
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
+
+coverage: env  ## run all tests and say which branches of ajet/ they take
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 check: env  ## lint, types, layering

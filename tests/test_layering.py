@@ -88,6 +88,7 @@ def test_light_parts_name_no_heavy_library(part: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_tests_and_product_need_no_benchmark() -> None:
     benchmarks = {path.stem for path in (AJET.parent / "benchmarks").glob("*.py")} | {"benchmarks"}
     wrong = [

@@ -91,7 +91,6 @@ async def work(agent: CliAgent, engine: Lines, place: Path) -> tuple[CliRun, Any
     return run, session.tracker.finish(1.0).tree
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CLI_PROGRAMS)
 def test_a_program_repairs_a_file(name: str) -> None:
     place = where(name)
@@ -109,7 +108,6 @@ def test_a_program_repairs_a_file(name: str) -> None:
     assert trained == [token for reply in engine.spoken for token in reply]
 
 
-@pytest.mark.slow
 def test_opencodes_title_is_a_side_call() -> None:
     """Without `--title`, it asks the small model for one."""
     place = where("opencode")

@@ -79,6 +79,7 @@ def check_worthless(episode: Episode) -> None:
     assert episode.metadata["tests"]["exit_code"] or episode.metadata["tests"]["why"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", hostile_results.ANY_TESTS)
 def test_a_hostile_result_is_worth_nothing(runtime: Runtime, name: str) -> None:
     check_worthless(episode_of(runtime, hostile_results.ANY_TESTS[name]))

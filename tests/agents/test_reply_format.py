@@ -52,6 +52,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(JSON, st.booleans())
 def test_every_json_value_is_read_as_json_means_it(value: Any, ascii_only: bool) -> None:
     written = json.dumps(value, ensure_ascii=ascii_only)

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 WORKFLOW = """
 import asyncio, time
 from ajet import Workflow, WorkflowOutput, bp
@@ -74,6 +72,7 @@ def ajet(folder: Path, *more: str, typed: str | None = None) -> subprocess.Compl
     )
 
 
+@pytest.mark.slow
 def test_episodes_are_shown_recorded_and_counted(tmp_path: Path) -> None:
     project(tmp_path, "talk", "raise", "never")
     done = ajet(tmp_path, "debug.debug_first_n_tasks=2")
@@ -94,6 +93,7 @@ def test_episodes_are_shown_recorded_and_counted(tmp_path: Path) -> None:
     assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_one_json_object_an_episode(tmp_path: Path) -> None:
     project(tmp_path, "talk")
     done = ajet(tmp_path, "--json")
@@ -104,11 +104,13 @@ def test_one_json_object_an_episode(tmp_path: Path) -> None:
     assert lines[0]["calls"][0]["new_messages"] == [{"role": "user", "content": "Say talk"}]
 
 
+@pytest.mark.slow
 def test_all_failed_is_a_failure(tmp_path: Path) -> None:
     project(tmp_path, "raise")
     assert ajet(tmp_path, "--quiet").returncode == 1
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_before_anything_heavy_and_end_with_2(tmp_path: Path) -> None:
     project(tmp_path, "talk")
     done = ajet(tmp_path, "rollout.user_workflow=agent.py->Agnt")
@@ -119,6 +121,7 @@ def test_mistakes_are_told_before_anything_heavy_and_end_with_2(tmp_path: Path) 
     assert "no_model" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_isolated_workflows(tmp_path: Path) -> None:
     project(tmp_path, "talk", "raise")
     done = ajet(tmp_path, "task_runner.wrapper_type=multi-processing")
@@ -127,6 +130,7 @@ def test_isolated_workflows(tmp_path: Path) -> None:
     assert "KeyError: 'mine'" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_breakpoint_stops_in_the_workflow(tmp_path: Path) -> None:
     project(tmp_path, "talk")
     done = ajet(tmp_path, "--debug", "HERE", "rollout.episode_timeout=0.01", typed="p secret + 1\ncontinue\n")
@@ -135,6 +139,7 @@ def test_a_breakpoint_stops_in_the_workflow(tmp_path: Path) -> None:
     assert "reward 0.5" in done.stdout, "no deadline while someone looks"
 
 
+@pytest.mark.slow
 def test_leaving_the_debugger_ends_the_run(tmp_path: Path) -> None:
     project(tmp_path, "talk", "talk2", "talk3")
     done = ajet(tmp_path, "--debug", "HERE", typed="quit\n")
@@ -142,6 +147,7 @@ def test_leaving_the_debugger_ends_the_run(tmp_path: Path) -> None:
     assert done.stdout.count("began") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", ["asyncio", "multi-processing"])
 def test_ctrl_c_ends_cleanly(tmp_path: Path, wrapper: str) -> None:
     project(tmp_path, "hang")
@@ -159,6 +165,7 @@ def test_ctrl_c_ends_cleanly(tmp_path: Path, wrapper: str) -> None:
     assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["status"] == "interrupted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path, more: tuple[str, ...]) -> None:
     """`ajet … --backbone=debug | head -1`: on any thread, without a traceback."""
@@ -185,6 +192,7 @@ def test_a_mistyped_tag_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_breakpoint_runs_one_episode_at_a_time(tmp_path: Path) -> None:
     project(tmp_path, "talk", "talk2", "talk3")
     agent = tmp_path / "agent.py"
@@ -197,6 +205,7 @@ def test_breakpoint_runs_one_episode_at_a_time(tmp_path: Path) -> None:
     assert "3 episodes, 0 without a reward" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_breakpoint_that_nobody_foresaw_has_the_prompt_to_itself(tmp_path: Path) -> None:
     """Several episodes are running when it stops; its name hides it from a look at the sources."""
     project(tmp_path, "talk", "talk2", "talk3")

@@ -52,6 +52,7 @@ def test_known_shapes_have_the_published_number_of_parameters(name: str) -> None
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
+@pytest.mark.slow
 def test_whole_weights_take_sixteen_bytes_each_and_adapters_hardly_any() -> None:
     common = {"model__path": TINY, "trainer_common__max_tokens_per_step": 64, "rollout__kv_cache_gb": 0.001}
     lengths = {"rollout__max_model_len": 64, "data__max_prompt_length": 32, "data__max_response_length": 32}
@@ -102,6 +103,7 @@ def test_what_does_not_fit_comes_with_what_helps() -> None:
     refuse_if_hopeless(plan, changes)
 
 
+@pytest.mark.slow
 def test_what_can_never_fit_is_refused_with_the_fix() -> None:
     config = make_config({"model.path": TINY})
     tiny = Device("cuda", 8 * 2**20)
@@ -166,6 +168,7 @@ def test_what_can_not_be_computed_without_weights_is_said(
     assert f"memory: not planned, because a pass of {TINY} can't be computed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_kl_term_is_not_given_up_where_adapters_help() -> None:
     config = make_config({"model.path": TINY, "rollout.max_model_len": 512, "trainer_common.max_tokens_per_step": 512})
     small = Device("cuda", 8 * 2**20)
@@ -181,6 +184,7 @@ def test_a_broken_config_json_is_named(tmp_path: Path) -> None:
         plan_memory(make_config({"model.path": str(tmp_path)}), "local", H200)
 
 
+@pytest.mark.slow
 def test_validate_shows_the_plan_and_ends_with_code_2_if_it_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "configs/quickstart.yaml", "--plan"]) == 0
     said = capsys.readouterr().out

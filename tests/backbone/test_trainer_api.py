@@ -55,6 +55,7 @@ def run_program(folder: Path, text: str, **options: Any) -> subprocess.Completed
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False, **options)
 
 
+@pytest.mark.slow
 def test_a_program_debugs_trains_resumes_and_evaluates(tmp_path: Path) -> None:
     done = run_program(
         tmp_path,
@@ -79,6 +80,7 @@ def test_a_program_debugs_trains_resumes_and_evaluates(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_run_cleanly_and_reaches_the_program(tmp_path: Path) -> None:
     body = 'open("began", "a").close()'
     (tmp_path / "program.py").write_text(
@@ -98,6 +100,7 @@ def test_ctrl_c_ends_the_run_cleanly_and_reaches_the_program(tmp_path: Path) -> 
     assert '"status": "interrupted"' in (tmp_path / "saved_experiments/solver/events.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_html_and_runs_a_cell_again(tmp_path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient
@@ -181,6 +184,7 @@ def test_what_only_the_program_holds_does_not_run_elsewhere(keys: dict[str, Any]
         config_of(Trainer(keys, exp_dir=tmp_path), agent=lambda task: 1.0)
 
 
+@pytest.mark.slow
 def test_a_file_that_trains_while_it_is_imported_is_refused(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(program() + "trainer.fit(solver, tasks)\n")
     done = run_program(

@@ -24,6 +24,7 @@ def ajet(*arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run([*AJET, *arguments], input=said, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_chat_answers_line_by_line_and_shows_tokens() -> None:
     done = ajet("chat", "tiny:qwen2", "--max-tokens", "6", "--temperature", "0", said="hello\n/tokens\n/new\nhi\n")
     assert done.returncode == 0, done.stderr
@@ -37,6 +38,7 @@ def test_chat_with_a_model_that_is_not_there_is_a_users_error() -> None:
     assert "nowhere" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_yaml_needs_no_workflow_and_may_name_an_engine_that_only_talks(tmp_path: Path) -> None:
     (tmp_path / "replies.yaml").write_text("- good morning\n")
     rollout = f"rollout: {{engine: scripted, scripted_replies: {tmp_path}/replies.yaml}}"
@@ -67,6 +69,7 @@ def post(url: str, body: dict[str, Any], key: str = "sesame") -> dict[str, Any]:
     return content
 
 
+@pytest.mark.slow
 def test_serve_speaks_openais_protocol(served: str) -> None:
     body = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
     first, second = (post(f"{served}/chat/completions", body) for _ in range(2))
@@ -83,6 +86,7 @@ def test_serve_wants_its_key(served: str) -> None:
         post(f"{served}/chat/completions", {"messages": []}, key="wrong")
 
 
+@pytest.mark.slow
 def test_serve_lets_other_machines_in_only_with_a_key() -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         done = ajet("serve", "tiny:qwen2", "--host", host)
@@ -91,6 +95,7 @@ def test_serve_lets_other_machines_in_only_with_a_key() -> None:
     assert done.returncode == 2 and "--tls-cert and --tls-key: no file /no/such.pem" in done.stderr
 
 
+@pytest.mark.slow
 def test_serve_at_a_port_that_is_taken_is_a_users_error(served: str) -> None:
     port = served.split(":")[2].split("/")[0]
     for wrong in (port, "99999"):

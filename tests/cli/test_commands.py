@@ -35,6 +35,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return tmp_path / "my-agent"
 
 
+@pytest.mark.slow
 def test_a_new_project_is_valid_and_its_test_passes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "validate", "my-agent.yaml")
     assert code == 0
@@ -171,6 +172,7 @@ def test_show_fills_in_defaults_and_masks_secrets(project: Path, capsys: pytest.
     assert "abcdefghij" not in out
 
 
+@pytest.mark.slow
 def test_doctor_finds_this_machine_usable() -> None:
     ran = subprocess.run([sys.executable, "-m", "ajet", "doctor"], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout

@@ -74,6 +74,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_the_first_line_says_which_backbone_and_why(folder: Path) -> None:
     default = ajet("--conf", "one.yaml")
     first, second = default.stdout.splitlines()[:2]
@@ -85,6 +86,7 @@ def test_the_first_line_says_which_backbone_and_why(folder: Path) -> None:
     assert ajet("--conf", "one.yaml", "--json").stdout.startswith("RAN")
 
 
+@pytest.mark.slow
 def test_the_folder_holds_config_and_code_and_how_it_ended(folder: Path) -> None:
     assert ajet("--conf", "one.yaml", "--exp-dir", "runs", "rollout.num_repeat=7").returncode == 0
     run = folder / "runs" / "one"
@@ -96,6 +98,7 @@ def test_the_folder_holds_config_and_code_and_how_it_ended(folder: Path) -> None
     assert not list((folder / "state").glob("*.json"))
 
 
+@pytest.mark.slow
 def test_exit_codes(folder: Path) -> None:
     assert ajet("--conf", "one.yaml", "mine.code=3").returncode == 3
     failed = ajet("--conf", "one.yaml", "mine.fail=true")
@@ -108,6 +111,7 @@ def test_exit_codes(folder: Path) -> None:
     assert '"status":"failed"' in events.replace(": ", ":")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_cleanly(folder: Path, number: signal.Signals) -> None:
     process = start("--conf", "one.yaml", "mine.sleep=60")
@@ -119,6 +123,7 @@ def test_an_interrupt_ends_cleanly(folder: Path, number: signal.Signals) -> None
     assert json.loads(last)["status"] == "interrupted"
 
 
+@pytest.mark.slow
 def test_kill_ends_a_run_and_its_children_and_nothing_else(folder: Path) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     child_file = folder / "child"
@@ -154,6 +159,7 @@ def test_a_process_id_that_was_given_away_is_not_touched(folder: Path) -> None:
         bystander.kill()
 
 
+@pytest.mark.slow
 def test_a_service_runs_beside_the_run_and_ends_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = folder / "service"
     service.mkdir()
@@ -167,6 +173,7 @@ def test_a_service_runs_beside_the_run_and_ends_with_it(folder: Path, monkeypatc
     wait_until(lambda: not is_alive(int((service / "pid").read_text())))
 
 
+@pytest.mark.slow
 def test_the_viewer_beside_the_run(folder: Path) -> None:
     ran = ajet("--conf", "one.yaml", "--with-logview")
     assert ran.returncode == 0, ran.stderr
@@ -174,6 +181,7 @@ def test_the_viewer_beside_the_run(folder: Path) -> None:
     assert "nothing that ajet started" in ajet("--kill").stderr
 
 
+@pytest.mark.slow
 def test_a_service_that_can_not_start_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = ajet("--conf", "one.yaml", "--with-bfcl")
     assert missing.returncode == 2

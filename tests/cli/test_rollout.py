@@ -237,7 +237,6 @@ def test_ctrl_c_on_a_terminal(folder: Path) -> None:
     assert len(first) == 4  # the finished one was not run again
 
 
-@pytest.mark.slow
 def test_a_model_that_is_loaded_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rollout("--model", "tiny:qwen2-0.3m", "--max-tokens", "8", "--limit", "1", "max_steps=2") == 0
     assert "ended by" in capsys.readouterr().out

@@ -342,6 +342,7 @@ def test_an_incomplete_file_says_what_is_needed(folder: Path) -> None:
     assert load_config(folder / "bare.yaml", complete=False).ajet.rollout.num_repeat == 4
 
 
+@pytest.mark.slow
 def test_loading_imports_nothing_heavy_and_no_user_code(folder: Path) -> None:
     load(folder, "mine: ${ajet.rollout.num_repeat}\n")
     (folder / "flow.py").write_text("raise SystemExit('the workflow was imported')")

@@ -38,6 +38,7 @@ def test_the_unbroken_file_loads(folder: Path) -> None:
     assert not (folder / "canary").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: re.sub(r"\W+", "-", mutation.name)[:60])
 def test_a_broken_file_is_refused(mutation: Mutation, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "broken.yaml").write_bytes(mutation.content)

@@ -350,6 +350,7 @@ def row(source: Source) -> str:
     return "| " + " | ".join([source.name, source.package, *samples, "; ".join(sorted(notes))]).rstrip() + " |"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name, indirect=True)
 def test_every_prompt_is_what_the_template_writes(source: Source, scenario: Any) -> None:

@@ -122,6 +122,7 @@ def test_a_reply_is_trained_as_the_model_would_sample_it(name: str) -> None:
     assert [targets(real, [ASK, reply])[-1][1] for reply in (SAYS, THINKS)] == list(THOUGHTS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_TOOLS)
 def test_reasoning_content_and_calls_are_read_back_exactly_once(name: str) -> None:
     real = real_tokenizer(name)

@@ -65,6 +65,7 @@ def reply_text(family: str, messages: list[dict[str, Any]], reply: dict[str, Any
     return str(text).removeprefix("<think>\n\n</think>\n\n")  # Qwen3's template drops an empty thought afterwards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("with_system", [True, False])
 def test_a_conversation_is_what_the_template_renders(family: str, with_system: bool) -> None:

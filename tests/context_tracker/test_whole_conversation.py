@@ -103,6 +103,7 @@ class Loop:
         return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ids", ["fresh", "repeated", "none"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_result_is_named_as_in_the_whole_conversation(name: str, ids: str) -> None:

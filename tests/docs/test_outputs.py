@@ -65,7 +65,6 @@ def test_a_bad_line_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert f"error: {failed.value}\n" in [block.code for block in blocks_of(ROOT / "docs" / "tasks.md")]
 
 
-@pytest.mark.slow
 def test_a_debug_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Every line that the page shows is printed, but for figures and where a line is cut."""
     pytest.importorskip("agentscope.permission")

@@ -55,7 +55,6 @@ class Fetched(HTMLParser):
             self.addresses.append(given.get(LOADED[tag]) or "")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("material") is None, reason="needs the extra `docs` (mkdocs-material)")
 def test_the_built_site_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]

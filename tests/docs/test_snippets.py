@@ -240,6 +240,7 @@ def test_tools_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == shown
 
 
+@pytest.mark.slow
 def test_the_program_that_trains_from_python(tmp_path: Path) -> None:
     (tmp_path / "solver.py").write_text(code("python.md", "async def solver(task, llm)"))
     command = [sys.executable, "solver.py"]

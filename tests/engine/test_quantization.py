@@ -85,7 +85,6 @@ def test_the_gradient_is_that_of_the_numbers_that_4_bits_stand_for(dtype: torch.
     assert size > 0 and difference <= TOLERANCE[dtype] * size
 
 
-@pytest.mark.slow
 def test_compiled_layers_in_4_bits_update_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """With checkpointed layers, a KL term, two mini-batches and several packs; traced, but no code generated."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
@@ -135,7 +134,6 @@ def test_a_checkpoint_holds_whole_weights_and_a_resume_is_exact(tmp_path: Path) 
     assert gap(weights(trainer.model), weights(again.model)) == 0.0
 
 
-@pytest.mark.slow
 def test_a_run_samples_and_trains_the_same_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the command, with the embedded engine: what it sampled is what the trainer computes, before and after an
     update."""

@@ -72,6 +72,7 @@ def test_two_processes_may_build_the_same_model_at_once(tmp_path: Path) -> None:
     assert sorted(path.name for path in Path(folder).parent.iterdir()) == [Path(folder).name]
 
 
+@pytest.mark.slow
 @given(st.text())
 @settings(max_examples=200, deadline=None)
 def test_any_text_round_trips(text: str) -> None:

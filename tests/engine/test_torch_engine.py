@@ -62,6 +62,7 @@ def test_without_a_seed_replies_differ(engine: TorchEngine) -> None:
     assert len({tuple(reply.token_ids) for reply in replies}) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -303,6 +304,7 @@ def test_broken_weights_fail_the_request_not_the_engine() -> None:
     asyncio.run(engine.aclose())
 
 
+@pytest.mark.slow
 def test_memory_stays_within_its_bound_and_everything_is_answered() -> None:
     rng = random.Random(5)
     settings = TorchEngineSettings(max_model_len=512, max_num_seqs=32, kv_cache_gb=1200 * 1024 / 1e9)
@@ -398,6 +400,7 @@ def test_an_engine_that_is_dropped_ends_its_thread() -> None:
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_thousand_random_requests_leave_nothing_behind() -> None:
     rng = random.Random(7)
     settings = TorchEngineSettings(max_model_len=128, max_num_seqs=24, kv_cache_gb=3000 * 1024 / 1e9)
@@ -485,6 +488,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in Linux's way")
 def test_the_engine_of_a_small_model_computes_in_its_own_thread_alone() -> None:
     here = [str(TESTS), str(ROOT)]

@@ -24,6 +24,7 @@ SHARES_NOTHING = ("mistral", "mixtral", "phimoe", "gemma2")
 CASES = [("tiny:qwen2", seed) for seed in range(4)] + [(family, 0) for family in WINDOWED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), CASES)
 def test_any_schedule_draws_from_what_the_model_itself_says(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch

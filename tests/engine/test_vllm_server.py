@@ -94,6 +94,7 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_workers_that_end_after_their_server_remove_their_shared_memory(tmp_path: Path) -> None:
     note = tmp_path / "block"
     settings = VllmSettings("m", log_folder=tmp_path, start_timeout_s=20.0)

@@ -112,6 +112,7 @@ def test_an_invalid_evaluation_is_an_environment_error(tmp_path: Path, said: str
     assert episode.ledger.trained == 0
 
 
+@pytest.mark.slow
 @EVERYWHERE
 def test_a_step_that_hangs_ends_with_its_episode(tmp_path: Path, wrapper: str) -> None:
     world = {"class": f"{WORLDS}->Counter", "options": {"log": str(tmp_path / "log")}}
@@ -129,6 +130,7 @@ def test_an_environment_that_ends_its_process_is_recorded_up_to_there(tmp_path: 
     assert events(episode) == ["reset", "step"]
 
 
+@pytest.mark.slow
 @EVERYWHERE
 def test_a_service_that_refuses_costs_its_episode_which_is_run_again(tmp_path: Path, wrapper: str) -> None:
     gone = {"url": "http://127.0.0.1:9", "timeout": 1}

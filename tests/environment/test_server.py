@@ -320,6 +320,7 @@ def test_what_cannot_be_served_is_refused(target: str, complaint: str) -> None:
         serve(nothing, source=target)
 
 
+@pytest.mark.slow
 def test_the_command_serves_and_leaves_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ajet", "env", "serve", f"{WORLDS}->Counter", "--port", "0", "--workers", "2"]
     with subprocess.Popen(

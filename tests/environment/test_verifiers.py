@@ -89,7 +89,6 @@ def installed(tmp_path: Path) -> Path:
 
 
 @needs_verifiers
-@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", ["asyncio", "multi-processing"])
 def test_an_environment_is_played_with_exact_tokens(installed: Path, wrapper: str) -> None:
     config = load_config(
@@ -114,7 +113,6 @@ def test_an_environment_is_played_with_exact_tokens(installed: Path, wrapper: st
 
 
 @needs_verifiers
-@pytest.mark.slow
 def test_a_reward_that_raises_ends_its_episode_with_the_reason(installed: Path) -> None:
     config = load_config(config_of(installed, "10", python=str(installed / "python"), size=10), backbone="debug")
     tasks = read_training_tasks(build_reader(config))
@@ -125,7 +123,6 @@ def test_a_reward_that_raises_ends_its_episode_with_the_reason(installed: Path) 
 
 
 @needs_verifiers
-@pytest.mark.slow
 def test_an_environment_that_is_not_installed_is_refused(installed: Path) -> None:
     with pytest.raises(ConfigError, match=r"(?s)'no-such-taskset' not found.*-m pip install the environment's package"):
         VerifiersHost({"taskset": {"id": "no-such-taskset"}}, str(installed / "python")).ready()

@@ -350,6 +350,7 @@ bodies = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
@@ -401,6 +402,7 @@ def streams_end(here: Any, requests: list[tuple[str, Any]]) -> Any:
     return asyncio.gather(*(one(path, body) for path, body in requests))
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.sampled_from(sorted(STREAMS)), bodies), min_size=20, max_size=20))
 def test_no_body_leaves_a_stream_without_an_end(requests: list[tuple[str, Any]]) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support import TESTS
 
 REPORTS = """
@@ -21,6 +23,7 @@ def test_warning():
 """
 
 
+@pytest.mark.slow
 def test_text_that_is_not_utf8_ends_no_worker(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(REPORTS)
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())

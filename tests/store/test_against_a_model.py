@@ -318,6 +318,7 @@ class Pair:
         await self.compare_attempts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_store_does_what_the_model_does(kind: Opener, seed: int) -> None:
     clock = Clock()

@@ -159,6 +159,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.slow
 @every_server
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_a_stranger_that_sends_without_end_is_cut(serve: Any, kind: str) -> None:

@@ -255,6 +255,7 @@ async def leaves(reader: asyncio.StreamReader) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_idle_strangers_push_out_only_each_other() -> None:
     async def run() -> None:
         async with serving(HttpLimits(max_connections=40)) as (_, port):

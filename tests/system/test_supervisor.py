@@ -127,6 +127,7 @@ class Killer(Workflow):
 """
 
 
+@pytest.mark.slow
 def test_an_episode_on_a_killed_service_is_run_again_on_the_next(caplog: pytest.LogCaptureFixture) -> None:
     port = free_port()
     world = SUPPORT / "worlds.py"

@@ -38,6 +38,7 @@ def check() -> Iterator[SymbolicCheck]:
     made.close()
 
 
+@pytest.mark.slow
 @needs_library
 def test_expressions_from_several_threads(check: SymbolicCheck) -> None:
     questions = [("(x+1)^2", "x^2+2x+1", True), (r"\sqrt{8}", r"2\sqrt{2}", True), ("x^2", "2x", False)] * 4
@@ -47,6 +48,7 @@ def test_expressions_from_several_threads(check: SymbolicCheck) -> None:
     assert found == [same for *_, same in questions]
 
 
+@pytest.mark.slow
 @needs_library
 def test_what_takes_too_long_counts_as_different_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     check = SymbolicCheck(limit_s=1.0, processes=1)

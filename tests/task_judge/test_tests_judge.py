@@ -66,6 +66,7 @@ def run(tmp_path: Path, does: str, judge: dict[str, Any], wrapper: str = "asynci
         return runtime.run(runtime.pool.run_episode(task))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", ["asyncio", "multi-processing"])
 def test_the_tests_judge_what_is_in_the_sandbox(tmp_path: Path, wrapper: str) -> None:
     episode = run(tmp_path, "echo N = 2 > n.py; mkfifo t.py", {"judge_type": "tests"}, wrapper)

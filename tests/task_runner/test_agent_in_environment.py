@@ -78,6 +78,7 @@ def test_what_the_agent_says_is_its_action() -> None:
     assert episode.tree.trained_tokens == episode.tree.sampled_tokens
 
 
+@pytest.mark.slow
 def test_an_agent_that_only_calls_tools() -> None:
     pytest.importorskip("gymnasium")
     replies: list[Reply] = [asks(("act", {"action": step})) for step in WAY]

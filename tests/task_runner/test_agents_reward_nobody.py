@@ -90,6 +90,7 @@ class Episode:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Returns", "says_nothing"])
 def test_an_agent_s_key_gives_no_reward(name: str, tmp_path: Path) -> None:
     (tmp_path / "attack.py").write_text(textwrap.dedent(AGENT))

@@ -107,6 +107,7 @@ def test_a_program_that_never_calls_the_model(lines: str, says: str) -> None:
     assert "codex ended with exit code" in episode.failure.message and says in episode.failure.message
 
 
+@pytest.mark.slow
 def test_a_program_that_never_ends_is_judged_by_what_it_did() -> None:
     lines = "open('n.py', 'w').write('N = ' + ask('?'))\nprint('now I wait', flush=True)\nwhile True: pass"
     episode = run(program(lines), max_seconds=8.0)

@@ -221,6 +221,7 @@ def written(episode: Episode) -> None:
     assert len(encode_episode(episode)) < 20_000_000
 
 
+@pytest.mark.slow
 def test_every_fault_ends_its_episode_alone_with_a_name() -> None:
     assert len(FAULTS) >= 160
 

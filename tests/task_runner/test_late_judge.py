@@ -78,6 +78,7 @@ def run(config: Config, ended: list[Episode] | None = None) -> EpisodeGroup:
         return runtime.run(runtime.pool.run_group(Task(main_query="Go", task_id="t")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", ["asyncio", pytest.param("multi-processing", marks=pytest.mark.slow)])
 def test_a_group_is_judged_together_with_its_calls(tmp_path: Path, wrapper: str) -> None:
     ended: list[Episode] = []

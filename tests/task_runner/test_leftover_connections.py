@@ -65,6 +65,7 @@ asyncio.run(main())
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("judge", ["AsyncJudge", "PlainJudge", "OwnLoop"])
 def test_a_judge_that_closes_no_client(judge: str) -> None:
     program = PROGRAM.format(tests=str(TESTS))

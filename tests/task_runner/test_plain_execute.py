@@ -149,6 +149,7 @@ def hanging(how: str) -> Any:
     return act
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["run", "until_complete", "stubborn", "sleep", "model"])
 def test_a_hang_ends_at_the_deadline_and_its_thread_soon_after(how: str) -> None:
     async def main() -> None:
@@ -166,6 +167,7 @@ def test_a_hang_ends_at_the_deadline_and_its_thread_soon_after(how: str) -> None
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_stopping_ends_the_loop_it_started() -> None:
     began, ended = threading.Event(), threading.Event()
 
@@ -200,6 +202,7 @@ def test_in_a_process(tmp_path: Path) -> None:
     play(tmp_path, scene, workflow="Plain", code=PLAIN)
 
 
+@pytest.mark.slow
 def test_a_hang_in_a_process(tmp_path: Path) -> None:
     async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         episode = await episode_of(runner, "hang")

@@ -142,6 +142,7 @@ def is_alive(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_good_and_bad_episodes_side_by_side(tmp_path: Path) -> None:
     async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         acts = ["talk", "reward", "judge", "judge_none", "judge_nan", "judge_exit"]
@@ -175,6 +176,7 @@ def test_good_and_bad_episodes_side_by_side(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+@pytest.mark.slow
 def test_a_hang_is_killed_and_shows_where(tmp_path: Path) -> None:
     async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         await runner.attempts.ready()
@@ -203,6 +205,7 @@ def test_what_a_worker_started_dies_with_it(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+@pytest.mark.slow
 def test_workers_are_fresh_light_and_see_the_users_config(tmp_path: Path) -> None:
     async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         one, two = await asyncio.gather(episode_of(runner, "where"), episode_of(runner, "where"))
@@ -215,6 +218,7 @@ def test_workers_are_fresh_light_and_see_the_users_config(tmp_path: Path) -> Non
     play(tmp_path, scene)
 
 
+@pytest.mark.slow
 def test_what_the_model_ended_is_judged_in_the_worker(tmp_path: Path) -> None:
     async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         episodes = [await episode_of(runner, act) for act in ("early", "early_raise", "early_exit")]
@@ -233,6 +237,7 @@ def test_a_workflow_that_dies_while_it_is_made(tmp_path: Path) -> None:
     play(tmp_path, scene, workflow="Unconstructed")
 
 
+@pytest.mark.slow
 def test_the_engines_faults_are_known_through_http_too(tmp_path: Path) -> None:
     async def scene(runner: TaskRunner, sessions: SmallProvider) -> None:
         episode = await episode_of(runner, "talk")
@@ -242,6 +247,7 @@ def test_the_engines_faults_are_known_through_http_too(tmp_path: Path) -> None:
     play(tmp_path, scene, EngineError("gone"), "hello")
 
 
+@pytest.mark.slow
 def test_code_that_cannot_be_imported_is_refused_by_name(tmp_path: Path) -> None:
     async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         with pytest.raises(ImportPathError, match=r"ajet.rollout.user_workflow: .*Agnt.*did you mean 'Agent'"):
@@ -250,6 +256,7 @@ def test_code_that_cannot_be_imported_is_refused_by_name(tmp_path: Path) -> None
     play(tmp_path, scene, workflow="Agnt")
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_dies_is_replaced(tmp_path: Path) -> None:
     async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         assert isinstance(runner.attempts, ProcessRunner)
@@ -266,6 +273,7 @@ def test_a_fork_server_that_dies_is_replaced(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+@pytest.mark.slow
 def test_no_process_outlives_the_one_that_runs_the_episodes(tmp_path: Path) -> None:
     """SIGKILL it: server and workers end by themselves."""
     (tmp_path / "agent.py").write_text(textwrap.dedent(CODE))

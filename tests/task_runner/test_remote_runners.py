@@ -159,6 +159,7 @@ async def episode(runner: TaskRunner, act: str, file: Path | None = None, **opti
     return await runner.run(WorkflowTask(task=Task(task_id="t", main_query=act, metadata=metadata)), **options)
 
 
+@pytest.mark.slow
 def test_a_runner_elsewhere_runs_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(runner: TaskRunner, started: Started) -> None:
         started.runner(2)
@@ -179,6 +180,7 @@ def test_a_runner_elsewhere_runs_episodes(tmp_path: Path, monkeypatch: pytest.Mo
     play(tmp_path, scene, monkeypatch)
 
 
+@pytest.mark.slow
 def test_the_users_module_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = "\nPath('imports').open('a').write(f'{os.getpid()}\\n')\n"
     monkeypatch.setattr(f"{__name__}.CODE", CODE + counting)
@@ -195,6 +197,7 @@ def test_the_users_module_is_imported_once(tmp_path: Path, monkeypatch: pytest.M
     play(tmp_path, scene, monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_wrong_key_and_a_wrong_address_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,6 +233,7 @@ def test_a_key_that_the_run_has_made_up_is_shown(
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_what_dies_or_is_killed_costs_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(runner: TaskRunner, started: Started) -> None:
         first = started.runner(1)
@@ -246,6 +250,7 @@ def test_what_dies_or_is_killed_costs_a_lease(tmp_path: Path, monkeypatch: pytes
     play(tmp_path, scene, monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_runner_that_stays_lost_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(runner: TaskRunner, started: Started) -> None:
         started.runner(1)
@@ -261,6 +266,7 @@ def test_a_runner_that_stays_lost_is_a_fault(tmp_path: Path, monkeypatch: pytest
     play(tmp_path, scene, monkeypatch, rollout__episode_retries=0)
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_the_code_and_the_worker_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(runner: TaskRunner, started: Started) -> None:
         started.runner(1)
@@ -274,6 +280,7 @@ def test_a_deadline_ends_the_code_and_the_worker_goes_on(tmp_path: Path, monkeyp
     play(tmp_path, scene, monkeypatch, rollout__episode_timeout=3)
 
 
+@pytest.mark.slow
 def test_sigterm_drains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(runner: TaskRunner, started: Started) -> None:
         program = started.runner(1)
@@ -297,6 +304,7 @@ def _ended(process: psutil.Process) -> bool:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_runners_whose_run_is_gone_can_be_stopped(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -327,6 +335,7 @@ def test_a_run_without_runners_can_be_stopped(tmp_path: Path, monkeypatch: pytes
     play(tmp_path, scene, monkeypatch)
 
 
+@pytest.mark.slow
 def test_engine_faults_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(runner: TaskRunner, started: Started) -> None:
         started.runner(1)
@@ -428,6 +437,7 @@ def test_a_runner_in_another_language_says_what_is_wrong(arguments: list[str], s
     assert done.stderr.startswith("error: ")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
 def test_a_runner_in_another_language_waits_for_the_trainer() -> None:
     port = free_port()
@@ -460,6 +470,7 @@ def test_a_runner_in_another_language_waits_for_the_trainer() -> None:
     asyncio.run(asyncio.wait_for(scene(), 120))
 
 
+@pytest.mark.slow
 def test_a_runner_gets_the_templates_of_the_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(runner: TaskRunner, started: Started) -> None:
         started.runner()

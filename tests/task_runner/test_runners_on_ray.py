@@ -83,7 +83,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None or not RAY.exists(), reason="needs Ray: run `make test-verl`")
 def test_ray_places_replaces_and_drains_runners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str) -> None:
     monkeypatch.setenv(KEY_VARIABLE, KEY)

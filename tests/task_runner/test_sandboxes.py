@@ -113,6 +113,7 @@ def test_a_plain_execute_has_it_too(tmp_path: Path, wrapper: str) -> None:
     assert episode.failure is None and episode.metadata["output"] == "plain\n"
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 @wrappers
 @pytest.mark.parametrize("act", ["raise", "hang"])
@@ -124,6 +125,7 @@ def test_it_is_destroyed_whatever_happens(tmp_path: Path, wrapper: str, act: str
     assert gone(mark)
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 def test_a_sandbox_that_dies_is_a_fault_and_no_lesson(tmp_path: Path) -> None:
     episode = run(tmp_path, "die")
@@ -131,6 +133,7 @@ def test_a_sandbox_that_dies_is_a_fault_and_no_lesson(tmp_path: Path) -> None:
     assert episode.failure.kind == "SandboxError" and episode.reward is None
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 @wrappers
 def test_the_gateway_alone_is_reached(tmp_path: Path, wrapper: str) -> None:

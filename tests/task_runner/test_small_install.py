@@ -29,7 +29,6 @@ from ajet.task_runner.runner import TaskRunner
 from support.http_server import Server
 from support.runner_fakes import LineEngine, SmallProvider
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 KEY = "sk-ajet-" + "s" * 40
 AGENT = """
@@ -142,6 +141,7 @@ def answer(_path: str, body: dict[str, Any], _key: str) -> Any:
     return 200, {"content-type": "application/json"}, reply
 
 
+@pytest.mark.slow
 def test_there_is_no_torch_and_the_commands_say_what_they_need(python: Path, tmp_path: Path) -> None:
     names = ("torch", "transformers", "datasets", "safetensors", "pandas", "ray")
     there = ran(python, tmp_path, "-c", f"from importlib.util import find_spec as f; print(*filter(f, {names}))")
@@ -166,6 +166,7 @@ def test_there_is_no_torch_and_the_commands_say_what_they_need(python: Path, tmp
     assert not (tmp_path / "saved_experiments").exists()
 
 
+@pytest.mark.slow
 def test_an_agent_alone_and_its_trajectory_in_the_viewer(python: Path, tmp_path: Path) -> None:
     server = Server(answer)
     done = ran(python, tmp_path, "-c", ALONE, f"{server.url}")
@@ -198,6 +199,7 @@ def test_little_is_imported_by_a_runner() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "workflow", "reward"), [(AGENT, "Agent", 5.0), (SOLVER, "solver", 0.5)])
 def test_a_runner_works_for_a_trainer(
     code: str, workflow: str, reward: float, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

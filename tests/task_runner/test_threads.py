@@ -13,6 +13,7 @@ import pytest
 from ajet.task_runner.threads import EpisodeThreads
 
 
+@pytest.mark.slow
 def test_an_interrupt_never_hits_a_thread_that_is_being_started() -> None:
     # in a process of its own: loops that are cut off while they close complain when they are collected
     stressed = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=300, check=False)

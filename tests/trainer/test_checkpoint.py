@@ -123,6 +123,7 @@ def kill_and_resume(root: Path, kills: int, seed: int) -> int:
     return unfinished
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_lose_nothing_announced(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, kills=20, seed=1)
 

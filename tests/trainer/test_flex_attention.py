@@ -95,6 +95,7 @@ RULES: dict[str, Callable[[torch.dtype], Rule]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("kind", RULES)
 def test_it_gives_what_a_dense_mask_gives_forward_and_backward(
@@ -138,6 +139,7 @@ def gradients(model: Any, items: list[Item]) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", *WINDOWED])
 def test_models_have_the_same_gradient_with_it(
     family: str, in_eager_mode: None, monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,7 @@ def test_adapters_train_little() -> None:
     assert adapted.weights == whole.weights + adapted.gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [False, True])
 def test_three_layers_tell_what_six_take(lora: bool, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:

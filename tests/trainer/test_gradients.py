@@ -256,6 +256,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "norm", "multiplicity", "kl", "correction"), CASES)
 def test_tree_gradient_equals_rows(
     loss: PolicyLoss, norm: LossNorm, multiplicity: bool, kl: KLType, correction: Correction | None

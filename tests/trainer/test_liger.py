@@ -19,7 +19,6 @@ from support.small_models import small_model
 FUNCTIONS = "liger_kernel.transformers.functional"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     find_spec("liger_kernel") is None or find_spec("triton") is None, reason="needs liger-kernel and triton"
 )

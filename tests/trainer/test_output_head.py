@@ -52,6 +52,7 @@ def worst(ones: list[torch.Tensor], others: list[torch.Tensor]) -> float:
     return max(float((one - other).abs().max() / one.abs().max()) for one, other in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("entropy", list(Entropy))
 def test_chunks_change_nothing(family: str, entropy: Entropy) -> None:

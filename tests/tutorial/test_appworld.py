@@ -145,6 +145,7 @@ def world_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         server.wait(30)
 
 
+@pytest.mark.slow
 def test_an_episode_over_http(monkeypatch: pytest.MonkeyPatch, world_port: int) -> None:
     def replies(call: ScriptedCall) -> object:
         return block(LOGIN if call.index == 0 else solution(call.prompt.rpartition("supervisor's task:")[2]))

@@ -99,7 +99,6 @@ def test_two_steps_of_the_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert prompt.startswith(start_of)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif("AJET_CLI_AGENTS_NODE" not in os.environ, reason="needs `make test-cli-agents`")
 def test_codex_repairs_the_tasks_with_scripted_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = copied(tmp_path, monkeypatch)

@@ -51,6 +51,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["verl", "trinity"])
 @pytest.mark.parametrize("conf", CONFS)
 def test_it_is_valid(

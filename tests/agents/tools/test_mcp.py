@@ -108,6 +108,7 @@ def url(server: Path) -> Iterator[str]:
     process.wait()
 
 
+@pytest.mark.slow
 def test_the_time_of_a_call_is_not_that_of_the_start(server: Path) -> None:
     command = [PYTHON, str(server), "stdio", "8000", "2.5"]
     (result,) = asyncio.run(calls({"command": command, "timeout": 2.0}, ("double", {"x": 21})))

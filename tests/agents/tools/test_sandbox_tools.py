@@ -111,6 +111,7 @@ def test_bash_streams() -> None:
 # ------------------------------------------------------------ python
 
 
+@pytest.mark.slow
 def test_python_runs_programs() -> None:
     async def use(call: Call, sandbox: Sandbox) -> None:
         assert (await call("python", code="print(6*7)")).output == "42"

@@ -85,6 +85,7 @@ def weights_hash(experiment: Path) -> str:
 STABLE = ("train/reward/mean", "train/grad_norm", "loss/total", "tokens/trained", "tokens/computed", "train/lr")
 
 
+@pytest.mark.slow
 def test_a_model_without_pad_token_trains(tmp_path: Path) -> None:
     """Nothing of ours fills rows up: neither the engine nor the trainer needs one."""
     model = tmp_path / "model"
@@ -160,6 +161,7 @@ def _exports(folder: Path, experiment: Path) -> None:
     assert main(["eval", str(yaml), "--checkpoint", str(experiment), "--json"]) == 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path) -> None:
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     straight.mkdir(), stopped.mkdir()
@@ -171,6 +173,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path) -> None:
     assert weights_hash(one) == weights_hash(other)
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
     _, experiment = train(tmp_path, **{"trainer_common.total_training_steps": 2})
     episodes = len(list(EpisodeStore(experiment / "episodes.sqlite").all()))
@@ -184,6 +187,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path: Pat
 EARLY, REPLAY = "trainer_common.early_stop", "trainer_common.algorithm.replay"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_its_curriculum_replay_and_early_stop(tmp_path: Path) -> None:
     """Episodes fail now and then, so groups are uneven, and a failed try counts for its task."""
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
@@ -216,6 +220,7 @@ def test_a_resumed_run_goes_on_with_its_curriculum_replay_and_early_stop(tmp_pat
         assert step["episode/count"] == 8, "replayed episodes are trained, not counted again"
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_early_says_so_and_goes_on_if_it_may(tmp_path: Path) -> None:
     early = {f"{EARLY}.patience": 2, f"{EARLY}.min_delta": 2, "trainer_common.test_freq": 1}
     early |= {"trainer_common.total_training_steps": 9, "trainer_common.val_before_train": "true"}
@@ -335,6 +340,7 @@ def test_lora_with_kl_to_its_base(tmp_path: Path) -> None:
     assert (experiment / "checkpoints" / "step_2" / "adapter").is_dir()
 
 
+@pytest.mark.slow
 def test_kl_in_the_reward_replaces_the_loss_term_and_falls_on_rewards_of_calls(tmp_path: Path) -> None:
     """Step 1 starts from the reference, so nothing is taken off; in step 2 the advantages show what was."""
     options = {"trainer_common.algorithm.adv_estimator": "drgrpo", "trainer_common.optim.lr": "0.01"}
@@ -357,6 +363,7 @@ def test_kl_in_the_reward_replaces_the_loss_term_and_falls_on_rewards_of_calls(t
 TEACHER = "trainer_common.algorithm.distillation.teacher"
 
 
+@pytest.mark.slow
 def test_a_teacher_trains_where_rewards_do_not(tmp_path: Path) -> None:
     source = ModelSource.resolve("tiny:qwen2-0.3m")
     model: Any = source.model("float32")

@@ -197,7 +197,6 @@ def test_the_order_of_calls_on_one_gpu_and_an_adapter_for_each_version(
 CPU = {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not PYTHON, reason="AJET_VLLM_PYTHON names no Python with vLLM")
 def test_the_real_vllm_trains_and_every_version_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`make test-vllm`. The model's output layer shares the embedding's weight, which vLLM packs separately."""

@@ -18,7 +18,6 @@ from ajet.observe.episode_store import EpisodeStore
 from support.scripted_helper import helper
 from support.searchers import project
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 
 
@@ -39,6 +38,7 @@ def remote(url: str, key: str = "sk-right") -> dict[str, Any]:
     return {"rollout__engine": "remote", "rollout__remote": server, "prompt_tuning__rounds": 1}
 
 
+@pytest.mark.slow
 def test_a_search_over_an_endpoint_reads_transcripts_and_counts_tokens(
     served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +143,7 @@ def test_a_helper_that_never_answers_ends_the_search_in_words(
     assert "4 new" in said and "start:" not in said, "the start was validated once"
 
 
+@pytest.mark.slow
 def test_a_helper_that_answers_some_questions_too_late_loses_those(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,8 +25,6 @@ from ajet.prompt_tuning import ProposerError, SearchFailedError, UnusedTemplateE
 from ajet.schema.errors import ConfigError
 from support.searchers import HERE, project
 
-pytestmark = pytest.mark.slow
-
 
 def tuned(conf: Path, *overrides: str, fresh: bool = False) -> Path:
     """One run; returns its folder."""
@@ -78,12 +76,14 @@ def test_finds_better_templates_and_keeps_what_led_to_them(tmp_path: Path, algor
     assert not seen & set(started["tasks"]["confirmation"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", ["asyncio", "multi-processing"])
 def test_a_candidate_reaches_threads_and_processes_alike(tmp_path: Path, wrapper: str) -> None:
     folder = tuned(project(tmp_path, tasks=8, task_runner__wrapper_type=wrapper, prompt_tuning__rounds=1))
     assert read_best(folder)["score"] > 0
 
 
+@pytest.mark.slow
 def test_a_template_that_kills_its_worker_scores_zero(tmp_path: Path) -> None:
     """Isolated episodes survive whatever a proposal makes the workflow do."""
     conf = project(tmp_path, tasks=8, task_runner__wrapper_type="multi-processing", prompt_tuning__rounds=1)
@@ -92,6 +92,7 @@ def test_a_template_that_kills_its_worker_scores_zero(tmp_path: Path) -> None:
     assert all(trial["task"] == "t3" and "SIGKILL" in trial["failure"] for trial in failures)
 
 
+@pytest.mark.slow
 def test_a_search_that_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "parts").mkdir()
@@ -214,6 +215,7 @@ def test_the_tuned_model_may_propose_itself(tmp_path: Path) -> None:
     assert spent["proposer_prompt_tokens"] > 100 and spent["proposer_sampled_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_nothing_that_trains_is_loaded(tmp_path: Path) -> None:
     import subprocess
 

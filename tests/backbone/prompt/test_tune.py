@@ -16,8 +16,6 @@ from ajet.prompt_tuning import Request
 from ajet.schema.episode import Episode
 from support.searchers import HERE, project
 
-pytestmark = pytest.mark.slow
-
 TRAINING = {
     "rollout__num_repeat": 2,
     "data__train_batch_size": 2,
@@ -54,6 +52,7 @@ def test_one_command_searches_then_trains_with_the_best(
     assert "without effect" not in caplog.text, "each stage has its keys"
 
 
+@pytest.mark.slow
 def test_the_second_round_begins_with_the_weights_and_templates_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ class Judge(BaseJudge):
 """
 
 
+@pytest.mark.slow
 def test_a_job_runs(
     endpoint: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,7 @@ def maths(tmp_path: Path) -> Repository:
     return Repository(tmp_path, "example_maths", agent, JUDGE, reader)
 
 
+@pytest.mark.slow
 def test_a_maths_agent_with_its_judge(maths: Repository) -> None:
     done = maths.run()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -97,12 +98,14 @@ def test_a_maths_agent_with_its_judge(maths: Repository) -> None:
     assert "the embedded engine answers in this debug run" in said
 
 
+@pytest.mark.slow
 def test_several_players_and_old_names(tmp_path: Path) -> None:
     game = Repository(tmp_path, "example_game", GAME, None, {"type": "random_dummy"})
     done = game.run()
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_training_without_its_tracker_ends_before_it_begins_and_says_what_to_do(maths: Repository) -> None:
     done = maths.run("rollout.engine=torch", backbone="local")
     assert done.returncode == 2
@@ -110,6 +113,7 @@ def test_training_without_its_tracker_ends_before_it_begins_and_says_what_to_do(
     assert not (maths.elsewhere / "saved_experiments" / "example_maths").exists()
 
 
+@pytest.mark.slow
 def test_a_module_of_ours_that_is_gone_is_named_as_ours(maths: Repository) -> None:
     agent = maths.yaml.parent / "agent.py"
     agent.write_text("import ajet.copilot.something\n" + agent.read_text())

@@ -97,6 +97,7 @@ def reward_of(repository: Repository) -> list[float]:
         return [row[0] for row in connection.execute("SELECT reward FROM episode")]
 
 
+@pytest.mark.slow
 def test_asking_a_patient_by_one_call(tmp_path: Path) -> None:
     """Rounds as tasks with messages and no query, a language model as judge, a reward from 0 to 4."""
     path = tmp_path / "train.jsonl"
@@ -213,6 +214,7 @@ def service(tmp_path: Path) -> Iterator[str]:
         server.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "agent",
     [

@@ -149,6 +149,7 @@ def test_a_full_disk_loses_nothing(mode: str) -> None:
     within(use)
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_the_command_and_its_children(mode: str, mark: str) -> None:
     async def use(sandbox: Sandbox) -> None:
         await sandbox.exec(f"sleep {mark}1 >/dev/null 2>&1 &")
@@ -272,6 +273,7 @@ def test_memory_is_limited(mode: str) -> None:
     within(use)
 
 
+@pytest.mark.slow
 def test_processes_are_limited(mode: str) -> None:
     async def use(sandbox: Sandbox) -> None:
         result = await sandbox.exec("for i in $(seq 60); do sleep 5 & done 2>/dev/null; jobs -p | wc -l", timeout=4)

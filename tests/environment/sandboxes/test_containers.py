@@ -75,7 +75,6 @@ def containers(kind: str, owner: int) -> list[str]:
     return [line for line in listed.stdout.splitlines() if f'"process": {owner}' in line or f"process:{owner}" in line]
 
 
-@pytest.mark.slow
 def test_commands_and_files(kind: str) -> None:
     async def use(sandbox: Sandbox) -> None:
         result = await sandbox.exec("id -u; pwd; echo err >&2; exit 3")
@@ -106,7 +105,6 @@ def test_commands_and_files(kind: str) -> None:
     assert not containers(kind, os.getpid())
 
 
-@pytest.mark.slow
 def test_an_image_that_a_user_cannot_use_is_refused(kind: str, tmp_path: Path) -> None:
     image = "ajet-test:closed" if kind == "docker" else "localhost/ajet-test:closed"
     (tmp_path / "root" / "bin").mkdir(parents=True)
@@ -120,7 +118,6 @@ def test_an_image_that_a_user_cannot_use_is_refused(kind: str, tmp_path: Path) -
     check_sandbox(settings_of(kind))
 
 
-@pytest.mark.slow
 def test_only_the_gateway_is_reached(kind: str) -> None:
     if shutil.which("nsenter") is None:
         pytest.skip("needs nsenter")
@@ -148,7 +145,6 @@ ASKS = (
 )
 
 
-@pytest.mark.slow
 def test_a_program_is_the_agent_of_an_episode(kind: str) -> None:
     """`rollout.agent: {type: cli}` in a container: its program reaches the gateway, and its calls are recorded."""
     if shutil.which("nsenter") is None:
@@ -182,7 +178,6 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.slow
 def test_nothing_is_left_when_the_owner_is_killed(kind: str) -> None:
     environment = {
         **os.environ,

@@ -84,6 +84,7 @@ def test_commands_and_files(server: KubernetesServer) -> None:
     assert not server.pods
 
 
+@pytest.mark.slow
 @needs_node
 def test_limits(server: KubernetesServer) -> None:
     pieces: list[bytes] = []
@@ -152,6 +153,7 @@ def test_pods_that_never_start(server: KubernetesServer) -> None:
     assert not server.pods
 
 
+@pytest.mark.slow
 @needs_node
 def test_what_a_killed_owner_left_is_removed(server: KubernetesServer, tmp_path: Path) -> None:
     program = tmp_path / "owner.py"
@@ -242,6 +244,7 @@ def test_the_manifests_are_what_the_library_knows() -> None:
     assert spec["containers"][0]["env"][-1] == {"name": "A", "value": "$$(B)"}
 
 
+@pytest.mark.slow
 @needs_node
 @pytest.mark.parametrize(
     ("module", "passed"), [("N = 2", True), ("import os; os._exit(0)", False), ("import time; time.sleep(99)", False)]

@@ -46,6 +46,7 @@ def forked(viewer: Viewer) -> dict[str, Any]:
     return store_of(viewer).page(EpisodeFilter(agent="checker"), sort="forks")[0][0]
 
 
+@pytest.mark.slow
 def test_experiments_are_listed_found_and_compared(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
     page = open_page(viewer)
     expect(page.locator("#experiments tbody tr")).to_have_count(2)
@@ -86,6 +87,7 @@ def test_experiments_are_listed_found_and_compared(viewer: Viewer, open_page: Op
     expect(page).to_have_url(re.compile(rf"/x/{RUNS[0]}/episodes\?step_min="))
 
 
+@pytest.mark.slow
 def test_charts_show_what_was_logged_and_the_link_keeps_the_view(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
     page = open_page(viewer, f"/x/{EXPERIMENT}", width=1920, height=1080)
     for title in ("Reward", "Success", "pass@k", "KL", "Entropy", "Clip fraction", "Staleness", "Tokens per second"):
@@ -126,6 +128,7 @@ def test_a_click_on_a_chart_leads_to_that_steps_episodes(viewer: Viewer, open_pa
     expect(page.locator("#count")).to_contain_text("of 12 episodes")
 
 
+@pytest.mark.slow
 def test_episodes_filter_sort_and_page(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
     store = store_of(viewer)
     page = open_page(viewer, f"/x/{EXPERIMENT}/episodes")
@@ -210,6 +213,7 @@ def test_copies(viewer: Viewer, open_page: Open) -> None:
     assert whole["episode_id"] == row["episode_id"] and whole["tree"]["runs"]
 
 
+@pytest.mark.slow
 def test_tokens_tell_what_is_known_of_each(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
     row = forked(viewer)
     recorded = store_of(viewer).get(row["episode_id"])
@@ -502,6 +506,7 @@ def test_episodes_can_be_downloaded(viewer: Viewer, open_page: Open) -> None:
     assert record["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_a_task_leads_to_its_attempts(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
     page = open_page(viewer, f"/x/{EXPERIMENT}/tasks")
     total = task_page(store_of(viewer), TaskFilter())[1]
@@ -557,6 +562,7 @@ DIFFERENCES_OF_TEXTS = """async (script) => {
 }"""
 
 
+@pytest.mark.slow
 def test_notes_are_written_and_read(tmp_path: Path, experiments: Path, open_page: Open, shoot: Shoot) -> None:
     shutil.copytree(experiments / EXPERIMENT, tmp_path / EXPERIMENT)
     viewer = start(tmp_path)

@@ -27,6 +27,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Viewer:
     return start(root)
 
 
+@pytest.mark.slow
 def test_who_came_from_whom_what_changed_and_why(searched: Viewer, open_page: Open, shoot: Shoot) -> None:
     page = open_page(searched, "/x/searched-prompt", height=1250)
     page.get_by_role("link", name="Candidates").click()
@@ -59,6 +60,7 @@ def test_who_came_from_whom_what_changed_and_why(searched: Viewer, open_page: Op
     expect(page.locator("#refused")).to_contain_text("lacks the placeholder {question}")
 
 
+@pytest.mark.slow
 def test_scores_by_task_lead_to_the_episodes_behind_them(searched: Viewer, open_page: Open) -> None:
     found = searched.library.get("searched-prompt").prompts.view(running=False)
     best = found["best"]["candidate"]
@@ -90,6 +92,7 @@ def test_scores_by_task_lead_to_the_episodes_behind_them(searched: Viewer, open_
     expect(page.locator("#candidate h2")).to_have_text(best)
 
 
+@pytest.mark.slow
 def test_a_search_that_goes_on_grows_on_the_page(tmp_path: Path, open_page: Open) -> None:
     folder = write_search(tmp_path, end=False)
     page = open_page(start(tmp_path), PAGE)

@@ -59,6 +59,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_the_others_are_still_listed(
     experiments: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]

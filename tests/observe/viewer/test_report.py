@@ -15,6 +15,7 @@ from ajet.schema.errors import UserError
 pytest.importorskip("matplotlib")
 
 
+@pytest.mark.slow
 def test_report_is_self_contained(experiments: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "report.html"
     assert run([str(experiments / "math-agent"), "-o", str(target)]) == 0
@@ -40,6 +41,7 @@ def test_lines_of_a_plot_are_named_for_people() -> None:
     assert _label("success/pass@2", ["success/pass@2", "success/pass@4"]) == "pass@2"
 
 
+@pytest.mark.slow
 def test_what_reorders_or_hides_text_is_shown_escaped(experiments: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "math-agent"
     shutil.copytree(experiments / "math-agent", folder)

@@ -35,6 +35,7 @@ def trajectories(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_they_are_shown_with_what_they_have(trajectories: Path, open_page: Callable[..., Page]) -> None:
     with shown_folder(trajectories) as root:
         viewer = Viewer(ViewerSettings(root, port=0, trajectories=trajectories))

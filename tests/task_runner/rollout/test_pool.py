@@ -207,6 +207,7 @@ def test_oversampled_episodes_stand_in_for_faults_but_not_for_drops() -> None:
     assert group.complete and [episode.repeat for episode in group.episodes] == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keep", "share", "slow_share"),
     [("first_started", (0.2, 0.2), (0.5, 0.5)), ("first_ended", (0.225, 0.3), (0, 0.45))],

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import gc, json, os, sys, threading
 from ajet.task_runner.tuner.clients import rehearse
@@ -22,6 +24,7 @@ print(json.dumps(report))
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_left_to_import_and_nothing_is_left_open() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert json.loads(ended.stdout) == {"threads": 1, "sockets": [], "imported": []}

@@ -21,6 +21,7 @@ COMBINATIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("estimator", "baseline", "gamma"), COMBINATIONS)
 def test_advantages_are_the_formula_s(estimator: AdvantageEstimator, baseline: Baseline, gamma: float) -> None:
     settings = CreditSettings(
