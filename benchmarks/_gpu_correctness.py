@@ -21,15 +21,15 @@ from tree_training import chain, group
 from ajet.backbone.local.learner import with_adapters
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
-from ajet.schema.call_tree import CallTree
-from ajet.schema.generation import GenerateRequest, Sampling
+from ajet.schema.chat import GenerateRequest, Sampling
+from ajet.schema.episode import CallTree
 from ajet.trainer.credit.weights import CallCredit, EpisodeCredit
+from ajet.trainer.executor import check_trees, tree_support
 from ajet.trainer.forward import PackForward, RowForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Layout
 from ajet.trainer.trainer import Trainer, TrainSettings
-from ajet.trainer.tree_check import check_trees, tree_support
 
 HERE = Path(__file__).parent
 PROMPTS, PROMPT, REPLY = 8, 64, 32

@@ -12,11 +12,10 @@ from tree_training import Timings, Way, group, items_for, update_of
 
 from ajet.backbone.local.learner import with_adapters
 from ajet.schema.errors import UserError
-from ajet.trainer.compiled import CompiledForward
+from ajet.trainer.executor import CompiledForward, check_same
 from ajet.trainer.forward import BestForward, Forward
 from ajet.trainer.output_head import require_liger, why_not_liger
 from ajet.trainer.pack import Item, Layout, make_packs
-from ajet.trainer.tree_check import check_same
 
 BUDGET = 16384
 """Tokens of a pack."""

@@ -20,7 +20,7 @@ from tree_training import Timings, Way, best_of, chain, forgetful, group, items_
 from ajet.backbone.local.learner import with_adapters
 from ajet.backbone.memory_plan import GIB, Device, plan_memory
 from ajet.config import load_config
-from ajet.schema.call_tree import CallTree
+from ajet.schema.episode import CallTree
 from ajet.trainer.forward import BestForward, RowForward
 from ajet.trainer.pack import Layout, make_packs
 

@@ -45,7 +45,7 @@ def free_mib() -> float:
 
 
 async def replies(engine: Any, which: int, temperature: float = 1.0) -> list[Any]:
-    from ajet.schema.generation import GenerateRequest, Sampling
+    from ajet.schema.chat import GenerateRequest, Sampling
 
     requests = [
         GenerateRequest(prompt, Sampling(temperature, max_tokens=JOB["reply"], seed=index, ignore_eos=True))

@@ -32,11 +32,10 @@ from common import RESULTS, write_result
 
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings, linear_samples
 from ajet.engine.model_source import ModelSource
-from ajet.schema.call_tree import ROOT
+from ajet.schema.chat import Completion, Sampling
 from ajet.schema.codec import encode_episode
+from ajet.schema.episode import ROOT, EpisodeStatus
 from ajet.schema.episode import Episode as FinishedEpisode
-from ajet.schema.episode import EpisodeStatus
-from ajet.schema.generation import Completion, Sampling
 
 CHART = Path(__file__).parent.parent / "docs" / "assets" / "context_tracker.svg"
 TOKENS_A_MESSAGE = 100

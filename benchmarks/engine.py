@@ -28,7 +28,7 @@ from common import write_result
 
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
-from ajet.schema.generation import GenerateRequest, Sampling
+from ajet.schema.chat import GenerateRequest, Sampling
 
 CHART = Path(__file__).parent.parent / "docs" / "assets" / "engine.svg"
 MODEL = "tiny:qwen2-30m"

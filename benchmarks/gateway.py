@@ -29,7 +29,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.gateway.chat.tool_call_parsers import pick_parser
-from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest
+from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest
 
 REPLY_TOKENS = 50
 TOOLS = [

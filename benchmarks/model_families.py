@@ -30,9 +30,9 @@ from ajet.engine.torch.kv_cache import KVPool
 from ajet.engine.torch.readers import Part
 from ajet.engine.torch.runner import Runner, Work
 from ajet.schema.errors import FeatureUnavailableError
+from ajet.trainer.executor import check_trees, tree_support
 from ajet.trainer.forward import Forward, PackForward, RowForward
 from ajet.trainer.pack import Item, Layout, make_packs
-from ajet.trainer.tree_check import check_trees, tree_support
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "model_families.md"
 MARK = "<!-- written by benchmarks/model_families.py -->"

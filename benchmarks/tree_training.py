@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from common import RESULTS, write_result
 
-from ajet.schema.call_tree import ROOT, Call, CallTree, Run
+from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer.credit.weights import CallCredit, EpisodeCredit
 from ajet.trainer.executor import CostModel, plan
 from ajet.trainer.forward import BestForward, Forward, RowForward

@@ -26,13 +26,11 @@ from ajet.agents.model_function import (
     as_model_function,
 )
 from ajet.agents.reply_format import NativeFormat, ReplyFormat, TextFormat, prompt_messages, split_thinking
-from ajet.agents.run import AgentRun, OnStep
+from ajet.agents.run import AgentRun, OneAtATime, OnStep, World, world_tools
 from ajet.agents.tools import Toolset, make_tools
 from ajet.agents.tools.tool import Tool, ToolContext, ToolSource
-from ajet.agents.world import OneAtATime, World, world_tools
 from ajet.schema.episode import Failure
-from ajet.schema.errors import EngineError
-from ajet.schema.traceback_text import address_of
+from ajet.schema.errors import EngineError, address_of
 from ajet.schema.trajectory import StepType, StopReason, Trajectory, TrajectoryStep, file_name
 
 FormatName = Literal["auto", "native", "text"]

@@ -18,8 +18,7 @@ from typing import Any, Literal, get_args
 
 from ajet.environment.sandboxes import Result, SandboxError, UnusableResultError
 from ajet.environment.sandboxes.opening import fresh_sandbox
-from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox
-from ajet.environment.sandboxes.streams import Input
+from ajet.environment.sandboxes.sandbox import ExecResult, Input, Sandbox
 from ajet.schema.errors import TaskDataError
 from ajet.schema.user_code import find_named, likely_places
 

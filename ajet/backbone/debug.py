@@ -6,18 +6,26 @@ in the workflow; meanwhile nothing times out and episodes run one at a time.
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
+import threading
+from collections.abc import Iterator
 from concurrent.futures import wait
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
-from ajet.backbone.debug_view import EpisodeView, JsonView, QuietView, View
-from ajet.backbone.episode_metrics import episode_metrics, played
+from ajet.backbone.episode_metrics import episode_metrics, is_success, played
 from ajet.backbone.failures import ModelCallWatch, warn_of
+from ajet.context_tracker import describe_reasons
 from ajet.observe.failure_tally import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.schema.episode import Episode
+from ajet.schema.chat import Message
+from ajet.schema.episode import ROOT, Call, Episode
+from ajet.schema.errors import condensed
+from ajet.schema.printable import printable
 from ajet.schema.task import Task
 from ajet.system.service_loop import wait_for
 from ajet.task_reader import build_reader, read_training_tasks
@@ -28,10 +36,251 @@ if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.observe.experiment import ExperimentFolder
 
+TEXT_CHARS = 600
+
+
+"""How much of a message is shown: enough to see what happened. `episodes.sqlite` has all of it."""
+
+
+TRACEBACK_LINES = 12
+
+
+class View:
+    """Collects the episodes; subclasses show them. Only `episode` is called on the service loop."""
+
+    def __init__(self) -> None:
+        self.episodes: list[Episode] = []
+        self._lock = threading.Lock()
+
+    def started(self, tasks: int, parallel: int) -> None:
+        """The workflow is imported and episodes begin."""
+
+    def episode(self, episode: Episode, query: str) -> None:
+        """An episode ended."""
+        with self._lock:
+            self.episodes.append(episode)
+            self.show(episode, query)
+
+    def show(self, episode: Episode, query: str) -> None:
+        """Show one episode."""
+
+    def close(self, folder: Path) -> None:
+        """All episodes have ended, or the run was interrupted."""
+
+
+class QuietView(View):
+    """Failures only, on standard error."""
+
+    def show(self, episode: Episode, query: str) -> None:
+        if episode.failure is not None:
+            line = f"{episode.task_id}: {episode.status}: {episode.failure.in_short}"
+            print(printable(line), file=sys.stderr)
+
+
+class JsonView(View):
+    """One JSON object per episode, on standard output."""
+
+    def show(self, episode: Episode, query: str) -> None:
+        print(json.dumps({"event": "episode", "query": query, **facts(episode), "calls": calls(episode)}))
+
+    def close(self, folder: Path) -> None:
+        print(json.dumps({"event": "ended", "episodes": len(self.episodes), "folder": str(folder)}), flush=True)
+
+
+class EpisodeView(View):
+    """For people."""
+
+    def __init__(self, success_threshold: float) -> None:
+        super().__init__()
+        from rich.console import Console
+
+        class Output(Console):
+            def on_broken_pipe(self) -> None:
+                """Nobody reads on: that ends the run. (Rich would end only this thread.)"""
+                raise BrokenPipeError
+
+        self._console = Output(highlight=False, soft_wrap=True)
+        self._threshold = success_threshold
+        self._total = 0
+
+    def started(self, tasks: int, parallel: int) -> None:
+        self._total = tasks
+        pace = "one at a time" if parallel == 1 else f"at most {parallel} at a time"
+        self._line(f"{tasks} task{'s' * (tasks != 1)}, one episode each, {pace}", "dim")
+
+    def show(self, episode: Episode, query: str) -> None:
+        number = f"{len(self.episodes)}/{self._total}"
+        self._line(f"\n── episode {number} · task {episode.task_id} " + "─" * 30, "bold")
+        if query:
+            self._line(f"   {shortened(query, 200)}", "dim")
+        told: list[Message] = []
+        for call in episode.tree.calls:
+            self._call(call, told)
+            told = [*_history(call, episode.tree.calls), call.reply]
+        style = "green" if is_success(episode, self._threshold) else "yellow" if episode.usable else "red"
+        self._line(f"   {in_short(episode)}", style)
+        if episode.failure is not None:
+            self._line(f"   {episode.failure.kind}: {shortened(episode.failure.message, TEXT_CHARS)}", "red")
+            if episode.failure.place:
+                self._line(f"   at {episode.failure.place}", "red")
+            for line in condensed(episode.failure.traceback).rstrip().splitlines()[-TRACEBACK_LINES:]:
+                self._line(f"   │ {line}", "dim")
+
+    def _call(self, call: Call, told: list[Message]) -> None:
+        """`told`: the conversation shown last. A branch that begins like it is shown from where they differ."""
+        same = 0
+        if call.extends == ROOT:
+            same = next(
+                (i for i, pair in enumerate(zip(told, call.new_messages, strict=False)) if not _alike(*pair)), len(told)
+            )
+            if call.fork is not None:
+                self._line(f"   branch: {call.fork.reason} {shortened(call.fork.detail, 200)}".rstrip(), "magenta")
+        for message in call.new_messages[same:]:
+            self._message(message, "cyan" if message.get("role") == "tool" else "dim")
+        cut = f", {call.finish_reason}" if call.finish_reason != "stop" else ""
+        tokens = f"{len(call.logprobs)} tokens{cut}"
+        self._line(f"   {call.agent} · turn {call.turn + 1} ({tokens}{', not trained' * (not call.trainable)})", "bold")
+        self._message(call.reply, "")
+
+    def _message(self, message: Message, style: str) -> None:
+        if text := message_text(message.get("reasoning_content")):
+            self._line(f"     (thinks) {shortened(text)}", "dim")
+        text = message_text(message.get("content"))
+        speaker = "" if message.get("role") == "assistant" else f"{message.get('role')}: "
+        if text or not message.get("tool_calls"):
+            self._line(f"     {speaker}{shortened(text)}", style)
+        for name, arguments in tool_calls(message):
+            self._line(f"     → {name}({shortened(arguments, 200)})", "cyan")
+
+    def close(self, folder: Path) -> None:
+        if self.episodes:
+            self._console.print()
+            self._console.print(self._table())
+            for line in describe_reasons(episode.tree for episode in self.episodes):
+                self._line(f"branches: {line}", "dim")
+        failed = sum(not episode.usable for episode in self.episodes)
+        interrupted = f", {self._total - len(self.episodes)} not run" * (len(self.episodes) < self._total)
+        self._line(
+            f"{_counted(len(self.episodes), 'episode')}, {failed} without a reward{interrupted}. Recorded in {folder}"
+        )
+
+    def _table(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        table.add_column("task", overflow="fold")
+        table.add_column("status")
+        # short names: with an id made from a task's content and `workflow_error`, a line has 80 columns
+        for name in ("reward", "success", "turns", "tools", "tokens", "time s"):
+            table.add_column(name, justify="right")
+        for episode in self.episodes:
+            row = facts(episode)
+            success = is_success(episode, self._threshold) if episode.usable else None
+            cells = [
+                str(row["task"]),
+                str(row["status"]),
+                "–" if episode.reward is None else f"{episode.reward:g}",
+                {True: "yes", False: "no", None: "–"}[success],
+                *(str(row[name]) for name in ("turns", "tool_calls", "tokens")),
+                f"{row['seconds']:.1f}",
+            ]
+            style = "" if episode.usable else "red"
+            table.add_row(*(Text(printable(cell), style=style) for cell in cells))
+        return table
+
+    def _line(self, text: str, style: str = "") -> None:
+        """Print text as it is: a model's output is neither markup nor terminal control codes."""
+        self._console.print(printable(text), style=style or None, markup=False)
+
+
+def _history(call: Call, calls: list[Call]) -> list[Message]:
+    """The whole conversation before a call's reply."""
+    if call.extends == ROOT:
+        return call.new_messages
+    before = calls[call.extends]
+    return [*_history(before, calls), before.reply, *call.new_messages]
+
+
+def _alike(one: Message, other: Message) -> bool:
+    return (one.get("role"), message_text(one.get("content")).strip()) == (
+        other.get("role"),
+        message_text(other.get("content")).strip(),
+    )
+
+
+def in_short(episode: Episode) -> str:
+    """`completed · reward 1 · 2 turns, 1 tool call, 34 tokens · 1.2 s`"""
+    row = facts(episode)
+    reward = "no reward" if episode.reward is None else f"reward {episode.reward:g}"
+    counts = ", ".join(_counted(int(row[name]), word) for name, word in COUNTED)
+    outcomes = f" ({', '.join(episode.outcomes)})" if episode.outcomes else ""
+    tries = f" · {episode.attempts} attempts" if episode.attempts > 1 else ""
+    return f"{episode.status}{outcomes} · {reward} · {counts} · {row['seconds']:.1f} s{tries}"
+
+
+COUNTED = (("turns", "turn"), ("tool_calls", "tool call"), ("tokens", "token"))
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
+def facts(episode: Episode) -> dict[str, Any]:
+    """An episode as a row of a table."""
+    calls = [call for call in episode.tree.calls if call.run != ROOT]
+    return {
+        "task": episode.task_id,
+        "episode": episode.episode_id,
+        "status": str(episode.status),
+        "reward": episode.reward,
+        "is_success": episode.is_success,
+        "turns": len(calls),
+        "tool_calls": sum(len(call.reply.get("tool_calls") or ()) for call in calls),
+        "tokens": episode.tree.sampled_tokens,
+        "seconds": round(episode.timings.get("total", 0.0), 3),
+        "failure": None if episode.failure is None else f"{episode.failure.kind}: {episode.failure.message}",
+    }
+
+
+def calls(episode: Episode) -> list[dict[str, Any]]:
+    """Each model call: who asked, which messages were new, what came back."""
+    return [
+        {"agent": call.agent, "turn": call.turn + 1, "new_messages": call.new_messages, "reply": call.reply}
+        for call in episode.tree.calls
+    ]
+
+
+def tool_calls(message: Message) -> Iterator[tuple[str, str]]:
+    """The name and arguments of each tool call."""
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        arguments = function.get("arguments")
+        yield str(function.get("name")), arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def message_text(content: Any) -> str:
+    """A message's text, in whichever form it is given."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return "" if content is None else str(content)
+
+
+def shortened(text: str, limit: int = TEXT_CHARS) -> str:
+    """The text, cut at `limit` and indented."""
+    if len(text) > limit:
+        text = f"{text[:limit]}… ({len(text) - limit} more characters)"
+    return text.replace("\n", "\n       ")
+
+
 log = logging.getLogger(__name__)
 
 EXIT_ALL_FAILED = 1
+
+
 EXIT_INTERRUPTED = 130
+
+
 DEBUGGER_QUIT = "BdbQuit"
 
 

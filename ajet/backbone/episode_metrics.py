@@ -29,8 +29,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ajet.observe.metrics import aggregate_log_metrics
-from ajet.schema.call_tree import ROOT
-from ajet.schema.episode import Episode, EpisodeStatus
+from ajet.schema.episode import ROOT, Episode, EpisodeStatus
 from ajet.trainer.credit import earned, summarise
 
 FAULTS = (EpisodeStatus.ENGINE_ERROR, EpisodeStatus.ENVIRONMENT_ERROR, EpisodeStatus.JUDGE_ERROR)

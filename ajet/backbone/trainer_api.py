@@ -148,7 +148,7 @@ class Trainer:
         from ajet.schema.install import require_training
 
         require_training("Trainer.evaluate")
-        from ajet.backbone.validation import evaluate
+        from ajet.backbone.report import evaluate
 
         return evaluate(self._config(agent, None, dataset, {"backbone": "debug"}, val_argument="dataset"))
 

@@ -116,9 +116,8 @@ class _Conversation:
             said = tuple(await asyncio.to_thread(_play_tools, self._messages[-1])) if replied else ()
 
     async def _reply(self, messages: list[Message]) -> bool:
-        from ajet.schema.chat import ChatRequest
+        from ajet.schema.chat import ChatRequest, Sampling
         from ajet.schema.errors import ModelCallError
-        from ajet.schema.generation import Sampling
 
         temperature = self._arguments.temperature
         sampling = Sampling(

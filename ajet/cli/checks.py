@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.debug_view import EpisodeView
+from ajet.backbone.debug import EpisodeView
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import Reply, ScriptedEngine, read_replies

@@ -51,7 +51,7 @@ def _resolved(conf: str, overrides: Sequence[str], backbone: str | None) -> str:
     from ajet.backbone.launch import known_backbone
     from ajet.config import load_config
     from ajet.config.kinds import BACKBONES, load_module
-    from ajet.observe.secrets import Masker
+    from ajet.observe.logs import Masker
 
     chosen = known_backbone(backbone)
     config = load_config(conf, overrides, backbone=chosen, complete=False)

@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--best", action="store_true", help="of an experiment: the checkpoint with the best validation")
     parser.add_argument("--json", action="store_true", help="print all metrics as one JSON object")
     arguments = parser.parse_intermixed_args(argv)
-    from ajet.backbone.validation import evaluate
+    from ajet.backbone.report import evaluate
     from ajet.cli.targets import weights_folder
     from ajet.cli.view import find_experiment
     from ajet.config.loader import load_config

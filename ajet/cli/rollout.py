@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.agents.model_function import ModelMessage
 from ajet.gateway.chat import EpisodeSession
-from ajet.schema.chat import ChatRequest
+from ajet.schema.chat import ChatRequest, Sampling
 from ajet.schema.errors import UserError
-from ajet.schema.generation import Sampling
 from ajet.schema.printable import printable
 from ajet.schema.trajectory import Usage
 
@@ -222,7 +221,7 @@ def _sandbox(text: str | None, agent: Agent) -> SandboxSettings | None:
 
     from ajet.config import make_config
     from ajet.config.problems import dotted, from_validation
-    from ajet.task_runner.sandboxes import find_sandbox
+    from ajet.task_runner.environments import find_sandbox
 
     if text is None:
         return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ajet.cli.interruption import interruption
 from ajet.schema.errors import ConfigError
-from ajet.system.access import is_loopback
+from ajet.system.http_messages import is_loopback
 
 if TYPE_CHECKING:
     from ajet.gateway.gateway import Gateway
@@ -66,7 +66,7 @@ def _open_gateway(model: Model, max_model_len: int, arguments: Namespace) -> Gat
     from ajet.gateway.caller import Caller
     from ajet.gateway.gateway import Gateway, GatewaySettings, gateway_tls
     from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET
-    from ajet.system.access import InvalidKeyError
+    from ajet.system.http_messages import InvalidKeyError
 
     def authorize(key: str) -> Caller:
         if arguments.api_key and not hmac.compare_digest(key.encode(), arguments.api_key.encode()):

@@ -78,7 +78,7 @@ def _retention(arguments: Namespace) -> Retention:
 async def _serve(arguments: Namespace) -> int:
     from ajet.store.database_store import DatabaseStore
     from ajet.store.server import StoreServer
-    from ajet.system.access import is_loopback
+    from ajet.system.http_messages import is_loopback
     from ajet.system.http_server import tls_context
 
     tls = tls_context(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key") if arguments.tls_cert else None
@@ -98,8 +98,8 @@ async def _serve(arguments: Namespace) -> int:
 
 def _first_keys(tables: Tables) -> dict[str, str]:
     """A key of each role, if there is none at all."""
-    from ajet.store.access_keys import issue, listed
     from ajet.store.requests import Role
+    from ajet.store.server import issue, listed
 
     if listed(tables):
         return {}
@@ -136,10 +136,10 @@ def _keys(argv: Sequence[str]) -> int:
 
 
 async def _change_keys(arguments: Namespace) -> int:
-    from ajet.store.access_keys import key_tables
+    from ajet.store.server import key_tables
 
     def work(tables: Tables) -> str:
-        from ajet.store import access_keys
+        from ajet.store import server as access_keys
         from ajet.store.requests import Role
 
         if arguments.do == "list":
@@ -157,7 +157,7 @@ async def _change_keys(arguments: Namespace) -> int:
 
 
 def _line(key: object) -> str:
-    from ajet.store.access_keys import AccessKey
+    from ajet.store.server import AccessKey
 
     assert isinstance(key, AccessKey)
     if key.expires is None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.cli.view import find_experiment
-from ajet.schema.call_tree import ROOT
 from ajet.schema.chat import Tool
+from ajet.schema.episode import ROOT
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -131,8 +131,7 @@ def load(config: Config) -> Loaded:
     """Import the user's classes and read the tasks, as a run would."""
     from ajet.task_judge.base_judge import load_judge
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
-    from ajet.task_runner.environments import find_environment
-    from ajet.task_runner.sandboxes import find_sandbox
+    from ajet.task_runner.environments import find_environment, find_sandbox
     from ajet.task_runner.workflow import load_workflow
 
     rollout = config.ajet.rollout

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from ajet.config.engine_contradictions import ENGINE_CHECKS
-from ajet.config.episode_contradictions import EPISODE_CHECKS
+from ajet.config.episode_contradictions import ENGINE_CHECKS, EPISODE_CHECKS
 from ajet.config.judges import LlmJudgeConfig, OpenJudgeConfig, RubricsConfig
 from ajet.config.kinds import BackboneName, EngineName
 from ajet.config.problems import Contradiction
 from ajet.config.root import AjetConfig
-from ajet.schema.generation import GREEDY_BELOW
+from ajet.schema.chat import GREEDY_BELOW
 
 TRAINABLE_ENGINES: Mapping[BackboneName, tuple[EngineName, ...]] = {
     "local": ("torch", "vllm", "sglang"),

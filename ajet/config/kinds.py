@@ -85,10 +85,10 @@ AGENTS: Kinds = {
 """`rollout.agent.type`, besides `cli`: an `Agent`."""
 
 CLI_PROGRAMS: Kinds = {
-    "claude-code": "ajet.agents.cli_programs->CLAUDE_CODE",
-    "codex": "ajet.agents.cli_programs->CODEX",
-    "opencode": "ajet.agents.cli_programs->OPENCODE",
-    "mini-swe-agent": "ajet.agents.cli_programs->MINI_SWE_AGENT",
+    "claude-code": "ajet.agents.cli_agent->CLAUDE_CODE",
+    "codex": "ajet.agents.cli_agent->CODEX",
+    "opencode": "ajet.agents.cli_agent->OPENCODE",
+    "mini-swe-agent": "ajet.agents.cli_agent->MINI_SWE_AGENT",
 }
 """`rollout.agent.program`: a `CliProgram`."""
 
@@ -121,8 +121,8 @@ PROMPT_OPTIMISERS: Kinds = {
 """`prompt_tuning.algorithm`: an `Algorithm`."""
 
 PROPOSERS: Kinds = {
-    "helper": "ajet.backbone.prompt.proposers->HelperProposer",
-    "tuned": "ajet.backbone.prompt.proposers->TunedProposer",
+    "helper": "ajet.backbone.prompt.settings->HelperProposer",
+    "tuned": "ajet.backbone.prompt.settings->TunedProposer",
 }
 """`prompt_tuning.proposer`: a `Proposer` with a class method `from_config(config, runtime)`."""
 

@@ -19,13 +19,12 @@ from pydantic import ValidationError
 from ajet.config.contradictions import contradictions
 from ajet.config.effects import IGNORED_BLOCKS
 from ajet.config.files import locate_files
-from ajet.config.interpolation import InterpolationProblem, is_interpolated, resolve
 from ajet.config.keys import known_keys, nearest, section_of, where_it_belongs
 from ajet.config.kinds import BackboneName
 from ajet.config.problems import COMMAND_LINE, Override, Problem, Sources, config_error, from_validation
 from ajet.config.root import READ_YAML_NAME, AjetConfig, Config
 from ajet.config.section import Section
-from ajet.config.yaml_source import parse_value, read_yaml_file
+from ajet.config.yaml_source import InterpolationProblem, is_interpolated, parse_value, read_yaml_file, resolve
 from ajet.schema.errors import ConfigError
 from ajet.schema.printable import encodable, printable
 

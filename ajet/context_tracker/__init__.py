@@ -1,7 +1,6 @@
 """Messages → tokens, and one exact call tree per episode: see `docs/context_tracker.md`."""
 
-from ajet.context_tracker.prompting import describe_reasons, top_reasons
-from ajet.context_tracker.renderer import Renderer
+from ajet.context_tracker.prompting import Renderer, describe_reasons, top_reasons
 from ajet.context_tracker.samples import episode_samples, linear_samples
 from ajet.context_tracker.settings import TrackerSettings
 from ajet.context_tracker.tracker import ContextTracker, FinishedCalls, PreparedCall

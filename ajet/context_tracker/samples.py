@@ -16,9 +16,8 @@ import numpy as np
 from ajet.context_tracker.conversation import CallRecord
 from ajet.context_tracker.messages import content_text
 from ajet.context_tracker.settings import SharedTokenLoss, TrackerSettings
-from ajet.schema.call_tree import ROOT, CallTree, DropReason, Sample
 from ajet.schema.chat import Message
-from ajet.schema.episode import Episode, Ledger
+from ajet.schema.episode import ROOT, CallTree, DropReason, Episode, Ledger, Sample
 from ajet.schema.errors import RewardError
 
 

@@ -18,17 +18,14 @@ import msgspec
 import numpy as np
 
 from ajet.context_tracker.abnormal import find_abnormal
-from ajet.context_tracker.conversation import Audit, CallRecord, Conversations, Growth, Node, Turn, Walk
-from ajet.context_tracker.message_calls import MessageCalls
+from ajet.context_tracker.conversation import Audit, CallRecord, Conversations, Growth, MessageCalls, Node, Turn, Walk
 from ajet.context_tracker.messages import content_text, split_reasoning, tools_key
-from ajet.context_tracker.prompting import Prompt, Prompting, Request, changed_message
-from ajet.context_tracker.renderer import Renderer
+from ajet.context_tracker.prompting import Prompt, Prompting, Renderer, Request, changed_message
 from ajet.context_tracker.samples import Rewards, mask_calls
 from ajet.context_tracker.settings import TrackerSettings
 from ajet.context_tracker.template_probe import THOUGHT_END
-from ajet.schema.call_tree import ROOT, Call, CallTree, DropReason, Fork, IntArray
-from ajet.schema.chat import ChatReply, ChatRequest, Message, Tool
-from ajet.schema.episode import Ledger, Outcome
+from ajet.schema.chat import ChatReply, ChatRequest, Completion, Message, Sampling, Tool
+from ajet.schema.episode import ROOT, Call, CallTree, DropReason, Fork, IntArray, Ledger, Outcome
 from ajet.schema.errors import (
     AbnormalOutputError,
     ContextOverflowError,
@@ -37,7 +34,6 @@ from ajet.schema.errors import (
     SessionClosedError,
     TooManyStepsError,
 )
-from ajet.schema.generation import Completion, Sampling
 
 RESERVED = frozenset(
     {

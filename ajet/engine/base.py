@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from ajet.config.kinds import ENGINES, load
+from ajet.schema.chat import Completion, EngineCapabilities, FinishReason, GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import ContextOverflowError, InvalidRequestError
-from ajet.schema.generation import Completion, EngineCapabilities, FinishReason, GenerateRequest, Sampling, TokenChunk
 
 OnTokens = Callable[[TokenChunk], None]
 

@@ -16,9 +16,19 @@ from msgspec import Struct, ValidationError, convert
 
 from ajet.engine.base import EnginePlacement, OnTokens, check_request
 from ajet.engine.remote_client import RemoteClient, RemoteSettings
-from ajet.schema.chat import ChatReply, ChatRequest, Message, ReplyFinish
+from ajet.schema.chat import (
+    ChatReply,
+    ChatRequest,
+    Completion,
+    EngineCapabilities,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    ReplyFinish,
+    Sampling,
+    TokenChunk,
+)
 from ajet.schema.errors import EngineError, FeatureUnavailableError, GenerationTimeoutError, InvalidRequestError
-from ajet.schema.generation import Completion, EngineCapabilities, FinishReason, GenerateRequest, Sampling, TokenChunk
 
 STANDARD = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "seed"})
 """Sampling fields that every OpenAI-compatible server knows; some servers refuse requests with any other."""

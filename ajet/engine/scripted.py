@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.engine.base import EnginePlacement, OnTokens, Stop, StopRule, check_request
 from ajet.engine.model_source import ModelSource
-from ajet.schema.chat import Message
+from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, Message, TokenChunk
 from ajet.schema.errors import ConfigError, EngineError
-from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,8 +14,8 @@ from msgspec import Struct, ValidationError, convert
 
 from ajet.engine.base import EnginePlacement, OnTokens, check_request
 from ajet.engine.remote_client import RemoteClient, RemoteSettings
+from ajet.schema.chat import Completion, EngineCapabilities, FinishReason, GenerateRequest, TokenChunk
 from ajet.schema.errors import EngineError, GenerationTimeoutError
-from ajet.schema.generation import Completion, EngineCapabilities, FinishReason, GenerateRequest, TokenChunk
 
 
 class SglangEngine:

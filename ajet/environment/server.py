@@ -18,8 +18,15 @@ import msgspec
 from ajet.environment.environment import EnvironmentSettings
 from ajet.environment.instances import Failed, Full, Gone, InstanceLimits, Instances, Taken
 from ajet.schema.errors import UserError
-from ajet.system.access import InvalidKeyError, is_loopback, presented_key, without_port
-from ajet.system.http_messages import Answer, HttpRequest, json_answer
+from ajet.system.http_messages import (
+    Answer,
+    HttpRequest,
+    InvalidKeyError,
+    is_loopback,
+    json_answer,
+    presented_key,
+    without_port,
+)
 from ajet.system.http_server import Address, HttpServer
 
 SETTINGS = "--host or --port"

@@ -12,9 +12,8 @@ from ajet.gateway.chat import CallPiece, ReplyDelta
 from ajet.gateway.fields import BadField, kind, refuse_unsupported
 from ajet.gateway.openai_chat import MAX_STOPS, unreadable_call
 from ajet.gateway.reply_stream import Event, ReplyStream
-from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
+from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Sampling, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError
-from ajet.schema.generation import Sampling
 from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
 
 # ---------------------------------------------------------------- the request

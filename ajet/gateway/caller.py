@@ -10,7 +10,7 @@ from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.fields import BadField
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import InvalidRequestError
-from ajet.system.access import InvalidKeyError, narrow
+from ajet.system.http_messages import InvalidKeyError, narrow
 
 MODEL_PREFIX = "ajet-"
 

@@ -22,8 +22,15 @@ from ajet.gateway.fields import BadField, json_body
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import EngineOverloadedError, ModelCallError, RewardError, SessionClosedError
 from ajet.schema.task import finite_reward
-from ajet.system.access import InvalidKeyError, KeyRing, presented_key
-from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, json_answer
+from ajet.system.http_messages import (
+    Answer,
+    HttpLimits,
+    HttpRequest,
+    InvalidKeyError,
+    KeyRing,
+    json_answer,
+    presented_key,
+)
 from ajet.system.http_server import HttpServer, tls_context
 
 PREFLIGHT_S = 600

@@ -13,9 +13,8 @@ from ajet.gateway.caller import Caller, read_model
 from ajet.gateway.chat import CallPiece, EpisodeSession, ReplyDelta
 from ajet.gateway.fields import BadField, kind, refuse_unsupported
 from ajet.gateway.reply_stream import Event, ReplyStream
-from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
+from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Completion, Message, Sampling, Tool
 from ajet.schema.errors import InvalidRequestError, ModelCallError
-from ajet.schema.generation import Completion, Sampling
 from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
 
 _WORDS = {"auto": "auto", "none": "none", "required": "required", "any": "required"}

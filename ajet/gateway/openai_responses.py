@@ -21,9 +21,8 @@ from ajet.gateway.responses_items import (
     text_item,
     text_part,
 )
-from ajet.schema.chat import ChatReply
+from ajet.schema.chat import ChatReply, TokenChunk
 from ajet.schema.errors import ModelCallError
-from ajet.schema.generation import TokenChunk
 from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
 
 Entry = dict[str, Any]

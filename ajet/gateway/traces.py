@@ -20,8 +20,7 @@ from ajet.observe.tracing.attributes import by_our_clock
 from ajet.observe.tracing.otlp import OtlpError
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.span import Span
-from ajet.system.access import InvalidKeyError, presented_key
-from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, json_answer
+from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, InvalidKeyError, json_answer, presented_key
 from ajet.system.http_server import HttpServer
 
 PATH = "/v1/traces"

@@ -17,8 +17,7 @@ import msgspec
 import numpy as np
 
 from ajet.schema import codec
-from ajet.schema.call_tree import ROOT, CallTree, FloatArray
-from ajet.schema.episode import Episode
+from ajet.schema.episode import ROOT, CallTree, Episode, FloatArray
 from ajet.schema.printable import encodable
 
 _LEVEL = 1

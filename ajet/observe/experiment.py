@@ -28,9 +28,8 @@ import psutil
 import yaml
 
 from ajet.observe.line_file import LineFile, whole_record
-from ajet.observe.logs import FileLog
+from ajet.observe.logs import FileLog, Masker
 from ajet.observe.metrics import MetricsSink, make_sinks, require_trackers, rewind_metrics
-from ajet.observe.secrets import Masker
 from ajet.schema.errors import UserError
 
 PACKAGES = ("agentjet", "torch", "transformers", "vllm", "verl", "trinity-rft", "ray", "openai", "agentscope", "peft")

@@ -14,12 +14,10 @@ from urllib.parse import unquote, urlsplit
 
 from ajet.observe.episode_codec import conversation, episode_json, last_calls
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore, RecordedEpisode
-from ajet.observe.tracing.episode_trace import episode_spans
 from ajet.observe.tracing.otlp import to_json
 from ajet.observe.tracing.recording import new_span_id, trace_id_of
-from ajet.observe.tracing.sender import SpanSender
-from ajet.schema.call_tree import ROOT
-from ajet.schema.episode import Episode
+from ajet.observe.tracing.sender import SpanSender, episode_spans
+from ajet.schema.episode import ROOT, Episode
 from ajet.schema.errors import ConfigError, MissingDependencyError, UserError
 from ajet.schema.printable import is_stream
 from ajet.schema.span import Span

@@ -21,7 +21,7 @@ from typing import Any, Protocol, cast
 
 from ajet.config.kinds import TRACKERS, load
 from ajet.observe.line_file import LineFile, whole_record
-from ajet.observe.secrets import Masker
+from ajet.observe.logs import Masker
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.schema.user_code import import_class
 

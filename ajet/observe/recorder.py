@@ -39,9 +39,8 @@ from ajet.observe.episode_tables import (
     used_bytes,
 )
 from ajet.observe.export import OtlpExporter
-from ajet.observe.secrets import Masker
-from ajet.schema.call_tree import FloatArray
-from ajet.schema.episode import Episode, EpisodeStatus
+from ajet.observe.logs import Masker
+from ajet.schema.episode import Episode, EpisodeStatus, FloatArray
 from ajet.schema.task import Task
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,8 @@ import threading
 from pathlib import Path
 
 from ajet.observe.recorder import EpisodeRecorder
-from ajet.schema.call_tree import ROOT, Call, CallTree
 from ajet.schema.chat import DEFAULT_TARGET
-from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
+from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeStatus, Failure, Ledger
 from ajet.schema.task import Task
 from ajet.schema.trajectory import (
     NO_CALL,

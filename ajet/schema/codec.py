@@ -13,10 +13,21 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, Run
-from ajet.schema.episode import EnvironmentRecord, Episode, EpisodeStatus, Failure, Ledger, Outcome
+from ajet.schema.chat import Sampling
+from ajet.schema.episode import (
+    ROOT,
+    Call,
+    CallTree,
+    EnvironmentRecord,
+    Episode,
+    EpisodeStatus,
+    Failure,
+    Fork,
+    Ledger,
+    Outcome,
+    Run,
+)
 from ajet.schema.errors import EpisodeFormatError
-from ajet.schema.generation import Sampling
 from ajet.schema.span import Span
 
 T = TypeVar("T")

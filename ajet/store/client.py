@@ -37,8 +37,8 @@ from ajet.store.requests import (
 )
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.wire import PATH_PREFIX, PROTOCOL_HEADER, ErrorAnswer, as_json
-from ajet.system.access import PREFIX, is_loopback
 from ajet.system.http_client import AnswerTooLargeError, BoundedClient
+from ajet.system.http_messages import PREFIX, is_loopback
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from ajet.schema.errors import UserError
-from ajet.system.access import is_loopback
+from ajet.system.http_messages import is_loopback
 from ajet.system.processes import STARTED_BY, end_all, recorded, state_folder
 
 if TYPE_CHECKING:

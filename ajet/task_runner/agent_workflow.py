@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ajet.agents import Agent, StepType, Trajectory, make_agent
 from ajet.agents.cli_agent import CliAgent, CliRun, ModelAddress
 from ajet.agents.limits import AgentSettingsError
+from ajet.agents.run import WorldStep
 from ajet.agents.tools import ToolContext
-from ajet.agents.world import WorldStep
 from ajet.config import Config
 from ajet.environment.environment import NOTHING_OBSERVED, observation_messages, observation_text
 from ajet.environment.leased import LeasedEnvironment
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class EnvironmentWorld:
-    """See `ajet.agents.world.World`."""
+    """See `ajet.agents.run.World`."""
 
     def __init__(self, environment: LeasedEnvironment, task: Task, tools: Sequence[Mapping[str, Any]]) -> None:
         self._environment = environment

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet.environment.environment import (
     EnvironmentSettings,
@@ -17,16 +17,26 @@ from ajet.environment.environment import (
     observation_text,
 )
 from ajet.environment.leased import LeasedEnvironment
+from ajet.environment.sandboxes import SandboxError, SandboxSettings, check_sandbox, open_sandbox
 from ajet.schema.task import Task, WorkflowTask
+from ajet.schema.user_code import find_named, looked_in
+from ajet.task_runner.agent_workflow import check_program
 
 if TYPE_CHECKING:
     from ajet.config import Config
+    from ajet.environment.sandboxes import Sandbox
 
 log = logging.getLogger(__name__)
 
 UNASKED = ("", "[not defined]")
+
+
 """What stands for the query of a task that only the environment knows."""
+
+
 ENDING_S = 2.5
+
+
 """How long the end of a run waits for environments that are being closed: less than stopping may take."""
 
 
@@ -87,3 +97,101 @@ class EnvironmentEndings:
                 log.warning("some environments have not ended; those of a service will expire there")
                 return
             await asyncio.sleep(0.02)
+
+
+EXEC_S = SandboxSettings().exec_seconds
+
+
+BEYOND_THE_EPISODE_S = 60.0
+
+
+"""How much longer than the episode a sandbox may live: its end is the episode's business, and this the last resort."""
+
+
+def sandbox_settings(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxSettings | None:
+    """What `rollout.sandbox` says. None: episodes have no sandbox. Raises `SandboxError`."""
+    asked = config.ajet.rollout.sandbox
+    if asked is None:
+        return None
+    episode_s = config.ajet.rollout.episode_timeout
+    agent = config.ajet.rollout.agent
+    program = agent is not None and agent.type == "cli"
+    shown = [_found(folder, base_dirs) for folder in asked.read_only]
+    if agent is not None and agent.installed_in is not None and asked.kind == "bubblewrap":
+        shown.append(_found(agent.installed_in, base_dirs, "ajet.rollout.agent.installed_in"))
+    return SandboxSettings(
+        kind=asked.kind,
+        network=asked.network or ("host" if asked.kind == "none" else "gateway" if program else "none"),
+        cpus=asked.cpus,
+        memory_mb=asked.memory_mb,
+        processes=asked.processes,
+        disk_mb=asked.disk_mb,
+        exec_seconds=asked.exec_seconds or (episode_s if program else EXEC_S),
+        lifetime_seconds=asked.lifetime_seconds or episode_s + BEYOND_THE_EPISODE_S,
+        output_bytes=asked.output_bytes,
+        image=asked.image,
+        read_only=tuple(dict.fromkeys(shown)),
+        environment=dict(asked.environment),
+        options=dict(asked.options),
+    )
+
+
+def find_sandbox(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxSettings | None:
+    """The same, and raises `SandboxError` if this machine can't make it."""
+    settings = sandbox_settings(config, base_dirs)
+    if settings is not None:
+        try:
+            check_sandbox(settings)
+        except SandboxError as error:
+            raise SandboxError(f"ajet.rollout.sandbox: {error}") from error
+        check_program(config, settings, base_dirs)
+    return settings
+
+
+def _found(folder: str, base_dirs: Sequence[Path], key: str = "ajet.rollout.sandbox.read_only") -> str:
+    given = Path(folder).expanduser()
+    if given.is_absolute():
+        return str(given)
+    if (found := find_named(given, base_dirs, Path.is_dir)) is not None:
+        return str(found)
+    raise SandboxError(f"{key}: there is no folder {folder!r}; looked in {looked_in(given, base_dirs)}")
+
+
+class LeasedSandbox:
+    """One episode's sandbox. `kill` can be called from any thread, at any time."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+        self._sandbox: Sandbox | None = None
+        self._lock = threading.Lock()
+        self._over = False
+
+    async def open(self, tuner: Any) -> None:
+        """Make it, and show it to the workflow as `tuner.sandbox`."""
+        gateway_url = None
+        if self._settings.network == "gateway":
+            gateway_url = tuner.as_oai_baseurl_apikey().base_url
+        sandbox = await open_sandbox(self._settings, gateway_url)
+        with self._lock:
+            self._sandbox = sandbox
+            over = self._over
+        if over:  # the episode ended meanwhile
+            await self.close()
+            raise SandboxError("the episode is over")
+        tuner.sandbox = sandbox
+
+    async def close(self) -> None:
+        """Destroy it."""
+        with self._lock:
+            self._over = True
+            sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            await sandbox.close()
+
+    def kill(self) -> None:
+        """Destroy it, also while the workflow uses it."""
+        with self._lock:
+            self._over = True
+            sandbox = self._sandbox
+        if sandbox is not None:
+            sandbox.kill()

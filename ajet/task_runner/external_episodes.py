@@ -20,7 +20,7 @@ from ajet.schema.errors import ConfigError, EngineOverloadedError, InvalidReques
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
-from ajet.task_runner.late_judge import judge_here, leave_without
+from ajet.task_runner.endings import judge_here, leave_without
 from ajet.task_runner.results import WorkflowResult
 from ajet.task_runner.runner import TaskRunner
 

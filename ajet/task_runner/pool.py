@@ -21,7 +21,7 @@ from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.resources import PromptSet, read_prompts
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.breakpoints import debugging
-from ajet.task_runner.late_judge import LateJudge
+from ajet.task_runner.endings import LateJudge
 from ajet.task_runner.runner import TaskRunner
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import msgspec
 
@@ -28,7 +29,7 @@ from ajet.environment.environment import EnvironmentSource, find_source
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Failure
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.task import WorkflowTask
-from ajet.system.forking import PACKET
+from ajet.system.forking import PACKET, kill_all, reseed
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
 from ajet.task_runner.environments import EnvironmentEndings, environment_settings
 from ajet.task_runner.results import WorkflowResult
@@ -40,13 +41,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from ajet.task_runner.fork_server import main; main(int(sys.argv[2]))"  # noqa: E501
+
+
 STDERR_KEPT = 16 * 1024
+
+
 """How much of the end of a worker's standard error is kept: enough for a traceback and what led to it."""
+
+
 EXIT_NOTICE_S = 2.0
+
+
 """How long to wait for a worker's exit status after its channel has closed."""
+
+
 MOST_EVENTS = 10_000
+
+
 """Of an environment, from a worker: more than an honest one sends."""
+
+
 DUMP_S = 0.1
+
+
 """How long a worker has to print its stack before it is killed."""
 
 
@@ -321,3 +338,84 @@ class _AttemptInProcess:
 
     def _tail(self) -> str:
         return self._said.decode(errors="replace")
+
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Ended(NamedTuple):
+    """A worker that has ended."""
+
+    number: int
+    code: int
+    """Its exit code; negative: the signal that killed it."""
+
+
+class ForkedWorkers:
+    """`body` is what a worker does: it gets the worker's number and the runner's process id, and returns the exit
+    code."""
+
+    def __init__(self, body: Callable[[int, int], int]) -> None:
+        self._body = body
+        self._numbers: dict[int, int] = {}
+        """Process id → number."""
+        self._stopped = False
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def start(self, number: int) -> None:
+        """Fork a worker, unless `stop` was called."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        runner = os.getpid()
+        # a signal that came between the fork and the worker's own handlers would run the runner's handlers there
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        try:
+            if self._stopped:
+                return
+            process = os.fork()
+            if process == 0:
+                self._become_worker(number, runner)
+            self._numbers[process] = number
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def stop(self) -> None:
+        """Ask all workers to finish what they have begun. No other one starts."""
+        self._stopped = True
+        for process in list(self._numbers):
+            os.kill(process, signal.SIGTERM)
+
+    def wait(self) -> Ended:
+        """Wait until a worker ends."""
+        while True:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            assert found is not None
+            number = self._numbers.get(found.si_pid)
+            if number is not None:
+                kill_all(found.si_pid)  # before it is reaped: until then, its process id isn't reused
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+            try:
+                _, status = os.waitpid(found.si_pid, 0)
+                self._numbers.pop(found.si_pid, None)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if number is not None:
+                return Ended(number, os.waitstatus_to_exitcode(status))
+
+    def _become_worker(self, number: int, runner: int) -> NoReturn:
+        code = 1
+        try:
+            os.setsid()  # Ctrl-C on the terminal reaches the runner alone, and all that a worker starts can be killed
+            for stopping in STOPPING:
+                signal.signal(stopping, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+            reseed()
+            code = self._body(number, runner)
+        except BaseException:  # noqa: BLE001 - a worker must never return to the runner's loop
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)

@@ -21,18 +21,17 @@ from urllib.parse import urlsplit
 from ajet.schema.episode import EnvironmentRecord, Failure
 from ajet.schema.errors import RewardError
 from ajet.schema.task import WorkflowTask
-from ajet.store.access_keys import accept
 from ajet.store.context import Caller
 from ajet.store.database_store import memory_store
 from ajet.store.records import Attempt, RolloutConfig, RolloutStatus
 from ajet.store.requests import ConflictError, QueryAttempts, Role, StoreError, UnknownIdError
-from ajet.store.server import StoreServer
+from ajet.store.server import StoreServer, accept
 from ajet.store.states import ACTIVE
-from ajet.system.access import PREFIX
+from ajet.system.http_messages import PREFIX
 from ajet.system.http_server import tls_context
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
-from ajet.task_runner.late_judge import judge_here
+from ajet.task_runner.endings import judge_here
 from ajet.task_runner.results import WorkflowResult
 
 if TYPE_CHECKING:

@@ -32,15 +32,15 @@ from ajet.schema.errors import (
     ModelCallError,
     RewardError,
     WorkflowFault,
+    address_of,
+    error_chain,
 )
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
-from ajet.schema.traceback_text import address_of, error_chain
 from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
 from ajet.task_runner.emitted_spans import EmittedSpans, plain, shown
-from ajet.task_runner.environments import enter
+from ajet.task_runner.environments import LeasedSandbox, enter
 from ajet.task_runner.off_loop import __file__ as OUTSIDE_LOOP_FILE
 from ajet.task_runner.off_loop import outside_loop
-from ajet.task_runner.sandboxes import LeasedSandbox
 from ajet.task_runner.workflow import Workflow
 
 log = logging.getLogger(__name__)

@@ -14,14 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ajet.context_tracker import FinishedCalls
-from ajet.schema.call_tree import CallTree
-from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
+from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import LostThreadsError, RewardError, SessionClosedError, UserError
 from ajet.schema.task import WorkflowTask
 from ajet.task_runner.attempt import Attempt, AttemptRunner, RunningAttempt, SessionProvider
 from ajet.task_runner.breakpoints import debugging
-from ajet.task_runner.endings import AttemptFacts, Ending, Stop, ending_of, judged_early, without_reward
-from ajet.task_runner.late_judge import LateJudge
+from ajet.task_runner.endings import AttemptFacts, Ending, LateJudge, Stop, ending_of, judged_early, without_reward
 from ajet.task_runner.results import EarlyEnding, WorkflowResult, describe
 
 if TYPE_CHECKING:

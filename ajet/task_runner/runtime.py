@@ -25,15 +25,14 @@ from ajet.task_judge.group_judge import GroupJudge
 from ajet.task_judge.helper import HelperModel
 from ajet.task_runner.attempt import Attempt, AttemptRunner
 from ajet.task_runner.breakpoints import debugging
-from ajet.task_runner.environments import find_environment
+from ajet.task_runner.endings import LateJudge
+from ajet.task_runner.environments import find_environment, find_sandbox
 from ajet.task_runner.external_episodes import OutsideEpisodes, OutsideRunner
-from ajet.task_runner.late_judge import LateJudge
 from ajet.task_runner.model import MakeEngine, Model, ModelLoader
 from ajet.task_runner.pool import OnEpisode, RolloutPool
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.remote import RemoteRunner
 from ajet.task_runner.runner import TaskRunner
-from ajet.task_runner.sandboxes import find_sandbox
 from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import load_workflow

@@ -26,9 +26,9 @@ from ajet.environment.sandboxes import SandboxSettings
 from ajet.schema.episode import EnvironmentEvent
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import load_judge
+from ajet.task_runner.environments import LeasedSandbox
 from ajet.task_runner.off_loop import run_with_pauses
 from ajet.task_runner.results import EarlyEnding, WorkflowResult, describe, run_workflow
-from ajet.task_runner.sandboxes import LeasedSandbox
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import Workflow
 

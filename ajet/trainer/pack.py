@@ -22,7 +22,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.schema.call_tree import CallTree, IntArray
+from ajet.schema.episode import CallTree, IntArray
 from ajet.trainer.credit.weights import EpisodeCredit
 
 Indices = NDArray[np.int64]

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ajet.schema.call_tree import CallTree
+from ajet.schema.episode import CallTree
 from ajet.trainer.credit.weights import EpisodeCredit, LossNorm, mini_batches
 from ajet.trainer.executor import Chosen, CostModel, Logprobs, choose, plan
 from ajet.trainer.forward import Entropy, Forward

@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 
-from ajet.agents.cli_agent import CliAgent, CliRun, ModelAddress
-from ajet.agents.cli_programs import cli_program
+from ajet.agents.cli_agent import CliAgent, CliRun, ModelAddress, cli_program
 from ajet.config.kinds import CLI_PROGRAMS
 from ajet.context_tracker import linear_samples
 from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.gateway import Gateway
 from ajet.gateway.caller import agent_key
 from ajet.gateway.chat import SessionSettings
-from ajet.schema.chat import SIDE_MODEL
-from ajet.schema.generation import Completion
+from ajet.schema.chat import SIDE_MODEL, Completion
 from support.session_parts import LineEngine, new_session, tokenizer
 
 NODE = Path(os.environ.get("AJET_CLI_AGENTS_NODE", Path(__file__).parent / "cli_agents"))

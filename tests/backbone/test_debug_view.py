@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.debug_view import EpisodeView
-from ajet.schema.call_tree import Call, CallTree, Fork
-from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
+from ajet.backbone.debug import EpisodeView
+from ajet.schema.episode import Call, CallTree, Episode, EpisodeStatus, Failure, Fork, Ledger
 
 USER = {"role": "user", "content": "Say hello"}
 CALLING = {

@@ -7,10 +7,9 @@ import random
 import pytest
 
 from ajet.backbone.episode_metrics import episode_metrics, staleness
-from ajet.context_tracker.message_calls import MessageCalls
-from ajet.schema.call_tree import CallTree
-from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger, Outcome
-from ajet.schema.generation import Sampling
+from ajet.context_tracker.conversation import MessageCalls
+from ajet.schema.chat import Sampling
+from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Failure, Ledger, Outcome
 from support.synthetic_run import Vocabulary, math_episode
 
 

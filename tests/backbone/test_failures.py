@@ -6,8 +6,7 @@ import pytest
 
 from ajet.backbone.failures import FailureWatch, GapWatch, warn_of
 from ajet.config import Config
-from ajet.schema.call_tree import ROOT, Call, CallTree
-from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
+from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import JudgeFailedError
 
 

@@ -24,8 +24,7 @@ from ajet.config import Config, make_config
 from ajet.config.loader import load_config
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
-from ajet.schema.call_tree import CallTree
-from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
+from ajet.schema.episode import CallTree, Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import NoModelCallError
 from ajet.schema.task import Task
 

@@ -6,9 +6,8 @@ import pytest
 
 from ajet.backbone.early_stop import EarlyStop
 from ajet.backbone.episode_metrics import episode_metrics
-from ajet.backbone.validation import validation_metrics
-from ajet.schema.call_tree import CallTree
-from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
+from ajet.backbone.report import validation_metrics
+from ajet.schema.episode import CallTree, Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
 
 
 def episode(status: EpisodeStatus, reward: float | None = None, *, task: str = "t") -> Episode:

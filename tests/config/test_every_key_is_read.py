@@ -22,7 +22,7 @@ from support.config_reads import EDGES, READS, SOURCES, Node, leaves_read_by, re
 KEYS = {".".join(path[1:]): key for path, key in known_keys().items() if path[0] == "ajet" and len(path) > 1}
 LEAVES = {name for name, key in KEYS.items() if key.section is None}
 MODULES = {name: place.partition("->")[0] for name, place in BACKBONES.items()}
-PACKAGES = {**MODULES, "debug view": "ajet.backbone.debug_view"}
+PACKAGES = {**MODULES, "debug view": "ajet.backbone.debug"}
 STAND_INS = ("ajet.backbone.ray.cpu",)
 """What replaces GPUs in tests is not what users run."""
 OWN_ENGINE = [f"{node.module}.{node.name}" for node in EDGES if node.name == "build_engine"]

@@ -191,7 +191,7 @@ def test_a_conversation_whose_rule_is_wrong_is_caught_by_the_audit() -> None:
     own = copy.deepcopy(drive.tokenizer)
     own.chat_template = long_memory
     from ajet.context_tracker import ContextTracker, Renderer
-    from ajet.schema.generation import Completion, Sampling
+    from ajet.schema.chat import Completion, Sampling
 
     tracker = ContextTracker(Renderer(own), WIDE)
     messages = [user("Go.")]

@@ -12,8 +12,8 @@ import torch
 from ajet.context_tracker import ContextTracker, Renderer, linear_samples
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
-from ajet.schema.call_tree import CallTree, Sample
-from ajet.schema.generation import GenerateRequest, Sampling
+from ajet.schema.chat import GenerateRequest, Sampling
+from ajet.schema.episode import CallTree, Sample
 from support.tracker_helpers import SEARCH, WIDE, said, system, user
 
 TOLERANCE = 1e-4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ajet.context_tracker import describe_reasons, top_reasons
-from ajet.schema.call_tree import Fork
+from ajet.schema.episode import Fork
 from support.tracker_helpers import WIDE, Drive, called, result, said, system, user
 
 

@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ajet.context_tracker import FinishedCalls, linear_samples
-from ajet.schema.call_tree import CallTree
 from ajet.schema.codec import decode_episode, decode_tree, encode_episode, encode_tree
-from ajet.schema.episode import EpisodeStatus
+from ajet.schema.episode import CallTree, EpisodeStatus
 from support.tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, episode_of, result, said, system, user
 
 COMMON = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -14,8 +14,8 @@ from jinja2.exceptions import TemplateError
 from ajet.context_tracker import ContextTracker, Renderer
 from ajet.context_tracker.messages import plain_messages
 from ajet.gateway.chat.tool_call_parsers import pick_parser
+from ajet.schema.chat import Completion, Sampling
 from ajet.schema.errors import InvalidRequestError
-from ajet.schema.generation import Completion, Sampling
 from support.template_sources import SOURCES, Source
 from support.tracker_helpers import WIDE, said, system, trained_leaves, user
 

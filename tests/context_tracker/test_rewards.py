@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ajet.context_tracker.tracker import FinishedCalls
+from ajet.schema.chat import Completion, Sampling
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import (
     AbnormalOutputError,
@@ -15,7 +16,6 @@ from ajet.schema.errors import (
     RewardError,
     TooManyStepsError,
 )
-from ajet.schema.generation import Completion, Sampling
 from ajet.trainer.credit import summarise
 from ajet.trainer.credit.summary import returns_of
 from support.tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, episode_of, said, system, user

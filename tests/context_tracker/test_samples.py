@@ -9,8 +9,7 @@ import pytest
 from ajet.context_tracker import linear_samples
 from ajet.context_tracker.samples import episode_samples
 from ajet.context_tracker.settings import SharedTokenLoss, TrackerSettings
-from ajet.schema.call_tree import CallTree, Sample
-from ajet.schema.episode import Ledger
+from ajet.schema.episode import CallTree, Ledger, Sample
 from support.tracker_helpers import Drive, episode_of, said, system, user
 
 
@@ -126,7 +125,7 @@ def test_masked_calls_need_no_row_and_stay_as_context() -> None:
 
 
 def test_versions_change_within_a_reply() -> None:
-    from ajet.schema.generation import Completion
+    from ajet.schema.chat import Completion
 
     drive = Drive()
     call = drive.begin([user("Go.")])

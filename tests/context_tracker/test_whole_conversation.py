@@ -10,7 +10,7 @@ import pytest
 
 from ajet.context_tracker import ContextTracker, Renderer
 from ajet.context_tracker.template import STUB
-from ajet.schema.generation import Completion, Sampling
+from ajet.schema.chat import Completion, Sampling
 from support.tracker_families import tokenizer
 from support.tracker_helpers import SEARCH, WIDE, Drive, called, result, said, system, user
 

@@ -129,8 +129,8 @@ def test_a_sink_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(requests, "post", post)
     monkeypatch.chdir(tmp_path)
     Path("my_sink.py").write_text(code("tracking.md", "class MySink"))
+    from ajet.observe.logs import Masker
     from ajet.observe.metrics import make_sinks
-    from ajet.observe.secrets import Masker
 
     sinks = make_sinks(make_config({"trainer_common.logger": ["my_sink.py->MySink"]}), tmp_path, Masker())
     sinks.log(3, {"reward/mean": 0.5})

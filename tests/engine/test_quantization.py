@@ -16,13 +16,13 @@ import torch
 
 from ajet.backbone.local.learner import with_adapters
 from ajet.config import load_config, make_config
-from ajet.engine import quantization as four_bits
+from ajet.engine import model_source as four_bits
 from ajet.engine.model_source import ModelSource
 from ajet.observe.metrics import read_metrics
 from ajet.schema.errors import ConfigError, MissingDependencyError
-from ajet.trainer import compiled
+from ajet.trainer import executor
 from ajet.trainer.checkpoint import CheckpointFolder, read_trainer, write_trainer
-from ajet.trainer.compiled import CompiledForward
+from ajet.trainer.executor import CompiledForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.trainer import Trainer, TrainSettings
@@ -89,7 +89,7 @@ def test_compiled_layers_in_4_bits_update_alike(monkeypatch: pytest.MonkeyPatch)
     """With checkpointed layers, a KL term, two mini-batches and several packs; traced, but no code generated."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch._dynamo.reset()
-    compiled._compiled.cache_clear()
+    executor._compiled.cache_clear()
     loss = LossSettings(kl_coef=0.1)
     optim = OptimSettings(lr=1e-3, eps=1.0, weight_decay=0.0)
     options: dict[str, Any] = {"gradient_checkpointing": True, "mini_batches": 2, "max_tokens": 60}
@@ -99,7 +99,7 @@ def test_compiled_layers_in_4_bits_update_alike(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(trainers[1]._executor([]).forward, CompiledForward)
     adapters = [dict(trainer.optimizer.parameters) for trainer in trainers]
     assert gap(*adapters) < 1e-5
-    compiled._compiled.cache_clear()
+    executor._compiled.cache_clear()
 
 
 def test_only_frozen_linear_layers_are_in_4_bits_and_take_what_the_plan_says() -> None:

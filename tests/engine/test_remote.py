@@ -16,7 +16,7 @@ import pytest
 from ajet.engine.base import Engine
 from ajet.engine.remote import RemoteEngine
 from ajet.engine.remote_client import Endpoint, RemoteSettings, pair_endpoints
-from ajet.schema.chat import ChatRequest
+from ajet.schema.chat import ChatRequest, GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import (
     ConfigError,
     ContextOverflowError,
@@ -26,7 +26,6 @@ from ajet.schema.errors import (
     GenerationTimeoutError,
     InvalidRequestError,
 )
-from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
 from ajet.system import http_client
 from support.http_server import Answer, Handle, Server
 

@@ -11,8 +11,8 @@ import pytest
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine, read_replies
+from ajet.schema.chat import GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import ConfigError, ContextOverflowError, EngineError, InvalidRequestError
-from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
 
 TOKENIZER = ModelSource.resolve("tiny:qwen2").tokenizer()
 

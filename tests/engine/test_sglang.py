@@ -13,8 +13,8 @@ import pytest
 from ajet.engine.base import Engine
 from ajet.engine.remote_client import Endpoint, RemoteSettings
 from ajet.engine.sglang import SglangEngine
+from ajet.schema.chat import GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import EngineError, GenerationTimeoutError
-from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
 from support.http_server import Answer, Server
 
 

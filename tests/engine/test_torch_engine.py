@@ -18,6 +18,7 @@ import torch
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+from ajet.schema.chat import GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import (
     ConfigError,
     ContextOverflowError,
@@ -26,7 +27,6 @@ from ajet.schema.errors import (
     InvalidRequestError,
     ModelCallError,
 )
-from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
 from support import ROOT, TESTS
 from support.torch_helpers import ask, ask_all, forward_logits, forward_logprobs, random_prompt, request, stats
 

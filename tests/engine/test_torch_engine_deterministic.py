@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
-from ajet.schema.generation import Completion
+from ajet.schema.chat import Completion
 from support.torch_helpers import ask, ask_all, forward_logprobs, random_prompt, request, stats
 
 

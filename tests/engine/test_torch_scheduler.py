@@ -15,7 +15,7 @@ from ajet.engine.torch import scheduler as scheduler_module
 from ajet.engine.torch.kv_cache import KVPool, Sequence
 from ajet.engine.torch.runner import Draw, DrawState, Runner
 from ajet.engine.torch.scheduler import Job, Scheduler
-from ajet.schema.generation import Sampling
+from ajet.schema.chat import Sampling
 from support.torch_helpers import forward_logits, random_prompt
 from support.windowed_models import WINDOWED, windowed_model
 

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from ajet.engine.model_source import ModelSource
 from ajet.engine.vllm.server import VllmSettings
 from ajet.engine.vllm.server_engine import VllmServerEngine
-from ajet.schema.generation import Completion, TokenChunk
+from ajet.schema.chat import Completion, TokenChunk
 from support import SUPPORT
 from support.torch_helpers import NEAR_TIE, forward_logits, forward_logprobs, random_prompt, request
 

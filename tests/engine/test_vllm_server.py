@@ -22,6 +22,7 @@ from ajet.engine.base import Engine
 from ajet.engine.vllm.in_process import VllmInProcessEngine
 from ajet.engine.vllm.server import VllmServer, VllmSettings, server_arguments, server_environment
 from ajet.engine.vllm.server_engine import VllmServerEngine
+from ajet.schema.chat import GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import (
     ConfigError,
     EngineError,
@@ -30,7 +31,6 @@ from ajet.schema.errors import (
     InvalidRequestError,
     MissingDependencyError,
 )
-from ajet.schema.generation import GenerateRequest, Sampling, TokenChunk
 from support import SUPPORT
 
 FAKE = SUPPORT / "fake_vllm_server.py"

@@ -8,8 +8,8 @@ from collections import Counter
 from typing import Any
 
 from ajet.context_tracker import TrackerSettings
+from ajet.schema.chat import Completion
 from ajet.schema.errors import EngineOverloadedError
-from ajet.schema.generation import Completion
 from support.gateway_parts import place
 from support.raw_http import read_reply, request_bytes, until
 from support.session_parts import LineEngine, count, replied

@@ -16,9 +16,9 @@ from ajet.gateway import Gateway
 from ajet.gateway.caller import agent_key
 from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.chat.session_log import StoredResponses
-from ajet.schema.call_tree import Call
+from ajet.schema.chat import Completion, GenerateRequest
+from ajet.schema.episode import Call
 from ajet.schema.errors import EngineError
-from ajet.schema.generation import Completion, GenerateRequest
 from support.gateway_parts import place, post
 from support.session_parts import CALL, LineEngine, count, new_session, renderer, replied
 

@@ -10,8 +10,7 @@ import pytest
 
 from ajet.observe.failure_tally import FailureTally
 from ajet.observe.logs import FileLog, log_to_terminal
-from ajet.schema.call_tree import CallTree
-from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
+from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Failure, Ledger
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/home/me/agent.py", line 7, in execute\n    x\nKeyError: {}\n'
 

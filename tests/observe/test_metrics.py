@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ajet.config import Config
+from ajet.observe.logs import Masker
 from ajet.observe.metrics import BackgroundSink, aggregate_log_metrics, make_tracker
-from ajet.observe.secrets import Masker
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.schema.printable import is_secret, is_secret_key
 from support.waiting import wait_until

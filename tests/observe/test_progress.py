@@ -18,8 +18,7 @@ from ajet.observe import logs
 from ajet.observe.logs import FileLog, level_from_environment, log_to_terminal
 from ajet.observe.progress import PlainDisplay, Progress, ProgressMode
 from ajet.observe.progress_live import LiveDisplay, StepTable, _ResizedRender, sparkline
-from ajet.schema.call_tree import CallTree, Run
-from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger
+from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Failure, Ledger, Run
 from support import TESTS
 from support.screen import Terminal
 

@@ -18,8 +18,8 @@ from ajet.observe.episode_codec import token_bytes_of
 from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore
 from ajet.observe.episode_tables import EpisodeStoreError
 from ajet.observe.export import ExportFormat, export_episodes
+from ajet.observe.logs import MASK, Masker
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.observe.secrets import MASK, Masker
 from ajet.observe.task_statistics import TaskFilter, task_page
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Episode, EpisodeStatus, Failure
 from ajet.schema.task import Task

@@ -8,11 +8,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from ajet.schema.call_tree import Call, CallTree, Fork, Run
+from ajet.schema.chat import Sampling
 from ajet.schema.codec import decode_episode, decode_tree, encode_episode, encode_tree
-from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger, LedgerImbalance, Outcome
+from ajet.schema.episode import (
+    Call,
+    CallTree,
+    Episode,
+    EpisodeStatus,
+    Failure,
+    Fork,
+    Ledger,
+    LedgerImbalance,
+    Outcome,
+    Run,
+)
 from ajet.schema.errors import EpisodeFormatError
-from ajet.schema.generation import Sampling
 
 
 def tree() -> CallTree:

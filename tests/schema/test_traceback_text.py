@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ajet.schema.episode import Failure
-from ajet.schema.traceback_text import condensed, user_line
+from ajet.schema.errors import condensed, user_line
 
 
 def text_of(act: Callable[[], Any]) -> str:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from ajet.store import requests as ask
-from ajet.store.access_keys import issue, listed
 from ajet.store.context import Context
 from ajet.store.database_store import DatabaseStore, Retention
 from ajet.store.operations import carry_out, delete_old
 from ajet.store.records import AttemptedRollout, RolloutConfig, RolloutStatus, Span
 from ajet.store.requests import AttemptRef, AttemptUpdate, ConflictError, NewRollout, Role, StoreError, UnknownIdError
 from ajet.store.rollout_store import RolloutStore
+from ajet.store.server import issue, listed
 from ajet.store.tables import Tables
 from support.store_kinds import Clock, Opener
 

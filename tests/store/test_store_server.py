@@ -18,9 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ajet.store import access_keys
 from ajet.store import client as client_module
-from ajet.store.access_keys import issue
+from ajet.store import server as access_keys
 from ajet.store.client import BlockingStore, StoreClient
 from ajet.store.database_store import DatabaseStore, memory_store, sqlite_store
 from ajet.store.records import AttemptedRollout, RolloutConfig, Span
@@ -35,7 +34,7 @@ from ajet.store.requests import (
     StoreError,
     StoreUnavailableError,
 )
-from ajet.store.server import StoreServer
+from ajet.store.server import StoreServer, issue
 from ajet.system.http_server import AddressError, tls_context
 
 

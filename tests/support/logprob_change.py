@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore, RecordedEpisode
-from ajet.schema.call_tree import CallTree
+from ajet.schema.episode import CallTree
 
 PASS_ROWS = 64
 

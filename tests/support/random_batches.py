@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ajet.schema.call_tree import ROOT, Call, CallTree, Run
-from ajet.schema.episode import Episode, EpisodeStatus, Ledger
-from ajet.schema.generation import Sampling
+from ajet.schema.chat import Sampling
+from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeStatus, Ledger, Run
 from ajet.trainer.credit import Credit, CreditSettings, EpisodeSummary, compute_credit, summarise
 from ajet.trainer.credit.weights import EpisodeCredit
 

@@ -9,14 +9,13 @@ from typing import Any
 
 from ajet.config import Config, make_config
 from ajet.context_tracker import FinishedCalls, TrackerSettings
-from ajet.context_tracker.renderer import Least
+from ajet.context_tracker.prompting import Least
 from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.gateway.chat.tool_call_parsers import pick_parser
 from ajet.gateway.gateway import EpisodeKey, Gateway
-from ajet.schema.call_tree import CallTree
-from ajet.schema.episode import Ledger, Outcome
+from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, Sampling
+from ajet.schema.episode import CallTree, Ledger, Outcome
 from ajet.schema.errors import ContextOverflowError, RewardError
-from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, Sampling
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import Attempt
 from ajet.task_runner.runner import TaskRunner

@@ -13,7 +13,7 @@ from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.engine.model_source import ModelSource
 from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.gateway.chat.tool_call_parsers import pick_parser
-from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
+from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 
 CONFIG = SimpleNamespace(ajet=SimpleNamespace(rollout=SimpleNamespace(max_model_len=100_000), helper=HelperConfig()))
 USER = [{"role": "user", "content": "hello"}]

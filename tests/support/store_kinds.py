@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ajet.store.access_keys import issue
 from ajet.store.client import StoreClient
 from ajet.store.database_store import DatabaseStore, Retention, memory_store, postgres_store, sqlite_store
 from ajet.store.requests import Role
 from ajet.store.rollout_store import RolloutStore
-from ajet.store.server import StoreServer
+from ajet.store.server import StoreServer, issue
 
 KINDS = ("memory", "sqlite", "postgres", "http")
 """`http`: a client of a server of a store in a file."""

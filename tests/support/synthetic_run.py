@@ -21,9 +21,8 @@ from ajet.backbone.episode_metrics import episode_metrics
 from ajet.config import Config
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
-from ajet.schema.call_tree import ROOT, Call, CallTree, Fork, Run
-from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger, Outcome
-from ajet.schema.generation import Sampling
+from ajet.schema.chat import Sampling
+from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeStatus, Failure, Fork, Ledger, Outcome, Run
 from ajet.schema.task import Task
 
 CALCULATOR = {

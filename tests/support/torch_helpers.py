@@ -10,7 +10,7 @@ import torch
 
 from ajet.engine.torch.engine import TorchEngine
 from ajet.engine.torch.kv_cache import KV, KVPool
-from ajet.schema.generation import Completion, GenerateRequest, Sampling
+from ajet.schema.chat import Completion, GenerateRequest, Sampling
 
 NEAR_TIE = 1e-4
 LONGEST = 4096

@@ -49,7 +49,7 @@ class Model:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        from ajet.schema.generation import GenerateRequest, Sampling
+        from ajet.schema.chat import GenerateRequest, Sampling
 
         asked = ("temperature", "top_p", "top_k", "max_tokens", "seed", "ignore_eos")
         sampling = Sampling(**{key: body[key] for key in asked if body.get(key) is not None})

@@ -10,9 +10,8 @@ from typing import Any
 
 from ajet.context_tracker import ContextTracker, FinishedCalls, PreparedCall, Renderer, TrackerSettings, linear_samples
 from ajet.context_tracker.settings import ReasoningHistory
-from ajet.schema.call_tree import ROOT, CallTree
-from ajet.schema.episode import Episode, EpisodeStatus
-from ajet.schema.generation import Completion, Sampling
+from ajet.schema.chat import Completion, Sampling
+from ajet.schema.episode import ROOT, CallTree, Episode, EpisodeStatus
 from support.tracker_families import tokenizer
 
 WIDE = TrackerSettings(

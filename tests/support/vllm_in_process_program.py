@@ -18,8 +18,8 @@ from typing import Any
 
 from ajet.engine.vllm.in_process import VllmInProcessEngine
 from ajet.engine.vllm.server import VllmSettings
+from ajet.schema.chat import Completion, GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import AjetError
-from ajet.schema.generation import Completion, GenerateRequest, Sampling, TokenChunk
 
 LENGTHS = (1, 5, 40, 200)
 

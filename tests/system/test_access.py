@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from ajet.system.access import InvalidKeyError, KeyRing, is_loopback, narrow, presented_key, without_port
-from ajet.system.http_messages import HttpRequest
+from ajet.system.http_messages import (
+    HttpRequest,
+    InvalidKeyError,
+    KeyRing,
+    is_loopback,
+    narrow,
+    presented_key,
+    without_port,
+)
 
 
 def test_a_key_says_its_id_and_its_scope() -> None:

@@ -20,10 +20,9 @@ from ajet.environment.environment import EnvironmentSettings
 from ajet.environment.instances import InstanceLimits
 from ajet.environment.server import EnvironmentServer
 from ajet.gateway.traces import SpanCollector
-from ajet.store.access_keys import issue
 from ajet.store.database_store import memory_store
 from ajet.store.requests import Role
-from ajet.store.server import StoreServer
+from ajet.store.server import StoreServer, issue
 from support.gateway_parts import place
 from support.raw_http import Reply, read_reply, request_bytes, send
 from support.session_parts import USER

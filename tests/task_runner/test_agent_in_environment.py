@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ajet.agents.run import OneAtATime, world_tools
 from ajet.agents.tools.tool import ToolSetupError
-from ajet.agents.world import OneAtATime, world_tools
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import Reply, ScriptedEngine

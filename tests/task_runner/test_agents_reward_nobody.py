@@ -17,7 +17,7 @@ from support.runner_fakes import LineEngine, SmallProvider
 
 AGENT = """
 import json, os, sys, urllib.error, urllib.request
-from ajet.system.access import narrow
+from ajet.system.http_messages import narrow
 
 BASE, KEY = os.environ["BASE"], os.environ["KEY"]
 

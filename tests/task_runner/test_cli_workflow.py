@@ -14,8 +14,8 @@ from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.task_runner.agent_workflow import build_cli_agent
+from ajet.task_runner.environments import find_sandbox, sandbox_settings
 from ajet.task_runner.runtime import Runtime
-from ajet.task_runner.sandboxes import find_sandbox, sandbox_settings
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 

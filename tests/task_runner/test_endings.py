@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ajet.config.sections import FailureRewardConfig
-from ajet.schema.call_tree import CallTree
-from ajet.schema.episode import Episode, EpisodeStatus, Failure, Ledger, Outcome
+from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Failure, Ledger, Outcome
 from ajet.schema.errors import EngineError
 from ajet.task_runner.endings import (
     AttemptFacts,

@@ -17,8 +17,8 @@ import pytest
 
 from ajet import Workflow, WorkflowOutput
 from ajet.observe.episode_codec import encode_episode
+from ajet.observe.logs import Masker
 from ajet.observe.metrics import aggregate_log_metrics
-from ajet.observe.secrets import Masker
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.task import Task, WorkflowTask
 from support.runner_fakes import runner_of

@@ -15,7 +15,7 @@ from support.waiting import wait_until
 PROGRAM = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from ajet.task_runner.forked_workers import ForkedWorkers
+from ajet.task_runner.processes import ForkedWorkers
 
 folder = Path(sys.argv[1])
 

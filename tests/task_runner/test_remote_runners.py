@@ -24,11 +24,10 @@ from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import EngineError
 from ajet.schema.resources import PromptSet, PromptTemplate
 from ajet.schema.task import Task, WorkflowTask
-from ajet.store.access_keys import issue
 from ajet.store.client import StoreClient
 from ajet.store.database_store import memory_store
 from ajet.store.requests import Role, StoreError
-from ajet.store.server import StoreServer
+from ajet.store.server import StoreServer, issue
 from ajet.task_judge.base_judge import load_judge
 from ajet.task_runner.remote import KEY_VARIABLE, RemoteRunner
 from ajet.task_runner.runner import TaskRunner

@@ -16,8 +16,8 @@ from ajet.engine.scripted import ScriptedEngine
 from ajet.environment.sandboxes import SandboxError
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
+from ajet.task_runner.environments import sandbox_settings
 from ajet.task_runner.runtime import Runtime
-from ajet.task_runner.sandboxes import sandbox_settings
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 

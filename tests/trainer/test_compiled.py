@@ -16,15 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from ajet.trainer import compiled, executor
-from ajet.trainer.compiled import MOST_VARIANTS, CompiledForward, layers_to_compile
-from ajet.trainer.executor import choose
+from ajet.trainer import executor
+from ajet.trainer.executor import MOST_VARIANTS, CompiledForward, check_same, choose, layers_to_compile
 from ajet.trainer.forward import BestForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Item, Layout, items_of
 from ajet.trainer.trainer import Trainer, TrainSettings
-from ajet.trainer.tree_check import check_same
 from support.random_batches import credited_batch
 from support.small_models import gap, small_model, weights
 from support.windowed_models import windowed_model
@@ -37,9 +35,9 @@ SGD = OptimSettings(lr=1e-3, eps=1.0, weight_decay=0.0)
 def fresh() -> Iterator[None]:
     """What one test compiled is not there for the next."""
     torch._dynamo.reset()
-    compiled._compiled.cache_clear()
+    executor._compiled.cache_clear()
     yield
-    compiled._compiled.cache_clear()
+    executor._compiled.cache_clear()
 
 
 @pytest.fixture
@@ -121,7 +119,7 @@ def test_what_differs_or_does_not_compile_is_not_used_and_the_log_says_why(
         raise RuntimeError("no such instruction\nand much more")
 
     for compiler, said in ((wrong, "logprobs differ by up to"), (broken, "no such instruction")):
-        compiled._compiled.cache_clear()
+        executor._compiled.cache_clear()
         caplog.clear()
         monkeypatch.setattr(torch, "compile", compiler)
         assert choose(model, items(), 16384, None, compiled=True).forward == BestForward()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.schema.call_tree import ROOT, Call, CallTree, Run
+from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer.credit.weights import CallCredit, EpisodeCredit
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
 from support.random_batches import random_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ajet.schema.call_tree import CallTree
+from ajet.schema.episode import CallTree
 from ajet.trainer.credit.weights import EpisodeCredit
 from ajet.trainer.executor import ModelTeacher
 from ajet.trainer.loss import LossSettings

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.schema.generation import Sampling
+from ajet.schema.chat import Sampling
 from ajet.trainer.credit.weights import CallCredit, EpisodeCredit, LossNorm
 from ajet.trainer.executor import Chosen
 from ajet.trainer.forward import RowForward

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from ajet.engine.attention_rules import fix_longrope
-from ajet.schema.call_tree import ROOT, Call, CallTree, Run
-from ajet.trainer import attention, tree_check
+from ajet.schema.episode import ROOT, Call, CallTree, Run
+from ajet.trainer import attention, executor
 from ajet.trainer.credit.weights import CallCredit, EpisodeCredit
+from ajet.trainer.executor import check_trees, tree_support
 from ajet.trainer.forward import RowForward
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Layout, items_of, make_packs
 from ajet.trainer.trainer import Trainer, TrainSettings
-from ajet.trainer.tree_check import check_trees, tree_support
 from support.random_batches import credited_batch
 from support.small_models import VOCAB, small_model
 from support.windowed_models import windowed_model
@@ -102,7 +102,7 @@ def test_routing_that_flips_for_a_rounding_error_is_no_difference(monkeypatch: p
     model = model.to(torch.bfloat16)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     items = items_of(credited_batch(3))
-    assert "differ" in str(tree_check._difference(model, items, *tree_check.TREE_AND_ROWS, gradients=True))
+    assert "differ" in str(executor._difference(model, items, *executor.TREE_AND_ROWS, gradients=True))
     assert check_trees(model, items) is None
     after = model.state_dict()
     assert all(after[name].dtype is torch.bfloat16 and torch.equal(after[name], before[name]) for name in before)

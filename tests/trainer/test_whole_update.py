@@ -13,7 +13,7 @@ import torch
 from test_gradients import small_model
 from torch import Tensor
 
-from ajet.schema.call_tree import Call
+from ajet.schema.episode import Call
 from ajet.trainer.credit import CreditSettings, LossNorm
 from ajet.trainer.credit.weights import mini_batches
 from ajet.trainer.loss import Correction, CorrectionMode, KLType, Level, LossSettings, PolicyLoss

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ajet.trainer import attention
 from ajet.trainer.attention import UnsupportedAttentionError
+from ajet.trainer.executor import check_trees, tree_support
 from ajet.trainer.forward import BestForward, Forward, PackForward, RowForward
 from ajet.trainer.pack import Item, Layout, items_of, make_packs
-from ajet.trainer.tree_check import check_trees, tree_support
 from support.random_batches import credited_batch
 from support.windowed_models import WINDOWED, windowed_model
 

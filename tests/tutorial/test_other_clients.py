@@ -12,8 +12,7 @@ from ajet.config import load_config
 from ajet.context_tracker import linear_samples
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine
-from ajet.schema.call_tree import CallTree
-from ajet.schema.episode import Episode
+from ajet.schema.episode import CallTree, Episode
 from ajet.schema.task import Task
 from ajet.task_runner.runtime import Runtime
 

@@ -23,10 +23,9 @@ from ajet.context_tracker.template import TemplateRefusal, stub_call, stub_word
 from ajet.gateway.chat.reply_parser import ReplyParser
 from ajet.gateway.chat.tool_call_parsers import pick_parser
 from ajet.observe.episode_store import EpisodeStore
-from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message, Tool
+from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Completion, Message, Sampling, Tool
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError, InvalidRequestError, TaskDataError
-from ajet.schema.generation import Completion, Sampling
 from ajet.schema.task import Task
 from ajet.schema.user_code import find_named, looked_in
 from ajet.task_reader.stream import TaskStream

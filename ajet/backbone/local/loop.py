@@ -23,16 +23,14 @@ from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.placement import check_gpu, place, visible_gpus
 from ajet.backbone.local.rollouts import Replay, Rollouts
 from ajet.backbone.plan import imitates_a_file, training_steps, validates_after, validation_repeats
-from ajet.backbone.report import EXIT_NOTHING_TRAINED, why_nothing_trained
+from ajet.backbone.report import EXIT_NOTHING_TRAINED, validation_metrics, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, taught_alone
-from ajet.backbone.validation import validation_metrics
 from ajet.context_tracker import describe_reasons, top_reasons
 from ajet.engine.base import Engine, EnginePlacement, build_engine
 from ajet.observe.metric_names import step_names
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.schema.call_tree import FloatArray
-from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Ledger
+from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, FloatArray, Ledger
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks

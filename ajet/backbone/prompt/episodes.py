@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ajet.backbone.episode_metrics import FAULTS, is_success
 from ajet.backbone.failures import FailureWatch
 from ajet.observe.episode_codec import conversation, last_calls
+from ajet.observe.logs import Masker
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder
-from ajet.observe.secrets import Masker
 from ajet.prompt_tuning.candidate import Candidate
 from ajet.prompt_tuning.trial import Purpose, Trial, concurrently
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus

@@ -31,7 +31,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from ajet.observe.secrets import Masker
+from ajet.observe.logs import Masker
 from ajet.prompt_tuning.candidate import Candidate
 from ajet.prompt_tuning.search import Earlier
 from ajet.prompt_tuning.trial import Purpose, Score, Trial

@@ -16,8 +16,14 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.episode_metrics import episode_metrics
 from ajet.backbone.prompt.episodes import EpisodeTrials
 from ajet.backbone.prompt.journal import FORMAT, History, PromptJournal
-from ajet.backbone.prompt.proposers import load_function, make_proposer
-from ajet.backbone.prompt.settings import check_budget, make_algorithm, make_budget, split_tasks
+from ajet.backbone.prompt.settings import (
+    check_budget,
+    load_function,
+    make_algorithm,
+    make_budget,
+    make_proposer,
+    split_tasks,
+)
 from ajet.observe.progress import Progress, duration
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Spent

@@ -8,26 +8,42 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
 
 from ajet.backbone.episode_metrics import episode_metrics
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.validation import validation_metrics
+from ajet.backbone.report import validation_metrics
+from ajet.context_tracker import TrackerSettings
+from ajet.context_tracker.samples import episode_samples
 from ajet.engine.model_source import ModelSource
 from ajet.observe.failure_tally import FailureTally
+from ajet.observe.logs import Masker
 from ajet.observe.metric_names import step_names
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.observe.secrets import Masker
-from ajet.schema.episode import Episode, EpisodeGroup
+from ajet.schema.episode import Episode, EpisodeGroup, Sample
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
+from ajet.task_runner.runtime import Runtime
 from ajet.trainer.credit import EpisodeCredit
 
+if TYPE_CHECKING:
+    from ajet.config import Config
+    from ajet.engine.base import Engine
+
 COLLECTOR = "ajet_episode_collector"
+
+
 """The actor's name in Ray."""
+
+
 HEAD = {"node:__internal_head__": 0.001}
+
+
 """Ray's own mark of the head node, where the experiment folder is."""
 
 
@@ -139,3 +155,43 @@ class EpisodeCollector:
         if self._run.metrics_file:
             with Path(self._run.metrics_file).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "data": metrics}) + "\n")
+
+
+class GroupRunner:
+    """One per process.
+
+    `workers`: processes that share `rollout.max_env_worker`.
+    """
+
+    def __init__(self, run: RunPayload, make_engine: Callable[[Config], Engine], *, workers: int = 1) -> None:
+        run.enter()
+        self.config = run.load_config()
+        self.collector = ray.get_actor(COLLECTOR)
+        self._make_engine = make_engine
+        self._parallel = max(1, self.config.ajet.rollout.max_env_worker // workers)
+        self._tracker_settings = TrackerSettings.from_config(self.config)
+        self._opening: asyncio.Task[Runtime] | None = None
+
+    async def run_group(self, task: Task, **options: Any) -> EpisodeGroup:
+        """Run a group, and hand it to the collector. `options` are those of `RolloutPool.run_group`."""
+        runtime = await self.runtime()
+        group = await asyncio.wrap_future(runtime.submit(runtime.pool.run_group(task, **options)))
+        await self.collector.add.remote(group.group_id, group, task)
+        return group
+
+    def samples(self, episode: Episode) -> list[Sample]:
+        """The episode's linear samples."""
+        return episode_samples(episode, self._tracker_settings)[0]
+
+    async def open(self) -> None:
+        """Get ready for episodes: everything that is opened once. Raises a UserError."""
+        await self.runtime()
+
+    async def runtime(self) -> Runtime:
+        """Opened by the first caller."""
+        if self._opening is None:
+            self._opening = asyncio.create_task(asyncio.to_thread(self._open))
+        return await asyncio.shield(self._opening)
+
+    def _open(self) -> Runtime:
+        return Runtime(self.config, make_engine=self._make_engine, parallel=self._parallel).start()

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.schema.call_tree import Sample
-from ajet.schema.episode import Episode, EpisodeGroup
+from ajet.schema.episode import Episode, EpisodeGroup, Sample
 from ajet.trainer.credit import (
     CreditSettings,
     EpisodeCredit,

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from ajet.backbone.ray.failure import first_line
+from ajet.backbone.ray.watcher import first_line
+from ajet.schema.chat import EngineCapabilities
 from ajet.schema.errors import EngineError, GenerationTimeoutError
-from ajet.schema.generation import EngineCapabilities
 
 T = TypeVar("T")
 

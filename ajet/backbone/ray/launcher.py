@@ -23,7 +23,6 @@ from ajet.backbone import LaunchOptions, RayStart
 from ajet.backbone.failures import GapWatch
 from ajet.backbone.plan import training_steps
 from ajet.backbone.ray.driver import DriverInput
-from ajet.backbone.ray.failure import BackboneFailedError, last_error
 from ajet.backbone.ray.mapping import Machine, Note, RunFacts, Settings
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.start import (
@@ -33,7 +32,15 @@ from ajet.backbone.ray.start import (
     ray_settings,
     serve_as_worker,
 )
-from ajet.backbone.ray.watcher import SILENCE_S, MetricsTail, Source, started_child, watch
+from ajet.backbone.ray.watcher import (
+    SILENCE_S,
+    BackboneFailedError,
+    MetricsTail,
+    Source,
+    last_error,
+    started_child,
+    watch,
+)
 from ajet.backbone.report import exit_code, show_report
 from ajet.observe.progress import Progress
 from ajet.schema.errors import ConfigError, FeatureUnavailableError

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ajet.backbone.training_settings import KL_TYPES
+from ajet.schema.chat import GREEDY_BELOW
 from ajet.schema.errors import ConfigError
-from ajet.schema.generation import GREEDY_BELOW
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.ray.address import checked_address
 from ajet.backbone.ray.mapping import Machine
 from ajet.schema.errors import UserError
 from ajet.system.processes import RAY_RUN, end_all, ending_with_us
@@ -28,15 +27,74 @@ if TYPE_CHECKING:
     from ajet.backbone import LaunchOptions
     from ajet.config import Config
 
+FLAG = "--ray-address"
+
+
+VARIABLE = "RAY_ADDRESS"
+
+
+ELSEWHERE = ("auto", "local")
+
+
+"""Not addresses: Ray finds one of this machine, or starts one."""
+
+
+CLIENT = "ray://"
+
+
+ANSWER_S = 10.0
+
+
+class RayAddressError(UserError):
+    """There is no Ray under the address."""
+
+
+def checked_address(given: str | None) -> str:
+    """The address for `ray.init`: the given one, or RAY_ADDRESS, or else `auto`. Raises RayAddressError."""
+    address = given or os.environ.get(VARIABLE) or "auto"
+    if address in ELSEWHERE:
+        return address
+    name = FLAG if given else VARIABLE
+    host, _, port = address.removeprefix(CLIENT).rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise RayAddressError(f"{name}: {address!r} is no address of a Ray cluster: it looks like head:6379")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+    except OSError as error:
+        raise RayAddressError(
+            f"{name}: no Ray answers at {address} ({error.strerror or error})\n"
+            "    `ray status` on the cluster's head shows whether it runs; this machine must reach its port"
+        ) from None
+    return address
+
+
 CPU_LOGICAL_CORES = 8
+
+
 """verl's actors ask for more logical cores than a laptop has; they share the real ones."""
+
+
 CPU_OBJECT_STORE = 300_000_000
+
+
 """Bytes: enough for the weights of a small model, and little of a laptop's memory."""
+
+
 DEFAULT_PORT = 6379
+
+
 JOIN_DEADLINE_S = 600.0
+
+
 LOOK_S = 2.0
+
+
 """Seconds between a worker machine's looks at the head."""
+
+
 USED_SHARE = 0.1
+
+
 """A GPU with more of its memory in use serves something else: engines take what they are told to, and fail late."""
 
 
@@ -71,8 +129,7 @@ def asks_for_cpu(variable: str) -> bool:
 def check_user_classes(config: Config) -> None:
     """Import the workflow and the judge: what is wrong with them is said now, not by a worker in a minute."""
     from ajet.task_judge.base_judge import load_judge
-    from ajet.task_runner.environments import find_environment
-    from ajet.task_runner.sandboxes import find_sandbox
+    from ajet.task_runner.environments import find_environment, find_sandbox
     from ajet.task_runner.workflow import load_workflow
 
     if config.ajet.task_runner.wrapper_type != "remote":  # the runners have their own

@@ -23,11 +23,11 @@ from ajet.agents import ReActAgent as _ReActAgent
 from ajet.agents import ToolAgent as _ToolAgent
 from ajet.agents.call_grammar import CallSyntaxError, read_value
 from ajet.agents.model_function import Message, ParsedReply, ToolCall
-from ajet.agents.registry import agent_class, agent_names
+from ajet.agents.ready import agent_class, agent_names
 from ajet.agents.reply_format import ReplyFormat, TextFormat
 from ajet.agents.run import AgentRun
 from ajet.agents.tools import ToolContext, Toolset, get_global_tool_registry, make_tools, register_tool
-from ajet.compat.agentic_rollout.client import LLMAPIClient, create_llm_client
+from ajet.compat.agentic_rollout.batch import LLMAPIClient, create_llm_client
 from ajet.compat.agentic_rollout.tools import (
     BaseAgenticTool,
     SimpleAgenticTool,

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ajet.agents.model_function import ModelFunction
+from ajet.agents.model_function import Message, ModelFunction
 from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
 from ajet.config import make_config
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings, linear_samples
 from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.gateway.chat.tool_call_parsers import pick_parser
-from ajet.schema.call_tree import Sample
+from ajet.schema.episode import Sample
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.schema.install import install_command
 from ajet.schema.trajectory import Trajectory, TrajectoryStatus
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ajet.compat.agentic_rollout import Trajectory as MadeTrajectory
 
 PROMPT_LENGTH, RESPONSE_LENGTH = 4096, 16384
+
+
 """verl's `prompt_length` and `response_length`, where `meta_info` doesn't give them."""
 
 
@@ -194,3 +196,57 @@ def _tensors(samples: Sequence[Sample | None], rewards: Sequence[float]) -> dict
         "rollout_log_probs": logprobs,
         "rm_scores": scores,
     }
+
+
+CLIENT_S = 120.0
+
+
+"""How long a reply may take."""
+
+
+class ReplyText(str):
+    """A reply's text, which knows how it ended: one that was cut or withheld is no answer."""
+
+    finish_reason: str = "stop"
+
+
+class LLMAPIClient:
+    """A client of an OpenAI-compatible server: `generate` is an LLM function. What fails raises."""
+
+    def __init__(
+        self,
+        api_key: str,
+        base_url: str,
+        model: str,
+        debug: bool = False,
+        max_retries: int = 3,
+        proxy_url: str | None = None,
+    ) -> None:
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        through = DefaultAsyncHttpxClient(proxy=proxy_url, timeout=CLIENT_S) if proxy_url else None
+        self.model = model
+        self._client = AsyncOpenAI(
+            api_key=api_key, base_url=base_url, max_retries=max_retries, timeout=CLIENT_S, http_client=through
+        )
+
+    async def generate(
+        self, messages: Sequence[Message], max_tokens: int = 16000, temperature: float = 0.7, **more: Any
+    ) -> str:
+        """The reply's text."""
+        asked: Any = list(messages)
+        reply = await self._client.chat.completions.create(
+            model=self.model, messages=asked, max_tokens=max_tokens, temperature=temperature, **more
+        )
+        choice = reply.choices[0]
+        text = ReplyText(choice.message.content or choice.message.refusal or "")
+        text.finish_reason = "refusal" if choice.message.refusal else choice.finish_reason
+        return text
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def create_llm_client(api_key: str, base_url: str, model: str, **more: Any) -> LLMAPIClient:
+    """`LLMAPIClient(…)`."""
+    return LLMAPIClient(api_key, base_url, model, **more)

@@ -19,7 +19,18 @@ from ajet.compat.agentlightning.agent import (
     rollout,
 )
 from ajet.compat.agentlightning.algorithms import APO, VERL, Baseline
-from ajet.compat.agentlightning.runner import LitAgentRunner
+from ajet.compat.agentlightning.runner import (
+    AgentOpsTracer,
+    DummyTracer,
+    LitAgentRunner,
+    LlmProxyTraceToTriplet,
+    OtelTracer,
+    TraceAdapter,
+    Tracer,
+    TracerTraceToTriplet,
+    TraceToMessages,
+    Trainer,
+)
 from ajet.compat.agentlightning.store import (
     AttemptedRollout,
     InMemoryLightningStore,
@@ -30,17 +41,6 @@ from ajet.compat.agentlightning.store import (
     NamedResources,
     ResourcesUpdate,
 )
-from ajet.compat.agentlightning.tracers import (
-    AgentOpsTracer,
-    DummyTracer,
-    LlmProxyTraceToTriplet,
-    OtelTracer,
-    TraceAdapter,
-    Tracer,
-    TracerTraceToTriplet,
-    TraceToMessages,
-)
-from ajet.compat.agentlightning.trainer import Trainer
 from ajet.observe.tracing import (
     emit_annotation,
     emit_exception,

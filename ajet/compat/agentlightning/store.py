@@ -13,7 +13,6 @@ from msgspec import UNSET
 from ajet.schema.errors import UserError
 from ajet.schema.resources import LLM, PromptTemplate
 from ajet.schema.span import Span
-from ajet.store.access_keys import issue
 from ajet.store.client import StoreClient
 from ajet.store.database_store import DatabaseStore, memory_store
 from ajet.store.records import (
@@ -29,7 +28,7 @@ from ajet.store.records import (
 )
 from ajet.store.requests import AttemptUpdate, NewRollout, Role, UnknownIdError
 from ajet.store.rollout_store import RolloutStore
-from ajet.store.server import StoreServer
+from ajet.store.server import StoreServer, issue
 
 NamedResources = Mapping[str, Any]
 KEY_VARIABLE = "AJET_STORE_KEY"

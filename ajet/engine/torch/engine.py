@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.engine.base import EnginePlacement, OnTokens
 from ajet.engine.model_source import LOADING, ModelSource
+from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest
 from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError
-from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

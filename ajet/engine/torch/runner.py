@@ -20,8 +20,8 @@ from ajet.engine.attention_rules import REFUSALS, LayerShape, describe_refusal, 
 from ajet.engine.torch.attention import StepLayout, serving
 from ajet.engine.torch.kv_cache import KVPool, KVShape
 from ajet.engine.torch.readers import Part
+from ajet.schema.chat import Sampling
 from ajet.schema.errors import FeatureUnavailableError
-from ajet.schema.generation import Sampling
 
 PROBE_TOKENS = 24
 

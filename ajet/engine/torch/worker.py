@@ -35,8 +35,8 @@ from ajet.engine.torch.engine import (
 from ajet.engine.torch.kv_cache import KVPool, Sequence
 from ajet.engine.torch.runner import DrawState, Runner, Work, draw_tokens
 from ajet.engine.torch.scheduler import CHUNK, DoesNotFitError, Job, Scheduler, Step
+from ajet.schema.chat import Completion, TokenChunk
 from ajet.schema.errors import EngineError, ModelCallError
-from ajet.schema.generation import Completion, TokenChunk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -23,6 +23,7 @@ from ajet.engine.vllm.server import (
     engine_arguments,
     worker_arguments,
 )
+from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 from ajet.schema.errors import (
     ConfigError,
     EngineError,
@@ -31,7 +32,6 @@ from ajet.schema.errors import (
     InvalidRequestError,
     MissingDependencyError,
 )
-from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 from ajet.schema.install import install_command
 
 log = logging.getLogger(__name__)

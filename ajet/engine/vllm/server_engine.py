@@ -27,12 +27,12 @@ from ajet.engine.vllm.server import (
     WeightFolders,
     vllm_command,
 )
+from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 from ajet.schema.errors import (
     AjetError,
     EngineError,
     GenerationTimeoutError,
 )
-from ajet.schema.generation import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 
 log = logging.getLogger(__name__)
 

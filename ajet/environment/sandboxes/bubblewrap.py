@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from ajet.environment.sandboxes.bubblewrap_arguments import (
     FIRST,
     WORKSPACE,
+    Answer,
+    Control,
     command_line,
     first_program,
     next_uid,
@@ -29,10 +31,19 @@ from ajet.environment.sandboxes.bubblewrap_arguments import (
     texts,
 )
 from ajet.environment.sandboxes.cgroups import Cgroup, seccomp_filter
-from ajet.environment.sandboxes.control import Answer, Control
 from ajet.environment.sandboxes.forwarder import Forwarder
-from ajet.environment.sandboxes.sandbox import Command, ExecResult, Sandbox, SandboxError, SandboxSettings, arguments_of
-from ajet.environment.sandboxes.streams import Input, OnOutput, Output, feed
+from ajet.environment.sandboxes.sandbox import (
+    Command,
+    ExecResult,
+    Input,
+    OnOutput,
+    Output,
+    Sandbox,
+    SandboxError,
+    SandboxSettings,
+    arguments_of,
+    feed,
+)
 
 START_S = 60.0
 END_S = 5.0

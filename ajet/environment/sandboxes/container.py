@@ -23,12 +23,17 @@ from collections.abc import Mapping, Sequence
 
 from ajet.environment.sandboxes.cgroups import container_profile, started
 from ajet.environment.sandboxes.forwarder import Forwarder, listen_inside
-from ajet.environment.sandboxes.sandbox import Command, ExecResult, Sandbox, SandboxError, SandboxSettings, arguments_of
-from ajet.environment.sandboxes.streams import (
+from ajet.environment.sandboxes.sandbox import (
     FILE_S,
+    Command,
+    ExecResult,
     Input,
     OnOutput,
     Output,
+    Sandbox,
+    SandboxError,
+    SandboxSettings,
+    arguments_of,
     content_of,
     feed,
     read_line,

@@ -15,8 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from ajet.environment.sandboxes.sandbox import Command, ExecResult, Sandbox, SandboxSettings
-from ajet.environment.sandboxes.streams import Input, OnOutput
+from ajet.environment.sandboxes.sandbox import Command, ExecResult, Input, OnOutput, Sandbox, SandboxSettings
 
 T = TypeVar("T")
 

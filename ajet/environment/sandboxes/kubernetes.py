@@ -17,8 +17,22 @@ from typing import Any
 
 from ajet.environment.sandboxes.host import run_on_host
 from ajet.environment.sandboxes.kubernetes_api import WORKSPACE, Cluster, PodOptions, new_name, pod
-from ajet.environment.sandboxes.sandbox import Command, ExecResult, Sandbox, SandboxError, SandboxSettings, arguments_of
-from ajet.environment.sandboxes.streams import FILE_S, Input, Kept, OnOutput, content_of, read_line, write_line, written
+from ajet.environment.sandboxes.sandbox import (
+    FILE_S,
+    Command,
+    ExecResult,
+    Input,
+    Kept,
+    OnOutput,
+    Sandbox,
+    SandboxError,
+    SandboxSettings,
+    arguments_of,
+    content_of,
+    read_line,
+    write_line,
+    written,
+)
 
 POLL_S = 0.5
 END_S = 20.0

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.environment.sandboxes.cgroups import started
-from ajet.environment.sandboxes.sandbox import SandboxError, SandboxSettings
-from ajet.environment.sandboxes.streams import Input, Kept, pieces_of
+from ajet.environment.sandboxes.sandbox import Input, Kept, SandboxError, SandboxSettings, pieces_of
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
 

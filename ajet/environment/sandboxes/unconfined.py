@@ -16,8 +16,18 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ajet.environment.sandboxes.sandbox import Command, ExecResult, Sandbox, SandboxError, SandboxSettings, arguments_of
-from ajet.environment.sandboxes.streams import Input, OnOutput, Output, feed
+from ajet.environment.sandboxes.sandbox import (
+    Command,
+    ExecResult,
+    Input,
+    OnOutput,
+    Output,
+    Sandbox,
+    SandboxError,
+    SandboxSettings,
+    arguments_of,
+    feed,
+)
 
 
 class UnconfinedSandbox:

@@ -22,7 +22,7 @@ from ajet.gateway.chat.session_log import SpanLog, StoredResponses
 from ajet.gateway.chat.settings import SessionSettings
 from ajet.observe.tracing import attributes as names
 from ajet.observe.tracing.attributes import call_of, reward_of
-from ajet.schema.chat import ChatReply, ChatRequest, Message, Tool
+from ajet.schema.chat import ChatReply, ChatRequest, Completion, GenerateRequest, Message, Tool
 from ajet.schema.errors import (
     AjetError,
     EngineError,
@@ -32,7 +32,6 @@ from ajet.schema.errors import (
     RewardError,
     SessionClosedError,
 )
-from ajet.schema.generation import Completion, GenerateRequest
 from ajet.schema.span import Span
 
 if TYPE_CHECKING:

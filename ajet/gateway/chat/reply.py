@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ajet.gateway.chat.reply_parser import Delta, ReplyParser
-from ajet.schema.chat import ChatReply, Message, Tool
+from ajet.schema.chat import ChatReply, Completion, Message, TokenChunk, Tool
 from ajet.schema.errors import InvalidRequestError
-from ajet.schema.generation import Completion, TokenChunk
 from ajet.system.json_schemas import SchemaRefused, SchemaTooSlow, breach, check_schema, on_loop
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from ajet.schema.chat import SIDE_MODEL
-from ajet.schema.generation import Sampling
+from ajet.schema.chat import SIDE_MODEL, Sampling
 
 log = logging.getLogger(__name__)
 

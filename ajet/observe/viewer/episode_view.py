@@ -12,8 +12,7 @@ import numpy as np
 
 from ajet.observe.episode_store import EpisodeStore, RecordedEpisode
 from ajet.observe.viewer.library import Experiment
-from ajet.schema.call_tree import ROOT, Call, CallTree
-from ajet.schema.episode import Episode
+from ajet.schema.episode import ROOT, Call, CallTree, Episode
 from ajet.schema.span import Span
 
 _MOST_ENTRIES = 2000

@@ -28,8 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import ajet
 from ajet.observe.notes import Note, NotesError
 from ajet.observe.viewer.library import Experiment, Library, Reading, differences, differently_judged
-from ajet.system.access import LOOPBACK, without_port
-from ajet.system.http_messages import HttpRequest
+from ajet.system.http_messages import LOOPBACK, HttpRequest, without_port
 
 _COOKIE_SECONDS = 30 * 24 * 3600
 

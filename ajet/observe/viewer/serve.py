@@ -22,8 +22,7 @@ from ajet.observe.viewer.data import Data
 from ajet.observe.viewer.library import ExperimentNotFoundError, Library, NoExperimentsError
 from ajet.observe.viewer.pages import Access, Gate, NotesApi, Pages
 from ajet.schema.errors import UserError
-from ajet.system.access import LOOPBACK, is_loopback
-from ajet.system.http_messages import Answer, AsgiApp, HttpLimits, HttpRequest
+from ajet.system.http_messages import LOOPBACK, Answer, AsgiApp, HttpLimits, HttpRequest, is_loopback
 from ajet.system.http_server import AddressError, HttpServer, listen
 
 _COMPRESS_FROM_BYTES = 50_000

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from ajet.schema.call_tree import ROOT, Call, CallTree
-from ajet.schema.episode import Episode, Outcome
+from ajet.schema.episode import ROOT, Call, CallTree, Episode, Outcome
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ajet.agents.tools import ToolContext, ToolResult, Toolset, ToolSetupError, make_tools, tool
-from ajet.agents.tools.adapters import from_agentscope, from_langchain, to_agentscope, to_langchain
+from ajet.agents.tools.registry import from_agentscope, from_langchain, to_agentscope, to_langchain
 
 
 def call(specs: list[Any], name: str, arguments: Any) -> ToolResult:

@@ -26,8 +26,8 @@ from ajet.engine.model_source import ModelSource
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
+from ajet.schema.chat import Completion
 from ajet.schema.errors import JudgeFailedError, UserError
-from ajet.schema.generation import Completion
 from support import SUPPORT
 from support.waiting import wait_until
 

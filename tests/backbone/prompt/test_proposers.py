@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.prompt.proposers import FunctionProposer, HelperProposer
+from ajet.backbone.prompt.settings import FunctionProposer, HelperProposer
 from ajet.prompt_tuning import BudgetExhausted, Candidate, Kind, ProposerError, Request
 from ajet.prompt_tuning.proposal import Ask, messages_for
 from ajet.schema.resources import PromptSet, PromptTemplate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ajet.backbone.ray.failure import actor_named, cause, first_line, last_error
+from ajet.backbone.ray.watcher import actor_named, cause, first_line, last_error
 
 RAY_LOG = """\
 \x1b[36m(TaskRunnerV1 pid=77)\x1b[0m Training Progress:   0%|          | 0/3

@@ -6,8 +6,7 @@ import socket
 
 import pytest
 
-from ajet.backbone.ray.address import checked_address
-from ajet.backbone.ray.start import ClusterPlace, busy_gpus, parse_gpus, wait_for_port
+from ajet.backbone.ray.start import ClusterPlace, busy_gpus, checked_address, parse_gpus, wait_for_port
 from ajet.schema.errors import UserError
 
 

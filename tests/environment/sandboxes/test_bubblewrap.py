@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import ajet
 from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, bubblewrap, open_sandbox
 from ajet.environment.sandboxes.cgroups import Cgroup, _parents, sweep
-from ajet.environment.sandboxes.streams import Input
+from ajet.environment.sandboxes.sandbox import Input
 from support.bubblewrap_here import needs_bubblewrap
 
 pytestmark = needs_bubblewrap

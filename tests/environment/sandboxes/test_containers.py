@@ -21,8 +21,8 @@ from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, c
 from ajet.environment.sandboxes.cgroups import container_profile
 from ajet.environment.sandboxes.container import sweep
 from ajet.schema.task import Task
+from ajet.task_runner.environments import find_sandbox
 from ajet.task_runner.runtime import Runtime
-from ajet.task_runner.sandboxes import find_sandbox
 from support import TESTS
 
 IMAGE = "ajet-test:busybox"

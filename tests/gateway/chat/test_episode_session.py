@@ -9,9 +9,8 @@ import pytest
 
 from ajet.gateway.chat import SessionSettings
 from ajet.gateway.chat.settings import SeedKey
-from ajet.schema.chat import ChatReply, ChatRequest
+from ajet.schema.chat import ChatReply, ChatRequest, Completion, EngineCapabilities, Sampling
 from ajet.schema.errors import EngineError, GenerationTimeoutError, SessionClosedError, TooManyStepsError
-from ajet.schema.generation import Completion, EngineCapabilities, Sampling
 from support.session_parts import CALL, TOOLS, USER, LineEngine, aborted, new_session, replied, until
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ajet.observe.tracing.adapters import llm_calls, matched_rewards, to_messages, to_tasks, to_triplets
-from ajet.observe.tracing.episode_trace import CALL, EPISODE, episode_spans
+from ajet.observe.tracing.sender import CALL, EPISODE, episode_spans
 from ajet.schema.span import Span
 from support.synthetic_run import Vocabulary, math_episode
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from ajet.config import make_config
-from ajet.schema.call_tree import CallTree
-from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
+from ajet.schema.episode import CallTree, Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import LostThreadsError
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.pool import RolloutPool

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.backbone.ray.credit import summary_of
-from ajet.schema.call_tree import ROOT, Call, CallTree, DropReason, Run
-from ajet.schema.episode import Episode, EpisodeStatus, Ledger, Outcome
+from ajet.schema.episode import ROOT, Call, CallTree, DropReason, Episode, EpisodeStatus, Ledger, Outcome, Run
 from ajet.trainer.credit import (
     AdvantageEstimator,
     Baseline,

@@ -19,7 +19,7 @@ from trinity.manager.synchronizer import Synchronizer
 
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
-from ajet.schema.generation import Completion, GenerateRequest
+from ajet.schema.chat import Completion, GenerateRequest
 
 
 class CpuRolloutModel(InferenceModel):  # type: ignore[misc]

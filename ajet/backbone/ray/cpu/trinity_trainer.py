@@ -23,8 +23,8 @@ from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.trinity.rows import AGENT, ROW
 from ajet.backbone.training_settings import train_settings
 from ajet.engine.model_source import ModelSource
-from ajet.schema.call_tree import ROOT, Call, CallTree, IntArray, Run
-from ajet.schema.generation import Sampling
+from ajet.schema.chat import Sampling
+from ajet.schema.episode import ROOT, Call, CallTree, IntArray, Run
 from ajet.trainer.checkpoint import CheckpointFolder, read_trainer, write_trainer
 from ajet.trainer.credit.weights import CallCredit, EpisodeCredit, LossNorm
 from ajet.trainer.trainer import Trainer

@@ -17,7 +17,7 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
-from ajet.schema.generation import GenerateRequest, Sampling
+from ajet.schema.chat import GenerateRequest, Sampling
 
 SERVER = "ajet_cpu_server_{rank}"
 """Name of a replica's server actor: the trainer's workers find it by their rank."""

@@ -21,9 +21,9 @@ from trinity.explorer.explorer import Explorer
 from trinity.trainer.trainer import Trainer
 
 from ajet.backbone.ray.collector import COLLECTOR
-from ajet.backbone.ray.failure import cause
 from ajet.backbone.ray.trinity.plugin import on_cpu
 from ajet.backbone.ray.trinity.rows import UPDATES, VERSIONS
+from ajet.backbone.ray.watcher import cause
 
 LOOK_S = 0.2
 """Seconds between looks at the policy version while the explorer waits for it."""

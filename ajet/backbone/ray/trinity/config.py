@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 HERE = "ajet.backbone.ray.trinity"
 WORKFLOW = f"{HERE}.workflow.GroupWorkflow"
-READER = f"{HERE}.reader.TrinityTaskReader"
-CREDIT = f"{HERE}.credit.AjetCredit"
-SAMPLING = f"{HERE}.sampling.WholeBatches"
+READER = f"{HERE}.workflow.TrinityTaskReader"
+CREDIT = f"{HERE}.algorithm.AjetCredit"
+SAMPLING = f"{HERE}.algorithm.WholeBatches"
 LOSS = f"{HERE}.algorithm.AjetPolicyLossWithReference"
 LOSS_WITHOUT_REFERENCE = f"{HERE}.algorithm.AjetPolicyLoss"
 ENTROPY = f"{HERE}.algorithm.AjetEntropy"

@@ -7,22 +7,64 @@ groups to the host, on the head node, and gets them back when they have ended.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 
-from ajet.backbone.ray.failure import first_line
-from ajet.backbone.ray.groups import GroupRunner
+from ajet.backbone.ray.collector import GroupRunner
+from ajet.backbone.ray.engine import RayEngine
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.trinity.engine import TrinityEngine
 from ajet.backbone.ray.trinity.plugin import on_cpu
+from ajet.backbone.ray.watcher import first_line
+from ajet.engine.base import OnTokens
+from ajet.engine.remote import RemoteEngine
+from ajet.engine.remote_client import Endpoint, RemoteSettings
+from ajet.schema.chat import Completion, GenerateRequest, TokenChunk
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
     from ajet.config import Config
 
+
+class TrinityEngine(RayEngine):
+    """Asks one of Trinity's rollout models."""
+
+    def __init__(
+        self, model: Any, *, max_model_len: int, embedded: bool, on_death: Callable[[BaseException], None]
+    ) -> None:
+        """`model`: Trinity's `ModelWrapper`."""
+        super().__init__("Trinity", max_model_len=max_model_len, on_death=on_death)
+        self._actor = model.model
+        self._server: RemoteEngine | None = None
+        if not embedded:
+            endpoint = Endpoint(f"{str(model.api_address).rstrip('/')}/v1", model.api_key)
+            self._server = RemoteEngine(RemoteSettings((endpoint,), model.model_path, max_model_len=max_model_len))
+
+    async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
+        """Draw one reply."""
+        if self._server is not None:
+            version = int(await self.answer(self._actor.get_model_version.remote(), request.deadline_s))
+            completion = await self._server.generate(request, on_tokens)
+            completion.versions = [(0, version)]
+            return completion
+        asked = self._actor.draw.remote(replace(request, deadline_s=None))
+        completion = await self.answer(asked, request.deadline_s)
+        if on_tokens is not None:
+            on_tokens(TokenChunk(completion.token_ids, completion.logprobs))
+        return completion
+
+    async def aclose(self) -> None:
+        """Only our connection to the models ends."""
+        if self._server is not None:
+            await self._server.aclose()
+
+
 HOST = "ajet_episode_host"
+
+
 """The actor's name in Ray."""
 
 

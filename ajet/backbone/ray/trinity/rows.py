@@ -23,8 +23,7 @@ from ajet.backbone.ray.credit import (
     segments_of,
     summary_of,
 )
-from ajet.schema.call_tree import Sample
-from ajet.schema.episode import Episode, EpisodeGroup
+from ajet.schema.episode import Episode, EpisodeGroup, Sample
 
 if TYPE_CHECKING:
     from trinity.common.experience import Experience

@@ -7,13 +7,16 @@ our pool's, as with every backbone.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+from trinity.buffer.buffer_reader import BufferReader
+from trinity.common.config import StorageConfig
 from trinity.common.experience import Experience
 from trinity.common.workflows.workflow import Task, Workflow
 
-from ajet.backbone.ray.groups import GroupRunner
-from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.collector import GroupRunner
+from ajet.backbone.ray.payload import RunPayload, training_stream, validation_tasks
 from ajet.backbone.ray.trinity.host import HostedGroups, group_runner
 from ajet.backbone.ray.trinity.rows import empty_experience, group_experiences
 from ajet.schema.episode import EpisodeGroup
@@ -21,6 +24,8 @@ from ajet.schema.errors import LostThreadsError, UserError
 from ajet.schema.task import Task as AjetTask
 
 _runners: dict[str, GroupRunner] = {}
+
+
 """By the run's payload. Trinity builds a workflow per task; what they need opens once per process."""
 
 
@@ -88,3 +93,52 @@ def group_name(batch: int | str, task: int | str) -> str:
 def step_of(batch: int | str) -> int:
     """The step that a batch belongs to; a validation's is `STEP/NAME`."""
     return int(str(batch).partition("/")[0])
+
+
+class TrinityTaskReader(BufferReader):  # type: ignore[misc]
+    """Built by Trinity's explorer: once for training, and for each validation."""
+
+    def __init__(self, config: StorageConfig) -> None:
+        run = RunPayload.decode(config.workflow_args["payload"])
+        run.enter()
+        loaded = run.load_config()
+        self._config = config
+        self._position = config.index
+        if config.is_eval:
+            tasks = validation_tasks(loaded)
+            self._task_at: Callable[[int], AjetTask] = tasks.__getitem__
+            self._occurrence: Callable[[int], int] = lambda index: 0
+            self._end = len(tasks)
+        else:
+            stream = training_stream(loaded)
+            self._task_at, self._occurrence = stream.task_at, stream.occurrence_at
+            self._end = run.total_steps * loaded.ajet.data.train_batch_size
+
+    async def read(self, batch_size: int | None = None, **_: Any) -> list[Task]:
+        """The next tasks. Raises `StopAsyncIteration` after the last one."""
+        if self._position >= self._end:
+            raise StopAsyncIteration
+        end = min(self._end, self._position + (batch_size or self._config.batch_size))
+        tasks = [self._task(index) for index in range(self._position, end)]
+        self._position = end
+        return tasks
+
+    def __len__(self) -> int:
+        return self._end
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"current_index": self._position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._position = int(state_dict["current_index"])
+
+    def _task(self, index: int) -> Task:
+
+        return Task(
+            workflow=GroupWorkflow,
+            repeat_times=self._config.repeat_times,
+            workflow_args=self._config.workflow_args,
+            is_eval=self._config.is_eval,
+            raw_task={"task": self._task_at(index).model_dump_json(), "occurrence": self._occurrence(index)},
+            index={"index": index},
+        )

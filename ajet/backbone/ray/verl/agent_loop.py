@@ -27,8 +27,7 @@ from ajet.context_tracker import Renderer, TrackerSettings
 from ajet.context_tracker.samples import episode_samples
 from ajet.engine.model_source import ModelSource
 from ajet.gateway.chat import EpisodeSession
-from ajet.schema.call_tree import Sample
-from ajet.schema.episode import Episode
+from ajet.schema.episode import Episode, Sample
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge

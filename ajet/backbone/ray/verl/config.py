@@ -197,7 +197,7 @@ def _notes(config: Config, machine: Machine) -> Iterator[Note]:
 def _data(config: Config, run: RunFacts, machine: Machine) -> Settings:
     data = config.ajet.data
     return {
-        "data.custom_cls.path": "pkg://ajet.backbone.ray.verl.dataset",
+        "data.custom_cls.path": "pkg://ajet.backbone.ray.verl.sampler",
         "data.custom_cls.name": "TaskDataset",
         f"data.{KEY}": run.payload,
         "data.train_files": "training",

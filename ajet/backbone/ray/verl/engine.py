@@ -8,8 +8,8 @@ from typing import Any
 
 from ajet.backbone.ray.engine import RayEngine
 from ajet.engine.base import OnTokens
+from ajet.schema.chat import Completion, GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import EngineError
-from ajet.schema.generation import Completion, GenerateRequest, Sampling, TokenChunk
 
 
 class ServerKind(StrEnum):

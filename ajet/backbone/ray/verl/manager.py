@@ -13,10 +13,10 @@ import ray
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from ajet.backbone.ray.collector import COLLECTOR, HEAD, EpisodeCollector
-from ajet.backbone.ray.failure import first_line
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.verl import plugin
 from ajet.backbone.ray.verl.worker import EpisodeWorker
+from ajet.backbone.ray.watcher import first_line
 from ajet.backbone.training_settings import credit_settings
 from ajet.trainer.credit import EpisodeCredit
 

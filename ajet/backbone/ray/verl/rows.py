@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.backbone.ray.credit import LEAF, ROWLESS, SEGMENTS, SUMMARY, rowless_tag, segments_of, summary_of
-from ajet.schema.call_tree import BoolArray, FloatArray, IntArray, Sample
-from ajet.schema.episode import Episode, EpisodeGroup
+from ajet.schema.episode import BoolArray, Episode, EpisodeGroup, FloatArray, IntArray, Sample
 
 if TYPE_CHECKING:
     import torch

@@ -13,16 +13,25 @@ from typing import Any
 
 import numpy as np
 from tensordict import TensorDict
+from torch.utils.data import Dataset
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from ajet.backbone.ray.credit import GROUP, BatchCredit, BatchRow, Layout, credit_batch, lay_out
+from ajet.backbone.ray.payload import KEY, RunPayload, training_stream, validation_tasks
 from ajet.backbone.ray.verl.manager import EpisodeManager, current_manager
 from ajet.backbone.ray.verl.rows import WEIGHTS, blank_row, nested
+from ajet.schema.task import Task
 
 NOTHING_USABLE = "no materializable trajectories"
+
+
 """What verl says when every group of a step failed."""
+
+
 POLL_S = 0.25
+
+
 """Seconds between looks at the queue. verl's own 2 s would be most of a small step."""
 
 
@@ -154,3 +163,49 @@ def _placed(
         tags=[tag for _, tag in placed],
         extra_info={},
     )
+
+
+SPARE = 4
+
+
+"""Times more items than the steps need: replaced groups take some, and the end must never be reached."""
+
+
+class TaskDataset(Dataset[dict[str, Any]]):
+    """Built by verl, once for training and once for validation (`data_files`)."""
+
+    def __init__(self, data_files: str, tokenizer: Any, processor: Any, config: Any, max_samples: int = -1) -> None:
+        run = RunPayload.decode(config[KEY])
+        run.enter()
+        loaded = run.load_config()
+        self._training = data_files == "training"
+        if self._training:
+            self._stream = training_stream(loaded)
+            self._length = run.total_steps * loaded.ajet.data.train_batch_size * SPARE
+        else:
+            # without validation tasks nothing is validated, but verl's loader must hold something
+            self._tasks = validation_tasks(loaded) or training_stream(loaded).tasks[:1]
+            self._length = len(self._tasks)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not self._training:
+            return item_of(self._tasks[index], index)
+        return item_of(self._stream.task_at(index), index, self._stream.occurrence_at(index))
+
+
+def item_of(task: Task, index: int, occurrence: int = 0) -> dict[str, Any]:
+    """A task as verl carries it; all but ours (`ajet_…`) is for verl's own bookkeeping.
+
+    `occurrence` tells apart the groups of one task in a step.
+    """
+    return {
+        "ajet_task": task.model_dump_json(),
+        "ajet_occurrence": occurrence,
+        "index": index,
+        "raw_prompt": task.init_messages or [{"role": "user", "content": task.main_query or ""}],
+        "data_source": "ajet",
+        "reward_model": {"ground_truth": None},
+    }

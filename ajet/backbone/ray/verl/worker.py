@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import transfer_queue as tq
 
 from ajet.backbone.plan import validation_repeats
+from ajet.backbone.ray.collector import GroupRunner
 from ajet.backbone.ray.credit import GROUP, group_tag
-from ajet.backbone.ray.failure import first_line
-from ajet.backbone.ray.groups import GroupRunner
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.verl.config import CPU_ROLLOUT
 from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
 from ajet.backbone.ray.verl.rows import Row, group_rows, validation_row
+from ajet.backbone.ray.watcher import first_line
 from ajet.context_tracker import Renderer
 from ajet.engine.model_source import ModelSource
 from ajet.schema.episode import EpisodeGroup

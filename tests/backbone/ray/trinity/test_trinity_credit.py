@@ -64,7 +64,7 @@ def test_every_token_gets_the_credit_that_local_gives_it(shape: list[int], norm:
     import json
 
     from ajet.backbone.ray.credit import SEGMENTS, SUMMARY
-    from ajet.backbone.ray.trinity.credit import credited
+    from ajet.backbone.ray.trinity.algorithm import credited
     from ajet.trainer.credit import EpisodeSummary
 
     groups = make_groups(shape, groups=3, size=4)
@@ -92,7 +92,7 @@ def test_every_token_gets_the_credit_that_local_gives_it(shape: list[int], norm:
 
 
 def test_an_episode_that_straddles_two_steps_keeps_its_total_weight() -> None:
-    from ajet.backbone.ray.trinity.credit import credited
+    from ajet.backbone.ray.trinity.algorithm import credited
     from ajet.backbone.ray.trinity.rows import ROW
 
     groups = make_groups(BRANCHING, groups=2, size=3)
@@ -114,7 +114,7 @@ def test_an_episode_that_straddles_two_steps_keeps_its_total_weight() -> None:
 def test_the_cpu_train_engine_computes_the_embedded_trainers_gradient(shape: list[int]) -> None:
     """From trees through experiences and back to trees, against trees alone."""
     from ajet.backbone.ray.cpu.trinity_trainer import trees_of
-    from ajet.backbone.ray.trinity.credit import credited
+    from ajet.backbone.ray.trinity.algorithm import credited
     from ajet.trainer.credit import LossNorm
 
     groups = make_groups(shape, groups=2, size=3, seed=3)
@@ -177,9 +177,8 @@ def test_the_loss_with_kl_and_entropy_is_a_sum_over_tokens_whatever_the_micro_ba
 
 
 def test_a_step_reads_the_whole_of_a_batch_whatever_comes_in_between() -> None:
-    from ajet.backbone.ray.trinity.credit import credited
+    from ajet.backbone.ray.trinity.algorithm import WholeBatches, credited
     from ajet.backbone.ray.trinity.rows import BATCH
-    from ajet.backbone.ray.trinity.sampling import WholeBatches
     from ajet.trainer.credit import LossNorm
 
     first, _ = credited(experiences(make_groups(BRANCHING, groups=2, seed=1)), config(), step=1)
@@ -214,9 +213,8 @@ def test_a_step_reads_the_whole_of_a_batch_whatever_comes_in_between() -> None:
 def test_rows_that_fill_up_train_nothing() -> None:
     from ajet.backbone.ray.cpu.trinity_trainer import trees_of
     from ajet.backbone.ray.trinity.actors import staleness
-    from ajet.backbone.ray.trinity.credit import credited
+    from ajet.backbone.ray.trinity.algorithm import credited, in_place
     from ajet.backbone.ray.trinity.rows import UPDATES
-    from ajet.backbone.ray.trinity.sampling import in_place
     from ajet.trainer.credit import LossNorm
 
     rows, _ = credited(experiences(make_groups(LINEAR, groups=1, size=3)), config(), step=1)
@@ -260,7 +258,7 @@ def test_staleness_is_counted_by_token() -> None:
 
 
 def test_a_batch_without_a_usable_group_is_an_error_with_its_reason() -> None:
-    from ajet.backbone.ray.trinity.credit import NothingUsableError, credited
+    from ajet.backbone.ray.trinity.algorithm import NothingUsableError, credited
     from ajet.backbone.ray.trinity.rows import empty_experience
     from ajet.schema.episode import EpisodeGroup, EpisodeStatus, Failure
 

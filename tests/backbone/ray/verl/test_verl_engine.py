@@ -12,8 +12,8 @@ import pytest
 
 from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
 from ajet.engine.base import Engine
+from ajet.schema.chat import GenerateRequest, Sampling
 from ajet.schema.errors import EngineError, GenerationTimeoutError
-from ajet.schema.generation import GenerateRequest, Sampling
 
 END = 2
 

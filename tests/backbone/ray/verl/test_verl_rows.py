@@ -19,8 +19,7 @@ from ajet.backbone.ray.credit import (
 )
 from ajet.backbone.ray.verl.rows import Row, group_rows, rows_of, validation_row
 from ajet.context_tracker.samples import linear_samples
-from ajet.schema.call_tree import ROOT
-from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
+from ajet.schema.episode import ROOT, Episode, EpisodeGroup, EpisodeStatus
 from ajet.trainer.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, compute_credit, summarise
 from support.episodes import BRANCHING, LINEAR, make_groups
 
