@@ -85,8 +85,6 @@ CLAUDE_CODE = CliProgram(
     },
     install="npm install -g @anthropic-ai/claude-code",
 )
-
-
 CODEX = CliProgram(
     # the sandbox is ours: its own needs namespaces, which are refused in there
     command=(
@@ -101,8 +99,6 @@ CODEX = CliProgram(
     files={"~/.codex/config.toml": _CODEX},
     install="npm install -g @openai/codex",
 )
-
-
 OPENCODE = CliProgram(
     command=("opencode", "run", "--title", "task"),  # without a title, a side call makes one up
     env={
@@ -114,8 +110,6 @@ OPENCODE = CliProgram(
     files={"~/.config/opencode/opencode.json": json.dumps(_OPENCODE, indent=1)},
     install="npm install -g opencode-ai",
 )
-
-
 MINI_SWE_AGENT = CliProgram(
     command=("mini", "--yolo", "--exit-immediately", "--model", "openai/{model}", "--task", "{prompt}"),
     env={
@@ -151,23 +145,11 @@ def names(text: str, name: str) -> bool:
 
 
 TAIL_BYTES = 4000
-
-
 """Of what the program printed, that is recorded."""
-
-
 ENTER = 'PATH="$1${1:+:}$PATH"; export PATH; shift; exec "$@"'
-
-
 """Runs a command with further places to look for programs."""
-
-
 PROMPT = "prompt"
-
-
 NO_TIME_LIMIT = 1e9
-
-
 """The sandbox's own limit, and the episode's, hold."""
 
 

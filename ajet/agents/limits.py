@@ -36,27 +36,13 @@ class AgentLimits:
 
 
 WhenFull = Literal["drop", "summarise", "stop"]
-
-
 FULL_SHARE = 0.8
-
-
 """Of the window: the rest is for the reply and for the error of the estimate."""
-
-
 ROOM_SHARE = 0.5
-
-
 """Down to which share of the window old tool output is dropped: dropping a little each time would make each call a
 branch of its own, which no engine can reuse."""
-
-
 KEEP_LAST = 2
-
-
 """Messages at the end that are never touched: what the model is working on."""
-
-
 SUMMARISE = (
     "The conversation is about to exceed your context window. Write down, for yourself, what the task is, what you "
     "have done and found out, and what remains to be done. Nothing else of this conversation will be kept."

@@ -30,14 +30,8 @@ NO_ANSWER: Mapping[str, StopReason] = {
     **dict.fromkeys(("length", "max_tokens", "model_length", "model_context_window_exceeded"), StopReason.REPLY_CUT),
     **dict.fromkeys(("content_filter", "refusal", "sensitive"), StopReason.REFUSED),
 }
-
-
 """The finish reasons of replies that are no answer, as servers spell them."""
-
-
 UNFINISHED = frozenset({"abort", "aborted", "error", "network_error", "insufficient_system_resource", "pause_turn"})
-
-
 """The finish reasons with which a server says that it gave up."""
 
 
@@ -86,11 +80,7 @@ def joined_text(content: Any) -> Any:
 
 
 Message = dict[str, Any]
-
-
 ToolSchema = dict[str, Any]
-
-
 EXPECTED = (
     "a model function is `async def model(messages, *, tools=None, **sampling) -> message`, or made from an OpenAI or "
     "Anthropic client, or from a base URL with the name of a model"
@@ -298,11 +288,7 @@ def _arguments(request: dict[str, Any]) -> dict[str, Any]:
 
 
 DEFAULT_MAX_TOKENS = 4096
-
-
 """Anthropic's API asks for a maximum."""
-
-
 _FINISH = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "max_tokens": "length", None: "stop"}
 
 

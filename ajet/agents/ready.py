@@ -154,8 +154,6 @@ def sandbox_of(context: ToolContext) -> Sandbox:
 
 
 AgentClass = TypeVar("AgentClass", bound=type[Agent])
-
-
 _REGISTERED: dict[str, type[Agent]] = {}
 
 

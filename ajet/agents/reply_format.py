@@ -91,14 +91,8 @@ The tools, each with the JSON schema of its arguments:
 EXPECTED = (
     'Write "Thought: …", then either "Action: <tool>" and "Action Input: <JSON object>", or "Final Answer: <answer>".'
 )
-
-
 _OPENS = re.compile(r"<think(?:ing)?>", re.I)
-
-
 _CLOSES = re.compile(r"</think(?:ing)?>", re.I)
-
-
 _MARK = re.compile(
     r"</?think(?:ing)?>|(?:^|(?<=</think>)|(?<=</thinking>))[ \t*_#]*"
     r"(Thought|Action Input|Action|Final Answer|Observation)[ \t*_]*:[ \t*_]*",
@@ -278,8 +272,6 @@ def _parameters(tools: Sequence[ToolSchema], name: str) -> tuple[str, ...] | Non
 
 
 NAMES = ("prompt", "question", "problem", "problem_statement", "query", "content", "description", "task")
-
-
 """The keys under which a mapping may hold the task, most telling first."""
 
 

@@ -31,11 +31,7 @@ if TYPE_CHECKING:
     from ajet.agents.tools.tool import ToolContext
 
 TOKENS_PER_CHARACTER = 0.3
-
-
 """Of plain text. Digits and characters beyond ASCII count as a token each, as with most tokenizers."""
-
-
 _WHOLE = re.compile(r"[0-9]|[^\x00-\x7f]")
 
 OnStep = Callable[[TrajectoryStep], object]
@@ -189,8 +185,6 @@ ACT = {
         "additionalProperties": False,
     },
 }
-
-
 """For agents that may only call tools, in worlds that offer none."""
 
 

@@ -23,14 +23,8 @@ from ajet.schema.errors import TaskDataError
 from ajet.schema.user_code import find_named, likely_places
 
 NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
-
-
 OUTPUT_CHARS = 6000
-
-
 """Of the tests' output, as a model is told: its end says what failed."""
-
-
 LARGEST_FOLDER = 512 << 20
 
 
@@ -113,41 +107,19 @@ def _packed(folder: Path) -> bytes:
 
 
 ResultAs = Literal["modules", "files"]
-
-
 """`modules`: the tests import the result, which runs in a process of its own. `files`: a copy of it lies in the tests'
 folder, for tests that read files or are no Python; whatever of it they run may meddle with them."""
 
 OURS = ".ajet"
-
-
 """A folder in the tests' sandbox."""
-
-
 APART = Path(__file__).with_name("apart.py")
-
-
 MOST_ANSWERED = 16 << 20
-
-
 """Bytes that the result's process may answer in all."""
-
-
 NOT_JUDGED = 1
-
-
 IMPORT = b'{"ask": "import"'
-
-
 """How the tests' process asks for a module that there is."""
-
-
 _TESTS = f"exec 8<&0 9>&1 </dev/null >{OURS}/output 2>&1\n"
-
-
 _SHOW = ["tail", "-c", "20000", f"{OURS}/output"]
-
-
 _SERVE = ["/bin/sh", "-c", 'exec python3 -c "$1" 2>/dev/null', "sh", APART.read_text()]
 
 

@@ -37,11 +37,7 @@ if TYPE_CHECKING:
     from ajet.observe.experiment import ExperimentFolder
 
 TEXT_CHARS = 600
-
-
 """How much of a message is shown: enough to see what happened. `episodes.sqlite` has all of it."""
-
-
 TRACEBACK_LINES = 12
 
 
@@ -276,11 +272,7 @@ def shortened(text: str, limit: int = TEXT_CHARS) -> str:
 log = logging.getLogger(__name__)
 
 EXIT_ALL_FAILED = 1
-
-
 EXIT_INTERRUPTED = 130
-
-
 DEBUGGER_QUIT = "BdbQuit"
 
 

@@ -24,17 +24,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXIT_NOTHING_TRAINED = 1
-
-
 NOTHING_TRAINED = "nothing was trained: no step had a group whose episodes earned different rewards"
-
-
 BARS = "▁▂▃▄▅▆▇█"
-
-
 WIDTH = 60
-
-
 ROWS = 12
 
 

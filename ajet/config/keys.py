@@ -22,8 +22,6 @@ PASS_THROUGH = {
     "ajet.trainer_common.optim": "\nverl's other keys go below `verl.actor_rollout_ref.actor.optim`, "
     "Trinity's below `trinity.algorithm.optimizer`",
 }
-
-
 """Groups whose further keys belong to another program, and where those go."""
 
 
@@ -207,8 +205,6 @@ SHORT_NAMES = {
     "lr": "trainer_common.optim.lr",
     "algorithm": "trainer_common.algorithm.adv_estimator",
 }
-
-
 TRAINER_NAMES = SHORT_NAMES | {
     "name": "experiment_name",
     "project": "project_name",
@@ -221,11 +217,7 @@ TRAINER_NAMES = SHORT_NAMES | {
     "seed": "rollout.seed",
     "logger": "trainer_common.logger",
 }
-
-
 """Keyword arguments of `Trainer`, and the keys that they set."""
-
-
 JOB_NAMES = SHORT_NAMES | {
     "project_name": "project_name",
     "experiment_name": "experiment_name",
@@ -234,6 +226,4 @@ JOB_NAMES = SHORT_NAMES | {
     "grpo_n": "rollout.num_repeat",
     "max_env_worker": "rollout.max_env_worker",
 }
-
-
 """Arguments of `AgentJetJob`, and the keys that they set."""

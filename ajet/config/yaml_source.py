@@ -27,37 +27,17 @@ from ajet.config.keys import nearest
 from ajet.schema.errors import AjetError, ConfigError
 
 MAX_BYTES = 512 * 1024
-
-
 """A config has a few KB. Beyond this, parsing could take longer than the second within which errors are promised."""
-
-
 MAX_VALUES = 20_000
-
-
 """Most values after anchors are expanded: about a hundred times as many as in the largest config we know."""
-
-
 MAX_DEPTH = 40
 
 NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
-
-
 TRUE = re.compile(r"^(?:yes|Yes|YES|true|True|TRUE|on|On|ON)$")
-
-
 FALSE = re.compile(r"^(?:no|No|NO|false|False|FALSE|off|Off|OFF)$")
-
-
 INT = re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0o[0-7_]+|0b[01_]+)$")
-
-
 FLOAT = re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$")
-
-
 INFINITY = re.compile(r"^([-+]?)\.(?:inf|Inf|INF)$")
-
-
 NOT_A_NUMBER = re.compile(r"^\.(?:nan|NaN|NAN)$")
 
 PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
@@ -342,8 +322,6 @@ class _Composer:
 
 
 INNERMOST = re.compile(r"\$\{([^${}]*)\}")
-
-
 COMPUTED = re.compile(r"\$\{[^{}:]*\$\{")
 
 

@@ -20,109 +20,41 @@ from ajet.context_tracker.messages import content_text, split_reasoning
 from ajet.schema.chat import Message, Tool
 
 LETTER_RUN = 100
-
-
 """No word in any language repeats a letter this often in a row, however long its laughter."""
-
-
 SYMBOL_RUN = 400
-
-
 """Lines of dashes and numbers with many zeros are shorter."""
-
-
 FILLERS = frozenset("AFfXxNn0/")
-
-
 """What fills data: zero and one bits in base64 and hexadecimal, placeholders, unknown bases."""
-
-
 FILLER_RUN = 4000
-
-
 PHRASE_REPEATS = 20
-
-
 LINE_REPEATS = 16
-
-
 """Of prose: no text says the same sentence this often in a row."""
-
-
 WORD_REPEATS = 60
-
-
 DATA_REPEATS = 200
-
-
 """Of what may be code, markup or data: an array of nulls, closing tags, a column of equal values."""
-
-
 LONGEST_PHRASE_WORDS = 8
-
-
 LONGEST_PHRASE_LETTERS = 32
-
-
 LONGEST_LINE_BLOCK = 4
-
-
 PROSE_WORDS = 3
-
-
 """A block of fewer different words may be a column of a table, or code (`end`, `return null`)."""
-
-
 PROSE = re.compile(r"[^\W\d_]+(?:[’'-][^\W\d_]+)*[.,!?…。，！？]*")
-
-
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？")
-
-
 CODE_WORDS = frozenset(
     re.findall(r"\w+", "null none nil nan true false yes no na pass end else return done fi nop undefined void")
 )
-
-
 UNSPACED_WORD = 60
-
-
 """Longer words are searched letter by letter: languages without spaces, or a word that never ends."""
-
-
 UNSPACED_REPEATS = 40
-
-
 """Of a block of letters in a language without spaces."""
-
-
 ENCODED_REPEATS = 2000
-
-
 """Of letters and digits only, as in base64 or hexadecimal: the file that they encode may repeat itself."""
-
-
 GARBAGE_CHARACTERS = 4
-
-
 GARBAGE_SHARE = 0.001
-
-
 """A reply cut by length may end in part of a character, and a long reply may hold a few: more than that is garbage."""
-
-
 SALAD_WINDOW = 160
-
-
 """Characters within which `SALAD_SWITCHES` are looked for: the tail of a long reply counts on its own."""
-
-
 SALAD_SWITCHES = 8
-
-
 """Changes between scripts that don't stand side by side: within a word, or from word to word without punctuation."""
-
-
 BLENDS = frozenset(
     frozenset(pair)
     for pair in (
@@ -140,40 +72,18 @@ BLENDS = frozenset(
         ("cjk", "symbols"),
     )
 )
-
-
 """Scripts that one text mixes: names, terms and formulas within another language."""
-
-
 MISPLACED_MARKS = 3
-
-
 MISPLACED_WINDOW = 60
-
-
 """Characters within which so many Thai signs stand where they can't. Fewer are typing errors."""
-
-
 THAI_BASE = re.compile("[\u0e01-\u0e2e]")
-
-
 THAI_ABOVE = "\u0e31\u0e34\u0e35\u0e36\u0e37\u0e38\u0e39\u0e3a\u0e47\u0e4d"
-
-
 THAI_TONE = "\u0e48\u0e49\u0e4a\u0e4b\u0e4c"
-
-
 THAI_LEADING = "\u0e40\u0e41\u0e42\u0e43\u0e44"
-
-
 THAI_OBSOLETE = "\u0e03\u0e05"
-
-
 THAI_LONG, THAI_LONG_BASE = "\u0e45", "\u0e24\u0e26"
 
 GARBAGE = re.compile("[\ufffd\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ue000-\uf8ff\ufdd0-\ufdef]")
-
-
 SCRIPTS = (  # (first code point, name): coarse, but fine enough to notice a mixture
     (0x0041, "latin"),
     (0x0370, "greek"),
@@ -439,8 +349,6 @@ CHECKS: dict[str, Callable[[Reply], str | None]] = {
     "format_type_1": format_type_1,
     "wrong_toolcall": wrong_toolcall,
 }
-
-
 """By their names in `compute_madness_checklist`."""
 
 

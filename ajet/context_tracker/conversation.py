@@ -368,8 +368,6 @@ def _recorded_id(parent: Turn, order: Any, own: str) -> str:
 
 
 _SAID = ("role", "content", "tool_calls", "tool_call_id", "name")
-
-
 """What two messages are compared by: clients drop or add other fields."""
 
 

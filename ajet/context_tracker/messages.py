@@ -20,17 +20,9 @@ from ajet.schema.chat import Message, Tool
 from ajet.schema.errors import InvalidRequestError, UnsupportedContentError
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-
-
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-
-
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-
-
 MAX_ARGUMENT_DEPTH = 64
-
-
 INLINE_REASONING = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 
 MessageKey = tuple[Hashable, ...]
@@ -208,36 +200,18 @@ def _kind(value: Any) -> str:
 
 
 Skeleton = tuple[str, ...]
-
-
 """The shape of a history: its head (`s`, `d` or `-`) and its last two turns, with one letter per message."""
 
 MAX_PERIOD = 6
-
-
 TURN_LETTERS = 12
-
-
 """How much of a turn's shape matters, as long as no kind of reply is lost. Twice stands for a hundred times."""
-
-
 STEP = re.compile(r".t*")
-
-
 """A reply and the results of its calls, in letters."""
-
-
 SHORT = 5
-
-
 """Marks of calls and results so few that they are kept as they are. In longer ones, twice stands for many times."""
-
-
 RUN = re.compile(r"(..?)\1{2,}")
 
 LETTERS = {"system": "s", "developer": "d", "user": "u", "tool": "t"}
-
-
 REPLIES = {  # (reasoning, has content, tool calls) → letter; upper case: with content
     ("", False, 0): "e",
     ("", True, 0): "a",
@@ -255,11 +229,7 @@ REPLIES = {  # (reasoning, has content, tool calls) → letter; upper case: with
     ("inline", True, 1): "J",
     ("inline", True, 2): "P",
 }
-
-
 HOLDS = {name: shape for shape, name in REPLIES.items()}
-
-
 WITHOUT_REASONING = {name: REPLIES[("", content, calls)] for name, (_, content, calls) in HOLDS.items()}
 
 

@@ -27,20 +27,10 @@ from ajet.schema.errors import InvalidRequestError
 __all__ = ["NotStable", "Renderer"]
 
 LEAST_TOKENS = 2
-
-
 """Of anything that a template writes for a message or a tool call."""
-
-
 _USER: Message = {"role": "user", "content": ""}
-
-
 _REPLY: Message = {"role": "assistant", "content": ""}
-
-
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-
-
 _ANSWER: Message = {"role": "tool", "tool_call_id": "c", "content": ""}
 
 
@@ -142,33 +132,15 @@ class Renderer:
 
 
 CANDIDATES = 3
-
-
 """How many recorded replies, latest first, are tried before a request is rendered whole."""
-
-
 AUDIT_FACTOR = 4
-
-
 """Besides each new shape of conversation, each that has grown to this many times the messages of its last whole
 rendering is rendered whole and compared."""
-
-
 FIRST_AUDIT = 8
-
-
 """A shorter first prompt counts as this many messages: short conversations are compared for their shape only."""
-
-
 EXCERPT = 60
-
-
 """Characters of a changed text that are shown."""
-
-
 LOOK_BACK = 16
-
-
 """How many of an agent's latest calls are compared with a call that extends none."""
 
 

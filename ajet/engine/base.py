@@ -71,8 +71,6 @@ def build_engine(config: Any, placement: EnginePlacement | None = None) -> Engin
 
 
 MAX_TOP_LOGPROBS = 1000
-
-
 MAX_STOP_STRINGS = 64
 
 Decode = Callable[[list[int]], str]

@@ -26,11 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TINY = "tiny:"
-
-
 LOADING = threading.RLock()
-
-
 """Two threads often load tokenizer and weights at the same time, and transformers' lazy imports are circular: threads
 that enter such a circle from different ends would see half-initialised modules."""
 
@@ -219,14 +215,8 @@ def torch_dtype(name: str, device: str) -> torch.dtype:
 
 
 BLOCK, BLOCKS_TOGETHER = 64, 256
-
-
 """Numbers that share a factor of 8 bits, and factors that share one of 32."""
-
-
 TABLES = 4 * (16 + 256 + 1)
-
-
 """Bytes that each layer adds: what 4 bits and what 8 bits stand for, and the factors' mean."""
 
 

@@ -20,14 +20,8 @@ from ajet.schema.task import Task, finite_reward
 from ajet.schema.user_code import ARROW, load_symbol
 
 Action = Any
-
-
 """Usually an assistant message (`{"role": "assistant", "content": …, "tool_calls": …}`) or a plain string."""
-
-
 Observation = Any
-
-
 """Usually a string, a message, or a list of messages: what the agent sees next."""
 
 
@@ -101,8 +95,6 @@ def checked_reward(value: Any, where: str, fault: type[EnvironmentFault] = Envir
 
 
 NOTHING_OBSERVED = "(The environment answered with nothing.)"
-
-
 """What an agent is told in place of an empty observation: an empty message helps no model."""
 
 

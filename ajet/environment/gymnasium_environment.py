@@ -19,26 +19,12 @@ from ajet.schema.install import install_command
 from ajet.schema.task import Task
 
 MAX_NUMBERS = 256
-
-
 """A longer observation or action is no text that a model could use."""
-
-
 DIGITS = 4
-
-
 """Decimals of the numbers in an observation."""
-
-
 MAX_DIGITS = 18
-
-
 MAX_REPLY = 100_000
-
-
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-
-
 _MARK = re.compile(r"action\s*[:=]\s*", re.IGNORECASE)
 
 
@@ -221,20 +207,10 @@ def _bound(number: float) -> str:
 
 
 OWN_OPTIONS = ("action_names", "instructions")
-
-
 """Options that are ours; the others go to `gymnasium.make`."""
-
-
 SPLITS = {"train": 0}
-
-
 TASKS_PER_SPLIT = 1000
-
-
 OTHER_SPLITS = 1_000_000
-
-
 """The first seed of every split but `train`."""
 
 

@@ -13,8 +13,6 @@ from ajet.schema.errors import InvalidRequestError
 from ajet.system.http_messages import InvalidKeyError, narrow
 
 MODEL_PREFIX = "ajet-"
-
-
 """`model: ajet-<agent>` in a request names the agent."""
 
 
@@ -56,17 +54,9 @@ def agent_key(episode_key: str, agent: str, target: str) -> str:
 
 
 _PREFIXES = (MODEL_PREFIX, "ajet/")
-
-
 """The second for old clients: many take what comes before a slash for a provider's name."""
-
-
 AGENT_HEADER = b"x-ajet-agent"
-
-
 """The same for clients whose model name is fixed."""
-
-
 MAX_AGENT_NAME = 200
 
 

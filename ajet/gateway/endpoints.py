@@ -56,14 +56,8 @@ async def embeddings(body: dict[str, Any], caller: Caller) -> Answer:
 
 
 LARGE = 65_536
-
-
 """Bytes of a body that take about a millisecond to read: more are read on a thread."""
-
-
 RETRY_AFTER_S = 1
-
-
 """How long clients should wait when the engine or the episode is overloaded."""
 
 Endpoint = Callable[[dict[str, Any], Caller], Awaitable[Answer]]
@@ -118,23 +112,11 @@ POST: dict[str, Endpoint] = {
     "/v1/embeddings": embeddings,
     "/v1/rewards": rewards,
 }
-
-
 GET: dict[str, Endpoint] = {"/v1/models": models}
-
-
 ENDPOINTS = (*POST, TRACES_PATH, *GET)
-
-
 CONTROL_PATHS = ("/v1/rewards", TRACES_PATH)
-
-
 """Where the control key is accepted."""
-
-
 MODELS_PATH = "/v1/models/"
-
-
 PROMPT_PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -142,11 +124,7 @@ PROMPT_PATHS = (
     "/v1/messages/count_tokens",
     "/v1/responses",
 )
-
-
 """Requests whose body becomes a prompt, and can't be larger than one."""
-
-
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
 

@@ -10,17 +10,9 @@ import msgspec
 from ajet.schema.errors import InvalidRequestError
 
 MAX_DEPTH = 64
-
-
 """Nesting of a request. No chat is deeper, and templates and encoders recurse."""
-
-
 MAX_NODES = 16_384
-
-
 """Objects and arrays of a request: messages, their parts and tool calls, and what tools' schemas consist of."""
-
-
 _NO_BRACKETS = bytes(set(range(256)) - set(b'{}[]"'))
 
 
@@ -144,11 +136,7 @@ def strings(body: dict[str, Any], key: str, most: int) -> tuple[str, ...]:
 
 
 NO_EFFECT = "this server can't honour it, and ignoring it would change the meaning of the request"
-
-
 _FORCED = "replies are sampled as the policy gives them; use response_format, which is asked for and checked"
-
-
 _RENDERED = "the prompt is rendered by the model's own chat template"
 
 UNSET: tuple[Any, ...] = (None, False, "", [], {})
@@ -186,8 +174,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "mcp_servers": ((), NO_EFFECT),
     "container": ((), NO_EFFECT),
 }
-
-
 """Field → values besides unset ones that ask for nothing, and why anything else is refused."""
 
 

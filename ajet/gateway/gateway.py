@@ -34,11 +34,7 @@ from ajet.system.http_messages import (
 from ajet.system.http_server import HttpServer, tls_context
 
 PREFLIGHT_S = 600
-
-
 """How long a browser may remember that it was allowed."""
-
-
 _REQUEST_HEADERS = f"authorization, content-type, x-api-key, anthropic-version, {AGENT_HEADER.decode()}"
 
 
@@ -75,11 +71,7 @@ class AllowedOrigins:
 
 
 EPISODES_PATH = "/v1/episodes"
-
-
 MAX_EPISODE_BYTES = 1024 * 1024
-
-
 """Of a task, or of an episode's metadata."""
 
 
@@ -156,14 +148,8 @@ def _outcome(given: dict[str, Any]) -> dict[str, Any]:
 
 
 ANY_HOST = ("0.0.0.0", "::", "")
-
-
 HOST = re.compile(r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
-
-
 KEY_TTL_S = 3600.0
-
-
 """How long keys are valid at least, unless the configuration says otherwise."""
 
 
@@ -224,8 +210,6 @@ class _Registration(NamedTuple):
 
 
 Authorize = Callable[[str], Caller]
-
-
 """Finds the session an API key gives access to. Raises a `ModelCallError` if the key is wrong. Must be quick."""
 
 

@@ -74,8 +74,6 @@ def _name(value: dict[str, Any], tools: list[Tool]) -> str:
 
 
 MAX_CHOICES = 64
-
-
 MAX_STOPS = 16
 
 
@@ -189,8 +187,6 @@ def read_tools(values: list[Any]) -> list[Tool]:
 
 
 _FIELD = re.compile(r"(messages|input|response_format|tools)[\w.\[\]]*")
-
-
 """A message about a field that is read beyond the gateway begins with its name."""
 
 

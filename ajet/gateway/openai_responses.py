@@ -239,8 +239,6 @@ class _Sequence:
 
 
 Change = dict[str, Any]
-
-
 """One event: its type and its fields."""
 
 

@@ -127,16 +127,10 @@ def _custom(value: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 Item = dict[str, Any]
-
-
 FindItem = Callable[[str], Item | None]
-
-
 """Finds an item of an earlier reply by its id."""
 
 _TEXT = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-
-
 _ROLES = ("user", "system", "developer", "assistant")
 
 # ---------------------------------------------------------------- reading
@@ -331,25 +325,15 @@ _HONOURED = frozenset(
         "stop", "stop_token_ids", "seed", "ignore_eos", "chat_template_kwargs", "return_token_ids",
     }
 )  # fmt: skip
-
-
 _WITHOUT_EFFECT = frozenset(
     {
         "metadata", "user", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_retention",
         "prompt_cache_options", "reasoning", "stream_options", "priority", "client_metadata",
     }
 )  # fmt: skip
-
-
 """They say nothing to the model, or are hints (`reasoning.effort`)."""
-
-
 LOGPROBS = "message.output_text.logprobs"
-
-
 _INCLUDED = ("reasoning.encrypted_content", LOGPROBS)
-
-
 """What `include` may ask for. The reasoning is always there, in plain text."""
 
 

@@ -24,23 +24,11 @@ from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, InvalidKe
 from ajet.system.http_server import HttpServer
 
 PATH = "/v1/traces"
-
-
 MAX_BYTES = 4 * 1024 * 1024
-
-
 """Of one request, decompressed: more than an exporter's batch of 512 spans."""
-
-
 PROTOBUF = "application/x-protobuf"
-
-
 JSON = "application/json"
-
-
 INVALID_ARGUMENT = 3
-
-
 """Of gRPC's codes."""
 
 
@@ -124,29 +112,13 @@ def _varint(number: int) -> bytes:
 
 
 TOKEN_PATH = "/v3/auth/token"
-
-
 """Where an AgentOps client changes its key for a token. Here they are the same."""
-
-
 LOGS_PATH = "/v4/logs/upload/"
-
-
 """Where it sends what the program has printed. Nobody reads that."""
-
-
 HEALTH_PATH = "/healthz"
-
-
 MAX_SPANS = 100_000
-
-
 """Of one request: its size is limited, this only has to be more."""
-
-
 Sink = Callable[[Sequence[Span]], Awaitable[None]]
-
-
 """Keeps spans. Raises a UserError if it can't."""
 
 

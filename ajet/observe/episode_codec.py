@@ -21,8 +21,6 @@ from ajet.schema.episode import ROOT, CallTree, Episode, FloatArray
 from ajet.schema.printable import encodable
 
 _LEVEL = 1
-
-
 """zlib's fastest: within 15 % of the default's size on episodes, at a fraction of its time."""
 
 
@@ -123,11 +121,7 @@ def _encode_other(value: Any) -> Any:
 
 
 _SEARCHED_CHARACTERS = 200_000
-
-
 """The text filter searches an episode up to here."""
-
-
 _PREVIEW_CHARACTERS = 160
 
 TokenBytes = Callable[[Iterable[int]], dict[int, bytes]]

@@ -26,8 +26,6 @@ SortKey = Literal[
     "seconds", "tag",
 ]  # fmt: skip
 SORT_KEYS: tuple[str, ...] = get_args(SortKey)
-
-
 _NOTHING: Mapping[str, Any] = {}
 
 

@@ -67,8 +67,6 @@ _NO_QUERY = "[not defined]"
 """What tasks of an environment service have for a question: the first observation says what to do."""
 _LONGEST_VALUE = 20_000
 """Characters of one text in a task's record; of a longer one, its beginning is kept."""
-
-
 _COLUMNS = (
     "episode_id", "step", "validation", "task_id", "group_id", "repeat", "tag", "status", "outcomes", "failure",
     "reward", "success", "agents", "calls", "turns", "tokens", "sampled", "trained", "forks", "attempts", "seconds",

@@ -20,8 +20,6 @@ from typing import Any
 from ajet.schema.printable import is_secret, is_secret_variable, printable
 
 MASK = "********"
-
-
 TOO_DEEP = "(nested too deeply)"
 
 _SHAPES = re.compile(
@@ -33,17 +31,9 @@ _SHAPES = re.compile(
     r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{16,}=*"
     r"|(?<=://)[^\s/:@]+:[^\s/@]+(?=@)"  # user:password in a URL
 )
-
-
 _SHORTEST = 8
-
-
 """Shorter values are not searched for in text: they would mask ordinary words."""
-
-
 MOST_LEVELS = 64
-
-
 """Deeper nesting, or a value that holds itself, is replaced by a word."""
 
 
@@ -104,35 +94,15 @@ def _secret_values(value: Any, key: str = "") -> Iterator[str]:
 
 
 ROOT_LOGGER = "ajet"
-
-
 TRACEBACK = "traceback"
-
-
 """Name of a record's `extra`: the text of a traceback, of an exception that was caught elsewhere."""
-
-
 ONLY_TO_FILE = "only_to_file"
-
-
 """Name of a record's `extra`: the terminal doesn't show the record."""
-
-
 LEVEL_VARIABLE = "AJET_LOG_LEVEL"
-
-
 _FILE_BYTES = 20 * 1024 * 1024
-
-
 _FILES = 5
-
-
 _ALIKE = 3
-
-
 _TEXTS_KEPT = 10_000
-
-
 _SHOWN_AGAIN = frozenset(10**power for power in range(1, 9))
 
 

@@ -25,14 +25,8 @@ from ajet.schema.episode import Episode
 from ajet.schema.printable import printable
 
 REDRAW_EVERY_S = 0.5
-
-
 """A redraw is a message to the browser."""
-
-
 LINES = 8
-
-
 """How many of the latest messages are shown."""
 
 
@@ -123,17 +117,9 @@ def _curve(values: list[float], width: int = 240, height: int = 40) -> str:
 
 
 STEP_WIDTH = 9
-
-
 CELL_WIDTH = 8
-
-
 GAP = "  "
-
-
 HEADER_EVERY = 20
-
-
 """Rows between two headers: one is always on the screen."""
 
 
@@ -190,8 +176,6 @@ COLUMNS = (
     Column("train s", "time/train", 12, seconds),
     Column("step s", "time/step", 5, seconds),
 )
-
-
 """From left to right."""
 
 
@@ -235,26 +219,12 @@ def _fitting(known: set[str], width: int) -> list[Column]:
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-
-
 _REFRESH_PER_SECOND = 4
-
-
 _GIB = 1024**3
-
-
 _STYLES = {"warning": "yellow", "error": "bold red"}
-
-
 _LABEL_WIDTH = 11
-
-
 _BAR_WIDTH = 24
-
-
 _SPARK_WIDTH = 40
-
-
 _PHASES_SHOWN = 5
 
 

@@ -137,17 +137,9 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 LEVEL = 0.95
-
-
 EXACT_UP_TO = 14
-
-
 """Differences up to which all 2ⁿ signs are tried."""
-
-
 FLIPS = 20_000
-
-
 """Beyond: so many random ones, which gives a p-value of .05 to about ±.003."""
 
 

@@ -9,11 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "abort"]
-
-
 GREEDY_BELOW = 1e-5
-
-
 """Lower temperatures are 0: dividing logits by less would overflow float32."""
 
 
@@ -105,22 +101,12 @@ class EngineCapabilities:
 
 
 Message = dict[str, Any]
-
-
 Tool = dict[str, Any]
-
-
 ReplyFinish = Literal["stop", "length", "tool_calls", "abort"]
 
 DEFAULT_AGENT = "default_agent"
-
-
 DEFAULT_TARGET = "default_target"
-
-
 SIDE_MODEL = "side-model"
-
-
 """The model name under which a program (`agent.type: cli`) makes calls that aren't trained: titles, summaries."""
 
 
@@ -168,8 +154,6 @@ class ChatReply:
 
 
 PREFIXES = ("chatcmpl-", "msg_", "cmpl-", "resp_")
-
-
 """What each protocol puts before a call's id."""
 
 

@@ -18,16 +18,10 @@ from ajet.schema.errors import user_line
 from ajet.schema.span import Span
 
 IntArray = NDArray[np.int32]
-
-
 FloatArray = NDArray[np.float32]
-
-
 BoolArray = NDArray[np.bool_]
 
 ROOT = -1
-
-
 """Parent of a first run; `Run.call` of a context run; `Call.run` of a call that got no reply."""
 
 DropReason = Literal[

@@ -21,14 +21,8 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 EXIT_FAILED = 1
-
-
 EXIT_USER_ERROR = 2
-
-
 EXIT_INTERRUPTED = 130
-
-
 """Exit codes of every command; 0: done."""
 
 
@@ -183,20 +177,10 @@ class LostThreadsError(AjetError):
 
 
 _FRAME = re.compile(r'^[\s|+-]*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$')
-
-
 _MARGIN = re.compile(r"^\s*\|")
-
-
 """What the text of an exception group begins its lines with."""
-
-
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[.\d]*/|^<")
-
-
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
-
-
 _PACKAGE_NAME = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
 
 

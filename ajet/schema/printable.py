@@ -17,8 +17,6 @@ _ODD = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-
-
 """Control characters but tabs and line breaks, and characters that reorder or hide text. The viewer shows the same ones
 by name."""
 
@@ -63,20 +61,12 @@ _SECRET_KEY = re.compile(
     r"(^|[^a-z])([a-z]*api_?key|access_?key(_?id)?|private_?key|secrets?(_?key)?|pass(word|wd|phrase)|pwd|token"
     r"|auth|authorization|credentials?|bearer|cookies?|connection_?string|webhook(_?url)?)(_?[0-9]+)?$"
 )
-
-
 _PERHAPS_SECRET_KEY = re.compile(r"(^|[^a-z])(key|sas|dsn|pass|pw|pin|sig|signature|session_?id)(_?[0-9]+)?$")
-
-
 _LIKE_A_SECRET = re.compile(r"(?=\S*[0-9])(?=\S*[A-Za-z])\S{8,}")
-
-
 _SECRET_ENVIRONMENT = re.compile(
     r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PWD|PASSPHRASE|CREDENTIALS?|COOKIE|SAS|DSN|CONNECTION_?STRING|WEBHOOK(_?URL)?)"
     r"(_?[0-9]+)?$"
 )
-
-
 _WORKING_FOLDERS = ("PWD", "OLDPWD")
 
 

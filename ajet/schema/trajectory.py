@@ -25,8 +25,6 @@ from ajet.schema.episode import Failure
 from ajet.schema.errors import UserError
 
 NO_CALL = -1
-
-
 """`ModelCall.extends` of a call that begins a conversation; `TrajectoryStep.call` of a step that no call wrote."""
 
 
@@ -249,20 +247,10 @@ def as_plain(value: Any) -> Any:
 
 
 SUFFIX = ".jsonl"
-
-
 LONGEST_NAME = 200
-
-
 """Bytes of a file's name, before its digest and suffix. File systems take 255."""
-
-
 _GROWING = ("calls", "steps")
-
-
 _MARK = b'{"trajectory": '
-
-
 """How the first line begins: it tells such a file from any other."""
 
 

@@ -65,26 +65,12 @@ def _above(name: str | Path, base_dirs: Sequence[str | Path]) -> list[Path]:
 
 
 LONGEST_NAME = 255
-
-
 """Bytes of a file's name."""
-
-
 ARROW = "->"
-
-
 PROGRAM = "ajet_program"
-
-
 """The module that holds what a running program passed as an object: see `publish`."""
-
-
 STANDS_FOR = "__ajet_class__"
-
-
 """Attribute of an object that stands for a class: a function made a workflow by `@rollout`."""
-
-
 T = TypeVar("T")
 
 
@@ -388,14 +374,8 @@ def _first_on_path(folder: Path | None) -> Iterator[None]:
 
 
 _path = threading.Lock()
-
-
 """Held while `sys.path` is changed, never during an import."""
-
-
 _FOLDERS: set[Path] = set()
-
-
 """Folders of the users' files imported so far."""
 
 

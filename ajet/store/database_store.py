@@ -151,20 +151,10 @@ class Database(Protocol):
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
-
-
 """Longest sleep of the watchdog. Deadlines that another server of the same database sets are noticed within it."""
-
-
 SWEEP_S = 60.0
-
-
 """How often old records are deleted."""
-
-
 REQUEST_MEMORY_S = 3600.0
-
-
 """How long a repeated request is recognised: longer than any client keeps trying."""
 
 

@@ -48,8 +48,6 @@ from ajet.store.requests import AttemptRef, ConflictError, NewRollout, Request, 
 from ajet.store.rows import Stored
 
 EXPIRE_AT_ONCE = 500
-
-
 """Overdue attempts that one transaction handles, so that it doesn't keep others waiting."""
 
 
@@ -183,8 +181,6 @@ def expire_overdue(context: Context) -> tuple[int, float | None]:
 
 
 REWARD_NAME = re.compile(r"(^|\.)reward(\.\d+\.value)?$")
-
-
 """Attributes of a span that hold a reward."""
 
 
@@ -386,8 +382,6 @@ def query_rollouts(context: Context, request: ask.QueryRollouts) -> Page[Attempt
 
 
 DELETE_AT_ONCE = 200
-
-
 """Rollouts that one transaction deletes, so that it doesn't keep others waiting."""
 
 

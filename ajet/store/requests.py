@@ -34,29 +34,15 @@ from ajet.store.records import (
 T = TypeVar("T")
 
 PROTOCOL = 2
-
-
 """Raised when a client and a store of different versions would misunderstand each other. 2: a runner gets its episode's
 control key, and spans leave out what has its default."""
-
-
 MAX_BATCH = 10_000
-
-
 MAX_WAIT_S = 60.0
-
-
 """Of one request. Clients that wait longer ask again."""
 
 Ids = Annotated[list[KnownId], Meta(max_length=MAX_BATCH)]
-
-
 Limit = Annotated[int, Meta(ge=1, le=MAX_BATCH)]
-
-
 Offset = Annotated[int, Meta(ge=0, le=2**53)]
-
-
 WaitSeconds = Annotated[float, Meta(ge=0, le=MAX_WAIT_S)]
 
 
@@ -233,14 +219,8 @@ class Operation(NamedTuple):
 
 
 _WRITE = frozenset({Role.WRITER})
-
-
 _READ = frozenset({Role.READER, Role.WRITER})
-
-
 _SEE = _READ | {Role.RUNNER}
-
-
 _RUN = frozenset({Role.RUNNER})
 
 OPERATIONS = (
@@ -263,24 +243,14 @@ OPERATIONS = (
     Operation("workers/query", QueryWorkers, Page[Worker], _READ, "Workers and what they do."),
     Operation("statistics", GetStatistics, Statistics, _READ, "How much the store holds."),
 )
-
-
 """Every request, by its path below `/v1/store/`."""
 
 OPERATION_OF = {operation.request: operation for operation in OPERATIONS}
-
-
 READING: frozenset[type[Request[Any]]] = frozenset(
     {Wait, QueryRollouts, QueryAttempts, QuerySpans, QueryResources, QueryWorkers, GetStatistics}
 )
-
-
 """Requests that write nothing."""
-
-
 REGAINED: frozenset[type[Request[Any]]] = frozenset({Claim, Heartbeat})
-
-
 """Requests whose effect may be lost if the machine (not the process) stops: the rollout is then attempted again."""
 
 

@@ -45,43 +45,23 @@ class StoredAttempt(NamedTuple):
 
 
 _decode_rollout = msgspec.json.Decoder(RolloutBody).decode
-
-
 _NO_INPUT = RolloutBody(None, {})
-
-
 _EMPTY_ATTEMPT = msgspec.json.encode(AttemptBody({}, None))
-
-
 _ROLLOUT_STATUS = {status.value: status for status in RolloutStatus}
-
-
 _ATTEMPT_STATUS = {status.value: status for status in AttemptStatus}
-
-
 _decode_attempt = msgspec.json.Decoder(AttemptBody).decode
 
 ROLLOUT = (
     "r.number, r.rollout_id, r.status, r.queue, r.mode, r.resources_id, r.start_time, r.end_time, r.attempts, r.spans, "
     "r.size, r.config, r.body"
 )
-
-
 ATTEMPT = "a.sequence, a.attempt_id, a.status, a.worker_id, a.owner, a.start_time, a.end_time, a.heard, a.body"
-
-
 BOTH = (
     f"SELECT {ROLLOUT}, {ATTEMPT} FROM rollout r "
     "LEFT JOIN attempt a ON a.rollout = r.number AND a.sequence = r.attempts"
 )
-
-
 BOTH_WITHOUT_INPUT = BOTH.replace("r.body", "NULL", 1)
-
-
 ROLLOUT_COLUMNS = 13
-
-
 """Columns of a rollout."""
 
 
@@ -163,13 +143,9 @@ VERSION_2 = (
     "ORDER BY rollout, attempt, sequence",
     "DROP TABLE span",
 )
-
-
 """A row for all spans of an attempt that came together, instead of a row for each."""
 
 VERSIONS: Mapping[int, Sequence[str]] = {1: VERSION_1, 2: VERSION_2}
-
-
 """What makes each version out of the one before; the first out of nothing."""
 
 

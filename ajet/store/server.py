@@ -52,8 +52,6 @@ from ajet.system.http_messages import (
 from ajet.system.http_server import HttpServer
 
 MAX_NAME_CHARS = 64
-
-
 SHORTEST_KEY_CHARS = 32
 
 
@@ -188,37 +186,19 @@ def _in_file(path: Path, work: Callable[[Tables], T]) -> T:
 log = logging.getLogger(__name__)
 
 KEYS_S = 2.0
-
-
 """How often keys are read anew: a revoked one is refused within it."""
-
-
 STORE_LIMITS = HttpLimits(
     header_deadline_s=10.0,
     body_deadline_s=60.0,
     max_body_bytes=64 * 1024 * 1024,
     max_buffered_bytes=256 * 1024 * 1024,
 )
-
-
 INFO_PATH = "/v1/store"
-
-
 OPENAPI_PATH = "/openapi.json"
-
-
 HEALTH_PATH = "/healthz"
-
-
 _GETS = (INFO_PATH, OPENAPI_PATH, HEALTH_PATH)
-
-
 Extension = Callable[[Caller, dict[str, Any]], Awaitable[Any]]
-
-
 """Answers what runners ask beside the store, with JSON for JSON. Raises a StoreError."""
-
-
 EXTENSION_PREFIX = "/v1/runner/"
 
 

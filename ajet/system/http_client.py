@@ -19,8 +19,6 @@ import httptools
 import httpx
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
-
-
 _CHUNK = 65_536
 
 

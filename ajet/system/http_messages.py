@@ -19,14 +19,8 @@ from ajet.schema.errors import ModelCallError
 encode = msgspec.json.Encoder().encode
 
 Message = MutableMapping[str, Any]
-
-
 Receive = Callable[[], Awaitable[Message]]
-
-
 Send = Callable[[Message], Awaitable[None]]
-
-
 AsgiApp = Callable[[Message, Receive, Send], Awaitable[None]]
 
 INTERNAL_ERROR = "internal error of the server: see its log"
@@ -129,22 +123,12 @@ def event_stream(chunks: AsyncIterator[bytes], close: Callable[[], None]) -> Ans
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
 """The usual names."""
 
 PREFIX = "sk-ajet-"
-
-
 MAX_KEY_CHARS = 2000
-
-
 _ID_BYTES, _EXPIRY_BYTES, _SIGNATURE_BYTES = 15, 6, 24
-
-
 """120 random bits, and sums divisible by 3: base64 without padding, so each key has exactly one spelling."""
-
-
 _HEAD_CHARS, _SIGNATURE_CHARS = 28, 32
 
 

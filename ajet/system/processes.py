@@ -27,33 +27,15 @@ from pathlib import Path
 import psutil
 
 STARTED_BY = "AJET_STARTED"
-
-
 """Environment variable with the id of the record that a process belongs to."""
-
-
 RAY_RUN = "AJET_RAY_RUN"
-
-
 """Environment variable with the id of the Ray run that a process belongs to. Ray starts processes that outlive the
 driver, and each run has to end its own."""
-
-
 PATIENCE_S = 8.0
-
-
 """How long processes may take to end by themselves before they are killed."""
-
-
 RUN_PATIENCE_S = 10.0
-
-
 """The same for a whole run: Ctrl-C promises to end it within this time."""
-
-
 KILL_S = 3.0
-
-
 """How long killed processes may take to disappear."""
 
 
@@ -254,11 +236,7 @@ def _records() -> Iterator[tuple[Path, Record]]:
 
 
 _PR_SET_PDEATHSIG = 1
-
-
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
 _BECOME = (
     f"import ctypes, os, sys; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGTERM)}); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
@@ -278,14 +256,8 @@ def ending_with_us(command: list[str]) -> list[str]:
 
 
 PIPE_BYTES = 1 << 20
-
-
 """Most questions fit into the pipe at once, so that asking is not interrupted again and again."""
-
-
 LESS_URGENT = 5
-
-
 """Its owner's service loop goes first where there are too few cores."""
 
 

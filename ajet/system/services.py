@@ -32,26 +32,12 @@ if TYPE_CHECKING:
     from ajet.config import Config
 
 PATIENCE_S = 5.0
-
-
 """How long a companion may take to end by itself: less than Ctrl-C promises for the run."""
-
-
 START_S = 600.0
-
-
 """How long a `--with-NAME` service may take until it answers."""
-
-
 RESTARTS = 3
-
-
 """How often a `--with-NAME` service is started again."""
-
-
 TOLD_S = 15.0
-
-
 """How often a wait is mentioned on the terminal."""
 
 
@@ -274,29 +260,13 @@ def answers(address: tuple[str, int]) -> bool:
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-
-
 """How often it looks whether the service's process has ended."""
-
-
 ASK_S = 2.0
-
-
 """How often it asks a service that went to the background whether it still answers."""
-
-
 FIRST_PAUSE_S = 0.5
-
-
 """The pause before the first start in a row. Clients of a service wait longer than that and its start together."""
-
-
 LONGEST_PAUSE_S = 30.0
-
-
 STEADY_S = 300.0
-
-
 """A service that ran for so long has recovered: its starts are counted from zero."""
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ajet.config import Config
 
 JUDGE_KEY = "ajet.task_judge.judge_protocol"
-
-
 RESERVED_PARTS = ("mean", "std", "min", "max")
 """Names that metrics have below `reward/` already."""
 

@@ -22,14 +22,8 @@ from ajet.task_judge.group_judge import JudgedEpisode
 from ajet.task_judge.helper import Asker, WrongAnswer, read_json
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*(?:\.[\w-]+)?)\}")
-
-
 NAMES = ("query", "answer", "reference", "conversation", "environment")
-
-
 OPEN = ("task.", "output.")
-
-
 CLOSING = re.compile(r"</(?=(?:query|answer|reference|conversation|environment)\b)", re.IGNORECASE)
 
 

@@ -154,20 +154,10 @@ def _is_number(value: Any) -> bool:
 log = logging.getLogger("ajet.rubrics")
 
 SIMILAR = 0.7
-
-
 """Overlap from which two rubrics count as one."""
-
-
 AGREES = 0.1
-
-
 """Share of the scale by which a score may differ from its label."""
-
-
 PATIENCE = 5
-
-
 """`smart_sampling`: examples in a row that may add nothing before writing stops."""
 
 LANGUAGES = {"en": "English", "zh": "Chinese", "de": "German", "fr": "French", "es": "Spanish", "ja": "Japanese"}
@@ -185,8 +175,6 @@ Write {count} rubric(s) that explain this grade and would grade other answers to
 one sentence that says what to look for and how much it matters. Don't mention this example, its numbers or names.
 Write in {language}. Answer with a JSON object and nothing after it: {{"rubrics": ["…"]}}
 """
-
-
 REVISE = """
 
 These rubrics were tried, and led to another grade than the one above:
@@ -195,8 +183,6 @@ The grade by them: {grade}
 The grader's reason: {reason}
 
 Write better ones."""
-
-
 SUM_UP = """\
 These are criteria by which answers are graded, written from single examples:
 {rubrics}

@@ -64,8 +64,6 @@ class EnvironmentWorld:
 
 
 AGENT_KEY = "ajet.rollout.agent"
-
-
 AGENT_NO_REWARD = (
     "the agent's episode has no reward: the task has no `answer` in its metadata, no tool gave a reward, and there is "
     "no judge. Give tasks an `answer`, or set ajet.task_judge.judge_protocol"
@@ -188,14 +186,8 @@ PROGRAM_NO_REWARD = (
     "the program's episode has no reward: the task has neither a `test_command` nor an `answer` in its metadata, and "
     "there is no judge. Give tasks one of the two, or set ajet.task_judge.judge_protocol"
 )
-
-
 OPTIONS = ("max_output_mb", "result_as", "test_command", "test_seconds")
-
-
 EXIT_CODE = "exit_code"
-
-
 OUTPUT = "output"
 
 

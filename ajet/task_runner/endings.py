@@ -32,22 +32,14 @@ if TYPE_CHECKING:
     from ajet.config.sections import FailureRewardConfig, Treatment
 
 EXAMPLE_JUDGE = "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"
-
-
 NO_REWARD = (
     "the workflow returned reward=None and there is no judge: return WorkflowOutput(reward=…), "
     f"or set ajet.task_judge.judge_protocol, for example to {EXAMPLE_JUDGE}"
 )
 
 MOST_BEFORE_NOTE = 100
-
-
 """Characters of a message's first line before a note: a line of the log shows about 300."""
-
-
 ENDS_CALLS = (Outcome.ABNORMAL, Outcome.OVERFLOW, Outcome.MAX_STEPS)
-
-
 """Outcomes that refuse further model calls, most serious first. If the workflow raises after one of them, the error is
 assumed to be its consequence."""
 

@@ -29,14 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNASKED = ("", "[not defined]")
-
-
 """What stands for the query of a task that only the environment knows."""
-
-
 ENDING_S = 2.5
-
-
 """How long the end of a run waits for environments that are being closed: less than stopping may take."""
 
 
@@ -100,11 +94,7 @@ class EnvironmentEndings:
 
 
 EXEC_S = SandboxSettings().exec_seconds
-
-
 BEYOND_THE_EPISODE_S = 60.0
-
-
 """How much longer than the episode a sandbox may live: its end is the episode's business, and this the last resort."""
 
 

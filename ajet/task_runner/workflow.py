@@ -47,8 +47,6 @@ class Workflow(BaseModel):
 
 
 RECORD_KEY = "_record"
-
-
 """In the metadata of tasks made from a Python data set: True if the record is the metadata itself, else the record."""
 
 
@@ -108,8 +106,6 @@ PARAMETERS: dict[str, Callable[[WorkflowTask, AjetTuner], Any]] = {
     "tuner": lambda _, tuner: tuner,
     "workflow_task": lambda workflow_task, _: workflow_task,
 }
-
-
 """What each parameter is given. A function takes those that it names, in any order."""
 
 

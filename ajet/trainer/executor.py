@@ -34,14 +34,10 @@ from ajet.trainer.output_head import why_not_liger
 from ajet.trainer.pack import Item, Layout, Pack, items_of, make_packs
 
 MOST_VARIANTS = 32
-
-
 """Of a function, before PyTorch leaves it as it is: with and without gradients, one row or several, adapters on or
 off, trained or frozen weights. Its own limit is 8."""
 
 CHECKPOINTING = "forward_with_checkpointing"
-
-
 """The function that transformers puts around a layer's own code."""
 
 
@@ -100,23 +96,15 @@ def _compiled(kind: Any) -> tuple[Any, bool]:
 
 
 RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "ssm", "gated_delta", "hybrid")
-
-
 """Layer types in transformers' `config.layer_types` that carry a state from token to token."""
 
 CHECK_TOKENS = 2048
-
-
 """Size of the comparison, in tokens of flat rows."""
 
 BEYOND = 16
-
-
 """Tokens by which the made-up tree goes beyond the longest window, on each of its branches."""
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
-
-
 """Largest accepted difference of logprobs (absolute) and of the gradient (relative to its norm).
 
 A wrong mask causes a far larger difference, rounding in long rows a far smaller one.
@@ -299,18 +287,12 @@ class CostModel:
 
 
 BLOCK_OPERATIONS = 2.0e6
-
-
 """Fixed cost of a block in one layer, forward and backward (about 80 µs at 25 GFLOP/s, measured on one CPU core)."""
 
 PACK_OVERHEAD = 1.1
-
-
 """A tree's tokens cost a little more than those of padded rows: its rows are gathered and joined (measured)."""
 
 BATCH_OPERATIONS = 5.0e6
-
-
 """Fixed cost of a batch of rows in one layer, forward and backward."""
 
 
@@ -367,8 +349,6 @@ def choose(
 
 
 Logprobs = dict[tuple[int, int], NDArray[np.float64]]
-
-
 """Logprobs of calls' trained tokens, by (episode of the batch, call)."""
 
 

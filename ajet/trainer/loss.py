@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 
 MOST_LOG_RATIO = 20.0
-
-
 """Log ratios count as at most this: exp of a long trajectory's sum would overflow."""
 
 
@@ -267,8 +265,6 @@ def _clipped(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: Loss
 
 
 TokenLoss = Callable[[Tensor, Tensor, Tensor, LossSettings], tuple[Tensor, Tensor]]
-
-
 """From ratio, new logprob and advantage of each entry to its loss, and to 1.0 where clipping acts."""
 
 TOKEN_LOSSES: dict[PolicyLoss, TokenLoss] = {
@@ -276,8 +272,6 @@ TOKEN_LOSSES: dict[PolicyLoss, TokenLoss] = {
     PolicyLoss.GSPO: _clipped,
     PolicyLoss.CISPO: _cispo,
 }
-
-
 """The formula of each loss that uses advantages; GSPO differs from PPO in the ratio."""
 
 

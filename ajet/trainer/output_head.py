@@ -24,8 +24,6 @@ from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.schema.install import install_command
 
 LOGITS_BYTES = 256 * 2**20
-
-
 """Most that the float32 logits of one chunk take by default: about 440 positions with a vocabulary of 152,000. That is
 enough for the projection to be limited by arithmetic, not by reading its weights."""
 
@@ -77,8 +75,6 @@ class HiddenStates:
 
 
 Take = Callable[[Tensor, int], tuple[Tensor, ...]]
-
-
 """From the logits of some positions, and the number of the first of them, to what is wanted of each."""
 
 
@@ -119,11 +115,7 @@ def _returning(module: Any, output: ModelOutput) -> Iterator[None]:
 
 
 KEY = "ajet.trainer_common.logits_kernel"
-
-
 AFTER_THE_PROJECTION = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
-
-
 """Keys of configurations whose models change the logits that the output layer gives."""
 
 

@@ -31,16 +31,10 @@ from pydantic.errors import PydanticUserError
 from ajet.agents.tools.tool import Arguments, StatelessTool, ToolContext, ToolResult, ToolSetupError, as_text, plain
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$")
-
-
 _UNDERLINED = re.compile(
     r"^(Parameters|Other Parameters|Returns|Yields|Raises|Warns|Notes?|Examples?|See Also|References) *\n-{3,} *$", re.M
 )
-
-
 _ENTRY = re.compile(r"^\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?\s*:\s*(.*)$")
-
-
 _FIELD = re.compile(r"^\s*:param\s+(?:[\w\[\], |]+\s+)?(\w+)\s*:\s*(.*)$")
 
 
@@ -162,11 +156,7 @@ def _without_titles(schema: Any, *, names: bool = False) -> Any:
 
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-
 MOST_THREADS = 256
-
-
 """A thread that never returns can't be ended: with this many calls of one function at a time, more are refused."""
 
 

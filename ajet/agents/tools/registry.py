@@ -241,13 +241,9 @@ def _block(block: Any) -> str:
 
 
 AnyTool = Tool | ToolSource
-
-
 Maker = Callable[..., AnyTool]
 
 NEED_OPTIONS = frozenset({"mcp", "web_fetch"})
-
-
 """The tools of ours that are nothing without options."""
 
 

@@ -16,8 +16,6 @@ from ajet.environment.sandboxes.sandbox import Sandbox
 from ajet.schema.errors import UserError
 
 Json = Any
-
-
 Arguments = dict[str, Json]
 
 
@@ -119,8 +117,6 @@ class _WithContext:
 
 
 ERROR_CHARS = 2000
-
-
 """How much of an exception's message is kept."""
 
 

@@ -31,17 +31,9 @@ from ajet.agents.tools.tool import (
 )
 
 SHOWN = 12
-
-
 """How many entries a message names."""
-
-
 PORTS = {"http": 80, "https": 443}
-
-
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
 NetworkRange = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -175,30 +167,16 @@ def _unwrapped(address: Address) -> Address:
 
 
 HIDDEN = frozenset({"script", "style", "noscript", "template", "svg", "iframe", "object", "textarea"})
-
-
 BLOCKS = frozenset(
     {"p", "div", "section", "article", "main", "header", "footer", "nav", "aside", "ul", "ol", "li", "table", "tr"}
     | {"pre", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6", "br", "hr", "form", "figure", "figcaption", "dl", "dt"}
     | {"dd", "details", "summary", "address", "body"}
 )
-
-
 BEGINNINGS = {**{f"h{level}": "#" * level + " " for level in range(1, 7)}, "li": "- ", "td": " | ", "th": " | "}
-
-
 TAG_CHARS = 4096
-
-
 """Of a tag, how much is looked at."""
-
-
 _NAME = re.compile(r"/?([a-zA-Z][a-zA-Z0-9:-]{0,40})")
-
-
 _HREF = re.compile(r"\shref\s{0,9}=\s{0,9}(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+))", re.IGNORECASE)
-
-
 _ENDS = {name: re.compile(f"</{name}\\b", re.IGNORECASE) for name in HIDDEN | {"title"}}
 
 
@@ -297,14 +275,8 @@ class _Reader:
 
 
 REDIRECTS = 5
-
-
 TEXTS = ("text/", "application/json", "application/xml", "application/xhtml", "application/javascript")
-
-
 ALSO_TEXT = ("+json", "+xml")
-
-
 HEADERS = [(b"User-Agent", b"ajet-web-fetch"), (b"Accept", b"text/*, */*;q=0.5"), (b"Accept-Encoding", b"identity")]
 
 

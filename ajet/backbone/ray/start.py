@@ -28,20 +28,10 @@ if TYPE_CHECKING:
     from ajet.config import Config
 
 FLAG = "--ray-address"
-
-
 VARIABLE = "RAY_ADDRESS"
-
-
 ELSEWHERE = ("auto", "local")
-
-
 """Not addresses: Ray finds one of this machine, or starts one."""
-
-
 CLIENT = "ray://"
-
-
 ANSWER_S = 10.0
 
 
@@ -69,32 +59,14 @@ def checked_address(given: str | None) -> str:
 
 
 CPU_LOGICAL_CORES = 8
-
-
 """verl's actors ask for more logical cores than a laptop has; they share the real ones."""
-
-
 CPU_OBJECT_STORE = 300_000_000
-
-
 """Bytes: enough for the weights of a small model, and little of a laptop's memory."""
-
-
 DEFAULT_PORT = 6379
-
-
 JOIN_DEADLINE_S = 600.0
-
-
 LOOK_S = 2.0
-
-
 """Seconds between a worker machine's looks at the head."""
-
-
 USED_SHARE = 0.1
-
-
 """A GPU with more of its memory in use serves something else: engines take what they are told to, and fail late."""
 
 

@@ -25,17 +25,9 @@ if TYPE_CHECKING:
     from ajet.observe.progress import Progress
 
 TAIL_BYTES = 512 * 1024
-
-
 _PREFIX = re.compile(r"^\x1b\[[0-9;]*m?\(.*?pid=\d+.*?\)\x1b\[0m ?|^\(.*?pid=\d+.*?\) ?")
-
-
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-
 _ERROR = re.compile(r"^(?:[\w.]+\.)?([A-Z]?\w*(?:Error|Exception|Exit|Interrupt|Fault|Died|Timeout))(?::|$)\s*(.*)")
-
-
 _WRAPPERS = ("RayTaskError", "RaySystemError")
 
 
@@ -84,20 +76,10 @@ def actor_named(lines: list[str]) -> str:
 
 
 LOOK_S = 0.5
-
-
 """Seconds between looks at the driver."""
-
-
 SILENCE_S = 1800.0
-
-
 """A driver that writes nothing for this long, or for two episode timeouts, hangs."""
-
-
 LEFT_OUT = "(the run, encoded)"
-
-
 """Stands in the log in place of our payload."""
 
 

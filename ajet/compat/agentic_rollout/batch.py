@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ajet.compat.agentic_rollout import Trajectory as MadeTrajectory
 
 PROMPT_LENGTH, RESPONSE_LENGTH = 4096, 16384
-
-
 """verl's `prompt_length` and `response_length`, where `meta_info` doesn't give them."""
 
 
@@ -199,8 +197,6 @@ def _tensors(samples: Sequence[Sample | None], rewards: Sequence[float]) -> dict
 
 
 CLIENT_S = 120.0
-
-
 """How long a reply may take."""
 
 

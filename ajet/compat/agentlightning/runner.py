@@ -50,20 +50,10 @@ class Tracer:
 
 
 OtelTracer = Tracer
-
-
 AgentOpsTracer = Tracer
-
-
 DummyTracer = Tracer
-
-
 T = TypeVar("T")
-
-
 FIRST_OCCURRENCE = "first_occurrence"
-
-
 """How rewards find their calls: in the order of time, each goes to the latest call before it that has none."""
 
 
@@ -98,14 +88,8 @@ class TraceToMessages(TraceAdapter[list[dict[str, Any]]]):
 
 
 LlmProxyTraceToTriplet = TracerTraceToTriplet
-
-
 """Model calls come from the gateway or from spans: both are read alike."""
-
-
 log = logging.getLogger(__name__)
-
-
 SHORTEST_WAIT_S = 0.05
 
 

@@ -114,8 +114,6 @@ class Close:
 
 Message = Submit | Cancel | Command | Pause | Resume | Close
 Inbox = queue.SimpleQueue[Message]
-
-
 log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 10.0

@@ -24,20 +24,10 @@ from ajet.schema.chat import Sampling
 from ajet.schema.errors import FeatureUnavailableError
 
 PROBE_TOKENS = 24
-
-
 """Tokens of the comparison, beyond the longest window."""
-
-
 COMPARED = 4
-
-
 """The last tokens of the comparison, whose logits are compared."""
-
-
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
-
-
 """How far the engine's logits may be from the model's own: room for rounding, not for a wrong position or mask."""
 
 

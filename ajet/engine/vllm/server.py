@@ -33,38 +33,16 @@ from ajet.schema.install import install_command
 from ajet.system.processes import ending_with_us
 
 MODEL_NAME = "ajet"
-
-
 """The model's name on a server of ours."""
-
-
 WORKER_FOLDER = Path(__file__).parent / "in_worker"
-
-
 """Goes on the Python path of vLLM's processes. It holds nothing but the modules of `WORKER` and `SERVER_KEY`."""
-
-
 WORKER = "ajet_worker.AjetWorker"
-
-
 RELOAD = "ajet_reload_weights"
-
-
 """Its method that loads new weights from a folder."""
-
-
 SERVER_KEY = "ajet_server_key.ServerKey"
-
-
 """Lets nobody but us use a server: vLLM's routes for weights and workers would be open to all local programs."""
-
-
 KEY_VARIABLE = "AJET_SERVER_KEY"
-
-
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
-
-
 """`python -m` this starts a server."""
 
 
@@ -129,8 +107,6 @@ def worker_arguments() -> list[str]:
 
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-
-
 """What vLLM takes as `--max-lora-rank`."""
 
 
@@ -206,25 +182,13 @@ def _as_shown(device: int) -> str:
 
 
 STOP_SECONDS = 15.0
-
-
 """How long a server may take to end before it is killed."""
-
-
 TAIL_CHARACTERS = 3000
-
-
 """How much of a server's log an error message quotes."""
 
 ERROR_LINE = re.compile(r"\b\w*(Error|Exception)\b: .|\berror: ")
-
-
 SAYS_NOTHING = ("See root cause above", "Engine core initialization failed")
-
-
 """vLLM's last error points to an earlier one."""
-
-
 CANT_SLEEP = "Sleep mode is not supported"
 
 CommandLine = Callable[[VllmSettings, int], list[str]]

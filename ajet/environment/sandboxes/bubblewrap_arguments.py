@@ -24,22 +24,12 @@ from pathlib import Path
 from ajet.environment.sandboxes.sandbox import SHARED_MEMORY_MB, SandboxError, SandboxSettings
 
 WORKSPACE = "/workspace"
-
-
 INSIDE = Path(__file__).with_name("inside.py")
-
-
 FIRST = "/run/inside.pyc"
-
-
 """`inside.py` as the sandbox sees it: compiled here, once, and not anew by each first process."""
-
-
 PROBE_S = 20.0
 
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-
-
 _ETC = (
     "alternatives",
     "ld.so.cache",
@@ -50,20 +40,10 @@ _ETC = (
     "protocols",
     "services",
 )
-
-
 """What programs look up in /etc. Nothing here is private."""
-
-
 _KERNEL = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
-
-
 """What changes the machine when it is written to."""
-
-
 _FIRST_UID = 0x6A000000
-
-
 _UIDS = 0x01000000
 
 _numbers = itertools.count()
@@ -231,8 +211,6 @@ def texts(mode: str, uid: int, network: str) -> dict[str, str]:
 
 
 PACKET = 64
-
-
 RETRY_S = 0.005
 
 

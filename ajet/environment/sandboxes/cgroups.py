@@ -19,23 +19,11 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "ajet-sandbox-"
-
-
 CONTROLLERS = ("memory", "pids", "cpu")
-
-
 _NAME = re.compile(PREFIX + r"(?P<process>\d{1,9})-(?P<since>\d+)-\d+")
-
-
 """What `Cgroup.create` names a group. One of another form has another maker, and is left alone."""
-
-
 PERIOD_US = 100_000
-
-
 REMOVE_S = 2.0
-
-
 """How long the kernel may take to give a group free after its last process has ended."""
 
 _numbers = itertools.count(1)
@@ -186,26 +174,12 @@ def _set_limits(folders: Mapping[str, Path], memory: int, processes: int, cpus: 
 
 
 _LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-
-
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-
-
 _EPERM, _ENOSYS = 1, 38
-
-
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
-
-
 _NEW_USER_NAMESPACE = 0x10000000
-
-
 _X32 = 0x40000000
-
-
 _FAMILIES = (1, 2, 10, 16)
-
-
 """Sockets that may be made: UNIX, IPv4, IPv6, netlink (without privileges it only lists interfaces)."""
 
 _AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -275,19 +249,11 @@ _UNCOUNTED: dict[str, tuple[int | None, int | None]] = {
     "msgget": (68, 186),
     "semget": (64, 190),
 }
-
-
 """Memory that belongs to no process: refused where no cgroup counts it."""
 
 _CLONE = (56, 220)
-
-
 _CLONE3 = (435, 435)
-
-
 _SOCKET = (41, 198)
-
-
 _SOCKETPAIR = (53, 199)
 
 

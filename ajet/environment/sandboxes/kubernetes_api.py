@@ -25,35 +25,15 @@ from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
 
 WORKSPACE = "/workspace"
-
-
 CONTAINER = "sandbox"
-
-
 LABEL = "ajet.sandbox"
-
-
 NETWORK_LABEL = "ajet.sandbox.network"
-
-
 OWNER = "ajet.sandbox/owner"
-
-
 EXPIRES = "ajet.sandbox/expires"
-
-
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
 _FIRST_UID = 0x6A000000
-
-
 _UIDS = 0x01000000
-
-
 _FIRST = "trap '' INT TERM; while :; do sleep 3600 & wait $!; done"
-
-
 """Process 1: it frees processes that have ended, and does nothing else. Commands are its user, and may not end it."""
 
 
@@ -212,17 +192,9 @@ def closed_network() -> dict[str, Any]:
 
 
 REQUEST_S = 30.0
-
-
 HEARTBEAT_S = 20.0
-
-
 """How often a connection shows that it is alive: what lies between cuts silent ones."""
-
-
 _STDIN, _STDOUT, _STDERR, _STATUS = b"\x00", 1, 2, 3
-
-
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 

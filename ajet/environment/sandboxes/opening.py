@@ -62,29 +62,13 @@ def check_sandbox(settings: SandboxSettings) -> None:
 
 
 MOST_BYTES = 512 << 20
-
-
 """As much as a task's folder may bring."""
-
-
 MOST_ENTRIES = 50_000
-
-
 LONGEST_PATH = 1000
-
-
 IN_MEMORY = 16 << 20
-
-
 """What is larger waits in a temporary file."""
-
-
 _LIST = "exec tar -cf - . 2>/dev/null"
-
-
 _TAR_CODES = (0, 1, 2)
-
-
 """2: something could not be read, and was left out."""
 
 

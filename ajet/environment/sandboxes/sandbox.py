@@ -22,11 +22,7 @@ from ajet.schema.errors import UserError
 Command = str | Sequence[str]
 
 SHARED_MEMORY_MB = 64
-
-
 """What /dev/shm may hold."""
-
-
 Network = Literal["none", "gateway", "host"]
 
 
@@ -168,17 +164,9 @@ class Sandbox(Protocol):
 OnOutput = Callable[[bytes], None]
 
 CHUNK = 1 << 16
-
-
 PIECE = 1 << 15
-
-
 """Of what is written: the most that goes into one message to a pod."""
-
-
 DRAIN = 1 << 22
-
-
 """How much is still read once the command has ended: more than a pipe holds, but not what others print for ever."""
 
 
@@ -328,34 +316,24 @@ async def _writable(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
 
 
 FILE_S = 60.0
-
-
 LARGEST_READ = 256 << 20
 
 _READ = (
     'if [ -d "$1" ]; then exit 73; elif [ ! -e "$1" ]; then exit 72; '
     'elif [ ! -f "$1" ] || [ ! -r "$1" ]; then exit 74; fi; exec head -c "$2" -- "$1"'
 )
-
-
 _WRITE = (
     'p=$(readlink -f -- "$1" 2>/dev/null || printf %s "$1"); [ -d "$p" ] && exit 73; d=$(dirname -- "$p"); '
     'mkdir -p -- "$d" || exit 75; [ -e "$p" ] && [ ! -w "$p" ] && exit 74; '
     't=$(mktemp "$d/.new.XXXXXX") || exit 75; m=644; [ -e "$p" ] && m=$(stat -c %a -- "$p"); '
     'if cat > "$t" && chmod "$m" "$t" && mv -f -- "$t" "$p"; then exit 0; fi; rm -f -- "$t"; exit 75'
 )
-
-
 _ERRORS: dict[int, tuple[type[OSError], int]] = {
     72: (FileNotFoundError, 2),
     73: (IsADirectoryError, 21),
     74: (PermissionError, 13),
 }
-
-
 _SAID = {"Read-only": 30, "No space": 28, "Permission": 13, "Not a directory": 20}
-
-
 """What a shell says about a failed write, as error numbers."""
 
 

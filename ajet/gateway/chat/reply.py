@@ -36,8 +36,6 @@ class ReplyDelta:
 
 
 OnDelta = Callable[[ReplyDelta], None]
-
-
 """Called on the service loop."""
 
 

@@ -17,11 +17,7 @@ from ajet.schema.span import Span
 log = logging.getLogger("ajet.observe.tracing")
 
 MAX_SPANS = 2_000
-
-
 """Of one episode: far more than an agent's tools and messages, and little beside its tokens."""
-
-
 MAX_BYTES = 4 * 1024 * 1024
 
 
@@ -72,14 +68,8 @@ class SpanLog:
 
 
 MAX_RESPONSES = 1000
-
-
 """More than an episode has calls, unless it runs wild."""
-
-
 MAX_RESPONSE_BYTES = 32 * 1024 * 1024
-
-
 """Of one episode: twice the largest request."""
 
 _encode = msgspec.json.Encoder().encode

@@ -19,106 +19,44 @@ from ajet.schema.printable import encodable
 from ajet.schema.span import Span
 
 PREFIX = "agentlightning."
-
-
 ANNOTATION = PREFIX + "annotation"
-
-
 MESSAGE = PREFIX + "message"
-
-
 OBJECT = PREFIX + "object"
-
-
 EXCEPTION = PREFIX + "exception"
-
-
 OPERATION = PREFIX + "operation"
-
-
 REWARD = PREFIX + "reward"
 
 REWARD_NAME = PREFIX + "reward.{}.name"
-
-
 """Dimension 0 is the primary one."""
-
-
 REWARD_VALUE = PREFIX + "reward.{}.value"
-
-
 PRIMARY = "primary"
-
-
 """The name of the only dimension of a reward that is a number."""
-
-
 MESSAGE_BODY = PREFIX + "message.body"
-
-
 OBJECT_TYPE = PREFIX + "object.type"
-
-
 OBJECT_LITERAL = PREFIX + "object.literal"
-
-
 OBJECT_JSON = PREFIX + "object.json"
-
-
 OPERATION_NAME = PREFIX + "operation.name"
-
-
 OPERATION_INPUT = PREFIX + "operation.input"
-
-
 OPERATION_OUTPUT = PREFIX + "operation.output"
 
 LINK_KEY = PREFIX + "link.{}.key_match"
-
-
 LINK_VALUE = PREFIX + "link.{}.value_match"
-
-
 """A span is about another one: the one whose attribute of that name has that value."""
-
-
 RESPONSE_ID = "gen_ai.response.id"
 
 ROLLOUT_ID = PREFIX + "rollout_id"
-
-
 ATTEMPT_ID = PREFIX + "attempt_id"
 
 NOT_COUNTED = "ajet.reward.not_counted"
-
-
 """On a reward that came over HTTP without the control key, or not from `emit_reward`: why it has no effect."""
-
-
 MAX_TEXT = 16_384
-
-
 """Characters of one text; the rest is cut, and the cut is said."""
-
-
 MAX_ATTRIBUTES = 256
-
-
 """Of one span, and of each of its events and links."""
-
-
 MAX_EVENTS = 64
-
-
 """Events of one span, and links."""
-
-
 MAX_DEPTH = 20
-
-
 CUT = "ajet.attributes_left_out"
-
-
 """How many attributes of a span were left out."""
 
 
@@ -211,25 +149,15 @@ def _repr(value: Any) -> str:
 
 
 NAMES = ("agent.name", "gen_ai.agent.name", "recipient_agent_type", "executor.id")
-
-
 """Attributes that hold the name whatever the span is: ours and OpenTelemetry's, and those of AutoGen and of Microsoft's
 Agent Framework."""
-
-
 NAMES_BY_KIND = (
     ("agentops.span.kind", "operation.name"),
     ("traceloop.span.kind", "traceloop.entity.name"),
     ("agentlightning.operation.input.type", "agentlightning.operation.input.name"),
 )
-
-
 """Attributes that say `agent`, and those that then hold the name."""
-
-
 OPENINFERENCE_KIND = "openinference.span.kind"
-
-
 LANGCHAIN = ("langchain.chain.type", "lc_name")
 
 
@@ -264,20 +192,10 @@ def agents_around(span: Span, by_id: Mapping[str, Span]) -> list[str]:
 
 
 SENT_AT = "ajet.sent_at"
-
-
 """Of a span's resource: when it was sent, by its sender's clock. Our own senders say so."""
-
-
 OFFSET = "ajet.clock_offset"
-
-
 """Of a span's resource: the seconds that were added to its times."""
-
-
 NOTICED_S = 1.0
-
-
 """Smaller differences are the network's doing."""
 
 

@@ -26,35 +26,15 @@ from ajet.system.http_client import HttpClient, HttpFailure
 log = logging.getLogger("ajet.observe.tracing")
 
 MAX_WAITING = 5_000
-
-
 """Spans that may wait to be sent; further ones are dropped and counted."""
-
-
 BATCH = 200
-
-
 BATCH_S = 0.5
-
-
 """How long a batch waits for more spans."""
-
-
 TIMEOUT_S = 10.0
-
-
 CLOSE_S = 5.0
-
-
 """How long `close` waits for what has not been sent."""
-
-
 TRIES = 2
-
-
 MAX_FAILURES = 3
-
-
 """Batches in a row that could not be delivered before the endpoint is given up."""
 
 
@@ -156,11 +136,7 @@ class SpanSender:
 
 
 EPISODE = "ajet.episode"
-
-
 CALL = "openai.chat.completion"
-
-
 """Adapters of agent-lightning look for this name."""
 
 

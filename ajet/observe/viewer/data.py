@@ -34,8 +34,6 @@ from ajet.observe.viewer.episode_view import answer_names, episode_view, gold_an
 from ajet.observe.viewer.library import Experiment, Library, Reading
 
 _PAGE_SIZE = 100
-
-
 _LARGEST_PAGE = 1000
 
 
@@ -150,8 +148,6 @@ EPISODE_COLUMNS = (
     "episode_id", "step", "validation", "task_id", "group_id", "repeat", "tag", "status", "failure", "reward",
     "advantage", "turns", "calls", "tokens", "sampled", "trained", "forks", "seconds",
 )  # fmt: skip
-
-
 TASK_COLUMNS = (
     "task_id",
     "tag",
@@ -166,11 +162,7 @@ TASK_COLUMNS = (
     "preview",
     "by_step",
 )
-
-
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
-
 """A spreadsheet would run a text that begins with one of these."""
 
 
@@ -205,11 +197,7 @@ def _safe(value: Any) -> Any:
 
 
 _MOST_VALUES = 12
-
-
 """Up to so many different rewards, each is a bin of its own; of more, equal ranges are made."""
-
-
 _RANGES = 16
 
 
@@ -270,11 +258,7 @@ def _range_of(reward: float, values: list[float]) -> int:
 
 
 _GROUP_LIMIT = 64
-
-
 _INTEGER = re.compile(r"-?[0-9]{1,15}")
-
-
 _LARGEST_FILE = 1_000_000
 
 

@@ -31,14 +31,8 @@ from ajet.observe.viewer.library import Experiment, Library, Reading, difference
 from ajet.system.http_messages import LOOPBACK, HttpRequest, without_port
 
 _COOKIE_SECONDS = 30 * 24 * 3600
-
-
 _FAILURES_PER_MINUTE = 20
-
-
 GUESSING_PAUSE_S = 2.0
-
-
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -159,8 +153,6 @@ def _bytes(text: str) -> bytes:
 
 
 _HERE = Path(__file__).parent
-
-
 _STATIC = _HERE / "static"
 
 

@@ -24,8 +24,6 @@ from ajet.schema.chat import Message
 log = logging.getLogger("ajet.helper")
 
 BUSY_S = 30.0
-
-
 """How long to wait for another process that is writing."""
 
 
@@ -99,8 +97,6 @@ class AnswerCache:
 
 
 WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W\d_]+|\d+(?:[.,]\d+)*")
-
-
 """A word, a number, or one character of a script without spaces."""
 
 

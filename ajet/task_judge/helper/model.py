@@ -27,14 +27,8 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 DASHSCOPE_URL = "https://dashscope.aliyuncs.com/compatible-mode/v1"
-
-
 OPENAI_URL = "https://api.openai.com/v1"
-
-
 MAX_RETRIES = 5
-
-
 """Of one call that fails for a passing reason (busy, unreachable, 5xx): with the client's backoff, some 15 seconds."""
 
 
@@ -241,22 +235,12 @@ class HelperModel:
 
 
 _shared: dict[int, HelperModel] = {}
-
-
 """By the `ajet.helper` section they were made from."""
-
-
 _lock = threading.Lock()
-
-
 T = TypeVar("T")
 
 SHOWN = 200
-
-
 """How much of an unusable answer an error shows."""
-
-
 THINKING = re.compile(r"<think>.*?</think>|^.*</think>", re.DOTALL)
 
 

@@ -116,8 +116,6 @@ def model_function(connection: Connection) -> ModelFunction:
 # ------------------------------------------------------------ OpenAI's client, with a short cut
 
 _PATH = "/chat/completions"
-
-
 _BODY_FIELDS = frozenset(inspect.signature(AsyncCompletions.create).parameters) - {
     "self",
     "extra_headers",
@@ -125,8 +123,6 @@ _BODY_FIELDS = frozenset(inspect.signature(AsyncCompletions.create).parameters) 
     "extra_body",
     "timeout",
 }
-
-
 """The arguments of `create` that are fields of the request's body under the same name."""
 
 
@@ -232,8 +228,6 @@ _REPLY = {
     ],
     "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
 }
-
-
 _MESSAGES: Any = [{"role": "user", "content": "ready?"}]
 
 

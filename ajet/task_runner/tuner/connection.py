@@ -211,14 +211,8 @@ def _read_head(head: bytes) -> tuple[int, dict[str, str]]:
 
 
 IN_PROCESS_URL = "http://ajet.in-process/v1"
-
-
 IN_PROCESS_KEY = "sk-ajet-in-process"
-
-
 REWARD_TIMEOUT_S = 30.0
-
-
 """Recording a reward takes no time: a gateway that needs longer is gone."""
 
 

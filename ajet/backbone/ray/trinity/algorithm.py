@@ -39,8 +39,6 @@ from ajet.trainer.credit import LossNorm
 from ajet.trainer.loss import EdgeTensors, policy_loss
 
 METRICS = {"policy/sum": "pg_loss", "kl/sum": "kl_loss", "clip_fraction/sum": "clip_fraction", "ratio/sum": "ratio"}
-
-
 """Our sums, and the names under which Trinity reports their means."""
 
 

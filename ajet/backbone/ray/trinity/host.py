@@ -63,8 +63,6 @@ class TrinityEngine(RayEngine):
 
 
 HOST = "ajet_episode_host"
-
-
 """The actor's name in Ray."""
 
 

@@ -24,8 +24,6 @@ from ajet.schema.errors import LostThreadsError, UserError
 from ajet.schema.task import Task as AjetTask
 
 _runners: dict[str, GroupRunner] = {}
-
-
 """By the run's payload. Trinity builds a workflow per task; what they need opens once per process."""
 
 

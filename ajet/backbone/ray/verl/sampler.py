@@ -24,14 +24,8 @@ from ajet.backbone.ray.verl.rows import WEIGHTS, blank_row, nested
 from ajet.schema.task import Task
 
 NOTHING_USABLE = "no materializable trajectories"
-
-
 """What verl says when every group of a step failed."""
-
-
 POLL_S = 0.25
-
-
 """Seconds between looks at the queue. verl's own 2 s would be most of a small step."""
 
 
@@ -166,8 +160,6 @@ def _placed(
 
 
 SPARE = 4
-
-
 """Times more items than the steps need: replaced groups take some, and the end must never be reached."""
 
 
