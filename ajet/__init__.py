@@ -11,6 +11,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+from ajet.schema import __version__
+
 if TYPE_CHECKING:
     from ajet.backbone.trainer_api import Trainer
     from ajet.compat.agentjet.job import AgentJetJob
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from ajet.task_runner.workflow import rollout
     from ajet.tuner import AjetTuner
     from ajet.workflow import Workflow
-
-__version__ = "0.1.0"
 
 __all__ = [
     "LLM",

@@ -20,7 +20,8 @@ from tree_training import chain, group
 
 from ajet.backbone.local.learner import with_adapters
 from ajet.engine.model_source import ModelSource
-from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+from ajet.engine.torch.commands import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine
 from ajet.schema.chat import GenerateRequest, Sampling
 from ajet.schema.episode import CallTree
 from ajet.trainer.credit.weights import CallCredit, EpisodeCredit

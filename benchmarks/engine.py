@@ -27,7 +27,8 @@ from _engine_load import Load
 from common import write_result
 
 from ajet.engine.model_source import ModelSource
-from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+from ajet.engine.torch.commands import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine
 from ajet.schema.chat import GenerateRequest, Sampling
 
 CHART = Path(__file__).parent.parent / "docs" / "assets" / "engine.svg"

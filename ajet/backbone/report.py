@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ajet.backbone.episode_metrics import by_group, episode_metrics, is_success, try_counts, usable
 from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.plan import validation_repeats
-from ajet.observe.failure_tally import FailureTally
 from ajet.observe.metrics import read_metrics
+from ajet.observe.progress_state import FailureTally
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.errors import ConfigError
 

@@ -13,7 +13,7 @@ import json
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.backbone.debug import EpisodeView
 from ajet.engine.base import Engine
@@ -25,10 +25,12 @@ from ajet.task_runner.runtime import Runtime
 
 if TYPE_CHECKING:
     from ajet.backbone.ray.mapping import Note
-    from ajet.cli.validate import Loaded
     from ajet.config import Config
+    from ajet.environment.environment import EnvironmentSource
     from ajet.schema.episode import Episode
     from ajet.schema.task import Task
+    from ajet.task_judge.base_judge import BaseJudge
+    from ajet.task_runner.workflow import Workflow
 
 
 def problems(config: Config, loaded: Loaded) -> Iterator[str]:
@@ -214,3 +216,15 @@ def rehearse(config: Config, task: Task, replies_file: str | None = None) -> boo
         fail(NO_CALL)
         return False
     return ended[-1].usable
+
+
+class Loaded(NamedTuple):
+    """What a config names, imported and read as a run would."""
+
+    workflow: type[Workflow] | None
+    """None: programs elsewhere have it."""
+    judge: BaseJudge | None
+    environment: EnvironmentSource | None
+    training: list[Task]
+    """Empty if programs elsewhere begin the episodes."""
+    validation: list[Task]

@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple
 
-from ajet import __version__
+from ajet.schema import __version__
 
 POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-")
 """How the names of executors' threads begin."""

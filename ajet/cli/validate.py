@@ -6,35 +6,20 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ajet.schema.errors import EXIT_FAILED
 from ajet.schema.printable import fail, printable
 
 if TYPE_CHECKING:
     from ajet.backbone.plan import RunPlan
+    from ajet.cli.checks import Loaded
     from ajet.config import BackboneName, Config
     from ajet.config.rollout import AgentConfig
-    from ajet.environment.environment import EnvironmentSource
-    from ajet.schema.task import Task
-    from ajet.task_judge.base_judge import BaseJudge
-    from ajet.task_runner.workflow import Workflow
 
 SHOWN_QUERY = 70
 READ_FROM_SERVICES = ("env_service", "data_generation", "tracing")
 """Readers that may ask one of `ajet.services` for the tasks."""
-
-
-class Loaded(NamedTuple):
-    """What a config names, imported and read as a run would."""
-
-    workflow: type[Workflow] | None
-    """None: programs elsewhere have it."""
-    judge: BaseJudge | None
-    environment: EnvironmentSource | None
-    training: list[Task]
-    """Empty if programs elsewhere begin the episodes."""
-    validation: list[Task]
 
 
 def run(argv: Sequence[str]) -> int:
@@ -129,10 +114,11 @@ def _gibibytes(text: str) -> float:
 
 def load(config: Config) -> Loaded:
     """Import the user's classes and read the tasks, as a run would."""
+    from ajet.cli.checks import Loaded
     from ajet.task_judge.base_judge import load_judge
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+    from ajet.task_runner.agent_workflow import load_workflow
     from ajet.task_runner.environments import find_environment, find_sandbox
-    from ajet.task_runner.workflow import load_workflow
 
     rollout = config.ajet.rollout
     elsewhere = config.ajet.task_runner.wrapper_type in ("remote", "outside")

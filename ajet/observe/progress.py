@@ -10,44 +10,17 @@ import json
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from enum import StrEnum
 from types import TracebackType
-from typing import IO, Protocol
+from typing import IO
 
-from ajet.observe.failure_tally import FailureTally
+from ajet.observe.progress_state import Display, ProgressState, duration, headlines, number
 from ajet.schema.episode import Episode
 from ajet.schema.printable import printable
 
 _LINE_EVERY_S = 10.0
 """How often, at most, plain output reports progress within a phase: keeps CI logs short."""
-
-HEADLINES = (
-    ("return", "return/mean"),
-    ("failed", "episode/failed_share"),
-    ("success", "success/rate"),
-    ("validation", "val/return/mean"),
-    ("failed in validation", "val/failed_share"),
-    ("loss", "train/loss"),
-    ("kl", "train/kl"),
-    ("entropy", "train/entropy"),
-    ("tok/s", "perf/tokens_per_second"),
-    ("step s", "time/step"),
-)
-"""The metrics in a step's line, and their short names; all others are in `metrics.jsonl`. A share of failed episodes is
-shown if there is one."""
-
-
-def headlines(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Those of `HEADLINES` that a step has, as short name and text."""
-    shown = [(label, name) for label, name in HEADLINES if name in metrics]
-    return [
-        (label, share(metrics[name]) if name.endswith("_share") else number(metrics[name]))
-        for label, name in shown
-        if metrics[name] or not name.endswith("_share")
-    ]
 
 
 class ProgressMode(StrEnum):
@@ -60,61 +33,6 @@ class ProgressMode(StrEnum):
     JSON = "json"
     """One JSON object per line on stdout, for programs."""
     QUIET = "quiet"
-
-
-@dataclass(slots=True)
-class ProgressState:
-    """What is known about the run right now."""
-
-    experiment: str = ""
-    backbone: str = ""
-    unit: str = "step"
-    """What a step is called: a search has rounds."""
-    total_steps: int | None = None
-    step: int = 0
-    steps_this_run: int = 0
-    phase: str = ""
-    phase_detail: str = ""
-    """What the phase works on, if its name doesn't say."""
-    phase_done: int = 0
-    phase_total: int | None = None
-    phase_began: float = field(default_factory=time.monotonic)
-    began: float = field(default_factory=time.monotonic)
-    stepping_began: float = field(default_factory=time.monotonic)
-    episodes: int = 0
-    tally: FailureTally = field(default_factory=FailureTally)
-    recent_rewards: deque[float] = field(default_factory=lambda: deque(maxlen=64))
-    return_by_step: deque[float] = field(default_factory=lambda: deque(maxlen=240))
-    loss_by_step: deque[float] = field(default_factory=lambda: deque(maxlen=240))
-    validation_returns: list[float] = field(default_factory=list)
-    time_by_phase: dict[str, float] = field(default_factory=dict)
-    """Seconds spent in phases that have ended."""
-    standing: str = ""
-    """What is best so far, and what is left: of a run that searches."""
-    viewer: str = ""
-    """Where to look at the run: an address, or the command that gives one."""
-    sampled_tokens: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def eta_seconds(self) -> float | None:
-        """Seconds to the last step at this run's pace so far."""
-        if not self.total_steps or not self.steps_this_run:
-            return None
-        pace = (time.monotonic() - self.stepping_began) / self.steps_this_run
-        return pace * max(0, self.total_steps - self.step)
-
-
-class Display(Protocol):
-    """Shows a state. Called with the lock of `Progress` held."""
-
-    def started(self, state: ProgressState) -> None: ...
-    def phase(self, state: ProgressState) -> None: ...
-    def episode(self, state: ProgressState, episode: Episode) -> None: ...
-    def validation(self, state: ProgressState) -> None: ...
-    def step(self, state: ProgressState) -> None: ...
-    def message(self, text: str, level: str) -> None: ...
-    def close(self) -> None: ...
 
 
 class Progress:
@@ -350,27 +268,3 @@ class QuietDisplay(PlainDisplay):
     def message(self, text: str, level: str) -> None:
         if level == "error":
             super().message(text, level)
-
-
-def duration(seconds: float) -> str:
-    """`8 s`, `3 min 20 s`, `2 h 05 min`."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def share(value: float) -> str:
-    """A part of a whole: `12.5 %`."""
-    return f"{number(100 * value)} %"
-
-
-def number(value: float) -> str:
-    """A metric with four significant digits."""
-    if value != value or value in (float("inf"), float("-inf")):
-        return str(value)
-    if float(value).is_integer() and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:.3e}" if abs(value) < 1e-4 else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"

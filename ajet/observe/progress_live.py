@@ -20,7 +20,7 @@ from rich.segment import ControlType, Segment
 from rich.spinner import Spinner
 from rich.text import Text
 
-from ajet.observe.progress import ProgressState, duration, headlines, number
+from ajet.observe.progress_state import ProgressState, duration, headlines, number
 from ajet.schema.episode import Episode
 from ajet.schema.printable import printable
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from ajet import __version__
+from ajet.schema import __version__
 from ajet.store.context import Caller
 from ajet.store.database_store import DatabaseStore
 from ajet.store.records import ProtocolInfo

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from ajet.gateway.chat import EpisodeSession
     from ajet.gateway.gateway import EpisodeKey
     from ajet.schema.episode import EnvironmentRecord
-    from ajet.task_runner.results import EarlyEnding, WorkflowResult
+    from ajet.task_runner.results import EarlyEnding
     from ajet.task_runner.tuner import AjetTuner
+    from ajet.task_runner.workflow_result import WorkflowResult
 
 OpenSession = Callable[[list[str] | None], Awaitable["EpisodeSession"]]
 """Opens the attempt's session, given the workflow's `trainable_targets`."""

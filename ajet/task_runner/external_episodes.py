@@ -21,8 +21,8 @@ from ajet.schema.task import Task, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
 from ajet.task_runner.endings import judge_here, leave_without
-from ajet.task_runner.results import WorkflowResult
 from ajet.task_runner.runner import TaskRunner
+from ajet.task_runner.workflow_result import WorkflowResult
 
 if TYPE_CHECKING:
     from ajet.config import Config

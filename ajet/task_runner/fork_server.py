@@ -16,10 +16,10 @@ from ajet.config import Config
 from ajet.schema.user_code import import_class
 from ajet.system.forking import ForkingServer, serve
 from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge
+from ajet.task_runner.agent_workflow import load_workflow
 from ajet.task_runner.environments import find_environment, find_sandbox
 from ajet.task_runner.tuner.clients import rehearse
 from ajet.task_runner.worker import run_worker
-from ajet.task_runner.workflow import load_workflow
 
 
 def main(control_fd: int) -> None:

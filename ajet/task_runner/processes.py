@@ -32,8 +32,8 @@ from ajet.schema.task import WorkflowTask
 from ajet.system.forking import PACKET, kill_all, reseed
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
 from ajet.task_runner.environments import EnvironmentEndings, environment_settings
-from ajet.task_runner.results import WorkflowResult
 from ajet.task_runner.worker import LINE_LIMIT
+from ajet.task_runner.workflow_result import WorkflowResult
 
 if TYPE_CHECKING:
     from ajet.config import Config

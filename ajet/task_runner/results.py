@@ -9,25 +9,18 @@ from __future__ import annotations
 import asyncio
 import bdb
 import inspect
-import json
 import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
-
-import msgspec
 
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxError, UnusableResultError
 from ajet.schema.episode import Failure
 from ajet.schema.errors import (
-    EngineError,
-    EngineOverloadedError,
     EnvironmentFault,
     EnvironmentUnavailableError,
-    GenerationTimeoutError,
     JudgeFault,
     ModelCallError,
     RewardError,
@@ -35,13 +28,13 @@ from ajet.schema.errors import (
     address_of,
     error_chain,
 )
-from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
+from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
-from ajet.task_runner.emitted_spans import EmittedSpans, plain, shown
 from ajet.task_runner.environments import LeasedSandbox, enter
 from ajet.task_runner.off_loop import __file__ as OUTSIDE_LOOP_FILE
 from ajet.task_runner.off_loop import outside_loop
 from ajet.task_runner.workflow import Workflow
+from ajet.task_runner.workflow_result import EmittedSpans, WorkflowResult, finite_rewards, plain, shown
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +44,6 @@ OpenTuner = Callable[[list[str] | None], Awaitable[Any]]
 MOST_MESSAGE_CHARACTERS = 20_000
 MOST_ERROR_CHARACTERS = 200_000
 """Of a traceback."""
-ENGINE_CODES = frozenset({EngineError.code, EngineOverloadedError.code, GenerationTimeoutError.code})
 
 
 class EarlyEnding(NamedTuple):
@@ -73,69 +65,6 @@ wasn't the model's doing, or the judge isn't wanted."""
 class WorkflowInterrupted(BaseException):
     """Raised inside user code that is still running after its episode ended. Not an `Exception`, so that user code
     doesn't handle it."""
-
-
-@dataclass(slots=True)
-class WorkflowResult:
-    """What workflow and judge returned, or why they failed."""
-
-    finished: bool = False
-    """The workflow returned an output."""
-    reward: float | list[float] | None = None
-    """None if the workflow returned none and there is no judge, or if something failed."""
-    is_success: bool | None = None
-    reward_parts: dict[str, float] = field(default_factory=dict)
-    reward_weights: dict[str, float] = field(default_factory=dict)
-    later: Later | None = None
-    """The judge decides once the episode or its group has ended; `reward` stands in until then."""
-    judged: dict[str, Any] = field(default_factory=dict)
-    """With `later`: the metadata that the judge was given, if not the workflow's."""
-    metadata: dict[str, Any] = field(default_factory=dict)
-    log_metrics: dict[str, Any] = field(default_factory=dict)
-    failure: Failure | None = None
-    failed_in: Literal["", "workflow", "output", "judge", "isolation"] = ""
-    """`output`: what the workflow returned, or a reward that it gave, is invalid. `isolation`: its process could not be
-    started."""
-    model_error: str = ""
-    """Code of the model call's error that the workflow didn't catch (see `ajet.schema.errors`)."""
-    environment_error: Literal["", "fault", "unavailable"] = ""
-    """The environment's error that workflow or judge didn't catch (see `ajet.schema.errors`)."""
-    unjudged: Failure | None = None
-    """Why the judge gave no reward to an episode that ended early."""
-    debugger_quit: bool = False
-    """The user quit the debugger, which ends the run."""
-    prompts_used: list[str] | None = None
-    """The prompt templates that the workflow asked for; None if nobody noted it."""
-    workflow_s: float = 0.0
-    judge_s: float = 0.0
-
-    @property
-    def engine_error(self) -> bool:
-        """The workflow didn't catch the error of a model call that the engine failed to answer."""
-        return self.model_error in ENGINE_CODES
-
-    @property
-    def explained(self) -> bool:
-        """The error is a fault of engine, judge, isolation or environment, so no reply of the model is to blame."""
-        return self.engine_error or self.environment_error == "unavailable" or self.failed_in in ("judge", "isolation")
-
-    def to_json(self) -> str:
-        """Values that JSON can't represent become their `repr`."""
-        plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        for name in ("failure", "unjudged", "later"):
-            if plain[name] is not None:
-                plain[name] = asdict(plain[name])
-        return json.dumps(plain, default=_as_text)
-
-    @classmethod
-    def from_json(cls, text: str) -> WorkflowResult:
-        """Read what `to_json` wrote. User code may have written to the same channel, so everything is checked.
-
-        Raises `ValueError` or `RewardError`.
-        """
-        result: WorkflowResult = msgspec.convert(json.loads(text), cls)
-        result.reward = finite_rewards(result.reward)
-        return result
 
 
 async def run_workflow(
@@ -355,19 +284,6 @@ def _mapping(value: Any, name: str) -> dict[str, Any]:
     return copy
 
 
-def finite_rewards(reward: Any) -> float | list[float] | None:
-    """A workflow's reward as finite floats. Raises RewardError for anything else."""
-    if reward is None:
-        return None
-    if isinstance(reward, list):
-        if not reward:
-            raise RewardError(
-                "the workflow's reward is an empty list: return one number per model call, or None to ask the judge"
-            )
-        return [finite_reward(item, f"the workflow's reward[{index}]") for index, item in enumerate(reward)]
-    return finite_reward(reward, "the workflow's reward")
-
-
 def _blame(result: WorkflowResult, where: Literal["workflow", "output", "judge"], error: BaseException) -> None:
     result.failed_in = where
     result.failure = describe(error)
@@ -443,11 +359,3 @@ def _model_error_code(error: BaseException) -> str:
         if isinstance(code, str) and code in _MODEL_ERROR_CODES:
             return code
     return ""
-
-
-def _as_text(value: Any) -> Any:
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return value.item()
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    return repr(value)

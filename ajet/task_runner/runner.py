@@ -20,7 +20,8 @@ from ajet.schema.task import WorkflowTask
 from ajet.task_runner.attempt import Attempt, AttemptRunner, RunningAttempt, SessionProvider
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.endings import AttemptFacts, Ending, LateJudge, Stop, ending_of, judged_early, without_reward
-from ajet.task_runner.results import EarlyEnding, WorkflowResult, describe
+from ajet.task_runner.results import EarlyEnding, describe
+from ajet.task_runner.workflow_result import WorkflowResult
 
 if TYPE_CHECKING:
     from ajet.gateway.chat import EpisodeSession

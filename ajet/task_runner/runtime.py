@@ -23,6 +23,7 @@ from ajet.system.service_loop import ServiceLoop, wait_for
 from ajet.task_judge.base_judge import BaseJudge, load_judge
 from ajet.task_judge.group_judge import GroupJudge
 from ajet.task_judge.helper import HelperModel
+from ajet.task_runner.agent_workflow import load_workflow
 from ajet.task_runner.attempt import Attempt, AttemptRunner
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.endings import LateJudge
@@ -35,7 +36,6 @@ from ajet.task_runner.remote import RemoteRunner
 from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
 from ajet.task_runner.tuner import AjetTuner
-from ajet.task_runner.workflow import load_workflow
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -31,8 +31,9 @@ from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, Se
 from ajet.task_runner.environments import EnvironmentEndings, LeasedSandbox
 from ajet.task_runner.off_loop import cancel_loops, drop_complaints, end_tasks, run_with_pauses
 from ajet.task_runner.process_state import ProcessState, raise_in
-from ajet.task_runner.results import EarlyEnding, WorkflowInterrupted, WorkflowResult, run_workflow
+from ajet.task_runner.results import EarlyEnding, WorkflowInterrupted, run_workflow
 from ajet.task_runner.workflow import Workflow
+from ajet.task_runner.workflow_result import WorkflowResult
 
 if TYPE_CHECKING:
     from ajet.task_runner.tuner import AjetTuner

@@ -28,9 +28,10 @@ from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import load_judge
 from ajet.task_runner.environments import LeasedSandbox
 from ajet.task_runner.off_loop import run_with_pauses
-from ajet.task_runner.results import EarlyEnding, WorkflowResult, describe, run_workflow
+from ajet.task_runner.results import EarlyEnding, describe, run_workflow
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import Workflow
+from ajet.task_runner.workflow_result import WorkflowResult
 
 LINE_LIMIT = 64 * 1024 * 1024
 """Size limit of a message between a worker and the process that runs the episodes."""

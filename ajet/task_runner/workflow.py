@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -17,10 +16,8 @@ from pydantic import BaseModel, ConfigDict
 from ajet.schema.errors import UserError
 from ajet.schema.resources import LLM, PromptTemplate
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.schema.user_code import import_class
 
 if TYPE_CHECKING:
-    from ajet.config import Config
     from ajet.task_runner.tuner import AjetTuner
 
 
@@ -181,20 +178,3 @@ def _output(name: str, returned: Any) -> WorkflowOutput:
         f"{name} returned {returned!r:.200} of type {type(returned).__name__}\n"
         "    return the reward (a number, or one number per model call), a WorkflowOutput, or None for the judge"
     )
-
-
-WORKFLOW_KEY = "ajet.rollout.user_workflow"
-
-
-def load_workflow(config: Config, base_dirs: Sequence[Path] = ()) -> type[Workflow]:
-    """The class that `rollout.user_workflow` names, or one that runs `rollout.agent`. Raises a `UserError`."""
-    rollout = config.ajet.rollout
-    if rollout.agent is None:
-        return import_class(rollout.user_workflow or "", Workflow, key=WORKFLOW_KEY, base_dirs=base_dirs)
-    if rollout.agent.type == "cli":
-        from ajet.task_runner.agent_workflow import build_cli_agent, cli_workflow_of
-
-        return cli_workflow_of(build_cli_agent(config, base_dirs))
-    from ajet.task_runner.agent_workflow import build_agent, workflow_of
-
-    return workflow_of(build_agent(config, base_dirs))

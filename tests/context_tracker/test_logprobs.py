@@ -11,7 +11,8 @@ import torch
 
 from ajet.context_tracker import ContextTracker, Renderer, linear_samples
 from ajet.engine.model_source import ModelSource
-from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+from ajet.engine.torch.commands import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine
 from ajet.schema.chat import GenerateRequest, Sampling
 from ajet.schema.episode import CallTree, Sample
 from support.tracker_helpers import SEARCH, WIDE, said, system, user

@@ -17,7 +17,8 @@ import torch
 
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
-from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+from ajet.engine.torch.commands import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine
 from ajet.schema.chat import GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import (
     ConfigError,
@@ -470,7 +471,7 @@ def test_a_thousand_random_requests_leave_nothing_behind() -> None:
 THREADS = """
 import asyncio, os
 from ajet.engine.torch.engine import TorchEngine
-from ajet.engine.torch.engine import TorchEngineSettings
+from ajet.engine.torch.commands import TorchEngineSettings
 from support.torch_helpers import ask, request
 
 def threads():

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+from ajet.engine.torch.commands import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine
 from ajet.schema.chat import Completion
 from support.torch_helpers import ask, ask_all, forward_logprobs, random_prompt, request, stats
 

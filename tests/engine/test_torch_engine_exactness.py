@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+from ajet.engine.torch.commands import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine
 from support.torch_helpers import (
     NEAR_TIE,
     ask,

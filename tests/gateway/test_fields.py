@@ -11,7 +11,8 @@ import pytest
 
 from ajet.context_tracker import TrackerSettings
 from ajet.engine.model_source import ModelSource
-from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+from ajet.engine.torch.commands import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine
 from ajet.gateway.endpoints import LARGE
 from ajet.gateway.fields import MAX_DEPTH, MAX_NODES, BadField, json_body
 from support.gateway_parts import place, post

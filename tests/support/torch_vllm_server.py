@@ -35,7 +35,8 @@ class Model:
     """The embedded engine on a loop of its own."""
 
     def __init__(self, folder: str, length: int) -> None:
-        from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+        from ajet.engine.torch.commands import TorchEngineSettings
+        from ajet.engine.torch.engine import TorchEngine
 
         self.base = folder
         self.adapter = ""

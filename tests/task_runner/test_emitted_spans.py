@@ -80,7 +80,7 @@ def agent_file(folder: Path, name: str) -> str:
 
 
 def workflow_of(folder: Path, name: str) -> type[Workflow]:
-    from ajet.task_runner.workflow import load_workflow
+    from ajet.task_runner.agent_workflow import load_workflow
 
     return load_workflow(make_config({"rollout.user_workflow": agent_file(folder, name)}), [])
 
@@ -97,7 +97,7 @@ def test_what_a_plain_function_returns_beats_what_it_emits(tmp_path: Path, caplo
         episode = await episode_of(runner_of(workflow_of(tmp_path, "plain")))
         assert (episode.reward, told(episode)) == (1.0, ["looking for dogs", 0.5])
 
-    from ajet.task_runner.emitted_spans import EmittedSpans
+    from ajet.task_runner.workflow_result import EmittedSpans
 
     EmittedSpans._told = False
     with caplog.at_level(logging.WARNING):

@@ -16,7 +16,7 @@ from ajet.task_runner.endings import (
     judged_early,
     without_reward,
 )
-from ajet.task_runner.results import WorkflowResult
+from ajet.task_runner.workflow_result import WorkflowResult
 
 DEFAULTS = FailureRewardConfig()
 RETURNED = WorkflowResult(finished=True, reward=0.5, is_success=True)

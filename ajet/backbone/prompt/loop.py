@@ -24,7 +24,8 @@ from ajet.backbone.prompt.settings import (
     make_proposer,
     split_tasks,
 )
-from ajet.observe.progress import Progress, duration
+from ajet.observe.progress import Progress
+from ajet.observe.progress_state import duration
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Spent
 from ajet.prompt_tuning.candidate import Checks, ProposerError

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from ajet.agents.ready import agent_class, agent_names
 from ajet.agents.reply_format import ReplyFormat, TextFormat
 from ajet.agents.run import AgentRun
 from ajet.agents.tools import ToolContext, Toolset, get_global_tool_registry, make_tools, register_tool
-from ajet.compat.agentic_rollout.batch import LLMAPIClient, create_llm_client
+from ajet.compat.agentic_rollout.batch import LLMAPIClient, create_llm_client, new_request_ids
 from ajet.compat.agentic_rollout.tools import (
     BaseAgenticTool,
     SimpleAgenticTool,
@@ -375,12 +374,6 @@ class AgenticRollout:
         from ajet.compat.agentic_rollout.batch import generate_sequences
 
         return await generate_sequences(self, prompts)
-
-
-def new_request_ids(count: int) -> list[str]:
-    """Names that no other batch has."""
-    batch = uuid.uuid4().hex[:16]
-    return [f"agentic_rollout_{batch}_{number}" for number in range(count)]
 
 
 def create_agentic_rollout(config: Mapping[str, Any], **more: Any) -> AgenticRollout:

@@ -8,9 +8,10 @@ nobody knows which tokens were sampled: then there are the answers, rewards and 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ajet.agents.model_function import Message, ModelFunction
 from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
@@ -24,18 +25,12 @@ from ajet.schema.install import install_command
 from ajet.schema.trajectory import Trajectory, TrajectoryStatus
 from ajet.task_runner.tuner import AjetTuner
 
-if TYPE_CHECKING:
-    from ajet.compat.agentic_rollout import AgenticRollout
-    from ajet.compat.agentic_rollout import Trajectory as MadeTrajectory
-
 PROMPT_LENGTH, RESPONSE_LENGTH = 4096, 16384
 """verl's `prompt_length` and `response_length`, where `meta_info` doesn't give them."""
 
 
-async def generate_sequences(rollout: AgenticRollout, prompts: Any) -> Any:
+async def generate_sequences(rollout: Any, prompts: Any) -> Any:
     """One trajectory for each row of `prompts`. A row that fails is an empty one, and says why in its metadata."""
-    from ajet.compat.agentic_rollout import new_request_ids
-
     try:
         from verl.protocol import DataProto
     except ImportError as error:
@@ -47,7 +42,7 @@ async def generate_sequences(rollout: AgenticRollout, prompts: Any) -> Any:
     exact = hasattr(client, "generate")
     free = asyncio.Semaphore(rollout.config.concurrent_requests)
 
-    async def one(number: int) -> MadeTrajectory:
+    async def one(number: int) -> Any:
         async with free:
             model = sampled[number].model() if exact else None
             return await rollout.run_one(rows[number], names[number], model)
@@ -92,7 +87,7 @@ def rows_of(prompts: Any) -> list[dict[str, Any]]:
 class _Sampled:
     """One row's calls, as tokens."""
 
-    def __init__(self, rollout: AgenticRollout, meta: Mapping[str, Any], name: str) -> None:
+    def __init__(self, rollout: Any, meta: Mapping[str, Any], name: str) -> None:
         self._rollout, self._meta, self._name = rollout, meta, name
         self._session: EpisodeSession | None = None
         self._prompt_length = int(meta.get("prompt_length") or PROMPT_LENGTH)
@@ -246,3 +241,9 @@ class LLMAPIClient:
 def create_llm_client(api_key: str, base_url: str, model: str, **more: Any) -> LLMAPIClient:
     """`LLMAPIClient(…)`."""
     return LLMAPIClient(api_key, base_url, model, **more)
+
+
+def new_request_ids(count: int) -> list[str]:
+    """Names that no other batch has."""
+    batch = uuid.uuid4().hex[:16]
+    return [f"agentic_rollout_{batch}_{number}" for number in range(count)]

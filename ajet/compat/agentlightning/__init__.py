@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 
-from ajet import __version__
 from ajet.compat.agentlightning.agent import (
     Hook,
     LitAgent,
@@ -57,6 +56,7 @@ from ajet.observe.tracing import (
     operation,
 )
 from ajet.observe.tracing.adapters import Triplet
+from ajet.schema import __version__
 from ajet.schema.resources import LLM, PromptTemplate
 from ajet.schema.span import Span
 from ajet.store.records import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Worker

@@ -20,7 +20,7 @@ import psutil
 import torch
 
 from ajet.engine.base import Stop, StopRule, check_request
-from ajet.engine.torch.engine import (
+from ajet.engine.torch.commands import (
     Cancel,
     Close,
     Command,

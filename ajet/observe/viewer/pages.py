@@ -25,9 +25,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import ajet
 from ajet.observe.notes import Note, NotesError
 from ajet.observe.viewer.library import Experiment, Library, Reading, differences, differently_judged
+from ajet.schema import __version__
 from ajet.system.http_messages import LOOPBACK, HttpRequest, without_port
 
 _COOKIE_SECONDS = 30 * 24 * 3600
@@ -169,7 +169,7 @@ class Pages:
             lstrip_blocks=True,
         )
         self._static = static_path()
-        self._templates.globals.update(version=ajet.__version__, library=library, static=self._static)
+        self._templates.globals.update(version=__version__, library=library, static=self._static)
 
     def routes(self) -> list[Route | Mount]:
         return [

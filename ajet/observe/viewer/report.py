@@ -17,10 +17,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-import ajet
 from ajet.observe.episode_codec import conversation, message_text
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.viewer.library import Experiment
+from ajet.schema import __version__
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.schema.printable import printable
@@ -78,7 +78,7 @@ def write_report(experiment: Experiment, target: Path) -> list[Path]:
         name=experiment.name,
         summary=experiment.summary(),
         made=time.strftime("%Y-%m-%d %H:%M"),
-        version=ajet.__version__,
+        version=__version__,
         headlines=_headlines(columns),
         plots=[(plot.title, base64.b64encode(picture).decode()) for plot, picture in pictures.items()],
         facets=store.facets() if store else None,

@@ -18,7 +18,8 @@ from trinity.common.models.model import InferenceModel, ModelWrapper
 from trinity.manager.synchronizer import Synchronizer
 
 from ajet.engine.model_source import ModelSource
-from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+from ajet.engine.torch.commands import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine
 from ajet.schema.chat import Completion, GenerateRequest
 
 

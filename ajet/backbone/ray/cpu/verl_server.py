@@ -16,7 +16,8 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from ajet.engine.model_source import ModelSource
-from ajet.engine.torch.engine import TorchEngine, TorchEngineSettings
+from ajet.engine.torch.commands import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine
 from ajet.schema.chat import GenerateRequest, Sampling
 
 SERVER = "ajet_cpu_server_{rank}"

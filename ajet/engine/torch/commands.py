@@ -1,0 +1,101 @@
+"""What is told to the embedded engine's thread: its settings, requests and commands, by way of its inbox."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from ajet.engine.base import OnTokens
+from ajet.schema.chat import Completion, GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TorchEngineSettings:
+    """Limits and modes."""
+
+    max_model_len: int = 18000
+    """Tokens of prompt and reply together."""
+    max_num_seqs: int = 64
+    """Replies in flight at a time."""
+    tokens_per_step: int = 1024
+    """Maximum tokens of a forward pass: long prompts are split, so that replies in flight go on meanwhile."""
+    kv_cache_gb: float | None = None
+    """Memory for keys and values of replies in flight and cached prefixes. None: a share of the free memory."""
+    prefix_cache: bool = True
+    deterministic: bool = False
+    """Fixed shapes: a reply depends only on its prompt, its parameters, its seed and the weights."""
+    seed: int = 0
+    """For requests without a seed."""
+    dtype: str = "auto"
+    attn: str = "auto"
+    device: str | None = None
+    base_bits: int | None = None
+    """4: linear layers rest in 4 bits."""
+
+    @classmethod
+    def from_config(cls, config: Any) -> TorchEngineSettings:
+        """Read `ajet.model` and `ajet.rollout`."""
+        rollout, model = config.ajet.rollout, config.ajet.model
+        return cls(
+            max_model_len=rollout.max_model_len,
+            max_num_seqs=rollout.max_num_seqs,
+            kv_cache_gb=rollout.kv_cache_gb,
+            deterministic=rollout.deterministic,
+            seed=rollout.seed,
+            dtype=model.dtype,
+            attn=model.attn,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request to the thread, and where its answer goes."""
+
+    request: GenerateRequest
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Completion]
+    on_tokens: OnTokens | None
+
+
+@dataclass(slots=True)
+class Submit:
+    ticket: Ticket
+
+
+@dataclass(slots=True)
+class Cancel:
+    ticket: Ticket
+
+
+@dataclass(slots=True)
+class Command:
+    """Something for the thread to do between two steps."""
+
+    action: Callable[[Any], Any]
+    """Gets the `Worker`."""
+    done: Future[Any] = field(default_factory=Future)
+
+
+@dataclass(slots=True)
+class Pause:
+    """Start no new requests; `done` when none is in flight."""
+
+    done: Future[None] = field(default_factory=Future)
+
+
+@dataclass(slots=True)
+class Resume:
+    pass
+
+
+@dataclass(slots=True)
+class Close:
+    pass
+
+
+Message = Submit | Cancel | Command | Pause | Resume | Close
+Inbox = queue.SimpleQueue[Message]

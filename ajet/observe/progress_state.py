@@ -1,0 +1,209 @@
+"""`FailureTally`: why episodes failed and how often, told once and then counted.
+
+Failures are alike if status, kind and place are the same. Any thread may add.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ajet.observe.logs import ONLY_TO_FILE, TRACEBACK
+from ajet.schema.episode import Episode, EpisodeStatus, Failure
+
+log = logging.getLogger(__name__)
+
+_TOLD_AGAIN = frozenset({10, 100, 1000, 10_000, 100_000})
+_LINE_CHARS = 300
+
+
+@dataclass(slots=True)
+class Failed:
+    """Episodes that failed alike."""
+
+    status: str
+    latest: Failure
+    count: int = 0
+
+    @property
+    def line(self) -> str:
+        """`44 × workflow_error, KeyError: 'search', at agent.py:17 in execute`"""
+        return f"{self.count:,} × {self.status}, {_short(self.latest.in_short)}"
+
+
+class FailureTally:
+    """One per run."""
+
+    def __init__(self) -> None:
+        self.episodes = 0
+        """All that were looked at, but for cancelled ones: those are a consequence."""
+        self._lock = threading.Lock()
+        self._alike: dict[tuple[str, str, str], Failed] = {}
+
+    def add(self, episode: Episode) -> Failed | None:
+        """Count an episode. Returns what it failed of."""
+        if episode.status is EpisodeStatus.CANCELLED:
+            return None
+        with self._lock:
+            self.episodes += 1
+            failure = episode.failure
+            if failure is None:
+                return None
+            key = (str(episode.status), failure.kind, failure.place)
+            failed = self._alike.setdefault(key, Failed(str(episode.status), failure))
+            failed.latest = failure
+            failed.count += 1
+            return failed
+
+    def tell(self, episode: Episode, *, only_to_file: bool = False) -> None:
+        """Count an episode, and log what is new: a failure the first time, with its traceback, then at 10, 100, …
+
+        `only_to_file`: the terminal shows the episode anyway.
+        """
+        failed = self.add(episode)
+        if failed is None or (failed.count > 1 and failed.count not in _TOLD_AGAIN):
+            return
+        said = _short(failed.latest.in_short)
+        if failed.count > 1:
+            log.warning(
+                "%s for the %dth time: %s", failed.status, failed.count, said, extra={ONLY_TO_FILE: only_to_file}
+            )
+            return
+        log.warning(
+            "%s in episode %s: %s",
+            failed.status,
+            episode.episode_id,
+            said,
+            extra={TRACEBACK: failed.latest.traceback, ONLY_TO_FILE: only_to_file},
+        )
+
+    @property
+    def failed(self) -> list[Failed]:
+        """Most frequent first."""
+        with self._lock:
+            return sorted(self._alike.values(), key=lambda failed: -failed.count)
+
+    @property
+    def failures(self) -> int:
+        """How many episodes failed."""
+        return sum(failed.count for failed in self.failed)
+
+    def lines(self, most: int = 3) -> list[str]:
+        """The most frequent failures, one line each, and how many others there are."""
+        failed = self.failed
+        others = sum(one.count for one in failed[most:])
+        return [one.line for one in failed[:most]] + ([f"{others:,} × other failures"] if others else [])
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LINE_CHARS else f"{text[: _LINE_CHARS - 1]}…"
+
+
+HEADLINES = (
+    ("return", "return/mean"),
+    ("failed", "episode/failed_share"),
+    ("success", "success/rate"),
+    ("validation", "val/return/mean"),
+    ("failed in validation", "val/failed_share"),
+    ("loss", "train/loss"),
+    ("kl", "train/kl"),
+    ("entropy", "train/entropy"),
+    ("tok/s", "perf/tokens_per_second"),
+    ("step s", "time/step"),
+)
+"""The metrics in a step's line, and their short names; all others are in `metrics.jsonl`. A share of failed episodes is
+shown if there is one."""
+
+
+def headlines(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Those of `HEADLINES` that a step has, as short name and text."""
+    shown = [(label, name) for label, name in HEADLINES if name in metrics]
+    return [
+        (label, share(metrics[name]) if name.endswith("_share") else number(metrics[name]))
+        for label, name in shown
+        if metrics[name] or not name.endswith("_share")
+    ]
+
+
+@dataclass(slots=True)
+class ProgressState:
+    """What is known about the run right now."""
+
+    experiment: str = ""
+    backbone: str = ""
+    unit: str = "step"
+    """What a step is called: a search has rounds."""
+    total_steps: int | None = None
+    step: int = 0
+    steps_this_run: int = 0
+    phase: str = ""
+    phase_detail: str = ""
+    """What the phase works on, if its name doesn't say."""
+    phase_done: int = 0
+    phase_total: int | None = None
+    phase_began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.monotonic)
+    stepping_began: float = field(default_factory=time.monotonic)
+    episodes: int = 0
+    tally: FailureTally = field(default_factory=FailureTally)
+    recent_rewards: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    return_by_step: deque[float] = field(default_factory=lambda: deque(maxlen=240))
+    loss_by_step: deque[float] = field(default_factory=lambda: deque(maxlen=240))
+    validation_returns: list[float] = field(default_factory=list)
+    time_by_phase: dict[str, float] = field(default_factory=dict)
+    """Seconds spent in phases that have ended."""
+    standing: str = ""
+    """What is best so far, and what is left: of a run that searches."""
+    viewer: str = ""
+    """Where to look at the run: an address, or the command that gives one."""
+    sampled_tokens: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Seconds to the last step at this run's pace so far."""
+        if not self.total_steps or not self.steps_this_run:
+            return None
+        pace = (time.monotonic() - self.stepping_began) / self.steps_this_run
+        return pace * max(0, self.total_steps - self.step)
+
+
+class Display(Protocol):
+    """Shows a state. Called with the lock of `Progress` held."""
+
+    def started(self, state: ProgressState) -> None: ...
+    def phase(self, state: ProgressState) -> None: ...
+    def episode(self, state: ProgressState, episode: Episode) -> None: ...
+    def validation(self, state: ProgressState) -> None: ...
+    def step(self, state: ProgressState) -> None: ...
+    def message(self, text: str, level: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def duration(seconds: float) -> str:
+    """`8 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def share(value: float) -> str:
+    """A part of a whole: `12.5 %`."""
+    return f"{number(100 * value)} %"
+
+
+def number(value: float) -> str:
+    """A metric with four significant digits."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.3e}" if abs(value) < 1e-4 else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
