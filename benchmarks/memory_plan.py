@@ -19,7 +19,7 @@ from common import write_result
 from torch.profiler import ProfilerActivity, profile
 from tree_training import group
 
-from ajet.engine.model_source import quantise
+from ajet.engine.quantization import quantise
 from ajet.trainer.credit.weights import CallCredit, EpisodeCredit
 from ajet.trainer.executor import Chosen
 from ajet.trainer.footprint import Pass, training_bytes

@@ -219,7 +219,7 @@ def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
     if hasattr(model, "disable_adapter"):
         import copy
 
-        from ajet.engine.model_source import is_quantised, merged_weights
+        from ajet.engine.quantization import is_quantised, merged_weights
 
         model.save_pretrained(folder / "adapter")
         if is_quantised(model):

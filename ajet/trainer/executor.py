@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ajet.engine.attention_rules import REFUSALS, describe_refusal, layer_shapes, length_dependent_rope
-from ajet.engine.model_source import numbers_in
+from ajet.engine.quantization import parameter_count
 from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer.attention import attention_left_whole
 from ajet.trainer.credit.weights import EpisodeCredit
@@ -263,7 +263,7 @@ class CostModel:
         layers = config.num_hidden_layers
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         embedding = config.vocab_size * config.hidden_size
-        weights = max(sum(map(numbers_in, model.parameters())) - embedding, 1)
+        weights = max(sum(map(parameter_count, model.parameters())) - embedding, 1)
         # forward + backward: 6 per weight, 14 per pair and channel; attention runs at half the layers' speed (measured)
         pair = 2.0 * 14.0 * layers * config.num_attention_heads * head_size
         return cls(token=6.0 * weights, pair=pair, block=BLOCK_OPERATIONS * layers, batch=BATCH_OPERATIONS * layers)

@@ -25,7 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers.integrations import moe
 
 from ajet.engine.attention_rules import ALL, Visibility, attending
-from ajet.engine.model_source import bytes_in_4_bits, linear_layers
+from ajet.engine.quantization import bytes_in_4_bits, linear_layers
 from ajet.trainer.forward import Entropy, run_edges
 from ajet.trainer.optimizer import GROUP_BYTES
 from ajet.trainer.output_head import causal_model, chunk_positions, vocabulary_of

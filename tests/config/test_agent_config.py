@@ -51,6 +51,7 @@ def test_a_program_makes_as_many_calls_as_multi_turn_allows(folder: Path) -> Non
         ("    sandbox: {network: none}\n    agent: {type: cli, program: codex}\n", "this one has no network"),
         ("    sandbox: {kind: kubernetes, image: x}\n    agent: {type: cli, program: codex}\n", "a pod has no way"),
         ("    sandbox: bubblewrap\n    agent: {type: cli, program: codex, max_steps: 3}\n", "max_steps has no effect"),
+        ("    sandbox: bubblewrap\n    agent: {type: cli, program: codx}\n", "did you mean `codex`?"),
         ("    agent: {type: react, command: codex}\n", "command has no effect with type: react"),
         ("    user_workflow: a.b->C\n    agent: {type: react}\n", "remove one of the two"),
     ],

@@ -16,7 +16,7 @@ import torch
 
 from ajet.backbone.local.learner import with_adapters
 from ajet.config import load_config, make_config
-from ajet.engine import model_source as four_bits
+from ajet.engine import quantization as four_bits
 from ajet.engine.model_source import ModelSource
 from ajet.observe.metrics import read_metrics
 from ajet.schema.errors import ConfigError, MissingDependencyError
@@ -112,7 +112,7 @@ def test_only_frozen_linear_layers_are_in_4_bits_and_take_what_the_plan_says() -
             state = layer.weight.quant_state
             tables = [state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]
             size = layer.weight.nbytes + sum(each.nbytes for each in tables)
-            numbers = four_bits.numbers_in(layer.weight)
+            numbers = four_bits.parameter_count(layer.weight)
             assert numbers == layer.in_features * layer.out_features
             assert abs(size - four_bits.bytes_in_4_bits(numbers)) <= 64
 

@@ -162,7 +162,6 @@ def test_a_program_that_is_not_installed_is_named_before_the_run() -> None:
     assert "ajet.rollout.agent: the program 'no-such-agent' isn't in the sandbox" in said and "installed_in" in said
     if shutil.which("claude") is None:
         assert "npm install -g @anthropic-ai/claude-code" in refused(program="claude-code")
-    assert "did you mean 'codex'" in refused(program="codx")
     assert "no folder 'nowhere'" in refused(program="codex", installed_in="nowhere")
     assert "no option 'test_comand'" in refused(program="codex", options={"test_comand": "x"})
     assert "a key of rollout.agent itself" in refused(program="codex", options={"env": {}})

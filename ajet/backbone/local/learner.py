@@ -27,7 +27,8 @@ from ajet.backbone.failures import GapWatch
 from ajet.backbone.local.weights import weight_sync
 from ajet.backbone.training_settings import train_settings
 from ajet.engine.attention_rules import fix_longrope, length_dependent_rope
-from ajet.engine.model_source import ModelSource, is_linear
+from ajet.engine.model_source import ModelSource
+from ajet.engine.quantization import is_linear
 from ajet.engine.remote_client import Endpoint, RemoteClient, RemoteSettings
 from ajet.schema.episode import CallTree, Episode, FloatArray
 from ajet.schema.errors import ConfigError, EngineError, InvalidRequestError, MissingDependencyError

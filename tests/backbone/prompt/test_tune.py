@@ -109,7 +109,7 @@ def test_a_complete_search_is_not_repeated(
     [
         (["--rounds", "0"], "at least 1 is needed"),
         (["rollout.temperature=0"], "nothing would be learnt"),
-        (["prompt_tuning.algorithm=ap"], "did you mean apo?"),
+        (["prompt_tuning.algorithm=ap"], "did you mean `apo`?"),
         (["experiment_dir=here"], "makes several folders"),
     ],
 )
