@@ -30,7 +30,7 @@ from ajet.trainer.forward import PackForward, RowForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Layout
-from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.trainer import TrainSettings, Updater
 
 HERE = Path(__file__).parent
 PROMPTS, PROMPT, REPLY = 8, 64, 32
@@ -78,21 +78,21 @@ def as_trees(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]])
     return trees
 
 
-def logprobs_of(trainer: Trainer, trees: Sequence[CallTree]) -> Any:
+def logprobs_of(trainer: Updater, trees: Sequence[CallTree]) -> Any:
     known = trainer.logprobs(credited(trees))
     return np.stack([known[index, 0] for index in range(len(trees))])
 
 
-def trainer_of(model: Any, shape: Shape) -> Trainer:
+def trainer_of(model: Any, shape: Shape) -> Updater:
     settings = TrainSettings(LossSettings(correction=None), OptimSettings(lr=shape.learning_rate))
-    return Trainer(model, settings)
+    return Updater(model, settings)
 
 
 def largest(one: Any, other: Any) -> float:
     return float(np.abs(np.asarray(one, np.float64) - np.asarray(other, np.float64)).max())
 
 
-def rounding(trainer: Trainer, shape: Shape, trees: Sequence[CallTree]) -> float:
+def rounding(trainer: Updater, shape: Shape, trees: Sequence[CallTree]) -> float:
     """What the number format costs: the trainer's logprobs against those in float32. Turns the model into float32."""
     model = trainer.model
     before = logprobs_of(trainer, trees)

@@ -17,7 +17,7 @@ from ajet.trainer.forward import BestForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Layout, items_of
-from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.trainer import TrainSettings, Updater
 
 WORST_PLAN = 0.10
 """Largest accepted difference between planned and measured memory of an update."""
@@ -42,7 +42,7 @@ def _memory_on_gpu(shape: Shape) -> dict[str, Any]:
     settings = TrainSettings(
         LossSettings(correction=None), OptimSettings(lr=1e-5), max_tokens=4096, gradient_checkpointing=True
     )
-    trainer = Trainer(model, settings)
+    trainer = Updater(model, settings)
     trainer._chosen = Chosen(BestForward(trainer.budget), (Layout.TREE, Layout.MERGED))
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):

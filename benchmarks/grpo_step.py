@@ -71,7 +71,7 @@ def make_model(folder: Path) -> None:
     from ajet.trainer.credit import CreditSettings, imitation_credit, summarise
     from ajet.trainer.loss import LossSettings, PolicyLoss
     from ajet.trainer.optimizer import OptimSettings
-    from ajet.trainer.trainer import Trainer, TrainSettings
+    from ajet.trainer.trainer import TrainSettings, Updater
 
     torch.manual_seed(0)
     rng = random.Random(1)
@@ -96,7 +96,7 @@ def make_model(folder: Path) -> None:
     optim = OptimSettings(
         lr=3e-3, betas=(0.9, 0.98), warmup_steps=30, schedule="cosine", total_steps=IMITATION_STEPS, clip_grad=1.0
     )
-    trainer = Trainer(model, TrainSettings(LossSettings(PolicyLoss.SFT), optim))
+    trainer = Updater(model, TrainSettings(LossSettings(PolicyLoss.SFT), optim))
     for step in range(IMITATION_STEPS):
         chosen = rng.sample(episodes, 32)
         credit = imitation_credit([[summarise(episode) for episode in chosen]], CreditSettings())

@@ -27,7 +27,7 @@ from ajet.trainer.forward import BestForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Layout, items_of
-from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.trainer import TrainSettings, Updater
 
 BOUND = 0.10
 """Largest accepted difference."""
@@ -99,7 +99,7 @@ def measure(shape: Shape) -> dict[str, Any]:
     model = model_of(shape, "cpu")
     weights = sum(parameter.nbytes for parameter in model.parameters())
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        trainer = Trainer(model, settings)
+        trainer = Updater(model, settings)
         trainer._chosen = Chosen(BestForward(trainer.budget, shape.chunk), (Layout.TREE, Layout.MERGED))
         for _ in range(2):
             trainer.update(batch)

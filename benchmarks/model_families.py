@@ -27,7 +27,7 @@ from tree_training import VOCAB, best_of, forgetful, group, items_for
 from ajet.backbone.local.learner import linear_modules
 from ajet.engine.attention_rules import layer_shapes
 from ajet.engine.torch.kv_cache import KVPool
-from ajet.engine.torch.readers import Part
+from ajet.engine.torch.readers import PassPart
 from ajet.engine.torch.runner import Runner, Work
 from ajet.schema.errors import FeatureUnavailableError
 from ajet.trainer.executor import check_trees, tree_support
@@ -203,7 +203,7 @@ def engine_difference(model: Any) -> float:
     drawn: list[list[torch.Tensor]] = [[], []]
     done = 0
     for count in (40, 12, *[1] * 18):
-        parts = [Part(kv, done, count) for kv in slots if kv is not None]
+        parts = [PassPart(kv, done, count) for kv in slots if kv is not None]
         work = [Work(part, row[done : done + count], True) for part, row in zip(parts, sequences, strict=True)]
         logits = runner.forward(work, []) if count == 1 else runner.forward([], work)
         done += count

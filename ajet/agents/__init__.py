@@ -7,7 +7,7 @@ trajectory.final_response
 
 from ajet.agents.agent import Agent
 from ajet.agents.limits import AgentSettingsError
-from ajet.agents.model_function import ModelFunction, ModelMessage, ParsedReply, ToolCall, as_model_function
+from ajet.agents.model_function import AgentReply, ModelFunction, ModelMessage, ToolCall, as_model_function
 from ajet.agents.ready import CodingAgent, ReActAgent, ToolAgent, agent_names, make_agent, register_agent
 from ajet.agents.run import AgentRun
 from ajet.schema.trajectory import (
@@ -23,12 +23,12 @@ from ajet.schema.trajectory import (
 
 __all__ = [
     "Agent",
+    "AgentReply",
     "AgentRun",
     "AgentSettingsError",
     "CodingAgent",
     "ModelFunction",
     "ModelMessage",
-    "ParsedReply",
     "ReActAgent",
     "StepType",
     "StopReason",

@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Literal
 from ajet.agents.limits import SUMMARISE, AgentLimits, AgentSettingsError, ContextWindow, WhenFull
 from ajet.agents.model_function import (
     UNFINISHED,
+    AgentReply,
     Message,
     ModelFunction,
     ModelMessage,
-    ParsedReply,
     ToolCall,
     as_message,
     as_model_function,
@@ -229,7 +229,7 @@ class Agent:
         """The messages of the next call."""
         return list(run.messages)
 
-    def parse(self, message: Message, run: AgentRun) -> ParsedReply:
+    def parse(self, message: Message, run: AgentRun) -> AgentReply:
         """Read a reply."""
         return run.format.parse(message, run.schemas)
 

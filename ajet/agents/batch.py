@@ -85,7 +85,7 @@ async def run_batch(batch: Batch) -> list[Trajectory]:
     if len(set(ids)) < len(ids):
         twice = next(name for name in ids if ids.count(name) > 1)
         raise BatchError(f"two tasks have the id {twice!r}: their trajectories would have the same file")
-    runner = _Runner(batch)
+    runner = _BatchRunner(batch)
     jobs = [(task, repeat) for task in batch.tasks for repeat in range(batch.repeats)]
     found = {(task.task_id, repeat): runner.earlier(task, repeat) for task, repeat in jobs}
     try:
@@ -102,7 +102,7 @@ async def run_batch(batch: Batch) -> list[Trajectory]:
     return [done[task.task_id, repeat] for task, repeat in jobs]
 
 
-class _Runner:
+class _BatchRunner:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._free = asyncio.Semaphore(batch.concurrency)

@@ -33,7 +33,7 @@ class CallSyntaxError(ValueError):
 def read_call(text: str, parameters: Sequence[str] | None = None, start: int = 0) -> tuple[str, dict[str, Any], int]:
     """The tool's name, its arguments, and where the call ends. `parameters`: the names that arguments without one get,
     in order; None: `arg_0`, `arg_1` …"""
-    reader = _Reader(text, start)
+    reader = _GrammarReader(text, start)
     reader.space()
     name = reader.match(_NAME, "the name of a tool")
     reader.space()
@@ -45,11 +45,11 @@ def read_call(text: str, parameters: Sequence[str] | None = None, start: int = 0
 
 def read_value(text: str, start: int = 0) -> tuple[Any, int]:
     """A value, and where it ends."""
-    reader = _Reader(text, start)
+    reader = _GrammarReader(text, start)
     return reader.value(0), reader.position
 
 
-class _Reader:
+class _GrammarReader:
     def __init__(self, text: str, start: int) -> None:
         self.text = text
         self.position = start

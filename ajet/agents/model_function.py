@@ -61,7 +61,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedReply:
+class AgentReply:
     """A reply: tool calls, or an answer, or something that can't be read."""
 
     thought: str = ""

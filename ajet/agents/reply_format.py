@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from ajet.agents.call_grammar import CallSyntaxError, read_call, read_value
-from ajet.agents.model_function import Message, ParsedReply, ToolCall, ToolSchema
+from ajet.agents.model_function import AgentReply, Message, ToolCall, ToolSchema
 from ajet.schema.errors import TaskDataError
 
 
@@ -26,7 +26,7 @@ class ReplyFormat(Protocol):
     def request(self, tools: Sequence[ToolSchema]) -> dict[str, Any]:
         """Arguments of the model function."""
 
-    def parse(self, message: Message, tools: Sequence[ToolSchema]) -> ParsedReply: ...
+    def parse(self, message: Message, tools: Sequence[ToolSchema]) -> AgentReply: ...
 
     def results(self, results: Sequence[tuple[ToolCall, str]]) -> list[Message]:
         """The messages that carry tool results, in the order of the calls."""
@@ -44,7 +44,7 @@ class NativeFormat:
     def request(self, tools: Sequence[ToolSchema]) -> dict[str, Any]:
         return {"tools": list(tools)} if tools else {}
 
-    def parse(self, message: Message, tools: Sequence[ToolSchema]) -> ParsedReply:
+    def parse(self, message: Message, tools: Sequence[ToolSchema]) -> AgentReply:
         inline, text = split_thinking(str(message.get("content") or ""))
         asked = message.get("tool_calls") or []
         reasoning = str(message.get("reasoning_content") or "").strip()
@@ -52,10 +52,10 @@ class NativeFormat:
         if not asked:
             malformed = getattr(message, "malformed", ())
             if malformed and tools:
-                return ParsedReply(thought, problem=f"Your tool call could not be read: {'; '.join(malformed)}")
-            return ParsedReply(thought, answer=text)
+                return AgentReply(thought, problem=f"Your tool call could not be read: {'; '.join(malformed)}")
+            return AgentReply(thought, answer=text)
         calls = tuple(_native_call(call, index) for index, call in enumerate(asked))
-        return ParsedReply("\n".join(filter(None, (thought, text))), calls)
+        return AgentReply("\n".join(filter(None, (thought, text))), calls)
 
     def results(self, results: Sequence[tuple[ToolCall, str]]) -> list[Message]:
         return [{"role": "tool", "tool_call_id": call.call_id, "content": text} for call, text in results]
@@ -116,7 +116,7 @@ class TextFormat:
     def request(self, tools: Sequence[ToolSchema]) -> dict[str, Any]:
         return {"stop": ["\nObservation:"]}  # the model must not write the results itself
 
-    def parse(self, message: Message, tools: Sequence[ToolSchema]) -> ParsedReply:
+    def parse(self, message: Message, tools: Sequence[ToolSchema]) -> AgentReply:
         reasoning = str(message.get("reasoning_content") or "").strip()
         text = str(message.get("content") or "")
         parts = _labelled(text)
@@ -127,20 +127,20 @@ class TextFormat:
                 thoughts.append(body)
             elif label == "final answer":
                 if calls:
-                    return ParsedReply("\n".join(thoughts), problem="Give either actions or the final answer, not both")
-                return ParsedReply("\n".join(filter(None, thoughts)), answer=body)
+                    return AgentReply("\n".join(thoughts), problem="Give either actions or the final answer, not both")
+                return AgentReply("\n".join(filter(None, thoughts)), answer=body)
             elif label == "action":
                 after = parts[index + 1] if index + 1 < len(parts) else ("", "")
                 found = self.action(body, after[1] if after[0] == "action input" else None, tools, len(calls))
                 if isinstance(found, str):
-                    return ParsedReply("\n".join(filter(None, thoughts)), problem=f"{found}. {self.expected}")
+                    return AgentReply("\n".join(filter(None, thoughts)), problem=f"{found}. {self.expected}")
                 if found.name.lower() == "final answer":
-                    return ParsedReply("\n".join(filter(None, thoughts)), answer=str(found.arguments))
+                    return AgentReply("\n".join(filter(None, thoughts)), answer=str(found.arguments))
                 calls.append(found)
         thought = "\n".join(filter(None, thoughts))
         if calls:
-            return ParsedReply(thought, tuple(calls))
-        return ParsedReply(thought, problem=f"The reply holds neither an action nor a final answer. {self.expected}")
+            return AgentReply(thought, tuple(calls))
+        return AgentReply(thought, problem=f"The reply holds neither an action nor a final answer. {self.expected}")
 
     def action(self, body: str, given: str | None, tools: Sequence[ToolSchema], index: int) -> ToolCall | str:
         """The call that an `Action:` asks for (`given`: its `Action Input:`), or what is wrong with it."""

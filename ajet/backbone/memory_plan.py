@@ -58,7 +58,7 @@ class Device(NamedTuple):
         return cls("cuda", None) if backbone in ("verl", "trinity") else cls("cpu", psutil.virtual_memory().total)
 
 
-class Part(NamedTuple):
+class MemoryPart(NamedTuple):
     """One line of the table."""
 
     what: str
@@ -68,7 +68,7 @@ class Part(NamedTuple):
     """Whether it is there all the time and known exactly, whatever the batch."""
 
 
-class Change(NamedTuple):
+class PlanChange(NamedTuple):
     """Something to change, and what the run would take with it and all the changes before it."""
 
     keys: str
@@ -85,7 +85,7 @@ class MemoryPlan:
 
     title: str
     device: Device
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -103,7 +103,7 @@ class MemoryPlan:
         capacity = self.device.capacity
         return capacity is not None and sum(part.size for part in self.parts if part.fixed) > capacity
 
-    def lines(self, changes: list[Change] | None = None) -> Iterator[str]:
+    def lines(self, changes: list[PlanChange] | None = None) -> Iterator[str]:
         """The table, and the changes."""
         yield self.title if len(self.title) <= WIDTH else f"{self.title[: WIDTH - 1]}…"
         for part in self.parts:
@@ -155,11 +155,11 @@ def _is_recurrent(model: Any) -> bool:
     return bool(getattr(causal, "_is_stateful", False))
 
 
-def changes_that_help(config: Config, backbone: BackboneName, device: Device, plan: MemoryPlan) -> list[Change]:
+def changes_that_help(config: Config, backbone: BackboneName, device: Device, plan: MemoryPlan) -> list[PlanChange]:
     """What to change until it fits, the cheapest first, each together with those before it."""
     present = config.model_copy(deep=True)
     best = plan.total
-    found: list[Change] = []
+    found: list[PlanChange] = []
     for key, value in _remedies(config, backbone, device):
         trial = present.model_copy(deep=True)
         _set(trial, key, value)
@@ -167,7 +167,7 @@ def changes_that_help(config: Config, backbone: BackboneName, device: Device, pl
         if now is None or now.total >= best:
             continue
         present, best = trial, now.total
-        found.append(Change(f"{key}: {str(value).lower()}", best))
+        found.append(PlanChange(f"{key}: {str(value).lower()}", best))
         if now.fits:
             break
     if present.ajet.model.lora.enabled:  # whose reference is the base model: the KL term takes nothing
@@ -178,7 +178,7 @@ def changes_that_help(config: Config, backbone: BackboneName, device: Device, pl
     return [change for change in found if last[change.key] is change]
 
 
-def refuse_if_hopeless(plan: MemoryPlan, changes: list[Change]) -> None:
+def refuse_if_hopeless(plan: MemoryPlan, changes: list[PlanChange]) -> None:
     """Raise if the run can't fit, whatever its batches."""
     if not plan.hopeless:
         return
@@ -197,7 +197,7 @@ def refuse_if_hopeless(plan: MemoryPlan, changes: list[Change]) -> None:
 # ---------------------------------------------------------------- the parts
 
 
-def _local(config: Config, backbone: BackboneName, device: Device, model: Any) -> tuple[list[Part], list[str]]:
+def _local(config: Config, backbone: BackboneName, device: Device, model: Any) -> tuple[list[MemoryPart], list[str]]:
     """One process holds everything."""
     ajet = config.ajet
     common = ajet.trainer_common
@@ -212,18 +212,18 @@ def _local(config: Config, backbone: BackboneName, device: Device, model: Any) -
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     kept = "one layer at a time" if one.checkpointing else "all layers"
     parts = [
-        Part(
+        MemoryPart(
             "weights", found.weights, f"{_short(count)} parameters, {dtype}{', 4 bits at rest' if bits else ''}", True
         ),
         *_reference(config, found.weights),
-        Part("gradients", found.gradients, f"{_short(trained)} trained parameters", True),
-        Part("optimiser", 0 if offload else found.moments, f"AdamW, {optim.state_bits} bits", True),
-        Part("float32 copy", 0 if offload else found.copies, "of the trained weights", True),
-        Part("activations", found.activations, f"of {tokens:,} tokens, {kept}"),
-        Part("logits", found.logits, "in chunks" if one.logits_chunk != 0 else "of all tokens at once"),
+        MemoryPart("gradients", found.gradients, f"{_short(trained)} trained parameters", True),
+        MemoryPart("optimiser", 0 if offload else found.moments, f"AdamW, {optim.state_bits} bits", True),
+        MemoryPart("float32 copy", 0 if offload else found.copies, "of the trained weights", True),
+        MemoryPart("activations", found.activations, f"of {tokens:,} tokens, {kept}"),
+        MemoryPart("logits", found.logits, "in chunks" if one.logits_chunk != 0 else "of all tokens at once"),
         *_engine(config, device, model, found.weights),
-        Part("program", PROGRAM_BYTES if device.kind == "cpu" else 0, "the interpreter and its libraries"),
-        Part("CUDA", CUDA_BYTES if device.kind == "cuda" else 0, "context and workspaces, roughly"),
+        MemoryPart("program", PROGRAM_BYTES if device.kind == "cpu" else 0, "the interpreter and its libraries"),
+        MemoryPart("CUDA", CUDA_BYTES if device.kind == "cuda" else 0, "context and workspaces, roughly"),
     ]
     notes = []
     if offload:
@@ -233,20 +233,20 @@ def _local(config: Config, backbone: BackboneName, device: Device, model: Any) -
     return parts, notes
 
 
-def _reference(config: Config, weights: int) -> Iterator[Part]:
+def _reference(config: Config, weights: int) -> Iterator[MemoryPart]:
     in_reward = config.ajet.trainer_common.algorithm.use_kl_in_reward
     if not config.ajet.model.lora.enabled and (loss_settings(config).kl_coef or in_reward):
-        yield Part("reference", weights, "the starting weights, for the KL divergence", True)
+        yield MemoryPart("reference", weights, "the starting weights, for the KL divergence", True)
 
 
-def _engine(config: Config, device: Device, model: Any, weights: int) -> Iterator[Part]:
+def _engine(config: Config, device: Device, model: Any, weights: int) -> Iterator[MemoryPart]:
     """What serves the replies takes beside the trainer."""
     rollout = config.ajet.rollout
     if rollout.engine == "vllm":
         if not rollout.vllm.devices and device.capacity is not None:
             share = rollout.vllm.gpu_memory_utilization
             detail = "asleep during updates" if rollout.vllm.sleep else f"gpu_memory_utilization {share:g}"
-            yield Part("vLLM", 0 if rollout.vllm.sleep else int(share * device.capacity), detail)
+            yield MemoryPart("vLLM", 0 if rollout.vllm.sleep else int(share * device.capacity), detail)
         return
     from ajet.engine.torch.worker import CPU_SHARE, FULL_LENGTH_CACHE, GPU_SHARE
 
@@ -257,10 +257,10 @@ def _engine(config: Config, device: Device, model: Any, weights: int) -> Iterato
     elif device.capacity is not None:
         share = GPU_SHARE if device.kind == "cuda" else CPU_SHARE
         most = min(most, int(share * max(0, device.capacity - weights)))
-    yield Part("KV cache", most, f"{size / 1024:,.0f} KiB a token")
+    yield MemoryPart("KV cache", most, f"{size / 1024:,.0f} KiB a token")
 
 
-def _sharded(config: Config, backbone: BackboneName, device: Device, model: Any) -> tuple[list[Part], list[str]]:
+def _sharded(config: Config, backbone: BackboneName, device: Device, model: Any) -> tuple[list[MemoryPart], list[str]]:
     """verl and Trinity: FSDP over all GPUs, float32 weights, computation in the model's number format."""
     from ajet.backbone.ray.mapping import micro_tokens
 
@@ -276,17 +276,17 @@ def _sharded(config: Config, backbone: BackboneName, device: Device, model: Any)
     offload = common.fsdp_config
     vocabulary = model.config.get_text_config().vocab_size
     parts = [
-        Part("weights", 4 * count // gpus, f"{_short(count)} parameters in float32, over {gpus} GPUs", True),
+        MemoryPart("weights", 4 * count // gpus, f"{_short(count)} parameters in float32, over {gpus} GPUs", True),
         *(
             part._replace(size=0 if offload.param_offload else 4 * count // gpus)
             for part in _reference(config, found.weights)
         ),
-        Part("gradients", 4 * trained // gpus, "the same way", True),
-        Part("optimiser", 0 if offload.optimizer_offload else 8 * trained // gpus, "AdamW, the same way", True),
-        Part("layers", _gathered(model), "gathered for computing"),
-        Part("activations", found.activations, f"of {tokens:,} tokens"),
-        Part("logits", VERL_LOGITS_BYTES * tokens * vocabulary, "of all tokens at once"),
-        Part("CUDA", CUDA_BYTES, "context and workspaces, roughly"),
+        MemoryPart("gradients", 4 * trained // gpus, "the same way", True),
+        MemoryPart("optimiser", 0 if offload.optimizer_offload else 8 * trained // gpus, "AdamW, the same way", True),
+        MemoryPart("layers", _gathered(model), "gathered for computing"),
+        MemoryPart("activations", found.activations, f"of {tokens:,} tokens"),
+        MemoryPart("logits", VERL_LOGITS_BYTES * tokens * vocabulary, "of all tokens at once"),
+        MemoryPart("CUDA", CUDA_BYTES, "context and workspaces, roughly"),
     ]
     engine = serving_engine(config, backbone)
     if backbone == "trinity":

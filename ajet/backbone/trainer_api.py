@@ -39,7 +39,7 @@ class RunFailedError(AjetError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A finished run."""
 
     path: Path
@@ -133,12 +133,12 @@ class Trainer:
 
     # ------------------------------------------------------------ what it does
 
-    def fit(self, agent: Any, train_dataset: Any = None, *, val_dataset: Any = None) -> Run:
+    def fit(self, agent: Any, train_dataset: Any = None, *, val_dataset: Any = None) -> FinishedRun:
         """Train. `agent`: a `@rollout` function, a `Workflow` class, or `path/file.py->name`. Without a data set, the
         tasks are those of the configuration. Ctrl-C ends the run cleanly and raises KeyboardInterrupt."""
         return self._launch(self._config(agent, train_dataset, val_dataset))
 
-    def dev(self, agent: Any, train_dataset: Any = None, *, n_tasks: int | None = None) -> Run:
+    def dev(self, agent: Any, train_dataset: Any = None, *, n_tasks: int | None = None) -> FinishedRun:
         """Run the first tasks here, one episode each, and show them; breakpoints work, and nothing is trained."""
         keys = {"backbone": "debug", "debug.debug_first_n_tasks": n_tasks}
         return self._launch(self._config(agent, train_dataset, None, keys))
@@ -224,7 +224,7 @@ class Trainer:
 
     # ------------------------------------------------------------ running
 
-    def _launch(self, config: Config) -> Run:
+    def _launch(self, config: Config) -> FinishedRun:
         from ajet.backbone import LaunchOptions
         from ajet.backbone.arguments import LaunchArguments
         from ajet.backbone.launch import launch
@@ -246,7 +246,7 @@ class Trainer:
             why = events[-1].get("error") if events else None
             why = why or "the lines above and its run.log say why"
             raise RunFailedError(f"the run failed: {why}\n    its folder: {path}")
-        return Run(path.resolve())
+        return FinishedRun(path.resolve())
 
 
 def _named(agent: Any) -> str:

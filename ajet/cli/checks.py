@@ -24,7 +24,7 @@ from ajet.schema.printable import fail
 from ajet.task_runner.runtime import Runtime
 
 if TYPE_CHECKING:
-    from ajet.backbone.ray.mapping import Note
+    from ajet.backbone.ray.mapping import Remark
     from ajet.config import Config
     from ajet.environment.environment import EnvironmentSource
     from ajet.schema.episode import Episode
@@ -61,7 +61,7 @@ def doubts(loaded: Loaded) -> Iterator[str]:
         )
 
 
-def _backbone_notes(config: Config) -> list[Note]:
+def _backbone_notes(config: Config) -> list[Remark]:
     """Of verl and Trinity: keys that the library honours in part, or refuses. The GPUs may be on another machine."""
     backbone = config.ajet.backbone
     if backbone == "verl":

@@ -27,7 +27,7 @@ OPEN_FILES = 4096
 """Each concurrent episode may hold a few sockets."""
 
 
-class Level(StrEnum):
+class Sign(StrEnum):
     """How serious a finding is."""
 
     OK = "ok"
@@ -37,13 +37,18 @@ class Level(StrEnum):
     PROBLEM = "problem"
 
 
-SIGNS = {Level.OK: ("✓", "32"), Level.ABSENT: ("·", "2"), Level.WARNING: ("!", "33"), Level.PROBLEM: ("✗", "31")}
+SIGNS = {
+    Sign.OK: ("✓", "32"),
+    Sign.ABSENT: ("·", "2"),
+    Sign.WARNING: ("!", "33"),
+    Sign.PROBLEM: ("✗", "31"),
+}
 
 
 class Finding(NamedTuple):
     """One line of the report."""
 
-    level: Level
+    level: Sign
     what: str
     detail: str
     fix: str = ""
@@ -86,8 +91,8 @@ def run(argv: Sequence[str]) -> int:
             for finding in check():
                 findings.append(finding)
                 print(render(finding, colour), flush=True)
-    problems = [finding for finding in findings if finding.level is Level.PROBLEM]
-    warnings = [finding for finding in findings if finding.level is Level.WARNING]
+    problems = [finding for finding in findings if finding.level is Sign.PROBLEM]
+    warnings = [finding for finding in findings if finding.level is Sign.WARNING]
     if problems:
         print(f"\n{len(problems)} to fix, in the order above.")
     else:
@@ -113,18 +118,18 @@ def check_python() -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     fits = (3, 11) <= sys.version_info[:2] < (3, 13)
     fix = "" if fits else "make a new environment with Python 3.11 or 3.12"
-    yield Finding(Level.OK if fits else Level.PROBLEM, "Python", f"{version}  {sys.prefix}", fix)
+    yield Finding(Sign.OK if fits else Sign.PROBLEM, "Python", f"{version}  {sys.prefix}", fix)
 
 
 def check_machine() -> Iterator[Finding]:
     import psutil
 
     cores = len(os.sched_getaffinity(0))
-    yield Finding(Level.OK, "CPU", f"{cores} core{'' if cores == 1 else 's'}")
+    yield Finding(Sign.OK, "CPU", f"{cores} core{'' if cores == 1 else 's'}")
     memory = psutil.virtual_memory()
     few = memory.available / GIB < MEMORY_GIB
     yield Finding(
-        Level.WARNING if few else Level.OK,
+        Sign.WARNING if few else Sign.OK,
         "memory",
         f"{memory.available / GIB:.1f} GiB free of {memory.total / GIB:.1f}",
         "close other programs, or stay with the tiny: models" if few else "",
@@ -132,7 +137,7 @@ def check_machine() -> Iterator[Finding]:
     disk = shutil.disk_usage(Path.cwd()).free / GIB
     full = disk < DISK_GIB
     yield Finding(
-        Level.WARNING if full else Level.OK,
+        Sign.WARNING if full else Sign.OK,
         "disk",
         f"{disk:.1f} GiB free here",
         "free some space, or use --exp-dir on another disk; old runs are in saved_experiments/" if full else "",
@@ -147,18 +152,21 @@ def check_limits() -> Iterator[Finding]:
     if few:
         possible = hard == resource.RLIM_INFINITY or hard >= OPEN_FILES
         fix = f"ulimit -n {OPEN_FILES}" if possible else f"lower rollout.max_env_worker (the hard limit is {hard})"
-        yield Finding(Level.WARNING, "open files", f"at most {soft}", fix)
+        yield Finding(Sign.WARNING, "open files", f"at most {soft}", fix)
     shared = shutil.disk_usage("/dev/shm").total / GIB if Path("/dev/shm").is_dir() else 0.0
     if shared < SHARED_MEMORY_GIB and (installed("verl") or installed("trinity-rft")):
         yield Finding(
-            Level.WARNING, "shared memory", f"{shared:.2f} GiB in /dev/shm", "in a container: docker run --shm-size=8g"
+            Sign.WARNING,
+            "shared memory",
+            f"{shared:.2f} GiB in /dev/shm",
+            "in a container: docker run --shm-size=8g",
         )
 
 
 def check_torch() -> Iterator[Finding]:
     version = installed("torch")
     if version is None:
-        yield Finding(Level.ABSENT, "torch", f"{'training, and models here':<{USES_WIDTH}}{install_command(TRAIN)}")
+        yield Finding(Sign.ABSENT, "torch", f"{'training, and models here':<{USES_WIDTH}}{install_command(TRAIN)}")
         return
     yield from _in_range("torch", needed=True)
     yield from check_gpu()
@@ -171,12 +179,12 @@ def check_gpu() -> Iterator[Finding]:
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             if (why := why_unfit(index)) is not None:
-                yield Finding(Level.PROBLEM, f"GPU {index}", why, "install a PyTorch built for it: pytorch.org")
+                yield Finding(Sign.PROBLEM, f"GPU {index}", why, "install a PyTorch built for it: pytorch.org")
                 continue
             free, total = torch.cuda.mem_get_info(index)
             busy = free < total / 2
             yield Finding(
-                Level.WARNING if busy else Level.OK,
+                Sign.WARNING if busy else Sign.OK,
                 f"GPU {index}",
                 f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} GiB free of {total / GIB:.0f}",
                 "nvidia-smi shows what uses it; `ajet --kill` ends what ajet left running" if busy else "",
@@ -184,9 +192,9 @@ def check_gpu() -> Iterator[Finding]:
         return
     none = why_no_gpu()
     if none.there:
-        yield Finding(Level.PROBLEM, "GPU", f"there is one, but {none.cause}", none.fix)
+        yield Finding(Sign.PROBLEM, "GPU", f"there is one, but {none.cause}", none.fix)
     else:
-        yield Finding(Level.OK, "GPU", "none: the local and debug backbones run on the CPU")
+        yield Finding(Sign.OK, "GPU", "none: the local and debug backbones run on the CPU")
 
 
 def check_core() -> Iterator[Finding]:
@@ -204,13 +212,13 @@ def _in_range(package: str, *, needed: bool, lets: str = "", extra: str = "") ->
     command = install_command(extra) if extra else pip(f"{package}{bounds}")
     if version is None:
         if needed:
-            yield Finding(Level.PROBLEM, package, "not installed", command)
+            yield Finding(Sign.PROBLEM, package, "not installed", command)
         else:
-            yield Finding(Level.ABSENT, package, f"{lets:<{USES_WIDTH}}{command}")
+            yield Finding(Sign.ABSENT, package, f"{lets:<{USES_WIDTH}}{command}")
     elif wanted.specifier.contains(version, prereleases=True):
-        yield Finding(Level.OK, package, version)
+        yield Finding(Sign.OK, package, version)
     else:
-        level = Level.PROBLEM if needed else Level.WARNING
+        level = Sign.PROBLEM if needed else Sign.WARNING
         yield Finding(level, package, f"{version}, but {bounds} is supported", pip(f"{package}{bounds}"))
 
 
@@ -234,14 +242,14 @@ def check_conflicts() -> Iterator[Finding]:
             for package, version in present.items()
         )
         fix = "keep each in its own environment: pip uninstall verl, or pip uninstall trinity-rft"
-        yield Finding(Level.PROBLEM, ", ".join(present), needs, fix)
+        yield Finding(Sign.PROBLEM, ", ".join(present), needs, fix)
     elif conflicts:
         (package,) = conflicts
         needs = NEEDS_TRANSFORMERS[package]
         detail = f"{package} {present[package]} needs transformers {needs}, but {transformers} is installed"
-        yield Finding(Level.PROBLEM, package, detail, pip(f"transformers{needs}"))
+        yield Finding(Sign.PROBLEM, package, detail, pip(f"transformers{needs}"))
     else:
-        yield Finding(Level.OK, "conflicts", "none among verl, trinity-rft and transformers")
+        yield Finding(Sign.OK, "conflicts", "none among verl, trinity-rft and transformers")
 
 
 def check_state() -> Iterator[Finding]:
@@ -250,9 +258,9 @@ def check_state() -> Iterator[Finding]:
 
     running = still_running()
     if running:  # most likely on purpose, so there is nothing to fix
-        yield Finding(Level.OK, "running", f"{', '.join(running)} (ajet --kill ends that)")
+        yield Finding(Sign.OK, "running", f"{', '.join(running)} (ajet --kill ends that)")
     else:
-        yield Finding(Level.OK, "running", "nothing that ajet started")
+        yield Finding(Sign.OK, "running", "nothing that ajet started")
 
 
 Check = Callable[[], Iterator[Finding]]

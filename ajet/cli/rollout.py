@@ -73,7 +73,7 @@ LINE_EVERY_S = 10.0
 
 
 @dataclass(slots=True)
-class Counts:
+class EpisodeCounts:
     """How far a batch is."""
 
     total: int
@@ -105,7 +105,7 @@ class Counts:
 
 
 @contextmanager
-def progress(counts: Counts, *, quiet: bool = False) -> Iterator[Callable[[Trajectory], None]]:
+def progress(counts: EpisodeCounts, *, quiet: bool = False) -> Iterator[Callable[[Trajectory], None]]:
     """Yields what is to be told of each trajectory that ended. Progress that can't be written ends nothing."""
     if quiet or sys.stderr is None:
         yield counts.add
@@ -127,7 +127,7 @@ def progress(counts: Counts, *, quiet: bool = False) -> Iterator[Callable[[Traje
 
 
 @contextmanager
-def _bar(counts: Counts) -> Iterator[Callable[[Trajectory], None]]:
+def _bar(counts: EpisodeCounts) -> Iterator[Callable[[Trajectory], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -293,10 +293,10 @@ async def _rollout(
     arguments: Namespace, agent: Agent, tasks: list[Task], judge: Judge, sandbox: SandboxSettings | None
 ) -> int:
     from ajet.agents.batch import Batch, Prices, demonstrations, run_batch
-    from ajet.cli.rollout import Counts, progress
+    from ajet.cli.rollout import EpisodeCounts, progress
 
     arguments.out.mkdir(parents=True, exist_ok=True)
-    counts = Counts(total=len(tasks) * arguments.n)
+    counts = EpisodeCounts(total=len(tasks) * arguments.n)
     async with _model(arguments) as model:
         with progress(counts, quiet=arguments.quiet) as ended:
             batch = Batch(

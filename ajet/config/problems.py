@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from ajet.config.keys import allowed, choices, fragment_at, known_keys, nearest, where_it_belongs
 from ajet.config.section import OWN_TYPES
-from ajet.config.yaml_source import Node
+from ajet.config.yaml_source import YamlNode
 from ajet.schema.errors import ConfigError
 from ajet.schema.printable import is_secret
 
@@ -64,7 +64,7 @@ class Sources(NamedTuple):
     """Where values come from: the file and the overrides."""
 
     name: str
-    root: Node
+    root: YamlNode
     overrides: list[Override]
 
     def place(self, path: KeyPath) -> str:

@@ -221,7 +221,7 @@ def _environment(value: Any) -> Any:
     return value
 
 
-class RolloutConfig(Section):
+class RolloutSection(Section):
     """`ajet.rollout`: how episodes are run, and how replies are sampled."""
 
     user_workflow: str | None = None
@@ -328,7 +328,7 @@ class RolloutConfig(Section):
     """How replies are sampled in validation."""
 
     @model_validator(mode="after")
-    def _name_means_engine(self) -> RolloutConfig:
+    def _name_means_engine(self) -> RolloutSection:
         if self.name is not None and "engine" not in self.model_fields_set:
             self.__dict__["engine"] = self.name
         return self

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, PrivateAttr, model_validator
 
 from ajet.config.kinds import BackboneName
 from ajet.config.prompt_tuning import PromptTuningConfig
-from ajet.config.rollout import RolloutConfig
+from ajet.config.rollout import RolloutSection
 from ajet.config.section import Block, Name, Section, blocks_within
 from ajet.config.sections import (
     ContextTrackerConfig,
@@ -52,7 +52,7 @@ class AjetConfig(Section):
     """The model for agents whose target isn't trained."""
     data: DataConfig = DataConfig()
     """Lengths and batch size."""
-    rollout: RolloutConfig = RolloutConfig()
+    rollout: RolloutSection = RolloutSection()
     """How episodes are run, and how replies are sampled."""
     task_reader: TaskReaderConfig = TaskReaderConfig()
     """Where tasks come from."""

@@ -56,7 +56,7 @@ HINTS = {
 
 
 @dataclass(slots=True)
-class Node:
+class YamlNode:
     """A value and its line. Mappings and lists hold nodes."""
 
     value: Any
@@ -79,10 +79,10 @@ class Node:
         if not path:
             return self.line
         if isinstance(self.value, dict) and path[0] in self.value:
-            inner: Node = self.value[path[0]]
+            inner: YamlNode = self.value[path[0]]
             return inner.line_of(path[1:]) if path[1:] and inner.reaches(path[1]) else self.key_lines[path[0]]
         if isinstance(self.value, list) and isinstance(path[0], int) and path[0] < len(self.value):
-            element: Node = self.value[path[0]]
+            element: YamlNode = self.value[path[0]]
             return element.line_of(path[1:])
         return self.line
 
@@ -93,7 +93,7 @@ class Node:
         return isinstance(self.value, list) and isinstance(key, int) and key < len(self.value)
 
 
-def read_yaml_file(path: Path) -> tuple[str, Node]:
+def read_yaml_file(path: Path) -> tuple[str, YamlNode]:
     """A file's text and its tree."""
     text = _read_text(path)
     return text, parse_yaml(text, str(path))
@@ -128,7 +128,7 @@ def _stem(name: str) -> str:
     return Path(name).stem
 
 
-def parse_yaml(text: str, name: str) -> Node:
+def parse_yaml(text: str, name: str) -> YamlNode:
     """The tree of a YAML text whose top level is a mapping."""
     root = _Composer(name, text).compose()
     if root is None or root.value is None:
@@ -168,14 +168,14 @@ class _Composer:
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self.text = text
-        self.anchors: dict[str, Node | None] = {}
+        self.anchors: dict[str, YamlNode | None] = {}
         """None until the anchored value is complete."""
         self.values = 0
 
     def fail(self, line: int, message: str, hint: str = "") -> NoReturn:
         raise ConfigError(f"{self.name}:{line}: {message}" + (f"\n    {hint}" if hint else ""))
 
-    def compose(self) -> Node | None:
+    def compose(self) -> YamlNode | None:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
             return self._compose(iter(yaml.parse(self.text, Loader=loader)))
@@ -201,11 +201,11 @@ class _Composer:
         hint = next((hint for part, hint in HINTS.items() if part in problem), "")
         self.fail(line, f"not YAML: {problem}", hint)
 
-    def _compose(self, events: Any) -> Node | None:
-        root: Node | None = None
+    def _compose(self, events: Any) -> YamlNode | None:
+        root: YamlNode | None = None
         documents = 0
         # for each open collection: its node, its anchor and, in a mapping, the key that is waiting for its value
-        stack: list[tuple[Node, str | None, list[Any]]] = []
+        stack: list[tuple[YamlNode, str | None, list[Any]]] = []
         for event in events:
             line = event.start_mark.line + 1
             if isinstance(event, DocumentStartEvent):
@@ -225,11 +225,11 @@ class _Composer:
                     self.anchors[event.anchor] = None
                 if len(stack) >= MAX_DEPTH:
                     self.fail(line, f"nested more than {MAX_DEPTH} levels deep")
-                stack.append((Node(empty, line), event.anchor, []))
+                stack.append((YamlNode(empty, line), event.anchor, []))
                 continue
             elif isinstance(event, ScalarEvent):
                 self._check_tag(event, line)
-                node = Node(self._scalar(event, line), line)
+                node = YamlNode(self._scalar(event, line), line)
                 self._finish(node, event.anchor)
             elif isinstance(event, AliasEvent):
                 node = self._alias(event, line)
@@ -244,7 +244,7 @@ class _Composer:
                 root = node
         return root
 
-    def _add(self, parent: tuple[Node, str | None, list[Any]], node: Node, event: Event, line: int) -> None:
+    def _add(self, parent: tuple[YamlNode, str | None, list[Any]], node: YamlNode, event: Event, line: int) -> None:
         """Add a complete value to the collection it belongs to."""
         collection, _, waiting = parent
         if isinstance(collection.value, list):
@@ -259,7 +259,7 @@ class _Composer:
             collection.value[key] = node
             collection.key_lines[key] = key_line
 
-    def _key(self, node: Node, event: Event, line: int) -> Any:
+    def _key(self, node: YamlNode, event: Event, line: int) -> Any:
         if not isinstance(event, ScalarEvent) or isinstance(node.value, dict | list):
             self.fail(line, "a key must be a name", "quote text that begins with [ or {; `{{…}}` needs quotes too")
         if isinstance(node.value, int) and not isinstance(node.value, bool):
@@ -287,7 +287,7 @@ class _Composer:
             shown = event.tag.replace("tag:yaml.org,2002:", "!!")
             self.fail(line, f"the tag {shown} is not allowed: a config is pure data", "remove the tag")
 
-    def _alias(self, event: AliasEvent, line: int) -> Node:
+    def _alias(self, event: AliasEvent, line: int) -> YamlNode:
         if event.anchor not in self.anchors:
             self.fail(line, f"not YAML: *{event.anchor} is not defined above", f"define it with &{event.anchor}")
         node = self.anchors[event.anchor]
@@ -295,7 +295,7 @@ class _Composer:
             self.fail(line, f"*{event.anchor} contains itself", "remove the alias")
         return node
 
-    def _finish(self, node: Node, anchor: str | None) -> None:
+    def _finish(self, node: YamlNode, anchor: str | None) -> None:
         """Measure a complete value, and register it under its anchor."""
         if isinstance(node.value, dict | list):
             inner = list(node.value.values()) if isinstance(node.value, dict) else node.value
@@ -306,12 +306,12 @@ class _Composer:
         if anchor:
             self.anchors[anchor] = node
 
-    def _merge(self, node: Node) -> None:
+    def _merge(self, node: YamlNode) -> None:
         """Expand `<<: *base`. The mapping's own keys take precedence."""
         if "<<" not in node.value:
             return
         line = node.key_lines.pop("<<")
-        given: Node = node.value.pop("<<")
+        given: YamlNode = node.value.pop("<<")
         for base in given.value if isinstance(given.value, list) else [given]:
             if not isinstance(base.value, dict):
                 self.fail(line, "`<<` takes a mapping, or a list of mappings")

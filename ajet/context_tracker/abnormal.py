@@ -256,7 +256,7 @@ TOOL_SYNTAX = re.compile(r"</?tool_calls?>|\[TOOL_CALLS\]|<\|python_tag\|>|<func
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class CheckedReply:
     """What a check may look at."""
 
     raw: str
@@ -280,14 +280,14 @@ def find_abnormal(
     """The first check that fails and what it found: `"nonsense: the word 'so' 25 times in a row"`."""
     plain = {**message, "content": content_text(message.get("content"), "reply")}
     reasoning, content = split_reasoning(plain)
-    reply = Reply(raw, content, reasoning or "", message.get("tool_calls") or (), tools, controls, malformed)
+    reply = CheckedReply(raw, content, reasoning or "", message.get("tool_calls") or (), tools, controls, malformed)
     for name in checks:
         if (found := CHECKS[name](reply)) is not None:
             return f"{name}: {found}"
     return None
 
 
-def nonsense(reply: Reply) -> str | None:
+def nonsense(reply: CheckedReply) -> str | None:
     """Control tokens as text, endless repetition, undecodable bytes, a salad of scripts."""
     for text in (reply.content, reply.reasoning):
         if text and (found := _control_text(text, reply.controls) or find_nonsense(text)):
@@ -295,14 +295,14 @@ def nonsense(reply: Reply) -> str | None:
     return None
 
 
-def non_ascii(reply: Reply) -> str | None:
+def non_ascii(reply: CheckedReply) -> str | None:
     """Any character outside ASCII."""
     if reply.raw.isascii():
         return None
     return f"{next(c for c in reply.raw if not c.isascii())!r} is not an ASCII character"
 
 
-def format_type_1(reply: Reply) -> str | None:
+def format_type_1(reply: CheckedReply) -> str | None:
     """Exactly one `<think>` block, followed by exactly one python block."""
     text = reply.raw
     if "</think>" in text and "<think>" not in text:
@@ -319,7 +319,7 @@ def format_type_1(reply: Reply) -> str | None:
     return None
 
 
-def wrong_toolcall(reply: Reply) -> str | None:
+def wrong_toolcall(reply: CheckedReply) -> str | None:
     """A call that can't be read, names an unknown tool, or lacks a required argument."""
     if reply.malformed:
         return f"a tool call that can't be read: {reply.malformed[0][:120]!r}"
@@ -343,7 +343,7 @@ def wrong_toolcall(reply: Reply) -> str | None:
     return None
 
 
-CHECKS: dict[str, Callable[[Reply], str | None]] = {
+CHECKS: dict[str, Callable[[CheckedReply], str | None]] = {
     "nonsense": nonsense,
     "non_ascii": non_ascii,
     "format_type_1": format_type_1,

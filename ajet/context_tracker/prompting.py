@@ -144,7 +144,7 @@ LOOK_BACK = 16
 """How many of an agent's latest calls are compared with a call that extends none."""
 
 
-class Request(NamedTuple):
+class PromptRequest(NamedTuple):
     """The part of a request that its prompt depends on."""
 
     agent: str
@@ -183,7 +183,7 @@ class Prompting:
         self._records = records
         self._call_ids = call_ids
 
-    def prompt(self, request: Request) -> Prompt:
+    def prompt(self, request: PromptRequest) -> Prompt:
         """The prompt of a request. Raises TemplateRefusal."""
         if (twin := _twin(request)) is not None:
             parent = None if twin.call.extends < 0 else self._records[twin.call.extends]
@@ -205,7 +205,7 @@ class Prompting:
         new = [turn.resolved() for turn in request.turn.since(parent.turn.depth + 1)]
         return Prompt(ids, parent, parent.reply, appended, shape_after(parent.shape, [parent.said, *new]), fork, audit)
 
-    def _find_parent(self, request: Request) -> tuple[CallRecord | None, list[int], Fork | None]:
+    def _find_parent(self, request: PromptRequest) -> tuple[CallRecord | None, list[int], Fork | None]:
         """(the call that the request extends, the ids to append, why it doesn't extend a nearer call)."""
         fork: Fork | None = None
         for spoken in islice(_with_replies(request.turn), CANDIDATES):
@@ -218,7 +218,7 @@ class Prompting:
             fork = fork or Fork(why, spoken.replies[-1].index, "")
         return None, [], fork
 
-    def _usable(self, request: Request, spoken: Turn) -> tuple[list[CallRecord], str]:
+    def _usable(self, request: PromptRequest, spoken: Turn) -> tuple[list[CallRecord], str]:
         """The recorded calls whose reply this message is and that may be extended, best first; why others may not."""
         why = ""
         usable = []
@@ -235,7 +235,7 @@ class Prompting:
                 usable.append(record)
         return sorted(usable, key=lambda record: (record.call.agent != request.agent, record.reply_key)), why
 
-    def _appended(self, request: Request, record: CallRecord, spoken: Turn) -> list[int] | NotStable:
+    def _appended(self, request: PromptRequest, record: CallRecord, spoken: Turn) -> list[int] | NotStable:
         probe = self._renderer.probe
         new: list[Message] = [step.resolved() for step in request.turn.since(spoken.depth)]
         shape = Shape.of(
@@ -251,7 +251,7 @@ class Prompting:
         return self._renderer.closing_ids(appended, record.reply.ids[-1:].tolist())
 
     def _found_in_whole(
-        self, request: Request, record: CallRecord, new: Sequence[Message], shape: Shape, appended: str
+        self, request: PromptRequest, record: CallRecord, new: Sequence[Message], shape: Shape, appended: str
     ) -> str | NotStable:
         """What to append, taken from the whole conversation as the template renders it."""
         renderer, tools, kwargs = self._renderer, request.tools, request.kwargs
@@ -265,7 +265,7 @@ class Prompting:
         return renderer.probe.found_in(whole, before, shape, appended)
 
 
-def _twin(request: Request) -> CallRecord | None:
+def _twin(request: PromptRequest) -> CallRecord | None:
     """An earlier call of the same request (a retry or a further choice) whose prompt is still held."""
     for record in request.turn.prompts:
         same = record.call.agent == request.agent and record.call.tools == request.toolset

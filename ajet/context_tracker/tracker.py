@@ -20,7 +20,7 @@ import numpy as np
 from ajet.context_tracker.abnormal import find_abnormal
 from ajet.context_tracker.conversation import Audit, CallRecord, Conversations, Growth, MessageCalls, Node, Turn, Walk
 from ajet.context_tracker.messages import content_text, split_reasoning, tools_key
-from ajet.context_tracker.prompting import Prompt, Prompting, Renderer, Request, changed_message
+from ajet.context_tracker.prompting import Prompt, Prompting, PromptRequest, Renderer, changed_message
 from ajet.context_tracker.samples import Rewards, mask_calls
 from ajet.context_tracker.settings import TrackerSettings
 from ajet.context_tracker.template_probe import THOUGHT_END
@@ -128,7 +128,7 @@ class ContextTracker:
         walk = self._conversations.walk(agent, messages)
         toolsets = len(self._toolsets)
         try:
-            request = Request(agent, walk.turn, tools, self._toolset(tools), kwargs, kwargs_key)
+            request = PromptRequest(agent, walk.turn, tools, self._toolset(tools), kwargs, kwargs_key)
             prompt = self._prompting.prompt(request)
             self.check_room(len(prompt.ids))
         except ModelCallError:  # nothing of a refused request is kept
@@ -169,13 +169,13 @@ class ContextTracker:
         added = ids[origin.end :].tolist()
         message = {"role": "user", "content": self.renderer.decode(added)}
         turn = Turn(message, None, 1)  # outside the tree of messages: no chat request continues it
-        request = Request(agent, turn, (), ROOT, {}, "")
+        request = PromptRequest(agent, turn, (), ROOT, {}, "")
         prompt = Prompt(ids.tolist(), parent, origin, added, (), None, Audit("", 1))
         return self._record(request, prompt, None, [message], target, sampling, trainable, choice)
 
     def _record(
         self,
-        request: Request,
+        request: PromptRequest,
         prompt: Prompt,
         fork: Fork | None,
         new_messages: list[Message],

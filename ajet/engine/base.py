@@ -137,7 +137,7 @@ def _check_ids(name: str, ids: Iterable[int], vocabulary: int | None) -> None:
         raise InvalidRequestError(f"{name} holds an id outside the vocabulary (0 … {vocabulary - 1})")
 
 
-class Stop(NamedTuple):
+class StopMatch(NamedTuple):
     """How a reply ended."""
 
     reason: FinishReason
@@ -161,13 +161,13 @@ class StopRule:
         longest = max((len(text.encode()) for text in sampling.stop), default=0)
         return cls(ids, tuple(sampling.stop), max_tokens, longest + 1)
 
-    def check(self, drawn: list[int], decode: Decode) -> Stop | None:
+    def check(self, drawn: list[int], decode: Decode) -> StopMatch | None:
         """Whether the newest of the drawn tokens ends the reply."""
         if drawn[-1] in self.ids:
-            return Stop("stop", drawn[-1])
+            return StopMatch("stop", drawn[-1])
         if self.strings:
             text = decode(drawn[-self.window :])
             for string in self.strings:
                 if string in text:
-                    return Stop("stop", string)
-        return Stop("length", None) if len(drawn) >= self.max_tokens else None
+                    return StopMatch("stop", string)
+        return StopMatch("length", None) if len(drawn) >= self.max_tokens else None

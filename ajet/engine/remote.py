@@ -79,7 +79,7 @@ class _Usage(Struct):
     prompt_tokens_details: _PromptDetails | None = None
 
 
-class _Answer(Struct):
+class _RemoteAnswer(Struct):
     """A whole answer, or one event of a stream."""
 
     choices: list[_Choice] | None = None
@@ -124,7 +124,7 @@ class CompletionReader:
     def read(self, content: Mapping[str, Any]) -> tuple[list[int], list[float]]:
         """Read an answer or event; returns the ids and logprobs that it adds."""
         try:
-            answer = convert(content, _Answer)
+            answer = convert(content, _RemoteAnswer)
         except ValidationError as error:
             raise NoTokenIdsError(f"the server's answer doesn't have the form of vLLM's: {error}") from error
         if answer.error is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.engine.base import EnginePlacement, OnTokens, Stop, StopRule, check_request
+from ajet.engine.base import EnginePlacement, OnTokens, StopMatch, StopRule, check_request
 from ajet.engine.model_source import ModelSource
 from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, Message, TokenChunk
 from ajet.schema.errors import ConfigError, EngineError
@@ -139,7 +139,7 @@ class ScriptedEngine:
         top = [[(token, MADE_UP_LOGPROB)] for token in drawn] if request.top_logprobs else None
         return Completion(drawn, logprobs, stop.reason, stop.by, [(0, self._version)], top)
 
-    def _draw(self, request: GenerateRequest, room: int) -> tuple[list[int], Stop]:
+    def _draw(self, request: GenerateRequest, room: int) -> tuple[list[int], StopMatch]:
         index = self._calls.pop(request.session_id, 0)
         self._calls[request.session_id] = index + 1
         if len(self._calls) > REMEMBERED_SESSIONS:
@@ -156,7 +156,7 @@ class ScriptedEngine:
             stop = rule.check(drawn, self._decode)
             if stop is not None:
                 return drawn, stop
-        return drawn, Stop("stop", drawn[-1])
+        return drawn, StopMatch("stop", drawn[-1])
 
     def _spell(self, reply: Reply) -> list[int]:
         """The reply's ids, with an end token last."""

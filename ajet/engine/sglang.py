@@ -143,14 +143,14 @@ class _MetaInfo(Struct):
     cached_tokens: int | None = None
 
 
-class _Answer(Struct):
+class _SglangAnswer(Struct):
     meta_info: _MetaInfo
 
 
 def read_answer(content: dict[str, Any], request: GenerateRequest, version: int) -> Completion:
     """The completion in an answer of `/generate`."""
     try:
-        meta = convert(content, _Answer).meta_info
+        meta = convert(content, _SglangAnswer).meta_info
     except ValidationError as error:
         raise EngineError(f"the server's answer doesn't have SGLang's form ({error}): {str(content)[:300]}") from error
     if not meta.output_token_logprobs:

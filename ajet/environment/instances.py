@@ -50,7 +50,7 @@ class InstanceLimits:
 
 
 @dataclass(slots=True)
-class Counts:
+class InstanceCounts:
     """What has happened since the server started."""
 
     created: int = 0
@@ -82,7 +82,7 @@ class Taken(Exception):
     """There is such an instance already."""
 
 
-class Failed(Exception):
+class FailedInstance(Exception):
     """The environment raised: the message is its traceback."""
 
 
@@ -109,7 +109,7 @@ class Instances:
 
     def __init__(self, settings: EnvironmentSettings, limits: InstanceLimits, base_dirs: Sequence[Path] = ()) -> None:
         self.limits = limits
-        self.counts = Counts()
+        self.counts = InstanceCounts()
         self._setup = {
             "settings": asdict(settings),
             "base_dirs": [str(folder) for folder in base_dirs],
@@ -247,7 +247,7 @@ class Instances:
                 self.counts.step_seconds += instance.used_at - began
             if "error" in answer:
                 self.counts.errors += 1
-                raise Failed(answer["error"])
+                raise FailedInstance(answer["error"])
             return answer.get("data")
 
     # ------------------------------------------------------------ ends

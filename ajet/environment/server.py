@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ajet.environment.environment import EnvironmentSettings
-from ajet.environment.instances import Failed, Full, Gone, InstanceLimits, Instances, Taken
+from ajet.environment.instances import FailedInstance, Full, Gone, InstanceLimits, Instances, Taken
 from ajet.schema.errors import UserError
 from ajet.system.http_messages import (
     Answer,
@@ -125,7 +125,7 @@ class EnvironmentServer:
         except Gone as error:
             cause = {"cause": "action"} if error.by_action else {}
             return json_answer({"detail": str(error), **cause}, 410 if error.known else 400)
-        except Failed as error:
+        except FailedInstance as error:
             return _refusal(500, str(error))
 
     def refuse(self, request: HttpRequest, status: int, code: str, message: str) -> Answer:

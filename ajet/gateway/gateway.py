@@ -75,7 +75,7 @@ MAX_EPISODE_BYTES = 1024 * 1024
 """Of a task, or of an episode's metadata."""
 
 
-class OutsideEpisodes(Protocol):
+class EpisodeOpener(Protocol):
     """Who begins and ends them."""
 
     service_key: str
@@ -96,7 +96,7 @@ def is_outside(path: str) -> bool:
     )
 
 
-def check_service_key(episodes: OutsideEpisodes, key: str) -> None:
+def check_service_key(episodes: EpisodeOpener, key: str) -> None:
     """Raises InvalidKeyError."""
     if not hmac.compare_digest(key.encode(), episodes.service_key.encode()):
         raise InvalidKeyError("wrong key: to begin an episode needs the service's key (AJET_SERVICE_KEY)")
@@ -108,7 +108,7 @@ def check_control_key(path: str, caller: Caller) -> None:
         raise KeyScopeError("to end an episode needs its control key")
 
 
-async def answer_outside(method: str, path: str, body: bytes, episodes: OutsideEpisodes, base_url: str) -> Answer:
+async def answer_outside(method: str, path: str, body: bytes, episodes: EpisodeOpener, base_url: str) -> Answer:
     """Answer a request whose key was checked. `base_url`: where its sender finds the gateway."""
     try:
         if method != "POST":
@@ -227,7 +227,7 @@ class Gateway:
         """By the id of the control key."""
         self._registrations: dict[EpisodeSession, _Registration] = {}
         self._in_flight: Counter[EpisodeSession] = Counter()
-        self.outside: OutsideEpisodes | None = None
+        self.outside: EpisodeOpener | None = None
         """Who begins episodes for programs elsewhere; None: nobody."""
         self._server = HttpServer(self, self.settings.limits, self.settings.tls)
         self._local: HttpServer | None = None

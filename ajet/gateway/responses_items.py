@@ -23,7 +23,7 @@ from ajet.schema.errors import UnsupportedContentError
 LEFT_OUT = ("web_search", "web_search_preview", "tool_search")
 
 
-class ToolForm(NamedTuple):
+class ResponsesToolForm(NamedTuple):
     """How a tool was given."""
 
     name: str
@@ -35,13 +35,13 @@ class ResponsesTools(NamedTuple):
     """The tools of one request."""
 
     tools: list[Tool]
-    forms: dict[str, ToolForm]
+    forms: dict[str, ResponsesToolForm]
     """By the name under which the model knows them; plain functions aren't in here."""
 
     def call_item(self, call: dict[str, Any]) -> dict[str, Any]:
         """What an item says about a call: its type, its name and its arguments."""
         function = call["function"]
-        form = self.forms.get(function["name"], ToolForm(function["name"]))
+        form = self.forms.get(function["name"], ResponsesToolForm(function["name"]))
         if form.custom:
             text = custom_input(function["arguments"])
             return {"type": "custom_tool_call", "call_id": call["id"], "name": form.name, "input": text}
@@ -103,7 +103,7 @@ def _read_tool(value: Any, where: str, namespace: str, read: ResponsesTools) -> 
     known = joined_name(name, namespace)
     function = _custom(value, where) if tool_type == "custom" else _function(value, where)
     if namespace or tool_type == "custom":
-        read.forms[known] = ToolForm(name, namespace, tool_type == "custom")
+        read.forms[known] = ResponsesToolForm(name, namespace, tool_type == "custom")
     read.tools.append({"type": "function", "function": {**function, "name": known}})
 
 

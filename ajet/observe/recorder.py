@@ -102,7 +102,7 @@ class RecorderSettings:
 
 
 @dataclass(slots=True)
-class _Job:
+class _Write:
     """One piece of work for the writer."""
 
     work: Callable[[sqlite3.Connection], bool]
@@ -129,7 +129,7 @@ class EpisodeRecorder:
         self._token_bytes: TokenBytes | None = token_bytes_of(tokenizer) if tokenizer is not None else None
         self._known_tokens: set[int] = set()
         self._new_tokens: set[int] = set()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._open().close()  # a file that can't be written raises here, not on the writer's thread
         self._thread = threading.Thread(target=self._run, name="episode-recorder", daemon=True)
         self._thread.start()
@@ -215,7 +215,7 @@ class EpisodeRecorder:
         return open_for_writing(self.path, self.settings.success_threshold)
 
     def _submit(self, work: Callable[[sqlite3.Connection], bool], done: Future[bool] | None = None) -> Future[bool]:
-        job = _Job(work, done or Future())
+        job = _Write(work, done or Future())
         self._jobs.put(job)
         return job.done
 
@@ -233,8 +233,8 @@ class EpisodeRecorder:
             self._write(connection, [job for job in batch if job is not None])
         connection.close()
 
-    def _write(self, connection: sqlite3.Connection, jobs: list[_Job]) -> None:
-        results: list[tuple[_Job, bool | Exception]] = []
+    def _write(self, connection: sqlite3.Connection, jobs: list[_Write]) -> None:
+        results: list[tuple[_Write, bool | Exception]] = []
         try:
             connection.execute("BEGIN IMMEDIATE")
             for job in jobs:
@@ -253,7 +253,7 @@ class EpisodeRecorder:
             else:
                 job.done.set_result(result)
 
-    def _try(self, connection: sqlite3.Connection, job: _Job) -> bool | Exception:
+    def _try(self, connection: sqlite3.Connection, job: _Write) -> bool | Exception:
         """Run one job of a batch. If it fails, only this job is undone."""
         connection.execute("SAVEPOINT job")
         try:

@@ -144,7 +144,7 @@ FLIPS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TemplateComparison:
     """How much better `after` is than `before`."""
 
     tasks: int
@@ -173,7 +173,7 @@ class Comparison:
         return {**asdict(self), "gain": self.gain, "within_noise": self.within_noise}
 
 
-def compare(before: Score, after: Score) -> Comparison | None:
+def compare(before: Score, after: Score) -> TemplateComparison | None:
     """On the tasks that count in both; None if there is none."""
     first, second = before.values, after.values
     tasks = [task for task in first if task in second]
@@ -181,7 +181,7 @@ def compare(before: Score, after: Score) -> Comparison | None:
         return None
     differences = [second[task] - first[task] for task in tasks]
     low, high = interval(differences)
-    return Comparison(
+    return TemplateComparison(
         tasks=len(tasks),
         before=sum(first[task] for task in tasks) / len(tasks),
         after=sum(second[task] for task in tasks) / len(tasks),

@@ -30,8 +30,8 @@ from ajet.store.requests import (
     PROTOCOL,
     KeyRefusedError,
     ProtocolMismatchError,
-    Request,
     StoreError,
+    StoreRequest,
     StoreUnavailableError,
     error_of,
 )
@@ -52,7 +52,7 @@ REQUEST_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 RETRIED = frozenset({429, 502, 503, 504})
 
-_DECODERS: dict[type[Request[Any]], Any] = {
+_DECODERS: dict[type[StoreRequest[Any]], Any] = {
     request: msgspec.json.Decoder(operation.answer).decode for request, operation in OPERATION_OF.items()
 }
 _decode_error = msgspec.json.Decoder(ErrorAnswer).decode
@@ -104,7 +104,7 @@ class StoreClient(RolloutStore):
             await self._patiently("POST", f"/v1/runner/{name}", msgspec.json.encode(asked), REQUEST_S)
         )
 
-    async def _do(self, request: Request[T]) -> T:
+    async def _do(self, request: StoreRequest[T]) -> T:
         wait = request.wait_seconds if isinstance(request, ask.Claim | ask.Wait) else 0.0
         path = PATH_PREFIX + OPERATION_OF[type(request)].path
         reply = await self._patiently("POST", path, as_json(request), wait + REQUEST_S)

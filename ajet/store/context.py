@@ -24,7 +24,7 @@ class AnsweredMeanwhile(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class StoreCaller:
     """Whose key sent a request. Programs that hold the store itself have none."""
 
     name: str
@@ -43,7 +43,7 @@ class Context:
     now: float
     listening_since: float
     """When the store opened: before that, no runner could be heard."""
-    caller: Caller | None = None
+    caller: StoreCaller | None = None
 
     def must_own(self, owner: str | None, rollout_id: str) -> None:
         if self.caller is not None and self.caller.sees_own_only and owner != self.caller.name:

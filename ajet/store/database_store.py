@@ -17,10 +17,10 @@ from typing import Any, Protocol, TypeVar
 
 from ajet.schema.errors import RewardError
 from ajet.store import requests as ask
-from ajet.store.context import AnsweredMeanwhile, Caller, Context
+from ajet.store.context import AnsweredMeanwhile, Context, StoreCaller
 from ajet.store.operations import DELETE_AT_ONCE, EXPIRE_AT_ONCE, carry_out, delete_old, expire_overdue
 from ajet.store.records import AttemptedRollout
-from ajet.store.requests import READING, REGAINED, Request, StoreError, StoreUnavailableError
+from ajet.store.requests import READING, REGAINED, StoreError, StoreRequest, StoreUnavailableError
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.sqlite import SqliteDatabase
 from ajet.store.tables import Events, Tables
@@ -200,10 +200,10 @@ class DatabaseStore(RolloutStore):
 
     # ------------------------------------------------------------ requests
 
-    async def _do(self, request: Request[T]) -> T:
+    async def _do(self, request: StoreRequest[T]) -> T:
         return await self.carry_out(checked_copy(request))
 
-    async def carry_out(self, request: Request[T], caller: Caller | None = None) -> T:
+    async def carry_out(self, request: StoreRequest[T], caller: StoreCaller | None = None) -> T:
         """Answer a request that was checked already, on behalf of a caller. Raises a StoreError."""
         answer: Any
         if isinstance(request, ask.Claim):
@@ -215,7 +215,7 @@ class DatabaseStore(RolloutStore):
         result: T = answer
         return result
 
-    async def _transact(self, request: Request[Any], caller: Caller | None) -> Any:
+    async def _transact(self, request: StoreRequest[Any], caller: StoreCaller | None) -> Any:
         durable = type(request) not in READING | REGAINED
 
         def work(tables: Tables) -> Any:
@@ -229,7 +229,7 @@ class DatabaseStore(RolloutStore):
         except RewardError as error:
             raise StoreError(str(error)) from None
 
-    async def _claim(self, request: ask.Claim, caller: Caller | None) -> list[AttemptedRollout]:
+    async def _claim(self, request: ask.Claim, caller: StoreCaller | None) -> list[AttemptedRollout]:
         """Those who wait stand in line: who comes later doesn't overtake them."""
         until = time.monotonic() + request.wait_seconds
         while True:
@@ -252,7 +252,7 @@ class DatabaseStore(RolloutStore):
             finally:
                 self.waiting.leave(place)
 
-    async def _wait(self, request: ask.Wait, caller: Caller | None) -> list[AttemptedRollout]:
+    async def _wait(self, request: ask.Wait, caller: StoreCaller | None) -> list[AttemptedRollout]:
         wait = self.waiting.ends_of(request.rollout_ids)
         try:
             ended: list[AttemptedRollout] = await self._transact(request, caller)

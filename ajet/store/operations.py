@@ -44,7 +44,7 @@ from ajet.store.records import (
     Statistics,
     Worker,
 )
-from ajet.store.requests import AttemptRef, ConflictError, NewRollout, Request, UnknownIdError
+from ajet.store.requests import AttemptRef, ConflictError, NewRollout, StoreRequest, UnknownIdError
 from ajet.store.rows import Stored
 
 EXPIRE_AT_ONCE = 500
@@ -385,7 +385,7 @@ DELETE_AT_ONCE = 200
 """Rollouts that one transaction deletes, so that it doesn't keep others waiting."""
 
 
-def carry_out(request: Request[Any], context: Context) -> Any:
+def carry_out(request: StoreRequest[Any], context: Context) -> Any:
     """Answer a request. Raises a StoreError, or AnsweredMeanwhile."""
     return _CARRY_OUT[type(request)](context, request)
 
@@ -419,7 +419,7 @@ def delete_old(context: Context, keep_seconds: float | None, keep_bytes: int | N
     return len(numbers)
 
 
-_CARRY_OUT: dict[type[Request[Any]], Callable[[Context, Any], Any]] = {
+_CARRY_OUT: dict[type[StoreRequest[Any]], Callable[[Context, Any], Any]] = {
     ask.Enqueue: enqueue,
     ask.Claim: claim,
     ask.StartRollout: start_rollout,

@@ -57,7 +57,7 @@ class Role(StrEnum):
     """Claims rollouts, and sees and reports those it has claimed."""
 
 
-class Request(Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StoreRequest(Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown_fields=True):
     """T: what it is answered with."""
 
 
@@ -87,12 +87,12 @@ class AttemptUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     metadata: JsonObject | UnsetType = UNSET
 
 
-class Enqueue(Request[list[Rollout]], frozen=True, kw_only=True):
+class Enqueue(StoreRequest[list[Rollout]], frozen=True, kw_only=True):
     rollouts: Annotated[list[NewRollout], Meta(max_length=MAX_BATCH)]
     request_id: Id | None = None
 
 
-class Claim(Request[list[AttemptedRollout]], frozen=True, kw_only=True):
+class Claim(StoreRequest[list[AttemptedRollout]], frozen=True, kw_only=True):
     worker_id: Id
     limit: Annotated[int, Meta(ge=1, le=1000)] = 1
     wait_seconds: WaitSeconds = 0.0
@@ -100,42 +100,42 @@ class Claim(Request[list[AttemptedRollout]], frozen=True, kw_only=True):
     request_id: Id | None = None
 
 
-class StartRollout(Request[AttemptedRollout], frozen=True, kw_only=True):
+class StartRollout(StoreRequest[AttemptedRollout], frozen=True, kw_only=True):
     rollout: NewRollout
     worker_id: Id | None = None
     request_id: Id | None = None
 
 
-class StartAttempt(Request[AttemptedRollout], frozen=True, kw_only=True):
+class StartAttempt(StoreRequest[AttemptedRollout], frozen=True, kw_only=True):
     rollout_id: KnownId
     worker_id: Id | None = None
     request_id: Id | None = None
 
 
-class Heartbeat(Request[list[Attempt]], frozen=True, kw_only=True):
+class Heartbeat(StoreRequest[list[Attempt]], frozen=True, kw_only=True):
     worker_id: Id
     attempts: Annotated[list[AttemptRef], Meta(max_length=1000)] = field(default_factory=list)
     stats: JsonObject = field(default_factory=dict)
 
 
-class UpdateAttempts(Request[list[Attempt]], frozen=True, kw_only=True):
+class UpdateAttempts(StoreRequest[list[Attempt]], frozen=True, kw_only=True):
     updates: Annotated[list[AttemptUpdate], Meta(max_length=MAX_BATCH)]
 
 
-class AddSpans(Request[int], frozen=True, kw_only=True):
+class AddSpans(StoreRequest[int], frozen=True, kw_only=True):
     spans: Annotated[list[Span], Meta(max_length=MAX_BATCH)]
 
 
-class NextSequenceIds(Request[list[int]], frozen=True, kw_only=True):
+class NextSequenceIds(StoreRequest[list[int]], frozen=True, kw_only=True):
     rollout_id: KnownId
     count: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 1
 
 
-class Cancel(Request[list[Rollout]], frozen=True, kw_only=True):
+class Cancel(StoreRequest[list[Rollout]], frozen=True, kw_only=True):
     rollout_ids: Ids
 
 
-class UpdateRollout(Request[Rollout], frozen=True, kw_only=True):
+class UpdateRollout(StoreRequest[Rollout], frozen=True, kw_only=True):
     """What is left out stays."""
 
     rollout_id: KnownId
@@ -146,19 +146,19 @@ class UpdateRollout(Request[Rollout], frozen=True, kw_only=True):
     metadata: JsonObject | UnsetType = UNSET
 
 
-class PublishResources(Request[Resources], frozen=True, kw_only=True):
+class PublishResources(StoreRequest[Resources], frozen=True, kw_only=True):
     resources: JsonObject
     resources_id: Id | None = None
     """An existing one gets its next version. null: a new id."""
     request_id: Id | None = None
 
 
-class Wait(Request[list[AttemptedRollout]], frozen=True, kw_only=True):
+class Wait(StoreRequest[list[AttemptedRollout]], frozen=True, kw_only=True):
     rollout_ids: Ids
     wait_seconds: WaitSeconds = 0.0
 
 
-class QueryRollouts(Request[Page[AttemptedRollout]], frozen=True, kw_only=True):
+class QueryRollouts(StoreRequest[Page[AttemptedRollout]], frozen=True, kw_only=True):
     rollout_ids: Ids | None = None
     status_in: list[RolloutStatus] | None = None
     mode_in: list[Mode] | None = None
@@ -170,11 +170,11 @@ class QueryRollouts(Request[Page[AttemptedRollout]], frozen=True, kw_only=True):
     offset: Offset = 0
 
 
-class QueryAttempts(Request[list[Attempt]], frozen=True, kw_only=True):
+class QueryAttempts(StoreRequest[list[Attempt]], frozen=True, kw_only=True):
     rollout_id: KnownId
 
 
-class QuerySpans(Request[Page[Span]], frozen=True, kw_only=True):
+class QuerySpans(StoreRequest[Page[Span]], frozen=True, kw_only=True):
     rollout_id: KnownId
     attempt_id: Id | None = None
     """An attempt's id, or `latest`. null: all attempts."""
@@ -186,7 +186,7 @@ class QuerySpans(Request[Page[Span]], frozen=True, kw_only=True):
     offset: Offset = 0
 
 
-class QueryResources(Request[Page[Resources]], frozen=True, kw_only=True):
+class QueryResources(StoreRequest[Page[Resources]], frozen=True, kw_only=True):
     """Newest first."""
 
     resources_id: Id | None = None
@@ -195,22 +195,22 @@ class QueryResources(Request[Page[Resources]], frozen=True, kw_only=True):
     offset: Offset = 0
 
 
-class QueryWorkers(Request[Page[Worker]], frozen=True, kw_only=True):
+class QueryWorkers(StoreRequest[Page[Worker]], frozen=True, kw_only=True):
     status_in: list[WorkerStatus] | None = None
     id_contains: str = ""
     limit: Limit = 100
     offset: Offset = 0
 
 
-class GetStatistics(Request[Statistics], frozen=True, kw_only=True):
+class GetStatistics(StoreRequest[Statistics], frozen=True, kw_only=True):
     pass
 
 
-class Operation(NamedTuple):
+class StoreOperation(NamedTuple):
     """How a request is sent, and by whom."""
 
     path: str
-    request: type[Request[Any]]
+    request: type[StoreRequest[Any]]
     answer: Any
     roles: frozenset[Role]
     summary: str
@@ -224,33 +224,33 @@ _SEE = _READ | {Role.RUNNER}
 _RUN = frozenset({Role.RUNNER})
 
 OPERATIONS = (
-    Operation("rollouts/enqueue", Enqueue, list[Rollout], _WRITE, "Add rollouts to the queue's end."),
-    Operation("rollouts/claim", Claim, list[AttemptedRollout], _RUN, "Take rollouts from the queue's head."),
-    Operation("rollouts/start", StartRollout, AttemptedRollout, _WRITE, "Start a rollout without queueing it."),
-    Operation("rollouts/cancel", Cancel, list[Rollout], _WRITE, "Cancel rollouts that have not ended."),
-    Operation("rollouts/update", UpdateRollout, Rollout, _WRITE, "Change what a rollout is given."),
-    Operation("rollouts/wait", Wait, list[AttemptedRollout], _READ, "Wait until all of these have ended."),
-    Operation("rollouts/query", QueryRollouts, Page[AttemptedRollout], _READ, "Rollouts with their latest attempt."),
-    Operation("attempts/start", StartAttempt, AttemptedRollout, _WRITE, "Start another attempt by hand."),
-    Operation("attempts/heartbeat", Heartbeat, list[Attempt], _RUN, "Say that these attempts are alive.", True),
-    Operation("attempts/update", UpdateAttempts, list[Attempt], _RUN, "Report how attempts ended.", True),
-    Operation("attempts/query", QueryAttempts, list[Attempt], _SEE, "All attempts at a rollout.", True),
-    Operation("spans/add", AddSpans, int, _RUN, "Add spans. Those already known are not added again.", True),
-    Operation("spans/sequence", NextSequenceIds, list[int], _RUN, "Reserve numbers for spans.", True),
-    Operation("spans/query", QuerySpans, Page[Span], _SEE, "A rollout's spans in their order.", True),
-    Operation("resources/publish", PublishResources, Resources, _WRITE, "Add a version of resources."),
-    Operation("resources/query", QueryResources, Page[Resources], _SEE, "Versions of resources, newest first."),
-    Operation("workers/query", QueryWorkers, Page[Worker], _READ, "Workers and what they do."),
-    Operation("statistics", GetStatistics, Statistics, _READ, "How much the store holds."),
+    StoreOperation("rollouts/enqueue", Enqueue, list[Rollout], _WRITE, "Add rollouts to the queue's end."),
+    StoreOperation("rollouts/claim", Claim, list[AttemptedRollout], _RUN, "Take rollouts from the queue's head."),
+    StoreOperation("rollouts/start", StartRollout, AttemptedRollout, _WRITE, "Start a rollout without queueing it."),
+    StoreOperation("rollouts/cancel", Cancel, list[Rollout], _WRITE, "Cancel rollouts that have not ended."),
+    StoreOperation("rollouts/update", UpdateRollout, Rollout, _WRITE, "Change what a rollout is given."),
+    StoreOperation("rollouts/wait", Wait, list[AttemptedRollout], _READ, "Wait until all of these have ended."),
+    StoreOperation("rollouts/query", QueryRollouts, Page[AttemptedRollout], _READ, "Rollouts with their last attempt."),
+    StoreOperation("attempts/start", StartAttempt, AttemptedRollout, _WRITE, "Start another attempt by hand."),
+    StoreOperation("attempts/heartbeat", Heartbeat, list[Attempt], _RUN, "Say that these attempts are alive.", True),
+    StoreOperation("attempts/update", UpdateAttempts, list[Attempt], _RUN, "Report how attempts ended.", True),
+    StoreOperation("attempts/query", QueryAttempts, list[Attempt], _SEE, "All attempts at a rollout.", True),
+    StoreOperation("spans/add", AddSpans, int, _RUN, "Add spans. Those already known are not added again.", True),
+    StoreOperation("spans/sequence", NextSequenceIds, list[int], _RUN, "Reserve numbers for spans.", True),
+    StoreOperation("spans/query", QuerySpans, Page[Span], _SEE, "A rollout's spans in their order.", True),
+    StoreOperation("resources/publish", PublishResources, Resources, _WRITE, "Add a version of resources."),
+    StoreOperation("resources/query", QueryResources, Page[Resources], _SEE, "Versions of resources, newest first."),
+    StoreOperation("workers/query", QueryWorkers, Page[Worker], _READ, "Workers and what they do."),
+    StoreOperation("statistics", GetStatistics, Statistics, _READ, "How much the store holds."),
 )
 """Every request, by its path below `/v1/store/`."""
 
 OPERATION_OF = {operation.request: operation for operation in OPERATIONS}
-READING: frozenset[type[Request[Any]]] = frozenset(
+READING: frozenset[type[StoreRequest[Any]]] = frozenset(
     {Wait, QueryRollouts, QueryAttempts, QuerySpans, QueryResources, QueryWorkers, GetStatistics}
 )
 """Requests that write nothing."""
-REGAINED: frozenset[type[Request[Any]]] = frozenset({Claim, Heartbeat})
+REGAINED: frozenset[type[StoreRequest[Any]]] = frozenset({Claim, Heartbeat})
 """Requests whose effect may be lost if the machine (not the process) stops: the rollout is then attempted again."""
 
 

@@ -33,7 +33,7 @@ from ajet.store.records import (
     Worker,
     WorkerStatus,
 )
-from ajet.store.requests import AttemptRef, AttemptUpdate, NewRollout, Request, StoreError
+from ajet.store.requests import AttemptRef, AttemptUpdate, NewRollout, StoreError, StoreRequest
 
 T = TypeVar("T")
 SortKey = Literal["number", "start_time", "end_time", "status"]
@@ -48,7 +48,7 @@ class RolloutStore(ABC):
     """An asynchronous context manager; `aclose` ends it."""
 
     @abstractmethod
-    async def _do(self, request: Request[T]) -> T:
+    async def _do(self, request: StoreRequest[T]) -> T:
         """Carry out a request. Raises a StoreError."""
 
     @abstractmethod

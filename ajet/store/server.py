@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from ajet.schema import __version__
-from ajet.store.context import Caller
+from ajet.store.context import StoreCaller
 from ajet.store.database_store import DatabaseStore
 from ajet.store.records import ProtocolInfo
 from ajet.store.requests import (
@@ -29,10 +29,10 @@ from ajet.store.requests import (
     PROTOCOL,
     KeyRefusedError,
     NotAllowedError,
-    Operation,
     ProtocolMismatchError,
     Role,
     StoreError,
+    StoreOperation,
     StoreUnavailableError,
     UnknownIdError,
 )
@@ -78,7 +78,7 @@ class AccessKeys:
     def __len__(self) -> int:
         return len(self._by_digest)
 
-    def caller(self, key: str) -> Caller:
+    def caller(self, key: str) -> StoreCaller:
         """Whose key this is. Raises KeyRefusedError.
 
         Keys are looked up by their digest: how long that takes tells nothing about a key.
@@ -88,7 +88,7 @@ class AccessKeys:
             raise KeyRefusedError("not a key of this store, or it was revoked: see `ajet store keys list`")
         if found.expires is not None and found.expires <= time.time():
             raise KeyRefusedError(f"the key {found.name!r} has expired: make one with `ajet store keys rotate`")
-        return Caller(found.name, found.roles)
+        return StoreCaller(found.name, found.roles)
 
 
 def issue(tables: Tables, name: str, roles: Iterable[Role], valid_seconds: float | None = None) -> str:
@@ -197,13 +197,13 @@ INFO_PATH = "/v1/store"
 OPENAPI_PATH = "/openapi.json"
 HEALTH_PATH = "/healthz"
 _GETS = (INFO_PATH, OPENAPI_PATH, HEALTH_PATH)
-Extension = Callable[[Caller, dict[str, Any]], Awaitable[Any]]
+Extension = Callable[[StoreCaller, dict[str, Any]], Awaitable[Any]]
 """Answers what runners ask beside the store, with JSON for JSON. Raises a StoreError."""
 EXTENSION_PREFIX = "/v1/runner/"
 
 
 class _Route(NamedTuple):
-    operation: Operation
+    operation: StoreOperation
     decode: Any
 
 
@@ -214,7 +214,7 @@ _ROUTES = {
 
 
 class _Admitted(NamedTuple):
-    caller: Caller | None
+    caller: StoreCaller | None
     route: _Route | None
     extension: Extension | None = None
 
@@ -320,7 +320,7 @@ class StoreServer:
         except StoreError as error:
             return _refusal(error)
 
-    async def _extend(self, extension: Extension, caller: Caller, request: HttpRequest) -> Answer:
+    async def _extend(self, extension: Extension, caller: StoreCaller, request: HttpRequest) -> Answer:
         try:
             asked = msgspec.json.decode(request.body, type=dict[str, Any])
             return json_answer(await extension(caller, asked), headers=_HEADERS)
@@ -329,7 +329,7 @@ class StoreServer:
         except StoreError as error:
             return _refusal(error)
 
-    def _get(self, path: str, caller: Caller | None) -> Answer:
+    def _get(self, path: str, caller: StoreCaller | None) -> Answer:
         if path == HEALTH_PATH:
             return json_answer({"status": "ok"}, headers=_HEADERS)
         if path == OPENAPI_PATH:

@@ -32,7 +32,7 @@ MAX_MARKS = 500
 """Values in one IN (…): SQLite's limit is higher, but no statement should be compiled for thousands."""
 
 
-class Connection(Protocol):
+class SqlConnection(Protocol):
     """What `Tables` needs of a database."""
 
     skip_locked: str
@@ -77,7 +77,7 @@ class Events:
 class Tables:
     """The tables, within one transaction."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: SqlConnection) -> None:
         self._db = connection
         self.events = Events()
 

@@ -13,33 +13,33 @@ from typing import Any, TypeVar
 import msgspec
 
 from ajet.store.records import ProtocolInfo
-from ajet.store.requests import OPERATIONS, PROTOCOL, Operation, Request, StoreError
+from ajet.store.requests import OPERATIONS, PROTOCOL, StoreError, StoreOperation, StoreRequest
 
 T = TypeVar("T")
 _REFUSED = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, NotImplementedError, RecursionError)
 
 _encode = msgspec.msgpack.Encoder(enc_hook=lambda value: _plain(value)).encode
 _encode_json = msgspec.json.Encoder(enc_hook=lambda value: _plain(value)).encode
-_DECODERS: dict[type[Request[Any]], Any] = {
+_DECODERS: dict[type[StoreRequest[Any]], Any] = {
     operation.request: msgspec.msgpack.Decoder(operation.request).decode for operation in OPERATIONS
 }
 _NOT_FINITE = re.compile(b"\xcb[\x7f\xff]")
 """How NaN, infinities and the very largest numbers begin in msgpack. Other bytes may look so, too."""
 
 
-def checked_copy(request: Request[T]) -> Request[T]:
+def checked_copy(request: StoreRequest[T]) -> StoreRequest[T]:
     """What a store would get over HTTP."""
     kind = type(request)
     try:
         data = _encode(request)
-        copy: Request[T] = _DECODERS[kind](data)
+        copy: StoreRequest[T] = _DECODERS[kind](data)
     except _REFUSED as error:
         raise StoreError(f"{kind.__name__}: {error}") from None
     _check_finite(data, kind.__name__)
     return copy
 
 
-def as_json(request: Request[Any]) -> bytes:
+def as_json(request: StoreRequest[Any]) -> bytes:
     """A request for HTTP. The server checks the rest."""
     kind = type(request)
     try:
@@ -136,6 +136,6 @@ def _description(summary: str, request: Any, answer: Any, error: Any) -> dict[st
     return described
 
 
-def _roles(operation: Operation) -> str:
+def _roles(operation: StoreOperation) -> str:
     keys = f"For keys of: {', '.join(sorted(operation.roles))}."
     return f"{keys} A runner's key: for what was claimed with it." if operation.runner_owns else keys

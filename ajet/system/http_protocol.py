@@ -61,10 +61,10 @@ class Connections(ServerState):
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
-        self.unauthenticated: dict[Connection, None] = {}
-        self.authenticated: dict[Connection, None] = {}
+        self.unauthenticated: dict[HttpConnection, None] = {}
+        self.authenticated: dict[HttpConnection, None] = {}
         """A request with a valid key was answered; there is no other, or it has yet to arrive."""
-        self.busy: dict[Connection, None] = {}
+        self.busy: dict[HttpConnection, None] = {}
         """A request with a valid key has arrived and is being answered."""
 
     def __len__(self) -> int:
@@ -84,13 +84,13 @@ class Connections(ServerState):
             else:
                 oldest.abort()
 
-    def accept(self) -> Connection:
+    def accept(self) -> HttpConnection:
         """A newcomer's connection."""
-        connection = Connection(self)
+        connection = HttpConnection(self)
         self.unauthenticated[connection] = None
         return connection
 
-    def move(self, connection: Connection, place: dict[Connection, None] | None) -> None:
+    def move(self, connection: HttpConnection, place: dict[HttpConnection, None] | None) -> None:
         """To the end of one of the three places; None, or a connection that has ended: out of all."""
         for one in (self.unauthenticated, self.authenticated, self.busy):
             one.pop(connection, None)
@@ -103,15 +103,15 @@ class Connections(ServerState):
             connection.abort()
 
 
-class _Refused(Exception):
+class _RefusedHead(Exception):
     """Raised in the parser's callbacks to stop it: status, code, message."""
 
 
-def _too_large() -> _Refused:
-    return _Refused(431, "headers_too_large", f"the headers or trailers are larger than {MAX_HEAD_BYTES} bytes")
+def _too_large() -> _RefusedHead:
+    return _RefusedHead(431, "headers_too_large", f"the headers or trailers are larger than {MAX_HEAD_BYTES} bytes")
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One client's."""
 
     def __init__(self, connections: Connections) -> None:
@@ -199,11 +199,11 @@ class Connection(HttpToolsProtocol):
             self._feed(data)
             if self._unframed > MAX_HEAD_BYTES:
                 raise _too_large()
-        except _Refused as refused:
+        except _RefusedHead as refused:
             self._refuse(*refused.args)
         except httptools.HttpParserError as error:
             cause = error.__context__
-            why = cause.args if isinstance(cause, _Refused) else (400, "invalid_request", f"not HTTP/1.1: {error}")
+            why = cause.args if isinstance(cause, _RefusedHead) else (400, "invalid_request", f"not HTTP/1.1: {error}")
             self._refuse(*why)
         else:
             self._limit_time()
@@ -238,11 +238,11 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head, self._unframed = False, 0
         if not self.url.startswith(b"/"):
-            raise _Refused(400, "invalid_request", "the request's target must begin with /")
+            raise _RefusedHead(400, "invalid_request", "the request's target must begin with /")
         if self.parser.should_upgrade():
             return
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise _Refused(429, "overloaded", f"more than {MAX_PIPELINED} requests wait on this connection")
+            raise _RefusedHead(429, "overloaded", f"more than {MAX_PIPELINED} requests wait on this connection")
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

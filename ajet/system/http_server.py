@@ -27,7 +27,7 @@ from ajet.system.http_messages import (
 )
 
 if TYPE_CHECKING:
-    from ajet.system.http_protocol import Connection, Connections
+    from ajet.system.http_protocol import Connections, HttpConnection
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class HttpServer:
             connection.arrival = asyncio.create_task(self._connect(client, connection))
             await asyncio.sleep(0)
 
-    async def _connect(self, client: socket.socket, connection: Connection) -> None:
+    async def _connect(self, client: socket.socket, connection: HttpConnection) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
@@ -161,7 +161,7 @@ class HttpServer:
 
     async def _respond(self, scope: Message, receive: Receive, send: Send) -> None:
         """The ASGI application that uvicorn calls: admit, read the body within limits, handle."""
-        connection: Connection = scope["ajet.connection"]
+        connection: HttpConnection = scope["ajet.connection"]
         if connection.gone:
             return
         places = connection.places
@@ -192,7 +192,7 @@ class HttpServer:
             log.exception("internal error in %s %s", request.method, request.path)
             return self._handler.refuse(request, 500, "internal_error", INTERNAL_ERROR)
 
-    async def _refusal(self, request: HttpRequest, receive: Receive, connection: Connection) -> Answer | None:
+    async def _refusal(self, request: HttpRequest, receive: Receive, connection: HttpConnection) -> Answer | None:
         """Read the request's body, unless it is refused."""
         if (answer := self._handler.admit(request)) is not None:
             return answer

@@ -17,7 +17,7 @@ from ajet.task_judge.rubrics_judge import RubricsJudge
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class GraderScore:
     """The grade of one answer."""
 
     score: float
@@ -61,13 +61,15 @@ class AutoGraderJudge(RubricsJudge):
         self.rubrics = Rubrics.load(self.path)
         return self.rubrics
 
-    async def _async_compute_reward(self, task: Task, output: WorkflowOutput | list[WorkflowOutput]) -> Score | Rank:
+    async def _async_compute_reward(
+        self, task: Task, output: WorkflowOutput | list[WorkflowOutput]
+    ) -> GraderScore | Rank:
         outputs = output if isinstance(output, list) else [output]
         judged = [JudgedEpisode(WorkflowTask(task=task), each) for each in outputs]
         said = await self.compute_group_rewards(judged)
         reason = "\n".join(dict.fromkeys(text for each in said for text in each.notes.get("reasons", [])))
         if not isinstance(output, list):
-            return Score(said[0].reward, reason)
+            return GraderScore(said[0].reward, reason)
         better = [sum(other.reward > each.reward for other in said) for each in said]
         return Rank([count + 1 for count in better], reason)
 

@@ -1,4 +1,4 @@
-"""`Attempt`: one try at an episode. And what running one takes: a `SessionProvider` and an `AttemptRunner`.
+"""`WorkflowAttempt`: one try at an episode. And what running one takes: a `SessionProvider` and an `AttemptRunner`.
 
 All of it is used on the service loop only.
 """
@@ -29,7 +29,7 @@ EndedEarly = Callable[[bool], "EarlyEnding | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class WorkflowAttempt:
     """One try at an episode."""
 
     workflow_task: WorkflowTask
@@ -51,7 +51,7 @@ class SessionProvider(Protocol):
     config: Config
     loop: asyncio.AbstractEventLoop
 
-    async def open_session(self, attempt: Attempt) -> EpisodeSession:
+    async def open_session(self, attempt: WorkflowAttempt) -> EpisodeSession:
         """A session with a fresh tracker. Waits for the tokenizer; raises a `UserError` if it can't be loaded."""
         ...
 

@@ -1,4 +1,4 @@
-"""`OutsideEpisodes`: episodes that programs elsewhere begin and end, as groups: `num_repeat` of one task id make one.
+"""`ExternalEpisodes`: episodes that programs elsewhere begin and end, as groups: `num_repeat` of one task id make one.
 
 Lives on the service loop. Training takes complete groups in the order in which they were completed.
 """
@@ -128,7 +128,7 @@ def service_key() -> str:
     return key
 
 
-class OutsideEpisodes:
+class ExternalEpisodes:
     """What the gateway asks, and what training takes."""
 
     def __init__(

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from ajet.schema.episode import EnvironmentRecord, Failure
 from ajet.schema.errors import RewardError
 from ajet.schema.task import WorkflowTask
-from ajet.store.context import Caller
+from ajet.store.context import StoreCaller
 from ajet.store.database_store import memory_store
 from ajet.store.records import Attempt, RolloutConfig, RolloutStatus
 from ajet.store.requests import ConflictError, QueryAttempts, Role, StoreError, UnknownIdError
@@ -137,7 +137,7 @@ class RemoteRunner:
         await self._server.aclose()
         await self.store.aclose()
 
-    async def _open(self, caller: Caller, asked: dict[str, Any]) -> dict[str, Any]:
+    async def _open(self, caller: StoreCaller, asked: dict[str, Any]) -> dict[str, Any]:
         """A runner has claimed an attempt, and its workflow exists: give it the key of a session."""
         ticket, rollout_id, attempt_id = (asked.get(name) for name in ("ticket", "rollout_id", "attempt_id"))
         targets = asked.get("targets")

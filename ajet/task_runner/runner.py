@@ -17,7 +17,7 @@ from ajet.context_tracker import FinishedCalls
 from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import LostThreadsError, RewardError, SessionClosedError, UserError
 from ajet.schema.task import WorkflowTask
-from ajet.task_runner.attempt import Attempt, AttemptRunner, RunningAttempt, SessionProvider
+from ajet.task_runner.attempt import AttemptRunner, RunningAttempt, SessionProvider, WorkflowAttempt
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.endings import AttemptFacts, Ending, LateJudge, Stop, ending_of, judged_early, without_reward
 from ajet.task_runner.results import EarlyEnding, describe
@@ -68,7 +68,7 @@ class TaskRunner:
             episode_id = base_id if number == 1 else f"{base_id}.{number}"
             await _ready(self.attempts, stop)
             task = workflow_task.model_copy(update={"episode_uuid": episode_id})
-            attempt = Attempt(task, episode_id, group_id, step, occurrence, validation)
+            attempt = WorkflowAttempt(task, episode_id, group_id, step, occurrence, validation)
             episode, ending = await _AttemptRun(self, attempt, stop).run()
             episode.attempts = number
             if not ending.retry or number > self._retries or (stop is not None and stop.is_set()):
@@ -105,7 +105,7 @@ class TaskRunner:
 class _AttemptRun:
     """One attempt, running."""
 
-    def __init__(self, runner: TaskRunner, attempt: Attempt, stop: asyncio.Event | None) -> None:
+    def __init__(self, runner: TaskRunner, attempt: WorkflowAttempt, stop: asyncio.Event | None) -> None:
         self._runner = runner
         self._attempt = attempt
         self._stop = stop

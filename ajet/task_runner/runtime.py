@@ -24,11 +24,11 @@ from ajet.task_judge.base_judge import BaseJudge, load_judge
 from ajet.task_judge.group_judge import GroupJudge
 from ajet.task_judge.helper import HelperModel
 from ajet.task_runner.agent_workflow import load_workflow
-from ajet.task_runner.attempt import Attempt, AttemptRunner
+from ajet.task_runner.attempt import AttemptRunner, WorkflowAttempt
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.endings import LateJudge
 from ajet.task_runner.environments import find_environment, find_sandbox
-from ajet.task_runner.external_episodes import OutsideEpisodes, OutsideRunner
+from ajet.task_runner.external_episodes import ExternalEpisodes, OutsideRunner
 from ajet.task_runner.model import MakeEngine, Model, ModelLoader
 from ajet.task_runner.pool import OnEpisode, RolloutPool
 from ajet.task_runner.processes import ProcessRunner
@@ -72,7 +72,7 @@ class Runtime:
         self._parallel = parallel
         self._on_episode = on_episode
         self._on_start = on_start
-        self.outside: OutsideEpisodes | None = None
+        self.outside: ExternalEpisodes | None = None
         """With `wrapper_type: outside`: the episodes that programs elsewhere begin."""
         self._judge: BaseJudge | None = None
         self._stopped = False
@@ -137,7 +137,7 @@ class Runtime:
 
     # ------------------------------------------------------------ sessions, on the service loop
 
-    async def open_session(self, attempt: Attempt) -> EpisodeSession:
+    async def open_session(self, attempt: WorkflowAttempt) -> EpisodeSession:
         """The session of one attempt."""
         model = await asyncio.shield(asyncio.wrap_future(self._loader.loaded))
         if self._loader.engine_error is not None:
@@ -203,7 +203,7 @@ class Runtime:
     async def _open_to_outside(self) -> None:
         """From now on, programs elsewhere may begin episodes."""
         assert isinstance(self.attempts, OutsideRunner)
-        self.outside = OutsideEpisodes(
+        self.outside = ExternalEpisodes(
             self.config,
             self.pool.runner,
             self.attempts,

@@ -32,7 +32,7 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ajet.trainer.trainer import Trainer
+    from ajet.trainer.trainer import Updater
 
 log = logging.getLogger("ajet.trainer")
 
@@ -195,7 +195,7 @@ def _score(path: Path) -> float | None:
     return float(score) if score is not None else None
 
 
-def write_trainer(trainer: Trainer, tokenizer: Any, folder: Path) -> None:
+def write_trainer(trainer: Updater, tokenizer: Any, folder: Path) -> None:
     """Fill a checkpoint folder with everything but `state.json` and the marker."""
     from safetensors.torch import save_file
 
@@ -232,7 +232,7 @@ def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
         tokenizer.save_pretrained(folder / "hf")
 
 
-def read_trainer(trainer: Trainer, checkpoint: Checkpoint) -> None:
+def read_trainer(trainer: Updater, checkpoint: Checkpoint) -> None:
     """Restore the checkpoint's state into a newly built trainer."""
     from safetensors.torch import load_file
 
@@ -253,7 +253,7 @@ def read_trainer(trainer: Trainer, checkpoint: Checkpoint) -> None:
         trainer.kl_coef = float(counts["kl_coef"])
 
 
-def _read_reference(trainer: Trainer, path: Path) -> None:
+def _read_reference(trainer: Updater, path: Path) -> None:
     """A reference that moves. A run that lets it move only from now on starts with the one it was built with."""
     from safetensors.torch import load_file
 

@@ -59,7 +59,7 @@ class OptimSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class OptimizerStep:
     """The result of one optimiser step."""
 
     grad_norm: float
@@ -100,7 +100,7 @@ class MasterAdamW:
         else:
             self._adam = adam_8bit()(groups, **common)
 
-    def step(self, lr: float) -> StepResult:
+    def step(self, lr: float) -> OptimizerStep:
         """Clip the gradients, apply and clear them."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip_grad))
         applied = math.isfinite(norm)
@@ -114,7 +114,7 @@ class MasterAdamW:
             for names in self._groups(separate):
                 self._step_masters(names)
         self.clear(self._masters)
-        return StepResult(norm, applied)
+        return OptimizerStep(norm, applied)
 
     def _step_masters(self, names: list[str]) -> None:
         """Update float32 copies, and the weights from them."""

@@ -1,4 +1,4 @@
-"""`Trainer`: updates the weights from a batch of call trees and their credit."""
+"""`Updater`: updates the weights from a batch of call trees and their credit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TrainSettings:
     seed: int = 0
 
 
-class Trainer:
+class Updater:
     """Trains a Hugging Face causal model in place: an engine that shares its parameters sees every update."""
 
     def __init__(self, model: Any, settings: TrainSettings, *, reference: Any = None) -> None:

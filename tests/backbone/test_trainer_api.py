@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ajet import Task, Trainer, rollout
-from ajet.backbone.trainer_api import Run, _rows
+from ajet.backbone.trainer_api import FinishedRun, _rows
 from ajet.schema.errors import ConfigError, UserError
 
 SMALL = {
@@ -225,7 +225,7 @@ def test_data_sets_of_every_kind() -> None:
 
 
 def test_a_run_without_metrics_has_a_page_too(tmp_path: Path) -> None:
-    assert str(tmp_path) in Run(tmp_path)._repr_html_()
+    assert str(tmp_path) in FinishedRun(tmp_path)._repr_html_()
 
 
 @pytest.mark.parametrize(

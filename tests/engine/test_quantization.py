@@ -25,7 +25,7 @@ from ajet.trainer.checkpoint import CheckpointFolder, read_trainer, write_traine
 from ajet.trainer.executor import CompiledForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
-from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.trainer import TrainSettings, Updater
 from support.random_batches import credited_batch
 from support.small_models import gap, small_model, weights
 
@@ -63,7 +63,7 @@ def written_out(dtype: torch.dtype = torch.float32) -> Any:
 
 def gradient(model: Any) -> dict[str, torch.Tensor]:
     """Of one update, as the optimiser gets it, with packs as trees."""
-    trainer = Trainer(model, SETTINGS)
+    trainer = Updater(model, SETTINGS)
     found: dict[str, torch.Tensor] = {}
     step = trainer.optimizer.step
 
@@ -93,7 +93,7 @@ def test_compiled_layers_in_4_bits_update_alike(monkeypatch: pytest.MonkeyPatch)
     loss = LossSettings(kl_coef=0.1)
     optim = OptimSettings(lr=1e-3, eps=1.0, weight_decay=0.0)
     options: dict[str, Any] = {"gradient_checkpointing": True, "mini_batches": 2, "max_tokens": 60}
-    trainers = [Trainer(in_4_bits(), TrainSettings(loss, optim, compile=asked, **options)) for asked in (False, True)]
+    trainers = [Updater(in_4_bits(), TrainSettings(loss, optim, compile=asked, **options)) for asked in (False, True)]
     one, other = (trainer.update(credited_batch()) for trainer in trainers)
     assert other["train/grad_norm"] == pytest.approx(one["train/grad_norm"], rel=1e-4)
     assert isinstance(trainers[1]._executor([]).forward, CompiledForward)
@@ -118,7 +118,7 @@ def test_only_frozen_linear_layers_are_in_4_bits_and_take_what_the_plan_says() -
 
 
 def test_a_checkpoint_holds_whole_weights_and_a_resume_is_exact(tmp_path: Path) -> None:
-    trainer, again = Trainer(in_4_bits(), SETTINGS), Trainer(in_4_bits(), SETTINGS)
+    trainer, again = Updater(in_4_bits(), SETTINGS), Updater(in_4_bits(), SETTINGS)
     trainer.update(credited_batch(0))
     found = CheckpointFolder(tmp_path).save(1, {}, lambda path: write_trainer(trainer, None, path))
     assert found is not None

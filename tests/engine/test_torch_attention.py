@@ -13,7 +13,7 @@ from ajet.engine.attention_rules import ALL, Sight, Visibility
 from ajet.engine.torch import attention, readers
 from ajet.engine.torch.attention import LayerPlan, StepLayout
 from ajet.engine.torch.kv_cache import KVPool, KVShape
-from ajet.engine.torch.readers import Part
+from ajet.engine.torch.readers import PassPart
 from support.torch_helpers import copied, written
 
 SHAPE = KVShape(layers=2, heads=2, key_size=8, value_size=8)
@@ -27,14 +27,16 @@ def kinds(plan: LayerPlan) -> list[str]:
     return sorted(type(reader).__name__ for reader in plan.readers)
 
 
-def step_of(pool: KVPool, prefix: int, rows: int, counts: list[int], seed: int = 0) -> tuple[list[Part], list[Part]]:
+def step_of(
+    pool: KVPool, prefix: int, rows: int, counts: list[int], seed: int = 0
+) -> tuple[list[PassPart], list[PassPart]]:
     """Rows and chunks, all with the same first `prefix` tokens, and of different lengths."""
     rng = random.Random(seed)
     root = written(pool, prefix + 100)
     kvs = [root] + [copied(pool, prefix + 100, root, prefix) for _ in range(rows + len(counts) - 1)]
     rng.shuffle(kvs)
     contexts = [prefix + rng.randrange(30) for _ in kvs]
-    parts = [Part(kv, context, 1) for kv, context in zip(kvs, contexts, strict=True)]
+    parts = [PassPart(kv, context, 1) for kv, context in zip(kvs, contexts, strict=True)]
     chunks = [replace(part, count=count) for part, count in zip(parts[rows:], counts, strict=True)]
     return parts[:rows], chunks
 
@@ -78,7 +80,7 @@ def test_short_chunks_read_in_one_call_what_each_reads_alone(window: int | None)
     kvs = [written(pool, 150) for _ in range(13)]
     kvs.pop(6).keys_LHCD.fill_(float("nan"))  # what an idle neighbour holds touches nobody
     rng = random.Random(2)
-    chunks = [Part(kv, rng.randrange(40, 60), rng.randrange(15, 30)) for kv in kvs]
+    chunks = [PassPart(kv, rng.randrange(40, 60), rng.randrange(15, 30)) for kv in kvs]
     rng.shuffle(chunks)
     seen = windows(window)
     together, apart = StepLayout([], chunks, seen), StepLayout([], chunks, seen, apart=True)
@@ -102,7 +104,7 @@ def test_long_prefixes_of_groups_win_over_a_short_one_of_all() -> None:
     for _ in range(4):
         first = copied(pool, 1200, root, 64)
         group = [first, *(copied(pool, 1200, first, 1000) for _ in range(7))]
-        parts += [Part(kv, 1020, 1) for kv in group]
+        parts += [PassPart(kv, 1020, 1) for kv in group]
     layout = StepLayout(parts, [])
     assert [prefix.keys[0].shape[2] for prefix in layout.sharing.prefixes] == [992] * 4
     torch.testing.assert_close(
@@ -131,7 +133,7 @@ def test_rows_read_the_same_together_and_one_by_one(window: int | None) -> None:
     idle = kvs.pop(5)
     idle.keys_LHCD.fill_(float("nan"))  # what an idle neighbour holds touches nobody
     contexts = [60, 75, 61, 90, 60, 77, 64, 80, 99, 60, 63]
-    parts = [Part(kv, context, 1) for kv, context in zip(kvs, contexts, strict=True)]
+    parts = [PassPart(kv, context, 1) for kv, context in zip(kvs, contexts, strict=True)]
     query, key, value = torch.randn(1, 4, 11, 8), torch.randn(1, 2, 11, 8), torch.randn(1, 2, 11, 8)
     random.Random(1).shuffle(parts)
     seen = windows(window)
@@ -147,9 +149,9 @@ def test_rows_read_the_same_together_and_one_by_one(window: int | None) -> None:
 def test_rows_that_would_read_much_for_nothing_stay_apart() -> None:
     pool = pool_of()
     kvs = [written(pool, 1000) for _ in range(10)]
-    far = StepLayout([Part(kvs[0], 900, 1), Part(kvs[9], 900, 1)], [])
+    far = StepLayout([PassPart(kvs[0], 900, 1), PassPart(kvs[9], 900, 1)], [])
     assert kinds(far.plain) == ["Singles"]
-    near = StepLayout([Part(kvs[0], 900, 1), Part(kvs[1], 900, 1)], [])
+    near = StepLayout([PassPart(kvs[0], 900, 1), PassPart(kvs[1], 900, 1)], [])
     assert kinds(near.plain) == ["Batch"]
 
 

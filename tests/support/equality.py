@@ -119,9 +119,9 @@ def played() -> list[list[Any]]:
 
 def _sample_anew(groups: list[list[Any]], gap: float) -> None:
     from ajet.engine.model_source import ModelSource
-    from ajet.trainer.trainer import Trainer, TrainSettings
+    from ajet.trainer.trainer import TrainSettings, Updater
 
-    trainer = Trainer(ModelSource.resolve(MODEL).model("float32", "sdpa", "cpu"), TrainSettings())
+    trainer = Updater(ModelSource.resolve(MODEL).model("float32", "sdpa", "cpu"), TrainSettings())
     rng = np.random.default_rng(1)
     trees = [episode.tree for group in groups for episode in group]
     for (index, call), values in trainer.logprobs([(tree, _everything(tree)) for tree in trees]).items():
@@ -171,11 +171,11 @@ def local_trainer(config: Any, *, adam: bool = False) -> Any:
 
     from ajet.backbone.training_settings import train_settings
     from ajet.engine.model_source import ModelSource
-    from ajet.trainer.trainer import Trainer
+    from ajet.trainer.trainer import Updater
 
     settings = train_settings(config, STEPS)
     model = ModelSource.resolve(MODEL).model("float32", "sdpa", "cpu")
-    trainer = Trainer(model, settings, reference=reference_model() if settings.loss.kl_coef else None)
+    trainer = Updater(model, settings, reference=reference_model() if settings.loss.kl_coef else None)
     if not adam:
         trainer.optimizer._adam = torch.optim.SGD(model.parameters(), lr=LR)  # type: ignore[assignment]
     return trainer
@@ -195,10 +195,10 @@ def local_change(
 
 def known_logprobs(groups: list[list[Any]], model: Any) -> dict[tuple[str, int], Any]:
     """A model's logprobs of each call's trained tokens, by episode and call."""
-    from ajet.trainer.trainer import Trainer, TrainSettings
+    from ajet.trainer.trainer import TrainSettings, Updater
 
     episodes = [episode for group in groups for episode in group]
-    measured = Trainer(model.requires_grad_(True), TrainSettings()).logprobs(
+    measured = Updater(model.requires_grad_(True), TrainSettings()).logprobs(
         [(episode.tree, _everything(episode.tree)) for episode in episodes]
     )
     return {(episodes[index].episode_id, call): values for (index, call), values in measured.items()}

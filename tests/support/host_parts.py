@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from ajet.agents import ReActAgent
-from ajet.agents.model_function import Message, ParsedReply, ToolCall
+from ajet.agents.model_function import AgentReply, Message, ToolCall
 from ajet.agents.run import AgentRun
 from ajet.backbone.ray.verl.agent_loop import AjetAgentLoop
 from ajet.schema.task import WorkflowOutput, WorkflowTask
@@ -20,11 +20,11 @@ FILE = "HOST_RUN_FILE"
 class CalculatesFirst(ReActAgent):
     """A random model calls no tool: whatever it says first is taken for a call of the calculator."""
 
-    def parse(self, message: Message, run: AgentRun) -> ParsedReply:
+    def parse(self, message: Message, run: AgentRun) -> AgentReply:
         text = str(message.get("content") or "")
         if run.model_steps == 1:
-            return ParsedReply(text, (ToolCall("calculator", {"expression": "6*7"}, "call_0"),))
-        return ParsedReply(answer=text)
+            return AgentReply(text, (ToolCall("calculator", {"expression": "6*7"}, "call_0"),))
+        return AgentReply(answer=text)
 
 
 class Vowels(BaseJudge):

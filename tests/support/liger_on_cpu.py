@@ -18,7 +18,7 @@ from ajet.trainer.forward import BestForward, RowForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Item, Layout, items_of, make_packs
-from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.trainer import TrainSettings, Updater
 from support.random_batches import credited_batch
 from support.small_models import small_model, weights
 
@@ -52,7 +52,7 @@ def updates() -> dict[str, float]:
         model = small_model()
         optim = OptimSettings(lr=1e-3, eps=1.0, weight_decay=0.0)
         settings = TrainSettings(LossSettings(kl_coef=0.1), optim, mini_batches=2, max_tokens=60, liger=liger)
-        trainer = Trainer(model, settings, reference=small_model(seed=1))
+        trainer = Updater(model, settings, reference=small_model(seed=1))
         metrics = trainer.update(credited_batch(2))
         ends.append((weights(model), metrics))
     (one, before), (other, after) = ends

@@ -17,7 +17,7 @@ from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, Sa
 from ajet.schema.episode import CallTree, Ledger, Outcome
 from ajet.schema.errors import ContextOverflowError, RewardError
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_runner.attempt import Attempt
+from ajet.task_runner.attempt import WorkflowAttempt
 from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
 from ajet.task_runner.tuner import AjetTuner
@@ -135,12 +135,12 @@ class SmallProvider:
         self.engine = engine
         self.loop = asyncio.get_running_loop()
         self.sessions: list[EpisodeSession] = []
-        self.attempts: list[Attempt] = []
+        self.attempts: list[WorkflowAttempt] = []
         self.gateway: Gateway | None = None
         self._starting = asyncio.Lock()
         self._max_model_len = max_model_len
 
-    async def open_session(self, attempt: Attempt) -> EpisodeSession:
+    async def open_session(self, attempt: WorkflowAttempt) -> EpisodeSession:
         session = EpisodeSession(
             episode_id=attempt.episode_id,
             tracker=SmallTracker(self._max_model_len),

@@ -21,7 +21,7 @@ from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import Judgement
 from ajet.task_judge.group_judge import JudgedEpisode
 from ajet.task_judge.helper import HelperError
-from ajet.task_judge.rm_auto_grader_judge import AutoGraderJudge, Rank, Score
+from ajet.task_judge.rm_auto_grader_judge import AutoGraderJudge, GraderScore, Rank
 from ajet.task_judge.rubrics import Rubrics, RubricsError
 from ajet.task_judge.rubrics_judge import RubricsJudge
 from support.scripted_helper import helper
@@ -215,5 +215,5 @@ def test_a_script_of_the_former_judge(tmp_path: Path, monkeypatch: pytest.Monkey
             return await judge._async_compute_reward(Task(main_query="3 + 4?"), output)
 
         good, bad = (WorkflowOutput(metadata={"final_answer": text}) for text in ("7", "8"))
-        assert asyncio.run(ask(good)) == Score(1.0, "because")
+        assert asyncio.run(ask(good)) == GraderScore(1.0, "because")
         assert asyncio.run(ask([bad, good])) == Rank([2, 1], "because")

@@ -19,7 +19,7 @@ import torch
 from ajet.trainer.checkpoint import MARKER, CheckpointError, CheckpointFolder, load, read_trainer, write_trainer
 from ajet.trainer.loss import AdaptiveKL, LossSettings
 from ajet.trainer.optimizer import OptimSettings
-from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.trainer import TrainSettings, Updater
 from support import SUPPORT
 from support.random_batches import credited_batch
 from support.small_models import gap, small_model, weights
@@ -134,18 +134,18 @@ SETTINGS = TrainSettings(LossSettings(), OptimSettings(lr=1e-2, schedule="cosine
 
 
 def test_a_trainer_resumes_bit_for_bit(tmp_path: Path) -> None:
-    straight = Trainer(small_model(), SETTINGS)
+    straight = Updater(small_model(), SETTINGS)
     for step in range(6):
         straight.update(credited_batch(step))
 
-    first = Trainer(small_model(), SETTINGS)
+    first = Updater(small_model(), SETTINGS)
     for step in range(3):
         first.update(credited_batch(step))
     folder = CheckpointFolder(tmp_path)
     assert folder.save(3, {}, lambda path: write_trainer(first, None, path)) is not None
     draws = (random.random(), np.random.random(), float(torch.rand(1)))
 
-    second = Trainer(small_model(seed=5), SETTINGS)
+    second = Updater(small_model(seed=5), SETTINGS)
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
     found = folder.newest()
     assert found is not None
@@ -163,8 +163,8 @@ def test_a_moving_reference_and_coefficient_resume_bit_for_bit(tmp_path: Path) -
         kl_adaptive=AdaptiveKL(0.01), reference_sync=2, mini_batches=2, epochs=2,
     )  # fmt: skip
 
-    def build(seed: int = 0) -> Trainer:
-        return Trainer(small_model(seed=seed), settings, reference=small_model())
+    def build(seed: int = 0) -> Updater:
+        return Updater(small_model(seed=seed), settings, reference=small_model())
 
     straight, first, second = build(), build(), build(seed=5)
     for step in range(6):
@@ -189,9 +189,9 @@ def test_states_in_8_bits_resume_bit_for_bit(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     settings = TrainSettings(optim=OptimSettings(lr=1e-3, state_bits=8))
 
-    def build(seed: int = 0) -> Trainer:
+    def build(seed: int = 0) -> Updater:
         # bitsandbytes leaves parameters below 4096 numbers in 32 bits
-        return Trainer(small_model(seed=seed, intermediate_size=256), settings)
+        return Updater(small_model(seed=seed, intermediate_size=256), settings)
 
     trainer, again = build(), build(seed=5)
     trainer.update(credited_batch(0))
@@ -210,10 +210,10 @@ def test_states_in_8_bits_resume_bit_for_bit(tmp_path: Path) -> None:
 def test_dropout_of_adapters_resumes_bit_for_bit(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
 
-    def build() -> Trainer:
+    def build() -> Updater:
         config = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.3)
         torch.manual_seed(3)
-        return Trainer(peft.get_peft_model(small_model(), config), SETTINGS)
+        return Updater(peft.get_peft_model(small_model(), config), SETTINGS)
 
     trainer, again = build(), build()
     for step in range(2):
@@ -229,7 +229,7 @@ def test_dropout_of_adapters_resumes_bit_for_bit(tmp_path: Path) -> None:
 def test_the_weights_load_with_transformers(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    trainer = Trainer(small_model(), SETTINGS)
+    trainer = Updater(small_model(), SETTINGS)
     trainer.update(credited_batch())
     write_trainer(trainer, None, tmp_path)
     assert gap(weights(AutoModelForCausalLM.from_pretrained(tmp_path / "hf")), weights(trainer.model)) == 0.0
@@ -240,10 +240,10 @@ def test_a_lora_checkpoint_holds_adapter_and_merged_weights(tmp_path: Path) -> N
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
 
-    def build() -> Trainer:
+    def build() -> Updater:
         config = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
         torch.manual_seed(3)
-        return Trainer(peft.get_peft_model(small_model(), config), SETTINGS)
+        return Updater(peft.get_peft_model(small_model(), config), SETTINGS)
 
     trainer = build()
     trainer.update(credited_batch())
@@ -264,11 +264,11 @@ def test_a_lora_checkpoint_holds_adapter_and_merged_weights(tmp_path: Path) -> N
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
-    trainer = Trainer(small_model(), SETTINGS)
+    trainer = Updater(small_model(), SETTINGS)
     found = CheckpointFolder(tmp_path).save(1, {}, lambda path: write_trainer(trainer, None, path))
     assert found is not None
     with pytest.raises(CheckpointError, match="step_1 does not fit"):
-        read_trainer(Trainer(small_model(num_hidden_layers=1), SETTINGS), found)
+        read_trainer(Updater(small_model(num_hidden_layers=1), SETTINGS), found)
 
 
 def test_the_marker_lists_every_file(tmp_path: Path) -> None:

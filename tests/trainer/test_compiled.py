@@ -22,7 +22,7 @@ from ajet.trainer.forward import BestForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Item, Layout, items_of
-from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.trainer import TrainSettings, Updater
 from support.random_batches import credited_batch
 from support.small_models import gap, small_model, weights
 from support.windowed_models import windowed_model
@@ -77,7 +77,7 @@ def test_updates_are_those_without_and_no_length_is_compiled_anew(
     thrifty = {"gradient_checkpointing": True, "logits_chunk": 7}
     models = [small_model(), small_model()]
     trainers = [
-        Trainer(model, settings(compile=asked, **thrifty)) for model, asked in zip(models, (False, True), strict=True)
+        Updater(model, settings(compile=asked, **thrifty)) for model, asked in zip(models, (False, True), strict=True)
     ]
     warm: dict[str, int] = {}
     for step in range(4):

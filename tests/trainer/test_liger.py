@@ -12,7 +12,7 @@ import pytest
 
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.trainer.output_head import require_liger, why_not_liger
-from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.trainer import TrainSettings, Updater
 from support import SUPPORT
 from support.small_models import small_model
 
@@ -37,7 +37,7 @@ def test_without_the_package_it_is_refused_before_anything_is_trained(monkeypatc
     with pytest.raises(
         MissingDependencyError, match=r"trainer_common\.logits_kernel: liger needs liger-kernel .*\[liger\]"
     ):
-        Trainer(small_model(), TrainSettings(liger=True))
+        Updater(small_model(), TrainSettings(liger=True))
 
 
 def test_without_a_gpu_it_is_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:

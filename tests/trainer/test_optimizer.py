@@ -11,14 +11,14 @@ import torch
 from ajet.schema.errors import MissingDependencyError
 from ajet.trainer import optimizer
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
-from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.trainer import TrainSettings, Updater
 from support.random_batches import credited_batch
 from support.small_models import gap, small_model, weights
 
 
 def test_half_precision_keeps_its_true_weights_in_float32() -> None:
     model = small_model().to(torch.bfloat16)
-    trainer = Trainer(model, TrainSettings(optim=OptimSettings(lr=1e-6, weight_decay=0.0)))
+    trainer = Updater(model, TrainSettings(optim=OptimSettings(lr=1e-6, weight_decay=0.0)))
     before = weights(model)
     masters = {name: t.clone() for name, t in trainer.optimizer.tensors().items() if name.endswith("|master")}
     trainer.update(credited_batch(5))
@@ -39,7 +39,7 @@ def test_learning_rate_schedules() -> None:
 
 def test_all_updates_of_a_step_have_its_learning_rate() -> None:
     optim = OptimSettings(lr=1.0, warmup_steps=4)
-    trainer = Trainer(small_model(), TrainSettings(optim=optim, mini_batches=3))
+    trainer = Updater(small_model(), TrainSettings(optim=optim, mini_batches=3))
     assert [trainer.update(credited_batch(step))["train/lr"] for step in range(3)] == [0.25, 0.5, 0.75]
 
 
@@ -48,7 +48,7 @@ def test_eps_bounds_the_step_of_small_gradients() -> None:
     for eps in (1e-8, 1e3):
         model = small_model()
         before = weights(model)
-        Trainer(model, TrainSettings(optim=OptimSettings(lr=1e-2, eps=eps, weight_decay=0.0))).update(credited_batch())
+        Updater(model, TrainSettings(optim=OptimSettings(lr=1e-2, eps=eps, weight_decay=0.0))).update(credited_batch())
         moved.append(gap(before, weights(model)))
     assert moved[1] < 1e-4 < moved[0]
 
@@ -56,7 +56,7 @@ def test_eps_bounds_the_step_of_small_gradients() -> None:
 def test_states_in_8_bits_are_refused_by_name_where_they_can_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     with pytest.raises(MissingDependencyError, match=r"optim\.state_bits.*bitsandbytes"):
-        Trainer(small_model(), TrainSettings(optim=OptimSettings(state_bits=8)))
+        Updater(small_model(), TrainSettings(optim=OptimSettings(state_bits=8)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -65,7 +65,7 @@ def test_groups_of_weights_are_updated_as_all_together(dtype: torch.dtype, monke
     for size in (optimizer.GROUP_BYTES, 1):
         monkeypatch.setattr(optimizer, "GROUP_BYTES", size)
         model = small_model().to(dtype)
-        trainer = Trainer(model, TrainSettings(optim=OptimSettings(lr=1e-3), mini_batches=2, max_tokens=60))
+        trainer = Updater(model, TrainSettings(optim=OptimSettings(lr=1e-3), mini_batches=2, max_tokens=60))
         for step in range(2):
             trainer.update(credited_batch(step))
         assert all(parameter.grad is None for parameter in model.parameters())

@@ -15,7 +15,7 @@ from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.output_head import LOGITS_BYTES, HiddenStates, chunk_positions
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
-from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.trainer import TrainSettings, Updater
 from support.random_batches import credited_batch
 from support.small_models import gap, small_model, weights
 
@@ -77,7 +77,7 @@ def test_two_mini_batches_of_ragged_calls_update_alike() -> None:
             max_tokens=60,
             logits_chunk=chunk,
         )
-        metrics = Trainer(model, settings).update(batch)
+        metrics = Updater(model, settings).update(batch)
         results.append((weights(model), metrics))
     (one, plain), (other, chunked) = results
     assert chunked["train/grad_norm"] == pytest.approx(plain["train/grad_norm"], rel=1e-5)

@@ -10,7 +10,7 @@ from ajet.trainer.credit.weights import EpisodeCredit
 from ajet.trainer.executor import ModelTeacher
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
-from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.trainer import TrainSettings, Updater
 from support.random_batches import credited_batch
 from support.small_models import small_model
 
@@ -27,7 +27,7 @@ def without_reward(seed: int) -> list[tuple[CallTree, EpisodeCredit]]:
 
 def test_a_teacher_scores_tokens_as_the_trainer_does() -> None:
     batch = credited_batch(3)
-    expected = Trainer(small_model(seed=7), TrainSettings(optim=OPTIM)).logprobs(batch)
+    expected = Updater(small_model(seed=7), TrainSettings(optim=OPTIM)).logprobs(batch)
     for budget in (40, 10_000):
         found = ModelTeacher(small_model(seed=7), budget).logprobs(batch)
         assert found.keys() == expected.keys()
@@ -47,7 +47,7 @@ def test_the_gradient_does_not_depend_on_packs() -> None:
     norms = []
     for budget in (None, 50):
         settings = TrainSettings(LossSettings(correction=None), OPTIM, max_tokens=budget)
-        norms.append(Trainer(small_model(), settings).update(batch, taught)["train/grad_norm"])
+        norms.append(Updater(small_model(), settings).update(batch, taught)["train/grad_norm"])
     assert norms[0] > 0
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
@@ -55,7 +55,7 @@ def test_the_gradient_does_not_depend_on_packs() -> None:
 def test_the_policy_moves_towards_what_the_teacher_finds_likely() -> None:
     batch = without_reward(2)
     taught = ModelTeacher(small_model(seed=7), 1000).logprobs(batch)
-    trainer = Trainer(small_model(), TrainSettings(LossSettings(correction=None), OPTIM))
+    trainer = Updater(small_model(), TrainSettings(LossSettings(correction=None), OPTIM))
     before = trainer.logprobs(batch)
     trainer.update(batch, taught)
     after = trainer.logprobs(batch)

@@ -16,7 +16,7 @@ from ajet.trainer.forward import RowForward
 from ajet.trainer.loss import AdaptiveKL, Correction, CorrectionMode, Level, LossSettings, PolicyLoss
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Layout, items_of
-from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.trainer import TrainSettings, Updater
 from support.random_batches import credited_batch
 from support.small_models import gap, small_model, weights
 
@@ -27,7 +27,7 @@ MASKED_SEQUENCES = Correction(CorrectionMode.MASKED, level=Level.SEQUENCE, low=0
 def test_an_update_moves_probability_towards_rewarded_tokens() -> None:
     model = small_model()
     batch = credited_batch()
-    trainer = Trainer(model, TrainSettings(LossSettings(correction=None), OPTIM))
+    trainer = Updater(model, TrainSettings(LossSettings(correction=None), OPTIM))
     before = trainer.logprobs(batch)
     metrics = trainer.update(batch)
     after = trainer.logprobs(batch)
@@ -46,7 +46,7 @@ def test_a_token_budget_changes_nothing_but_the_number_of_packs() -> None:
     results = []
     for budget in (None, 50):
         model = small_model()
-        trainer = Trainer(model, TrainSettings(optim=OptimSettings(lr=1e-3), max_tokens=budget))
+        trainer = Updater(model, TrainSettings(optim=OptimSettings(lr=1e-3), max_tokens=budget))
         metrics = trainer.update(batch)
         results.append((weights(model), metrics))
     (one, whole), (other, split) = results
@@ -59,7 +59,7 @@ def test_a_token_budget_changes_nothing_but_the_number_of_packs() -> None:
 @pytest.mark.parametrize("loss", [PolicyLoss.PPO, PolicyLoss.GSPO])
 def test_mini_batches_use_old_logprobs_and_keep_the_scale(loss: PolicyLoss) -> None:
     model = small_model()
-    trainer = Trainer(model, TrainSettings(LossSettings(loss, correction=None), OPTIM, mini_batches=3, max_tokens=60))
+    trainer = Updater(model, TrainSettings(LossSettings(loss, correction=None), OPTIM, mini_batches=3, max_tokens=60))
     metrics = trainer.update(credited_batch(2))
     assert metrics["train/updates"] == 3 == trainer.updates
     assert metrics["loss/ratio_max"] != pytest.approx(1.0, abs=1e-6)
@@ -69,7 +69,7 @@ def test_mini_batches_use_old_logprobs_and_keep_the_scale(loss: PolicyLoss) -> N
 def test_a_mini_batch_weighs_its_episodes_as_a_batch_of_its_own(norm: LossNorm) -> None:
     batch = credited_batch(2)
     trees = dict(enumerate(tree for tree, _ in batch))
-    trainer = Trainer(small_model(), TrainSettings(mini_batches=3))
+    trainer = Updater(small_model(), TrainSettings(mini_batches=3))
     tokens = {index: tree.trained_tokens for index, tree in trees.items()}
     weight = {
         LossNorm.TOKEN_MEAN: lambda part, _: 1 / sum(tokens[e] for e in part),
@@ -95,21 +95,21 @@ def test_kl_pulls_towards_the_reference() -> None:
     for _, credit in batch:
         for call in credit.calls:
             call.entries = [(0.0, weight) for _, weight in call.entries]
-    trainer = Trainer(model, TrainSettings(LossSettings(kl_coef=1.0), OPTIM), reference=reference)
+    trainer = Updater(model, TrainSettings(LossSettings(kl_coef=1.0), OPTIM), reference=reference)
     kls = [trainer.update(batch)["loss/kl"] for _ in range(8)]
     assert kls[-1] < kls[0]
 
 
 def test_a_kl_term_without_a_reference_is_refused() -> None:
     with pytest.raises(ValueError, match="reference"):
-        Trainer(small_model(), TrainSettings(LossSettings(kl_coef=0.1)))
+        Updater(small_model(), TrainSettings(LossSettings(kl_coef=0.1)))
 
 
 def test_a_batch_without_anything_to_train_changes_nothing() -> None:
     model = small_model()
     batch = [(tree, EpisodeCredit(c.episode_id, [CallCredit() for _ in c.calls])) for tree, c in credited_batch()]
     before = weights(model)
-    trainer = Trainer(model, TrainSettings(optim=OPTIM))
+    trainer = Updater(model, TrainSettings(optim=OPTIM))
     assert trainer.update(batch) == {"train/updates": 0.0, "tokens/trained": 0.0}
     assert gap(before, weights(model)) == 0.0
     assert trainer.updates == 0
@@ -118,7 +118,7 @@ def test_a_batch_without_anything_to_train_changes_nothing() -> None:
 def test_a_gradient_that_is_not_finite_is_not_applied(caplog: pytest.LogCaptureFixture) -> None:
     model = small_model()
     batch = credited_batch()
-    trainer = Trainer(model, TrainSettings(LossSettings(correction=None), OPTIM))
+    trainer = Updater(model, TrainSettings(LossSettings(correction=None), OPTIM))
     trainer.logprobs(batch)
     for _, credit in batch:
         for call in credit.calls:
@@ -134,7 +134,7 @@ def test_gradient_checkpointing_gives_the_same_update() -> None:
     found = []
     for checkpointing in (False, True):
         model = small_model()
-        Trainer(model, TrainSettings(optim=OPTIM, gradient_checkpointing=checkpointing)).update(batch)
+        Updater(model, TrainSettings(optim=OPTIM, gradient_checkpointing=checkpointing)).update(batch)
         found.append(weights(model))
     assert gap(*found) < 1e-6
 
@@ -143,8 +143,8 @@ def test_rows_and_trees_update_alike() -> None:
     batch = credited_batch(7)
     tree_model = small_model()
     row_model = copy.deepcopy(tree_model)
-    tree = Trainer(tree_model, TrainSettings(optim=OptimSettings(lr=1e-3)))
-    rows = Trainer(row_model, TrainSettings(optim=OptimSettings(lr=1e-3)))
+    tree = Updater(tree_model, TrainSettings(optim=OptimSettings(lr=1e-3)))
+    rows = Updater(row_model, TrainSettings(optim=OptimSettings(lr=1e-3)))
     rows._chosen = Chosen(RowForward(budget=100), (Layout.MERGED,))
     assert tree.update(batch)["train/grad_norm"] == pytest.approx(rows.update(batch)["train/grad_norm"], rel=1e-5)
 
@@ -154,7 +154,7 @@ def test_lora_trains_adapters_and_its_base_is_the_reference() -> None:
     base = small_model()
     frozen = weights(base)
     model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
-    trainer = Trainer(model, TrainSettings(LossSettings(kl_coef=0.1), OPTIM))
+    trainer = Updater(model, TrainSettings(LossSettings(kl_coef=0.1), OPTIM))
     batch = credited_batch(9)
     first = trainer.update(batch)
     second = trainer.update(batch)
@@ -168,7 +168,7 @@ def test_updates_repeat_bit_for_bit() -> None:
     found = []
     for _ in range(2):
         model = small_model()
-        trainer = Trainer(model, TrainSettings(optim=OPTIM, mini_batches=2))
+        trainer = Updater(model, TrainSettings(optim=OPTIM, mini_batches=2))
         for seed in range(3):
             trainer.update(credited_batch(seed))
         found.append(weights(model))
@@ -178,7 +178,7 @@ def test_updates_repeat_bit_for_bit() -> None:
 def test_logprobs_are_those_of_the_models_own_forward() -> None:
     model = small_model()
     batch = credited_batch(10)
-    known = Trainer(model, TrainSettings(optim=OPTIM)).logprobs(batch)
+    known = Updater(model, TrainSettings(optim=OPTIM)).logprobs(batch)
     for (episode, index), values in known.items():
         tree = batch[episode][0]
         call = tree.calls[index]
@@ -193,7 +193,7 @@ def test_logprobs_are_those_of_the_models_own_forward() -> None:
 def test_every_pass_over_a_batch_is_compared_with_the_policy_before_the_first() -> None:
     batch = credited_batch(2)
     model = small_model()
-    trainer = Trainer(model, TrainSettings(LossSettings(correction=None), OPTIM, epochs=3))
+    trainer = Updater(model, TrainSettings(LossSettings(correction=None), OPTIM, epochs=3))
     before = trainer.logprobs(batch)
     metrics = trainer.update(batch)
     assert metrics["train/updates"] == 3 == trainer.updates
@@ -203,7 +203,7 @@ def test_every_pass_over_a_batch_is_compared_with_the_policy_before_the_first() 
 
 
 def test_passes_multiply_with_mini_batches() -> None:
-    trainer = Trainer(small_model(), TrainSettings(LossSettings(), OPTIM, mini_batches=2, epochs=2))
+    trainer = Updater(small_model(), TrainSettings(LossSettings(), OPTIM, mini_batches=2, epochs=2))
     assert trainer.update(credited_batch(2))["train/updates"] == 4
 
 
@@ -212,7 +212,7 @@ def test_corrections_by_trajectory_see_all_packs(correction: Correction) -> None
     batch = credited_batch(1)
     norms = []
     for budget in (None, 50):
-        trainer = Trainer(small_model(), TrainSettings(LossSettings(correction=correction), OPTIM, max_tokens=budget))
+        trainer = Updater(small_model(), TrainSettings(LossSettings(correction=correction), OPTIM, max_tokens=budget))
         norms.append(trainer.update(batch)["train/grad_norm"])
     assert norms[0] > 0
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
@@ -220,7 +220,7 @@ def test_corrections_by_trajectory_see_all_packs(correction: Correction) -> None
 
 def test_the_reference_follows_every_few_steps() -> None:
     reference, model = small_model(seed=1), small_model()
-    trainer = Trainer(model, TrainSettings(LossSettings(kl_coef=0.1), OPTIM, reference_sync=2), reference=reference)
+    trainer = Updater(model, TrainSettings(LossSettings(kl_coef=0.1), OPTIM, reference_sync=2), reference=reference)
     start = weights(reference)
     trainer.update(credited_batch(0))
     assert gap(start, weights(reference)) == 0.0
@@ -233,7 +233,7 @@ def test_the_kl_coefficient_follows_its_target() -> None:
     found = {}
     for target in (1e-6, 1e3):
         settings = TrainSettings(LossSettings(kl_coef=0.1), OPTIM, kl_adaptive=AdaptiveKL(target))
-        trainer = Trainer(small_model(), settings, reference=small_model(seed=1))
+        trainer = Updater(small_model(), settings, reference=small_model(seed=1))
         found[target] = [trainer.update(credited_batch(step))["train/kl_coef"] for step in range(3)]
     assert found[1e-6] == pytest.approx([0.1, 0.1 * 1.02, 0.1 * 1.02**2])
     assert found[1e3] == pytest.approx([0.1, 0.1 * 0.98, 0.1 * 0.98**2])
@@ -256,7 +256,7 @@ def test_the_dropout_of_adapters_acts_on_the_gradient_alone() -> None:
     norms = {}
     for dropout in (0.0, 0.5):
         model = lora(dropout)
-        trainer = Trainer(model, TrainSettings(LossSettings(correction=None), OPTIM))
+        trainer = Updater(model, TrainSettings(LossSettings(correction=None), OPTIM))
         before = trainer.logprobs(batch)
         metrics = trainer.update(batch)
         norms[dropout] = metrics["train/grad_norm"]
@@ -274,7 +274,7 @@ def test_a_temperature_near_zero_is_trained_as_it_was_recorded() -> None:
         for tree, _ in batch:
             for call in tree.calls:
                 call.sampling = Sampling(temperature=temperature)
-        known[temperature] = Trainer(small_model(), TrainSettings(optim=OPTIM)).logprobs(batch)
+        known[temperature] = Updater(small_model(), TrainSettings(optim=OPTIM)).logprobs(batch)
     for key, values in known[1.0].items():
         assert np.array_equal(values, known[0.0][key])
         assert np.array_equal(values, known[1e-6][key])

@@ -17,7 +17,7 @@ from ajet.trainer.executor import check_trees, tree_support
 from ajet.trainer.forward import RowForward
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Layout, items_of, make_packs
-from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.trainer import TrainSettings, Updater
 from support.random_batches import credited_batch
 from support.small_models import VOCAB, small_model
 from support.windowed_models import windowed_model
@@ -44,7 +44,7 @@ def test_a_rotary_embedding_that_depends_on_the_length_trains_rows_and_says_so(
     if kind == "longrope":
         rope |= LONGROPE
     model = small_model("llama", rope_parameters=rope)
-    trainer = Trainer(model, TrainSettings(optim=OPTIM))
+    trainer = Updater(model, TrainSettings(optim=OPTIM))
     with caplog.at_level(logging.WARNING, "ajet.trainer"):
         assert trainer.update(credited_batch())["train/updates"] == 1
         trainer.update(credited_batch())
@@ -91,7 +91,7 @@ def test_a_model_that_ignores_the_layout_is_found_out(caplog: pytest.LogCaptureF
         return output + 0.1 * hidden_states.cumsum(1), attention  # mixes in every earlier token of the pack
 
     model.model.layers[0].self_attn.forward = leaky
-    trainer = Trainer(model, TrainSettings(optim=OPTIM))
+    trainer = Updater(model, TrainSettings(optim=OPTIM))
     assert trainer.update(credited_batch(6))["train/updates"] == 1
     assert "training in rows" in caplog.text and "differ" in caplog.text
 
@@ -140,7 +140,7 @@ def test_each_call_has_the_rotary_embedding_of_its_own_length(kind: str) -> None
     if kind == "longrope":
         rope |= {**LONGROPE, "long_factor": [8.0] * 4}
     model = small_model("llama", rope_parameters=rope, max_position_embeddings=16)
-    trainer = Trainer(model, TrainSettings(optim=OPTIM, max_tokens=64))
+    trainer = Updater(model, TrainSettings(optim=OPTIM, max_tokens=64))
     batch = crossing_batch()
     for _ in range(2):  # in the second pass, the longest row was computed before
         found = trainer.logprobs(batch)

@@ -1,4 +1,4 @@
-"""`Trainer.update` as a whole against the papers' formulas on plain rows: passes, mini-batches, adapters and packs
+"""`Updater.update` as a whole against the papers' formulas on plain rows: passes, mini-batches, adapters and packs
 together, with plain AdamW behind them."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ajet.trainer.credit import CreditSettings, LossNorm
 from ajet.trainer.credit.weights import mini_batches
 from ajet.trainer.loss import Correction, CorrectionMode, KLType, Level, LossSettings, PolicyLoss
 from ajet.trainer.optimizer import OptimSettings
-from ajet.trainer.trainer import Trainer, TrainSettings
+from ajet.trainer.trainer import TrainSettings, Updater
 from support.random_batches import random_batch
 
 SEED = 5
@@ -181,7 +181,7 @@ def test_an_update_is_that_of_plain_rows(case: str, multiplicity: bool) -> None:
         model = adapted(model)
     expected = copy.deepcopy(model)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    metrics = Trainer(model, settings).update([(e.tree, c) for e, c in zip(episodes, credit.episodes, strict=True)])
+    metrics = Updater(model, settings).update([(e.tree, c) for e, c in zip(episodes, credit.episodes, strict=True)])
     by_hand(expected, rows_of(episodes, credit), settings, norm)
     assert metrics["train/updates"] == settings.mini_batches * settings.epochs
     for name, parameter in expected.named_parameters():

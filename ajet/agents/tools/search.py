@@ -1,4 +1,4 @@
-"""`Search`: text and file names in the episode's sandbox, by ripgrep where it is installed, else by grep and find.
+"""`SearchFiles`: text and file names in the episode's sandbox, by ripgrep where it is installed, else by grep and find.
 
 Patterns and paths are arguments of a program and never part of a shell line.
 """
@@ -17,7 +17,7 @@ LINE_CHARS = 400
 MAX_CONTEXT = 20
 
 
-class Search:
+class SearchFiles:
     """The tool."""
 
     def __init__(self, *, name: str = "search", max_results: int = 100, output_chars: int = 16_000) -> None:

@@ -51,14 +51,14 @@ class AllowList:
             )
         self._entries = list(entries)
         self._networks: list[NetworkRange] = []
-        self._places: list[_Place] = []
+        self._places: list[_AllowedPlace] = []
         for entry in entries:
             if not isinstance(entry, str) or not entry.strip():
                 raise ToolSetupError(f"web_fetch.allow: {entry!r} is no host")
             try:
                 self._networks.append(ipaddress.ip_network(entry.strip("[]"), strict=False))
             except ValueError:
-                self._places.append(_Place(entry))
+                self._places.append(_AllowedPlace(entry))
 
     def __str__(self) -> str:
         shown = ", ".join(self._entries[:SHOWN])
@@ -107,7 +107,7 @@ class AllowList:
         return any(place.host == host for place in self._places)
 
 
-class _Place:
+class _AllowedPlace:
     """One entry that names a host."""
 
     def __init__(self, entry: str) -> None:
@@ -182,7 +182,7 @@ _ENDS = {name: re.compile(f"</{name}\\b", re.IGNORECASE) for name in HIDDEN | {"
 
 def page_text(html: str, url: str = "") -> str:
     """The text of a page: its title, then its content, a line for each block."""
-    reader = _Reader(url)
+    reader = _PageReader(url)
     for piece, is_tag in _pieces(html):
         if is_tag:
             reader.tag(piece)
@@ -224,7 +224,7 @@ def _pieces(html: str) -> Iterator[tuple[str, bool]]:
     yield html[at:], False
 
 
-class _Reader:
+class _PageReader:
     def __init__(self, url: str) -> None:
         self._url = url
         self._title = ""

@@ -49,7 +49,7 @@ def reply_ids(
     """The ids after the prompt of `history`, including the end token. Raises ValueError if no reply reads like this."""
     # a template may change earlier thoughts for a last reply, but a reply doesn't depend on them
     before = [_without_reasoning(message) for message in plain_messages(history)]
-    place = _Place(renderer, parser, before, tools, kwargs or {})
+    place = _LinePlace(renderer, parser, before, tools, kwargs or {})
     said = plain_message(reply, f"messages[{len(history)}]")
     reasoning, answer = split_reasoning(said)[0], _without_reasoning(said)
     text, end = place.ended(place.after_prompt(answer, reasoning), answer)
@@ -57,7 +57,7 @@ def reply_ids(
     return renderer.encoder.continuation(text + end)
 
 
-class _Place:
+class _LinePlace:
     """Where a reply is to be written: after this history, with these tools and template arguments."""
 
     def __init__(

@@ -37,7 +37,7 @@ from ajet.trainer.checkpoint import Checkpoint, read_trainer, write_trainer
 from ajet.trainer.credit import Credit, EpisodeSummary
 from ajet.trainer.credit.weights import EpisodeCredit
 from ajet.trainer.executor import Logprobs, ModelTeacher
-from ajet.trainer.trainer import Trainer
+from ajet.trainer.trainer import Updater
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -153,7 +153,7 @@ class Learner:
             _mention_gpus()
         on_gpu = next(model.parameters()).device.type == "cuda"
         settings = train_settings(config, total_steps, on_gpu=on_gpu)
-        self.trainer = Trainer(model, settings, reference=self._reference(settings.loss.kl_coef))
+        self.trainer = Updater(model, settings, reference=self._reference(settings.loss.kl_coef))
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         self._gap = GapWatch(dtype, length_dependent_rope(model))
         self._teacher = teacher_of(config, runtime, self.tokenizer, self.trainer.budget)

@@ -31,7 +31,7 @@ from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Spent
 from ajet.prompt_tuning.candidate import Checks, ProposerError
 from ajet.prompt_tuning.proposal import Proposer, Reply, Request
 from ajet.prompt_tuning.search import Search, Sizes
-from ajet.prompt_tuning.trial import Comparison, Purpose, compare
+from ajet.prompt_tuning.trial import Purpose, TemplateComparison, compare
 from ajet.schema.errors import ConfigError
 from ajet.schema.resources import read_prompts
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
@@ -123,7 +123,7 @@ def score_text(score: float | None) -> str:
     return "no score" if score is None else f"{score:.3f}"
 
 
-def end_text(search: Search, comparison: Comparison | None, why: str, best_file: Path) -> str:
+def end_text(search: Search, comparison: TemplateComparison | None, why: str, best_file: Path) -> str:
     """The report."""
     best, start = search.best, search.start
     lines = ["", f"ended      {why}"]
@@ -142,7 +142,7 @@ def end_text(search: Search, comparison: Comparison | None, why: str, best_file:
     return "\n".join(lines)
 
 
-def confirmation_text(comparison: Comparison | None) -> str:
+def confirmation_text(comparison: TemplateComparison | None) -> str:
     """What the unseen tasks say."""
     if comparison is None:
         return "not at all: no tasks were kept for it (prompt_tuning.confirmation_tasks), so the gain may be luck"
@@ -338,7 +338,7 @@ class PromptRun:
             self.progress.step(search.round, metrics)
         self.progress.message(round_line(search))
 
-    async def _confirm(self, search: Search) -> Comparison | None:
+    async def _confirm(self, search: Search) -> TemplateComparison | None:
         """Compare the best with the start on unseen tasks."""
         tasks = list(self.split.confirmation)
         score = search.validation_of(search.best)

@@ -185,7 +185,7 @@ class BatchRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RowLayout:
     """Where the rows of a batch go."""
 
     order: list[int | None]
@@ -198,7 +198,7 @@ class Layout:
 
 def lay_out(
     rows: Sequence[BatchRow], *, norm: LossNorm, updates: int, ranks: int, multiple: int, seed: Sequence[int]
-) -> Layout:
+) -> RowLayout:
     """Places for rows on so many data-parallel ranks. An update's rows are a multiple of `multiple`."""
     tokens: Counter[str] = Counter()
     for row in rows:
@@ -222,4 +222,4 @@ def lay_out(
         for part in parts:
             dealt = sorted(part, key=lambda index: -rows[index].length)[rank::ranks]
             order += [*dealt, *[None] * (size // ranks - len(dealt))]
-    return Layout(order, scales, size)
+    return RowLayout(order, scales, size)

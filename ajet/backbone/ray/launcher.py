@@ -23,7 +23,7 @@ from ajet.backbone import LaunchOptions, RayStart
 from ajet.backbone.failures import GapWatch
 from ajet.backbone.plan import training_steps
 from ajet.backbone.ray.driver import DriverInput
-from ajet.backbone.ray.mapping import Machine, Note, RunFacts, Settings
+from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.start import (
     ClusterPlace,
@@ -79,7 +79,7 @@ class BackboneAdapter(Protocol):
     def check(self, config: Config, machine: Machine, options: LaunchOptions) -> None:
         """Raise if this machine can't do what the configuration asks."""
 
-    def notes(self, config: Config, machine: Machine) -> list[Note]:
+    def notes(self, config: Config, machine: Machine) -> list[Remark]:
         """Our keys that are honoured only in part, or not at all."""
 
     def settings(self, config: Config, facts: RunFacts, machine: Machine) -> Settings:

@@ -58,7 +58,7 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class Remark:
     """One of our keys that the backbone honours only in part, or not at all."""
 
     key: str
@@ -69,39 +69,39 @@ class Note:
         return f"{self.key}: {self.message}"
 
 
-def shared_notes(config: Config, title: str) -> Iterator[Note]:
+def shared_notes(config: Config, title: str) -> Iterator[Remark]:
     """What neither verl nor Trinity can honour."""
     ajet = config.ajet
     algorithm = ajet.trainer_common.algorithm
     place = "ajet.trainer_common"
     if algorithm.policy_loss == "sft" and algorithm.sft.demonstrations is not None:
-        yield Note(
+        yield Remark(
             f"{place}.algorithm.sft.demonstrations", "only `local` trains on recorded conversations", refused=True
         )
     if ajet.rollout.engine in ("remote", "scripted"):
-        yield Note("ajet.rollout.engine", f"`{ajet.rollout.engine}` has no weights to train", refused=True)
+        yield Remark("ajet.rollout.engine", f"`{ajet.rollout.engine}` has no weights to train", refused=True)
     if ajet.rollout.temperature < GREEDY_BELOW:
-        yield Note("ajet.rollout.temperature", "training at temperature 0 explores nothing", refused=True)
+        yield Remark("ajet.rollout.temperature", "training at temperature 0 explores nothing", refused=True)
     if algorithm.policy_loss == "gspo":
-        yield Note(
+        yield Remark(
             f"{place}.algorithm.policy_loss",
             f"{title} sees one row at a time: where one agent of an episode gives several rows, each has its own ratio",
         )
     early_stop = ajet.trainer_common.early_stop
     for name, given in (("target", early_stop.target), ("patience", early_stop.patience)):
         if given is not None:
-            yield Note(f"{place}.early_stop.{name}", f"{title} runs to its last step", refused=True)
+            yield Remark(f"{place}.early_stop.{name}", f"{title} runs to its last step", refused=True)
     if ajet.task_reader.curriculum.enabled:
-        yield Note(
+        yield Remark(
             "ajet.task_reader.curriculum.enabled",
             f"{title} reads tasks ahead, before it is known how often they are solved",
             refused=True,
         )
     if algorithm.zero_variance_groups == "resample":
-        yield Note(f"{place}.algorithm.zero_variance_groups", f"with {title} this is `skip`: no other tasks instead")
+        yield Remark(f"{place}.algorithm.zero_variance_groups", f"with {title} this is `skip`: no other tasks instead")
 
 
-def check_refused(notes: Sequence[Note], name: str) -> None:
+def check_refused(notes: Sequence[Remark], name: str) -> None:
     """Raise if one of the keys can't be honoured at all."""
     refused = [note for note in notes if note.refused]
     if refused:
@@ -129,48 +129,48 @@ def micro_tokens(config: Config) -> int:
 PLACE = "ajet.trainer_common"
 
 
-def verl_notes(config: Config) -> Iterator[Note]:
+def verl_notes(config: Config) -> Iterator[Remark]:
     """Those of verl."""
     yield from _of_both(config, "verl")
     correction = config.ajet.trainer_common.algorithm.rollout_correction
     if correction.mode == "sequence_tis" or (correction.mode == "masked" and correction.level == "sequence"):
-        yield Note(
+        yield Remark(
             f"{PLACE}.algorithm.rollout_correction.mode",
             "verl sees one row at a time: where one agent of an episode gives several rows, each has its own ratio",
         )
 
 
-def trinity_notes(config: Config) -> Iterator[Note]:
+def trinity_notes(config: Config) -> Iterator[Remark]:
     """Those of Trinity."""
     yield from _of_both(config, "Trinity")
     common = config.ajet.trainer_common
     if common.algorithm.rollout_correction.mode in ("sequence_tis", "masked"):
-        yield Note(
+        yield Remark(
             f"{PLACE}.algorithm.rollout_correction.mode",
             "with Trinity the ratio of the loss is to the sampler itself, so there is nothing to correct: leave it out",
             refused=True,
         )
     if common.ppo_epochs > 1:
-        yield Note(f"{PLACE}.ppo_epochs", "Trinity's trainer passes over a batch once", refused=True)
+        yield Remark(f"{PLACE}.ppo_epochs", "Trinity's trainer passes over a batch once", refused=True)
     if common.optim.eps != type(common.optim)().eps:
-        yield Note(f"{PLACE}.optim.eps", "Trinity does not pass it to the optimiser", refused=True)
+        yield Remark(f"{PLACE}.optim.eps", "Trinity does not pass it to the optimiser", refused=True)
 
 
-def _of_both(config: Config, title: str) -> Iterator[Note]:
+def _of_both(config: Config, title: str) -> Iterator[Remark]:
     common = config.ajet.trainer_common
     if common.use_kl_loss and common.kl_loss_coef and common.kl_loss_type not in KL_TYPES:
-        yield Note(f"{PLACE}.kl_loss_type", f"available: {', '.join(KL_TYPES)}", refused=True)
+        yield Remark(f"{PLACE}.kl_loss_type", f"available: {', '.join(KL_TYPES)}", refused=True)
     if common.algorithm.distillation.teacher is not None:
-        yield Note(f"{PLACE}.algorithm.distillation.teacher", "only `local` learns from a teacher", refused=True)
+        yield Remark(f"{PLACE}.algorithm.distillation.teacher", "only `local` learns from a teacher", refused=True)
     if common.algorithm.replay.groups:
-        yield Note(f"{PLACE}.algorithm.replay.groups", "only `local` trains past groups once more", refused=True)
+        yield Remark(f"{PLACE}.algorithm.replay.groups", "only `local` trains past groups once more", refused=True)
     if common.kl_reference_sync:
-        yield Note(f"{PLACE}.kl_reference_sync", f"{title}'s reference stays the starting model", refused=True)
+        yield Remark(f"{PLACE}.kl_reference_sync", f"{title}'s reference stays the starting model", refused=True)
     if common.kl_adaptive.target is not None:
-        yield Note(f"{PLACE}.kl_adaptive.target", f"{title}'s KL term has a fixed coefficient", refused=True)
+        yield Remark(f"{PLACE}.kl_adaptive.target", f"{title}'s KL term has a fixed coefficient", refused=True)
     if config.ajet.model.lora.base_bits is not None:
-        yield Note("ajet.model.lora.base_bits", f"{title} keeps the base weights whole", refused=True)
+        yield Remark("ajet.model.lora.base_bits", f"{title} keeps the base weights whole", refused=True)
     if common.optim.state_bits != 32:
-        yield Note(f"{PLACE}.optim.state_bits", f"{title} keeps the optimiser's state in 32 bits", refused=True)
+        yield Remark(f"{PLACE}.optim.state_bits", f"{title} keeps the optimiser's state in 32 bits", refused=True)
     if common.optim.master != "float32":
-        yield Note(f"{PLACE}.optim.master", f"{title} keeps the trained weights in float32", refused=True)
+        yield Remark(f"{PLACE}.optim.master", f"{title} keeps the trained weights in float32", refused=True)

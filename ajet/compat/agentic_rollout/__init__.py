@@ -21,7 +21,7 @@ from ajet.agents import CodingAgent as _CodingAgent
 from ajet.agents import ReActAgent as _ReActAgent
 from ajet.agents import ToolAgent as _ToolAgent
 from ajet.agents.call_grammar import CallSyntaxError, read_value
-from ajet.agents.model_function import Message, ParsedReply, ToolCall
+from ajet.agents.model_function import AgentReply, Message, ToolCall
 from ajet.agents.ready import agent_class, agent_names
 from ajet.agents.reply_format import ReplyFormat, TextFormat
 from ajet.agents.run import AgentRun
@@ -232,7 +232,7 @@ class GeneralAgent(_Former):
             last = run.messages[-1]
             run.messages[-1] = {**last, "content": f"{last.get('content') or ''}{left}"}
 
-    def parse(self, message: Message, run: AgentRun) -> ParsedReply:
+    def parse(self, message: Message, run: AgentRun) -> AgentReply:
         """By `action_parser`, if there is one: it returns `tool_name`, `tool_args` and `thought_content`, a step, or a
         list of either."""
         if self.action_parser is None:
@@ -245,13 +245,13 @@ class GeneralAgent(_Former):
             if facts.get("thought_content"):
                 thoughts.append(str(facts["thought_content"]))
             if facts.get("step_type") is StepType.FINAL_ANSWER:
-                return ParsedReply("\n".join(thoughts), answer=str(facts.get("content") or ""))
+                return AgentReply("\n".join(thoughts), answer=str(facts.get("content") or ""))
             if facts.get("tool_name"):
                 calls.append(
                     ToolCall(str(facts["tool_name"]), dict(facts.get("tool_args") or {}), f"call_{len(calls)}")
                 )
         problem = "" if calls else "The reply holds no action."
-        return ParsedReply("\n".join(thoughts), tuple(calls), problem=problem)
+        return AgentReply("\n".join(thoughts), tuple(calls), problem=problem)
 
     async def execute_tool_call(self, tool_call: ToolCall, run: AgentRun) -> TrajectoryStep:
         step = await super().execute_tool_call(tool_call, run)

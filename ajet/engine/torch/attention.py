@@ -5,8 +5,8 @@ and values; the step's `StepLayout` knows which tokens belong to which sequence,
 and attends within each. A sequence with one new token (a reply being drawn) is a *row*, one with more is a *chunk*.
 
 On a CPU, attention costs as much as it reads, plus a fixed cost per call. So rows and short chunks of a slab share a
-call (`Batch`). And tokens that many sequences have in common, copied from one slot, are read from that slot for all of
-them at once (`Prefix`), and joined with what each has of its own.
+call (`PassBatch`). And tokens that many sequences have in common, copied from one slot, are read from that slot for all
+of them at once (`Prefix`), and joined with what each has of its own.
 
 Each layer reads by its own `Rule`: its window or chunks, soft cap and sinks.
 
@@ -28,7 +28,18 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from ajet.engine.attention_rules import ALL, Rule, Visibility, query_correction
-from ajet.engine.torch.readers import ALIGN, Batch, LongChunk, Member, New, Part, Prefix, Read, Singles, can_join
+from ajet.engine.torch.readers import (
+    ALIGN,
+    LongChunk,
+    Member,
+    New,
+    PassBatch,
+    PassPart,
+    Prefix,
+    Read,
+    Singles,
+    can_join,
+)
 
 NAME = "ajet_engine"
 
@@ -52,7 +63,12 @@ class StepLayout:
     """
 
     def __init__(
-        self, rows: list[Part], chunks: list[Part], visibility: Sequence[Visibility] = (), *, apart: bool = False
+        self,
+        rows: list[PassPart],
+        chunks: list[PassPart],
+        visibility: Sequence[Visibility] = (),
+        *,
+        apart: bool = False,
     ) -> None:
         self.visibility = visibility
         self.members: list[Member] = []
@@ -111,28 +127,28 @@ class StepLayout:
 class LayerPlan(NamedTuple):
     """The calls of one layer. What the readers read is joined with the prefixes."""
 
-    readers: list[Batch | Singles | LongChunk]
+    readers: list[PassBatch | Singles | LongChunk]
     prefixes: list[Prefix]
 
     @classmethod
     def apart(cls, members: list[Member]) -> LayerPlan:
         rows, chunks = _split(members, 1)
-        readers: list[Batch | Singles | LongChunk] = [Singles(rows, 0)] if rows else []
+        readers: list[PassBatch | Singles | LongChunk] = [Singles(rows, 0)] if rows else []
         return cls([*readers, *map(LongChunk, chunks)], [])
 
     @classmethod
     def together(cls, members: list[Member], skip: int = 0) -> LayerPlan:
         """Parts of a slab in one call where that pays. They leave out the first `skip` tokens."""
         short, long = _split(members, SHORT)
-        readers: list[Batch | Singles | LongChunk] = []
+        readers: list[PassBatch | Singles | LongChunk] = []
         singles: list[Member] = []
         for alike in _alike(short):
             if worth_one_call(alike, skip):
-                readers.append(Batch(alike, skip))
+                readers.append(PassBatch(alike, skip))
             elif alike[0].part.count == 1:
                 singles += alike
             else:
-                readers += [Batch([member], skip) for member in alike]
+                readers += [PassBatch([member], skip) for member in alike]
         if singles:
             readers.append(Singles(singles, skip))
         return cls([*readers, *map(LongChunk, long)], [])

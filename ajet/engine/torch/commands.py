@@ -62,17 +62,17 @@ class Ticket:
 
 
 @dataclass(slots=True)
-class Submit:
+class SubmitRequest:
     ticket: Ticket
 
 
 @dataclass(slots=True)
-class Cancel:
+class CancelReply:
     ticket: Ticket
 
 
 @dataclass(slots=True)
-class Command:
+class ThreadCommand:
     """Something for the thread to do between two steps."""
 
     action: Callable[[Any], Any]
@@ -97,5 +97,5 @@ class Close:
     pass
 
 
-Message = Submit | Cancel | Command | Pause | Resume | Close
+Message = SubmitRequest | CancelReply | ThreadCommand | Pause | Resume | Close
 Inbox = queue.SimpleQueue[Message]

@@ -19,14 +19,24 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.engine.base import EnginePlacement, OnTokens
 from ajet.engine.model_source import LOADING, ModelSource
-from ajet.engine.torch.commands import Cancel, Close, Command, Inbox, Pause, Resume, Submit, Ticket, TorchEngineSettings
+from ajet.engine.torch.commands import (
+    CancelReply,
+    Close,
+    Inbox,
+    Pause,
+    Resume,
+    SubmitRequest,
+    ThreadCommand,
+    Ticket,
+    TorchEngineSettings,
+)
 from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest
 from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ajet.engine.torch.worker import Worker
+    from ajet.engine.torch.worker import EngineThread
 
 
 log = logging.getLogger(__name__)
@@ -48,7 +58,7 @@ class TorchEngine:
     def __init__(self, model: str | Path | ModelSource | PreTrainedModel, settings: TorchEngineSettings) -> None:
         self._settings = settings
         self._inbox: Inbox = queue.SimpleQueue()
-        self._loaded: Future[Worker] = Future()
+        self._loaded: Future[EngineThread] = Future()
         self._dead: Exception | None = None
         self._thread = threading.Thread(
             target=_live, args=(weakref.ref(self), model, settings, self._inbox, self._loaded), daemon=True
@@ -71,7 +81,7 @@ class TorchEngine:
         """How many threads a trainer may use while the engine is paused; the engine itself may use fewer."""
         return self._worker().cpu_threads
 
-    def _worker(self) -> Worker:
+    def _worker(self) -> EngineThread:
         if not self._loaded.done():
             raise EngineError("the model is still loading: await engine.ready() first")
         return self._loaded.result()
@@ -91,18 +101,18 @@ class TorchEngine:
         self._check_alive()
         loop = asyncio.get_running_loop()
         ticket = Ticket(request, loop, loop.create_future(), on_tokens)
-        self._inbox.put(Submit(ticket))
+        self._inbox.put(SubmitRequest(ticket))
         self._check_alive()  # the thread may have emptied its inbox for the last time meanwhile
         try:
             return await ticket.answer
         except asyncio.CancelledError:
-            self._inbox.put(Cancel(ticket))
+            self._inbox.put(CancelReply(ticket))
             raise
 
     async def load_weights(self, source: Any, version: int) -> None:
         """Serve other weights: a state dict, a folder of safetensors, or None if they were changed in place."""
         await self.ready()
-        await self._command(Command(lambda worker: worker.load_weights(source, version)))
+        await self._command(ThreadCommand(lambda worker: worker.load_weights(source, version)))
 
     async def pause(self) -> None:
         await self.ready()
@@ -115,7 +125,7 @@ class TorchEngine:
     async def stats(self) -> dict[str, int]:
         """What was computed, what is cached, what is in flight: for tests and benchmarks."""
         await self.ready()
-        stats: dict[str, int] = await self._command(Command(lambda worker: worker.stats()))
+        stats: dict[str, int] = await self._command(ThreadCommand(lambda worker: worker.stats()))
         return stats
 
     async def aclose(self) -> None:
@@ -124,7 +134,7 @@ class TorchEngine:
         if self._dead is None:
             self._dead = EngineError("the engine is closed")
 
-    async def _command(self, command: Command | Pause) -> Any:
+    async def _command(self, command: ThreadCommand | Pause) -> Any:
         self._check_alive()
         self._inbox.put(command)
         self._check_alive()
@@ -143,7 +153,7 @@ def _live(
     model: str | Path | ModelSource | PreTrainedModel,
     settings: TorchEngineSettings,
     inbox: Inbox,
-    loaded: Future[Worker],
+    loaded: Future[EngineThread],
 ) -> None:
     """The thread: load, serve, and fail everything that still waits when it ends."""
     try:
@@ -164,9 +174,11 @@ def _live(
     worker.fail_all(EngineError(f"the embedded engine has ended: {death}"))
 
 
-def _load(model: str | Path | ModelSource | PreTrainedModel, settings: TorchEngineSettings, inbox: Inbox) -> Worker:
+def _load(
+    model: str | Path | ModelSource | PreTrainedModel, settings: TorchEngineSettings, inbox: Inbox
+) -> EngineThread:
     with LOADING:
-        from ajet.engine.torch.worker import Worker, compute_alone
+        from ajet.engine.torch.worker import EngineThread, compute_alone
 
     cpu_threads = compute_alone()
     if isinstance(model, str | Path):
@@ -175,7 +187,7 @@ def _load(model: str | Path | ModelSource | PreTrainedModel, settings: TorchEngi
         source, weights = model, model.model(settings.dtype, settings.attn, settings.device, settings.base_bits)
     else:
         source, weights = ModelSource.resolve(str(model.config.name_or_path)), model
-    return Worker(weights, source.tokenizer(), settings, inbox, cpu_threads)
+    return EngineThread(weights, source.tokenizer(), settings, inbox, cpu_threads)
 
 
 def _note_death(engine: weakref.ref[TorchEngine], error: Exception) -> None:

@@ -1,7 +1,7 @@
 """`Readers`: what the new tokens of a step read of their sequences' keys and values, in one layer.
 
-A reader stores the new keys and values of its parts, and attends: `Batch` for the parts of a slab in one masked call,
-`Singles` for rows one by one, `LongChunk` for a chunk by itself, `Prefix` for what several parts have in common.
+A reader stores the new keys and values of its parts, and attends: `PassBatch` for the parts of a slab in one masked
+call, `Singles` for rows one by one, `LongChunk` for a chunk by itself, `Prefix` for what several parts have in common.
 
 Shapes: T tokens of the step, M tokens that are read together, H query heads, K key/value heads, G = H / K query heads
 per key/value head, D head size, S slots of a slab, N tokens of the longest chunk there, C tokens of a context including
@@ -25,7 +25,7 @@ ALIGN = 16
 
 
 @dataclass(slots=True)
-class Part:
+class PassPart:
     """The new tokens of one sequence in a step: `count` tokens after `context` computed ones."""
 
     kv: KV
@@ -40,7 +40,7 @@ class Part:
 class Member(NamedTuple):
     """A part, and where its tokens start in the step's row."""
 
-    part: Part
+    part: PassPart
     start: int
 
     @property
@@ -136,7 +136,7 @@ def _read_keys(
     return attend(query, keys, values, mask, rule.scale or query.shape[-1] ** -0.5, rule.softcap)
 
 
-class Batch:
+class PassBatch:
     """Parts of one slab, read with one masked call over the slots from the first to the last of them.
 
     All are padded to the longest. They read from token `skip` on.

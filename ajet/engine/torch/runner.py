@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ajet.engine.attention_rules import REFUSALS, LayerShape, describe_refusal, layer_shapes, length_dependent_rope
 from ajet.engine.torch.attention import StepLayout, serving
 from ajet.engine.torch.kv_cache import KVPool, KVShape
-from ajet.engine.torch.readers import Part
+from ajet.engine.torch.readers import PassPart
 from ajet.schema.chat import Sampling
 from ajet.schema.errors import FeatureUnavailableError
 
@@ -35,7 +35,7 @@ PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 class Work:
     """The new tokens of one sequence in this step, and whether a token is drawn after the last of them."""
 
-    part: Part
+    part: PassPart
     tokens: list[int]
     draws: bool
 
@@ -158,8 +158,8 @@ def _check_against_own_forward(runner: Runner, length: int) -> None:
     ours = []
     done = 0
     for count in (length - COMPARED - 3, 4, 1, 1, 1):  # a long chunk, a short one, and rows
-        mine = Work(Part(first, done, count), tokens[done : done + count], True)
-        its = Work(Part(second, done, count), other[done : done + count], False)
+        mine = Work(PassPart(first, done, count), tokens[done : done + count], True)
+        its = Work(PassPart(second, done, count), other[done : done + count], False)
         both = [its, mine]
         ours.append(runner.forward(both, []) if count == 1 else runner.forward([], both))
         done += count

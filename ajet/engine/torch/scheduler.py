@@ -12,9 +12,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ajet.engine.base import Stop, StopRule
+from ajet.engine.base import StopMatch, StopRule
 from ajet.engine.torch.kv_cache import KV, KVPool, PrefixCache, Sequence
-from ajet.engine.torch.readers import Part
+from ajet.engine.torch.readers import PassPart
 from ajet.engine.torch.runner import Draw, DrawState, Work
 
 CHUNK = 64
@@ -135,7 +135,7 @@ class Scheduler:
         assert sequence.kv is not None
         count = min(job.pending, budget)
         tokens = sequence.tokens[sequence.computed : sequence.computed + count]
-        return Work(Part(sequence.kv, sequence.computed, count), tokens, draws=count == job.pending)
+        return Work(PassPart(sequence.kv, sequence.computed, count), tokens, draws=count == job.pending)
 
     def computed(self, step: Step) -> None:
         """Note that a step has gone through the model."""
@@ -143,7 +143,7 @@ class Scheduler:
             job.sequence.computed += work.part.count
             self.computed_prompt_tokens += max(0, min(work.part.end, len(job.draw_state.prompt)) - work.part.context)
 
-    def drawn(self, job: Job, draw: Draw, decode: Any) -> Stop | None:
+    def drawn(self, job: Job, draw: Draw, decode: Any) -> StopMatch | None:
         """Add a drawn token to its job. If that ends the reply, release the job and return how it ended."""
         job.take(draw, self.version)
         if self._use_cache:

@@ -1,4 +1,4 @@
-"""`Worker`: the engine's thread, which steps until it is told to stop.
+"""`EngineThread`: the engine's thread, which steps until it is told to stop.
 
 Faults stay contained. A request that can't be served fails alone. If memory runs out, batch and step shrink, and the
 step is retried. If a step fails for another reason, its requests fail; after a few such steps in a row the engine ends,
@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from ajet.engine.base import Stop, StopRule, check_request
+from ajet.engine.base import StopMatch, StopRule, check_request
 from ajet.engine.torch.commands import (
-    Cancel,
+    CancelReply,
     Close,
-    Command,
     Inbox,
     Message,
     Pause,
     Resume,
-    Submit,
+    SubmitRequest,
+    ThreadCommand,
     Ticket,
     TorchEngineSettings,
 )
@@ -50,7 +50,7 @@ FAULTS_TO_DIE = 3
 """Failed steps in a row after which the engine ends: one may be due to a bad request, three are the engine's fault."""
 
 
-class Worker:
+class EngineThread:
     """Model, scheduler and everything in flight. Only the engine's thread touches it."""
 
     def __init__(
@@ -127,13 +127,13 @@ class Worker:
 
     def _handle(self, message: Message) -> None:
         match message:
-            case Submit(ticket):
+            case SubmitRequest(ticket):
                 self._submit(ticket)
-            case Cancel(ticket):
+            case CancelReply(ticket):
                 job = self.jobs.pop(ticket, None)
                 if job is not None:
                     self.scheduler.release(job)
-            case Command(action, done):
+            case ThreadCommand(action, done):
                 try:
                     done.set_result(action(self))
                 except Exception as error:  # noqa: BLE001 - the caller gets it
@@ -170,7 +170,7 @@ class Worker:
         self.prompt_tokens += len(request.prompt_ids)
         self.scheduler.submit(job)
 
-    def _finish(self, job: Job, stop: Stop) -> None:
+    def _finish(self, job: Job, stop: StopMatch) -> None:
         ticket: Ticket = job.ticket
         del self.jobs[ticket]
         tops = job.tops if ticket.request.top_logprobs else None
@@ -190,9 +190,9 @@ class Worker:
             self._fail(job, error)
         while not self.inbox.empty():
             match self.inbox.get():
-                case Submit(ticket):
+                case SubmitRequest(ticket):
                     self.outbox.fail(ticket, error)
-                case Command(_, done) | Pause(done):
+                case ThreadCommand(_, done) | Pause(done):
                     done.set_exception(error)
         for pause in self.pauses:
             pause.done.set_exception(error)

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from ajet.environment.sandboxes.bubblewrap_arguments import (
     FIRST,
     WORKSPACE,
-    Answer,
     Control,
+    InitAnswer,
     command_line,
     first_program,
     next_uid,
@@ -291,12 +291,12 @@ class _Call:
         await self._end(number, waiting)
         raise TimeoutError
 
-    def _code(self, answer: Answer) -> int:
+    def _code(self, answer: InitAnswer) -> int:
         if answer.kind == "error":
             raise SandboxError(f"the sandbox can't start a process: {os.strerror(answer.value)}")
         return answer.value
 
-    async def _end(self, number: int, waiting: asyncio.Future[Answer]) -> None:
+    async def _end(self, number: int, waiting: asyncio.Future[InitAnswer]) -> None:
         await self._control.kill(number)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(waiting), END_S)

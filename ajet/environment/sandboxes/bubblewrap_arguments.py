@@ -214,7 +214,7 @@ PACKET = 64
 RETRY_S = 0.005
 
 
-class Answer:
+class InitAnswer:
     """`exit 0`, `error 13`, or `socket` with a descriptor."""
 
     def __init__(self, text: str, descriptor: int | None = None) -> None:
@@ -233,7 +233,7 @@ class Control:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(ours, self._receive)
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Answer]] = {0: self._loop.create_future()}
+        self._waiting: dict[int, asyncio.Future[InitAnswer]] = {0: self._loop.create_future()}
         self._on_end = on_end
         self._ended: str | None = None
 
@@ -248,7 +248,7 @@ class Control:
 
     async def begin(
         self, action: str, fields: Sequence[str], descriptors: Sequence[int]
-    ) -> tuple[int, asyncio.Future[Answer]]:
+    ) -> tuple[int, asyncio.Future[InitAnswer]]:
         """Send a request. The future is its answer; `SandboxError` if the sandbox ends before."""
         payload = os.memfd_create("ajet-request")
         try:
@@ -256,7 +256,7 @@ class Control:
                 file.write(b"\0".join(os.fsencode(field) for field in fields))
             os.lseek(payload, 0, os.SEEK_SET)
             number = next(self._numbers)
-            answer: asyncio.Future[Answer] = self._loop.create_future()
+            answer: asyncio.Future[InitAnswer] = self._loop.create_future()
             self._waiting[number] = answer
             await self._send(f"{number} {action}", [payload, *descriptors])
         finally:
@@ -300,7 +300,7 @@ class Control:
             packet, descriptors = b"", []
         number, _, text = packet.decode("ascii", "replace").partition(" ")
         try:
-            answer = Answer(text, descriptors[0] if descriptors else None)
+            answer = InitAnswer(text, descriptors[0] if descriptors else None)
             waiting = self._waiting.pop(int(number)) if number != "0" else self._waiting[0]
         except (ValueError, KeyError):
             for descriptor in descriptors:

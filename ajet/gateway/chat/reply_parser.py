@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ajet.gateway.chat.call_pieces import JSON_SCANNER, CallScanner, MakeScanner
-from ajet.gateway.chat.tool_calls import Call, Incomplete, NotACall, Unreadable
+from ajet.gateway.chat.tool_calls import Incomplete, NotACall, Unreadable, WrittenCall
 from ajet.schema.chat import Message, Tool
 
-ReadCalls = Callable[[str, Sequence[Tool]], list[Call]]
+ReadCalls = Callable[[str, Sequence[Tool]], list[WrittenCall]]
 """Reads what stands between a block's marks. Raises `Unreadable`, or `Incomplete` if more text could help."""
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MarkedBlock:
     """A stretch of text that holds tool calls."""
 
     open: str
@@ -45,7 +45,7 @@ class Markup:
 
     think_open: str = "<think>"
     think_close: str = "</think>"
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[MarkedBlock, ...] = ()
     noise: tuple[str, ...] = ()
     """Marks without a meaning of their own, dropped if tools are offered."""
     frame: tuple[str, ...] = ()
@@ -107,13 +107,13 @@ class ReplyParser:
 
     def stream(
         self, tools: Sequence[Tool] = (), *, call_id: str = "", in_reasoning: bool = False, pieces: bool = False
-    ) -> ReplyStream:
+    ) -> ParserStream:
         """A reader for one reply. Without `tools`, nothing is taken for a tool call.
 
         `in_reasoning`: the prompt itself ended with the opening mark. `call_id`: tool-call ids are derived from it.
         `pieces`: tool calls are given out while they are being written, instead of whole.
         """
-        return ReplyStream(self.markup, tools, call_id, in_reasoning, pieces)
+        return ParserStream(self.markup, tools, call_id, in_reasoning, pieces)
 
     def parse(
         self, text: str, tools: Sequence[Tool] = (), *, call_id: str = "", in_reasoning: bool = False
@@ -129,7 +129,7 @@ PLAIN = ReplyParser("plain", Markup(think_open="", think_close=""))
 """Takes everything as text."""
 
 
-class ReplyStream:
+class ParserStream:
     """Reads one reply piece by piece: `feed` each piece, then `finish`, then `reply`."""
 
     def __init__(self, markup: Markup, tools: Sequence[Tool], call_id: str, in_reasoning: bool, pieces: bool) -> None:
@@ -147,7 +147,7 @@ class ReplyStream:
         self._blocks = markup.blocks if tools else ()
         self._noise = (*markup.frame, *markup.noise) if tools else markup.frame
         self._mode = _Mode.THINK if in_reasoning and markup.think_open else _Mode.TEXT
-        self._block: Block | None = None
+        self._block: MarkedBlock | None = None
         self._buffer = ""
         self._space = ""
         """White space that may turn out to precede markup."""
@@ -276,7 +276,7 @@ class ReplyStream:
                 name = call.name if begins else ""
                 deltas.append(Delta(call=CallPiece(self._begun + number, begins, False, call_id, name, arguments)))
 
-    def _take(self, calls: list[Call], rest: str, deltas: list[Delta]) -> None:
+    def _take(self, calls: list[WrittenCall], rest: str, deltas: list[Delta]) -> None:
         scanned = self._scanner.calls if self._scanner is not None else []
         for number, call in enumerate(calls):
             function = {"name": call.name, "arguments": call.arguments}
@@ -291,7 +291,7 @@ class ReplyStream:
         self._buffer = rest
         self._turn(_Mode.TEXT)
 
-    def _give_up(self, block: Block, at: int, close: str, why: Unreadable, deltas: list[Delta]) -> None:
+    def _give_up(self, block: MarkedBlock, at: int, close: str, why: Unreadable, deltas: list[Delta]) -> None:
         """What can't be read stays text."""
         for number, call in enumerate(self._scanner.calls if self._scanner is not None else ()):
             call_id = call.id or self._new_id(len(self._tool_calls) + number)

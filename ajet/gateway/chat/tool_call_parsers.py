@@ -22,12 +22,12 @@ from ajet.gateway.chat.call_pieces import (
     python_scanner,
     tag_scanner,
 )
-from ajet.gateway.chat.reply_parser import Block, Markup, ReplyParser
+from ajet.gateway.chat.reply_parser import MarkedBlock, Markup, ReplyParser
 from ajet.gateway.chat.tool_calls import (
-    Call,
     Incomplete,
     NotACall,
     Unreadable,
+    WrittenCall,
     expect_end,
     json_arguments,
     json_calls,
@@ -40,7 +40,7 @@ from ajet.schema.chat import Tool
 # ------------------------------------------------------------ Hermes and Qwen (2.5, 3)
 # <tool_call>{"name": …, "arguments": {…}}</tool_call>
 
-HERMES = ReplyParser("hermes", Markup(blocks=(Block("<tool_call>", ("</tool_call>",), json_calls),)))
+HERMES = ReplyParser("hermes", Markup(blocks=(MarkedBlock("<tool_call>", ("</tool_call>",), json_calls),)))
 
 # ------------------------------------------------------------ Qwen3-Coder
 # <tool_call><function=name><parameter=key>value</parameter>…</function></tool_call>
@@ -49,14 +49,14 @@ _QWEN_CALL = re.compile(r"\s*<function=([^>\s]+)>(.*)</function>\s*", re.DOTALL)
 _QWEN_PARAMETER = re.compile(r"\s*<parameter=(?P<key>[^>]+)>\n?(?P<value>.*?)\n?</parameter>\s*", re.DOTALL)
 
 
-def _read_qwen(body: str, tools: Sequence[Tool]) -> list[Call]:
+def _read_qwen(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     found = _QWEN_CALL.fullmatch(body)
     if found is None:
         raise (Incomplete if "</function>" not in body else Unreadable)("no <function=name>…</function>")
-    return [Call(found[1], tagged_arguments(_QWEN_PARAMETER, found[2], found[1], tools))]
+    return [WrittenCall(found[1], tagged_arguments(_QWEN_PARAMETER, found[2], found[1], tools))]
 
 
-def _read_bare_qwen(body: str, tools: Sequence[Tool]) -> list[Call]:
+def _read_bare_qwen(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     return _read_qwen(body + "</function>", tools)
 
 
@@ -66,9 +66,9 @@ QWEN_XML = ReplyParser(
     "qwen_xml",
     Markup(
         blocks=(
-            Block("<tool_call>", ("</tool_call>",), _read_qwen, scan=_SCAN_QWEN),
+            MarkedBlock("<tool_call>", ("</tool_call>",), _read_qwen, scan=_SCAN_QWEN),
             # these models often leave out the outer tag
-            Block("<function=", ("</function>",), _read_bare_qwen, keep_open=True, scan=_SCAN_QWEN),
+            MarkedBlock("<function=", ("</function>",), _read_bare_qwen, keep_open=True, scan=_SCAN_QWEN),
         ),
         noise=("</tool_call>",),
     ),
@@ -81,26 +81,26 @@ _GLM_NAME = re.compile(r"\s*([^\s<]+)\s*")
 _GLM_ARGUMENT = re.compile(r"\s*<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>\s*", re.DOTALL)
 
 
-def _read_glm(body: str, tools: Sequence[Tool]) -> list[Call]:
+def _read_glm(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     found = _GLM_NAME.match(body)
     if found is None:
         raise Unreadable("no name")
-    return [Call(found[1], tagged_arguments(_GLM_ARGUMENT, body[found.end() :], found[1], tools))]
+    return [WrittenCall(found[1], tagged_arguments(_GLM_ARGUMENT, body[found.end() :], found[1], tools))]
 
 
 _SCAN_GLM = tag_scanner(r"\s*([^\s<]+)\s*(?=<arg_key>)", NEVER, _GLM_ARGUMENT, "</arg_value>")
 
-GLM = ReplyParser("glm", Markup(blocks=(Block("<tool_call>", ("</tool_call>",), _read_glm, scan=_SCAN_GLM),)))
+GLM = ReplyParser("glm", Markup(blocks=(MarkedBlock("<tool_call>", ("</tool_call>",), _read_glm, scan=_SCAN_GLM),)))
 
 # ------------------------------------------------------------ Llama 3.x
 # The whole reply is {"name": …, "parameters": {…}}, with or without <|python_tag|>; further calls follow after ";".
 
 
-def _read_llama(body: str, tools: Sequence[Tool]) -> list[Call]:
+def _read_llama(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     return json_calls(body, tools, separators=";")
 
 
-def _read_bare_llama(body: str, tools: Sequence[Tool]) -> list[Call]:
+def _read_bare_llama(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     """JSON without a name is an answer in JSON, not a broken call."""
     value, _, _ = json_value(body, skip_space(body, 0))
     if not isinstance(value, dict) or "name" not in value:
@@ -114,8 +114,8 @@ LLAMA = ReplyParser(
         think_open="",
         think_close="",
         blocks=(
-            Block("<|python_tag|>", (), _read_llama),
-            Block("{", (), _read_bare_llama, only_first=True, keep_open=True),
+            MarkedBlock("<|python_tag|>", (), _read_llama),
+            MarkedBlock("{", (), _read_bare_llama, only_first=True, keep_open=True),
         ),
     ),
 )
@@ -126,10 +126,10 @@ LLAMA = ReplyParser(
 _MISTRAL_CALL, _MISTRAL_ARGS, _MISTRAL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 
-def _read_mistral(body: str, tools: Sequence[Tool]) -> list[Call]:
+def _read_mistral(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     if body.lstrip()[:1] in ("[", "{", ""):
         return json_calls(body, tools)
-    calls: list[Call] = []
+    calls: list[WrittenCall] = []
     at = 0
     while at < len(body):
         args = body.find(_MISTRAL_ARGS, at)
@@ -138,7 +138,7 @@ def _read_mistral(body: str, tools: Sequence[Tool]) -> list[Call]:
         name, _, call_id = body[at:args].strip().partition(_MISTRAL_ID)
         name = _name(name)
         arguments, at = json_arguments(body, args + len(_MISTRAL_ARGS))
-        calls.append(Call(name, arguments, call_id))
+        calls.append(WrittenCall(name, arguments, call_id))
         at = skip_space(body, at)
         if body.startswith(_MISTRAL_CALL, at):
             at += len(_MISTRAL_CALL)
@@ -165,7 +165,7 @@ MISTRAL = ReplyParser(
     Markup(
         think_open="[THINK]",
         think_close="[/THINK]",
-        blocks=(Block(_MISTRAL_CALL, (), _read_mistral, scan=_SCAN_MISTRAL),),
+        blocks=(MarkedBlock(_MISTRAL_CALL, (), _read_mistral, scan=_SCAN_MISTRAL),),
         bare_ids=True,
     ),
 )
@@ -177,7 +177,7 @@ _DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
 _FENCE = "```"
 
 
-def _read_deepseek(body: str, tools: Sequence[Tool]) -> list[Call]:
+def _read_deepseek(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     head, separator, rest = body.partition(_DEEPSEEK_SEPARATOR)
     if not separator:
         raise Incomplete(f"no {_DEEPSEEK_SEPARATOR}")
@@ -189,7 +189,7 @@ def _read_deepseek(body: str, tools: Sequence[Tool]) -> list[Call]:
     arguments, at = json_arguments(rest)
     if rest[at:].strip() != _FENCE:
         expect_end(rest, at)
-    return [Call(name, arguments)]
+    return [WrittenCall(name, arguments)]
 
 
 _SCAN_DEEPSEEK = json_scanner(
@@ -201,7 +201,7 @@ _SCAN_DEEPSEEK = json_scanner(
 DEEPSEEK = ReplyParser(
     "deepseek",
     Markup(
-        blocks=(Block("<｜tool▁call▁begin｜>", ("<｜tool▁call▁end｜>",), _read_deepseek, scan=_SCAN_DEEPSEEK),),
+        blocks=(MarkedBlock("<｜tool▁call▁begin｜>", ("<｜tool▁call▁end｜>",), _read_deepseek, scan=_SCAN_DEEPSEEK),),
         noise=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     ),
 )
@@ -218,7 +218,7 @@ _DSML_PARAMETER = re.compile(
 )
 
 
-def _read_dsml(body: str, tools: Sequence[Tool]) -> list[Call]:
+def _read_dsml(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     return _invocations(_DSML_CALL, _DSML_PARAMETER, body, tools)
 
 
@@ -233,7 +233,7 @@ DSML = ReplyParser(
     "dsml",
     Markup(
         blocks=tuple(
-            Block(f"<｜DSML｜{name}>", (f"</｜DSML｜{name}>",), _read_dsml, scan=_SCAN_DSML)
+            MarkedBlock(f"<｜DSML｜{name}>", (f"</｜DSML｜{name}>",), _read_dsml, scan=_SCAN_DSML)
             for name in ("tool_calls", "function_calls")
         )
     ),
@@ -247,13 +247,13 @@ _HARMONY_HEAD = re.compile(r"([^\s<]+)\s*(?:<\|channel\|>\s*\w+)?\s*(?:(?:<\|con
 _TO = "to=functions."
 
 
-def _read_harmony(body: str, tools: Sequence[Tool]) -> list[Call]:
+def _read_harmony(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     head = _HARMONY_HEAD.match(body)
     if head is None:
         raise Incomplete("no <|message|> after the name")
     arguments, at = json_arguments(body, head.end())
     expect_end(body, at)
-    return [Call(head[1], arguments)]
+    return [WrittenCall(head[1], arguments)]
 
 
 _SCAN_HARMONY = json_scanner(_HARMONY_HEAD.pattern + r"(?=\{)", None, group_name)
@@ -266,10 +266,10 @@ HARMONY = ReplyParser(
         think_again=True,
         blocks=(
             *(
-                Block(mark + _TO, ("<|call|>",), _read_harmony, scan=_SCAN_HARMONY)
+                MarkedBlock(mark + _TO, ("<|call|>",), _read_harmony, scan=_SCAN_HARMONY)
                 for mark in ("<|channel|>commentary ", "<|channel|>analysis ", "<|start|>assistant ")
             ),
-            Block(" " + _TO, ("<|call|>",), _read_harmony, only_first=True, scan=_SCAN_HARMONY),
+            MarkedBlock(" " + _TO, ("<|call|>",), _read_harmony, only_first=True, scan=_SCAN_HARMONY),
         ),
         noise=("<|call|>",),
         frame=(
@@ -292,7 +292,7 @@ COMMAND = ReplyParser(
     Markup(
         think_open="<|START_THINKING|>",
         think_close="<|END_THINKING|>",
-        blocks=(Block("<|START_ACTION|>", ("<|END_ACTION|>",), json_calls),),
+        blocks=(MarkedBlock("<|START_ACTION|>", ("<|END_ACTION|>",), json_calls),),
         frame=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
 )
@@ -303,7 +303,7 @@ COMMAND = ReplyParser(
 _KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 
 
-def _read_kimi(body: str, tools: Sequence[Tool]) -> list[Call]:
+def _read_kimi(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     call_id, separator, rest = body.partition(_KIMI_ARGUMENTS)
     if not separator:
         raise Incomplete(f"no {_KIMI_ARGUMENTS}")
@@ -313,7 +313,7 @@ def _read_kimi(body: str, tools: Sequence[Tool]) -> list[Call]:
         raise Unreadable(f"{call_id[:40]!r} is not functions.<name>:<number>")
     arguments, at = json_arguments(rest)
     expect_end(rest, at)
-    return [Call(name, arguments, call_id)]
+    return [WrittenCall(name, arguments, call_id)]
 
 
 def _kimi_name(found: re.Match[str]) -> tuple[str, str]:
@@ -325,7 +325,7 @@ _SCAN_KIMI = json_scanner(rf"\s*([^\s<]*[^\s<.]:[^\s<:]*)\s*{re.escape(_KIMI_ARG
 KIMI = ReplyParser(
     "kimi",
     Markup(
-        blocks=(Block("<|tool_call_begin|>", ("<|tool_call_end|>",), _read_kimi, scan=_SCAN_KIMI),),
+        blocks=(MarkedBlock("<|tool_call_begin|>", ("<|tool_call_end|>",), _read_kimi, scan=_SCAN_KIMI),),
         noise=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         numbered_ids=True,
     ),
@@ -338,16 +338,18 @@ _MINIMAX_CALL = re.compile(r"\s*<invoke name=\"([^\"]+)\">(.*?)</invoke>\s*", re
 _MINIMAX_PARAMETER = re.compile(r"\s*<parameter name=\"(?P<key>[^\"]+)\">(?P<value>.*?)</parameter>\s*", re.DOTALL)
 
 
-def _read_minimax(body: str, tools: Sequence[Tool]) -> list[Call]:
+def _read_minimax(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     return _invocations(_MINIMAX_CALL, _MINIMAX_PARAMETER, body, tools)
 
 
-def _invocations(call: re.Pattern[str], parameter: re.Pattern[str], body: str, tools: Sequence[Tool]) -> list[Call]:
+def _invocations(
+    call: re.Pattern[str], parameter: re.Pattern[str], body: str, tools: Sequence[Tool]
+) -> list[WrittenCall]:
     """Calls that each have a tag of their own, one after the other."""
-    calls: list[Call] = []
+    calls: list[WrittenCall] = []
     at = 0
     while found := call.match(body, at):
-        calls.append(Call(found[1], tagged_arguments(parameter, found[2], found[1], tools)))
+        calls.append(WrittenCall(found[1], tagged_arguments(parameter, found[2], found[1], tools)))
         at = found.end()
     if not calls or body[at:].strip():
         raise Incomplete('no <invoke name="…">…</invoke>')
@@ -363,19 +365,19 @@ _SCAN_MINIMAX = tag_scanner(
 
 MINIMAX = ReplyParser(
     "minimax",
-    Markup(blocks=(Block("<minimax:tool_call>", ("</minimax:tool_call>",), _read_minimax, scan=_SCAN_MINIMAX),)),
+    Markup(blocks=(MarkedBlock("<minimax:tool_call>", ("</minimax:tool_call>",), _read_minimax, scan=_SCAN_MINIMAX),)),
 )
 
 # ------------------------------------------------------------ Granite 3
 # <|tool_call|>[{"name": …, "arguments": {…}}, …]
 
-GRANITE = ReplyParser("granite", Markup(blocks=(Block("<|tool_call|>", (), json_calls),)))
+GRANITE = ReplyParser("granite", Markup(blocks=(MarkedBlock("<|tool_call|>", (), json_calls),)))
 
 # ------------------------------------------------------------ LFM2
 # <|tool_call_start|>[name(key=value, …), …]<|tool_call_end|>, as calls in Python
 
 
-def _read_lfm(body: str, tools: Sequence[Tool]) -> list[Call]:
+def _read_lfm(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     try:
         with warnings.catch_warnings(action="ignore"):  # of escapes that Python doesn't know
             tree = ast.parse(body.strip(), mode="eval").body
@@ -386,18 +388,18 @@ def _read_lfm(body: str, tools: Sequence[Tool]) -> list[Call]:
     return [_python_call(element) for element in tree.elts]
 
 
-def _python_call(element: ast.expr) -> Call:
+def _python_call(element: ast.expr) -> WrittenCall:
     if not isinstance(element, ast.Call) or element.args or any(one.arg is None for one in element.keywords):
         raise Unreadable("not a call with named arguments")
     try:
         values = {str(one.arg): ast.literal_eval(one.value) for one in element.keywords}
-        return Call(ast.unparse(element.func), json.dumps(values, ensure_ascii=False, allow_nan=False))
+        return WrittenCall(ast.unparse(element.func), json.dumps(values, ensure_ascii=False, allow_nan=False))
     except (ValueError, TypeError, RecursionError) as error:
         raise Unreadable(f"an argument is not a plain value: {error}") from None
 
 
 LFM = ReplyParser(
-    "lfm", Markup(blocks=(Block("<|tool_call_start|>", ("<|tool_call_end|>",), _read_lfm, scan=python_scanner),))
+    "lfm", Markup(blocks=(MarkedBlock("<|tool_call_start|>", ("<|tool_call_end|>",), _read_lfm, scan=python_scanner),))
 )
 
 # ------------------------------------------------------------ which family?

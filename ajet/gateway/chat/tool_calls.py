@@ -33,7 +33,7 @@ class NotACall(Unreadable):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WrittenCall:
     """One tool call as a model wrote it."""
 
     name: str
@@ -112,7 +112,7 @@ def json_arguments(text: str, at: int = 0) -> tuple[str, int]:
     return _arguments_source(value, source), end
 
 
-def json_calls(body: str, tools: Sequence[Tool] = (), *, separators: str = "") -> list[Call]:
+def json_calls(body: str, tools: Sequence[Tool] = (), *, separators: str = "") -> list[WrittenCall]:
     """One or more `{"name": …, "arguments": …}`, one after the other or as a list. Raises `Unreadable`."""
     at = skip_space(body, 0)
     if at == len(body):
@@ -120,7 +120,7 @@ def json_calls(body: str, tools: Sequence[Tool] = (), *, separators: str = "") -
     in_list = body[at] == "["
     if in_list:
         at = skip_space(body, at + 1)
-    calls: list[Call] = []
+    calls: list[WrittenCall] = []
     while at < len(body):
         if in_list and body[at] == "]":
             at = skip_space(body, at + 1)
@@ -141,7 +141,7 @@ def json_calls(body: str, tools: Sequence[Tool] = (), *, separators: str = "") -
     return calls
 
 
-def _call_of(fields: dict[str, tuple[Any, str]]) -> Call:
+def _call_of(fields: dict[str, tuple[Any, str]]) -> WrittenCall:
     """An id counts if it precedes the arguments: while they are being streamed, the id can't change any more."""
     name = fields.get("name", fields.get("tool_name", (None, "")))[0]
     if not isinstance(name, str) or not name:
@@ -151,7 +151,7 @@ def _call_of(fields: dict[str, tuple[Any, str]]) -> Call:
         if key == "id" and isinstance(value, str):
             call_id = value
         elif key in ("arguments", "parameters"):
-            return Call(name, _arguments_source(value, source), call_id)
+            return WrittenCall(name, _arguments_source(value, source), call_id)
     raise Unreadable('no "arguments"')
 
 

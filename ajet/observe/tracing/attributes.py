@@ -239,7 +239,7 @@ def _events(events: Iterable[dict[str, object]], offset: float) -> Iterable[dict
 _LEGACY = ("agentops.task.output", "agentops.entity.output")
 
 
-class Reward(NamedTuple):
+class EmittedReward(NamedTuple):
     """A reward in a span."""
 
     value: float
@@ -248,14 +248,14 @@ class Reward(NamedTuple):
     """All of them by name, the primary one first."""
 
 
-def reward_of(span: Span) -> Reward | None:
+def reward_of(span: Span) -> EmittedReward | None:
     """The reward that a span holds. None: it holds none, or none that counts."""
     if NOT_COUNTED in span.attributes:
         return None
     dimensions = _dimensions(span)
     if not dimensions:
         return None
-    return Reward(next(iter(dimensions.values())), dimensions)
+    return EmittedReward(next(iter(dimensions.values())), dimensions)
 
 
 def call_of(span: Span) -> str | None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from ajet.observe.tracing import attributes as names
 from ajet.observe.tracing.attributes import flat, plain
-from ajet.observe.tracing.recording import Place, _place, current_place, emit, new_span_id
+from ajet.observe.tracing.recording import SpanPlace, _place, current_place, emit, new_span_id
 from ajet.schema.errors import RewardError
 from ajet.schema.span import Span, SpanStatus
 from ajet.schema.task import finite_reward
@@ -152,8 +152,8 @@ class Operation:
         self._propagate = propagate
         self._span_id = new_span_id()
         self._encloses = encloses
-        self._place: Place | None = None
-        self._token: Token[Place | None] | None = None
+        self._place: SpanPlace | None = None
+        self._token: Token[SpanPlace | None] | None = None
         self._began = 0.0
         self._span: Span | None = None
 
@@ -173,7 +173,7 @@ class Operation:
     def __enter__(self) -> Operation:
         self._place, self._began = current_place(), time.time()
         if self._place is not None and self._encloses:
-            self._token = _place.set(Place(self._place.recording, self._span_id))
+            self._token = _place.set(SpanPlace(self._place.recording, self._span_id))
         return self
 
     def __exit__(

@@ -24,7 +24,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ajet.observe.tracing import attributes as names
-from ajet.observe.tracing.attributes import Reward, bounded, call_of, plain, reward_of
+from ajet.observe.tracing.attributes import EmittedReward, bounded, call_of, plain, reward_of
 from ajet.schema.span import Span, SpanStatus
 
 _ATTRIBUTE = "_ajet_span_place"
@@ -32,13 +32,13 @@ _lock = threading.Lock()
 _marked = False
 
 
-def inherited() -> Place | None:
+def inherited() -> SpanPlace | None:
     """The place in which the running thread was made."""
-    place: Place | None = getattr(threading.current_thread(), _ATTRIBUTE, None)
+    place: SpanPlace | None = getattr(threading.current_thread(), _ATTRIBUTE, None)
     return place
 
 
-def mark_threads(current_place: Callable[[], Place | None]) -> None:
+def mark_threads(current_place: Callable[[], SpanPlace | None]) -> None:
     """From now on, threads know where they were made. Called again, it does nothing."""
     global _marked
     with _lock:
@@ -105,7 +105,7 @@ class Recording:
         self.trace_id = trace_id_of(attempt_id)
         self.process = os.getpid()
         """A process that is forked from it inherits the recording, and nobody sees what it adds there."""
-        self.reward: Reward | None = None
+        self.reward: EmittedReward | None = None
         """The latest that was emitted for the episode."""
 
     def add(self, span: Span) -> None:
@@ -122,7 +122,7 @@ class Recording:
     def active(self) -> Iterator[Recording]:
         """Within this, in this context, what is emitted goes here."""
         mark_threads(current_place)
-        token = _place.set(Place(self, root_span_id_of(self.attempt_id)))
+        token = _place.set(SpanPlace(self, root_span_id_of(self.attempt_id)))
         try:
             yield self
         finally:
@@ -131,7 +131,7 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SpanPlace:
     """Where in which trace the code at hand runs."""
 
     recording: Recording | None
@@ -139,10 +139,10 @@ class Place:
     parent_id: str | None = None
 
 
-_place: ContextVar[Place | None] = ContextVar("ajet_span_place", default=None)
+_place: ContextVar[SpanPlace | None] = ContextVar("ajet_span_place", default=None)
 
 
-def current_place() -> Place | None:
+def current_place() -> SpanPlace | None:
     """Of the running code: by its context, else by the thread that started its thread."""
     place = _place.get() or inherited()
     here = place is not None and place.recording is not None and place.recording.process == os.getpid()
@@ -150,9 +150,9 @@ def current_place() -> Place | None:
 
 
 @contextmanager
-def at_place(place: Place | None) -> Iterator[None]:
+def at_place(place: SpanPlace | None) -> Iterator[None]:
     """Run code as if it were there."""
-    token = _place.set(place or Place(None))
+    token = _place.set(place or SpanPlace(None))
     try:
         yield
     finally:

@@ -62,7 +62,7 @@ class _Scores(msgspec.Struct):
     trials: list[_Trial] = []
 
 
-class _Refused(msgspec.Struct):
+class _NotShown(msgspec.Struct):
     reason: str
     round: int = 0
     kind: str = ""
@@ -114,7 +114,7 @@ class _Story(msgspec.Struct):
     started: _Started | None = None
     candidates: list[_Candidate] = []
     scores: list[_Scores] = []
-    refused: list[_Refused] = []
+    refused: list[_NotShown] = []
     rounds: list[_Round] = []
     confirmed: _Confirmed | None = None
     ended: _Ended | None = None
@@ -127,7 +127,7 @@ class _Story(msgspec.Struct):
 _LISTS: dict[str, tuple[str, type]] = {
     "candidate": ("candidates", _Candidate),
     "scores": ("scores", _Scores),
-    "refused": ("refused", _Refused),
+    "refused": ("refused", _NotShown),
     "round": ("rounds", _Round),
 }
 _ONCE: dict[str, type] = {"started": _Started, "confirmed": _Confirmed, "ended": _Ended}

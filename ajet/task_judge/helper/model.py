@@ -40,7 +40,7 @@ class HelperBudgetError(UserError):
     """The budget in `ajet.helper` is used up: names the key."""
 
 
-class Endpoint(NamedTuple):
+class HelperEndpoint(NamedTuple):
     """What a client of the helper needs."""
 
     base_url: str
@@ -48,7 +48,7 @@ class Endpoint(NamedTuple):
     model: str
 
 
-class Budget:
+class HelperBudget:
     """Counts what was spent, and allows no further call once a limit is reached. Any thread may use it.
 
     Calls that are in flight when `max_tokens` or `max_cost` is reached still finish.
@@ -108,11 +108,11 @@ class HelperModel:
     """A model at an OpenAI-compatible endpoint. Any thread and any event loop may use it."""
 
     def __init__(
-        self, model: str, base_url: str | None = None, api_key: str | None = None, *, budget: Budget | None = None
+        self, model: str, base_url: str | None = None, api_key: str | None = None, *, budget: HelperBudget | None = None
     ) -> None:
         """`base_url`, `api_key`: default to OPENAI_BASE_URL (else OpenAI's address) and OPENAI_API_KEY."""
         self.model = model
-        self.budget = budget or Budget()
+        self.budget = budget or HelperBudget()
         """Its limits, and what was spent so far."""
         self._base_url = base_url
         self._api_key = api_key
@@ -127,7 +127,7 @@ class HelperModel:
         with _lock:
             if id(section) not in _shared:
                 prices = section.price_per_million
-                budget = Budget(
+                budget = HelperBudget(
                     max_calls=section.max_calls,
                     max_tokens=section.max_tokens,
                     max_cost=section.max_cost,
@@ -167,7 +167,7 @@ class HelperModel:
             return cls(model)
         return cls(model, os.environ.get("DASHSCOPE_BASE_URL", DASHSCOPE_URL), key)
 
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> HelperEndpoint:
         """Where the model is. Raises ConfigError if nothing says so."""
         base_url = self._base_url or os.environ.get("OPENAI_BASE_URL")
         api_key = self._api_key or os.environ.get("OPENAI_API_KEY")
@@ -176,7 +176,7 @@ class HelperModel:
                 f"helper model {self.model!r}: no endpoint is known. Set ajet.helper.base_url in the YAML, or "
                 "OPENAI_BASE_URL and OPENAI_API_KEY, or pass base_url to ajet.task_judge.helper.HelperModel"
             )
-        return Endpoint(base_url or OPENAI_URL, api_key or "none", self.model)
+        return HelperEndpoint(base_url or OPENAI_URL, api_key or "none", self.model)
 
     async def complete(self, messages: Sequence[Message], **sampling: Any) -> str:
         """The text of the model's reply. `sampling`: `temperature`, `max_tokens` and whatever else the endpoint takes.

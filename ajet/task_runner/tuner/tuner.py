@@ -16,7 +16,7 @@ from ajet.schema.errors import FeatureUnavailableError
 from ajet.schema.resources import PromptSet, PromptTemplate, read_prompts
 from ajet.schema.span import Span
 from ajet.schema.task import finite_reward
-from ajet.task_judge.helper import Endpoint, HelperModel
+from ajet.task_judge.helper import HelperEndpoint, HelperModel
 from ajet.task_runner.tuner.connection import Connection, LoopBridge, post_reward
 
 if TYPE_CHECKING:
@@ -348,5 +348,5 @@ class AjetTuner:
         return LoopBridge(Caller(self._session, agent, target), self._loop)
 
 
-def _endpoint(helper: str | HelperModel) -> Endpoint:
+def _endpoint(helper: str | HelperModel) -> HelperEndpoint:
     return (HelperModel(helper) if isinstance(helper, str) else helper).endpoint()

@@ -121,7 +121,7 @@ def _position(baseline: Baseline, returns: Sequence[Returns]) -> Callable[[Place
     return lambda _, call: (call.agent, None)
 
 
-class Statistics(NamedTuple):
+class SampleStatistics(NamedTuple):
     """Of samples that all weigh the same, however many values they hold."""
 
     mean: float
@@ -132,14 +132,14 @@ class Statistics(NamedTuple):
     varied: bool
 
 
-def statistics(samples: Sequence[Sequence[float]]) -> Statistics:
+def statistics(samples: Sequence[Sequence[float]]) -> SampleStatistics:
     """Where a sample holds several values, they share its weight."""
     count = len(samples)
     mean = sum(sum(sample) / len(sample) for sample in samples) / count
     square = sum(sum((value - mean) ** 2 for value in sample) / len(sample) for sample in samples)
     low, high = min(map(min, samples)), max(map(max, samples))
     varied = high - low > SAME * max(1.0, abs(low), abs(high))
-    return Statistics(mean, sqrt(square / (count - 1)) if count > 1 else 0.0, count, varied)
+    return SampleStatistics(mean, sqrt(square / (count - 1)) if count > 1 else 0.0, count, varied)
 
 
 def _cell(

@@ -32,7 +32,7 @@ from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.task import Task
 from ajet.task_reader.stream import TaskStream
-from ajet.trainer.trainer import Trainer
+from ajet.trainer.trainer import Updater
 from support import SUPPORT
 from support.torch_vllm_server import told, vllm_python
 from support.waiting import wait_until
@@ -143,14 +143,14 @@ def test_a_killed_server_comes_back_with_the_newest_weights_and_no_episode_is_lo
     """SIGKILL between two turns of an episode of step 2, and again during the update of step 2."""
     (tmp_path / "order").write_text(str(tmp_path / "told"))
     monkeypatch.setenv("AJET_TEST_KILL", str(tmp_path / "order"))
-    update = Trainer.update
+    update = Updater.update
 
-    def kill_then_update(self: Trainer, *arguments: Any) -> dict[str, float]:
+    def kill_then_update(self: Updater, *arguments: Any) -> dict[str, float]:
         if self.updates == 1:
             os.kill([body["pid"] for name, body in told(tmp_path) if name == "start"][-1], signal.SIGKILL)
         return update(self, *arguments)
 
-    monkeypatch.setattr(Trainer, "update", kill_then_update)
+    monkeypatch.setattr(Updater, "update", kill_then_update)
     code, experiment = train(tmp_path, "Killer")
     assert code == 0
     assert [name for name, _ in told(tmp_path)].count("start") == 3
@@ -166,14 +166,14 @@ def test_the_order_of_calls_on_one_gpu_and_an_adapter_for_each_version(
 ) -> None:
     """The stand-in records what it is told; on a CPU, its sleep does nothing."""
     pytest.importorskip("peft")
-    update = Trainer.update
+    update = Updater.update
 
-    def noted(self: Trainer, *arguments: Any) -> dict[str, float]:
+    def noted(self: Updater, *arguments: Any) -> dict[str, float]:
         with (tmp_path / "told").open("a") as stream:
             stream.write(json.dumps(["train", {}]) + "\n")
         return update(self, *arguments)
 
-    monkeypatch.setattr(Trainer, "update", noted)
+    monkeypatch.setattr(Updater, "update", noted)
     code, experiment = train(
         tmp_path,
         "Talker",
@@ -221,14 +221,14 @@ def test_episodes_of_the_next_step_are_drawn_while_one_is_trained(
 
     The run stops early, after step 2, with episodes of step 3 under way; then it goes on.
     """
-    update = Trainer.update
+    update = Updater.update
 
-    def wait_for_the_next(self: Trainer, *arguments: Any) -> dict[str, float]:
+    def wait_for_the_next(self: Updater, *arguments: Any) -> dict[str, float]:
         if self.updates < 3:
             wait_until(lambda: (tmp_path / f"began_{self.updates + 2}").exists(), seconds=120)
         return update(self, *arguments)
 
-    monkeypatch.setattr(Trainer, "update", wait_for_the_next)
+    monkeypatch.setattr(Updater, "update", wait_for_the_next)
     monkeypatch.setenv("AJET_TEST_BEGAN", str(tmp_path))
     ahead = ["rollout.max_staleness=1", "trainer_common.total_training_steps=4", "trainer_common.test_freq=2"]
     code, experiment = train(tmp_path, "Talker", *ahead, "trainer_common.early_stop.target=0")

@@ -11,7 +11,7 @@ from ajet.backbone.prompt.settings import FunctionProposer, HelperProposer
 from ajet.prompt_tuning import BudgetExhausted, Candidate, Kind, ProposerError, Request
 from ajet.prompt_tuning.proposal import Ask, messages_for
 from ajet.schema.resources import PromptSet, PromptTemplate
-from ajet.task_judge.helper import Budget, HelperModel
+from ajet.task_judge.helper import HelperBudget, HelperModel
 from support.scripted_helper import helper
 
 START = Candidate("c0", PromptSet({"solver": PromptTemplate("Solve: {question}")}))
@@ -36,7 +36,7 @@ def test_a_helper_that_fails_is_named_and_its_own_budget_ends_the_search() -> No
     with helper(lambda text: (400, {}, {"error": {"message": "no such model"}})) as server:
         with pytest.raises(ProposerError, match=r"helper model 'm' at .*no such model"):
             asyncio.run(HelperProposer(HelperModel("m", server.url, "k"), 1.0)(REQUEST))
-        limited = HelperModel("m", server.url, "k", budget=Budget(max_calls=0))
+        limited = HelperModel("m", server.url, "k", budget=HelperBudget(max_calls=0))
         with pytest.raises(BudgetExhausted, match=r"ajet.helper.max_calls"):
             asyncio.run(HelperProposer(limited, 1.0)(REQUEST))
 

@@ -12,7 +12,7 @@ import pytest
 
 from ajet.config.sections import HelperConfig
 from ajet.schema.errors import ConfigError
-from ajet.task_judge.helper import Budget, HelperBudgetError, HelperError, HelperModel
+from ajet.task_judge.helper import HelperBudget, HelperBudgetError, HelperError, HelperModel
 from support.http_server import Answer, Server
 
 ASK = [{"role": "user", "content": "Is it right?"}]
@@ -116,7 +116,7 @@ def test_limits_on_tokens_need_an_endpoint_that_reports_them(server: Server) -> 
     server.handle = lambda *_: reply(usage=None)
     assert asyncio.run(HelperModel("m", server.url).complete(ASK)) == "yes"
     with pytest.raises(HelperError, match=r"reports no token usage.*max_calls"):
-        asyncio.run(HelperModel("m", server.url, budget=Budget(max_tokens=9)).complete(ASK))
+        asyncio.run(HelperModel("m", server.url, budget=HelperBudget(max_tokens=9)).complete(ASK))
 
 
 def test_cancelling_the_caller_ends_the_call(server: Server) -> None:

@@ -17,7 +17,7 @@ from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_runner.external_episodes import KEY_VARIABLE, OutsideEpisodes, OutsideRunner, service_key
+from ajet.task_runner.external_episodes import KEY_VARIABLE, ExternalEpisodes, OutsideRunner, service_key
 from ajet.task_runner.pool import RolloutPool
 from ajet.task_runner.runner import TaskRunner
 from support.runner_fakes import LineEngine, SmallProvider
@@ -28,7 +28,7 @@ KEY = "sk-ajet-the-service"
 class Service:
     """A program elsewhere."""
 
-    def __init__(self, base_url: str, outside: OutsideEpisodes, ended: list[Episode]) -> None:
+    def __init__(self, base_url: str, outside: ExternalEpisodes, ended: list[Episode]) -> None:
         self.base_url, self.outside, self.ended = base_url, outside, ended
         self.http = httpx.AsyncClient(trust_env=False, timeout=30)
 
@@ -66,7 +66,7 @@ def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, judge: type[BaseJudge] |
         attempts = OutsideRunner(sessions, judge(config) if judge else None)
         runner = TaskRunner(sessions, attempts)
         ended: list[Episode] = []
-        outside = OutsideEpisodes(config, runner, attempts, RolloutPool(runner, config), on_episode=ended.append)
+        outside = ExternalEpisodes(config, runner, attempts, RolloutPool(runner, config), on_episode=ended.append)
         gateway.outside = outside
         service = Service(gateway.base_url, outside, ended)
         try:

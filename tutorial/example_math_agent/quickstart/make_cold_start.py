@@ -98,7 +98,7 @@ def train(steps: int, seed: int, folder: Path) -> None:
     from ajet.trainer.credit import CreditSettings, imitation_credit, summarise
     from ajet.trainer.loss import LossSettings, PolicyLoss
     from ajet.trainer.optimizer import OptimSettings
-    from ajet.trainer.trainer import Trainer, TrainSettings
+    from ajet.trainer.trainer import TrainSettings, Updater
 
     rng = random.Random(seed)
     held_out = write_tasks(rng)
@@ -112,7 +112,7 @@ def train(steps: int, seed: int, folder: Path) -> None:
     optim = OptimSettings(
         lr=LEARNING_RATE, betas=(0.9, 0.98), warmup_steps=50, schedule="cosine", total_steps=steps, clip_grad=1.0
     )
-    trainer = Trainer(model, TrainSettings(LossSettings(PolicyLoss.SFT), optim))
+    trainer = Updater(model, TrainSettings(LossSettings(PolicyLoss.SFT), optim))
     for step in range(steps):
         chosen = rng.sample(episodes, BATCH)
         credit = imitation_credit([[summarise(episode) for episode in chosen]], CreditSettings())

@@ -27,7 +27,7 @@ from ajet.schema.chat import Sampling
 from ajet.schema.episode import ROOT, Call, CallTree, IntArray, Run
 from ajet.trainer.checkpoint import CheckpointFolder, read_trainer, write_trainer
 from ajet.trainer.credit.weights import CallCredit, EpisodeCredit, LossNorm
-from ajet.trainer.trainer import Trainer
+from ajet.trainer.trainer import Updater
 
 WEIGHTS = "actor/huggingface"
 
@@ -49,7 +49,7 @@ class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
         self._tokenizer = source.tokenizer()
         model, attention = self._config.ajet.model, self._config.ajet.model.attn
         reference: Any = source.model(model.dtype, attention) if settings.loss.kl_coef else None
-        self._trainer = Trainer(
+        self._trainer = Updater(
             source.model(model.dtype, attention),
             settings,
             reference=reference.requires_grad_(False) if reference is not None else None,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.ray import launcher
-from ajet.backbone.ray.mapping import Machine, Note, RunFacts, Settings, check_refused
+from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings, check_refused
 from ajet.backbone.ray.start import detect_machine, planned_machine
 from ajet.backbone.ray.trinity import plugin
 from ajet.backbone.ray.trinity.config import CPU_GPUS, RUN_NAME, check_honoured, run_mode, show, trinity_settings
@@ -37,20 +37,20 @@ def show_config(config: Config) -> str:
     return show(config, adapter.detect_machine())
 
 
-def planned_notes(config: Config) -> list[Note]:
+def planned_notes(config: Config) -> list[Remark]:
     """What a run would refuse or do in part, whether or not it could start on this machine."""
     machine = planned_machine(plugin.PLATFORM)
     return [*check_honoured(config, machine), *padding_notes(config, machine)]
 
 
-def padding_notes(config: Config, machine: Machine) -> Iterator[Note]:
+def padding_notes(config: Config, machine: Machine) -> Iterator[Remark]:
     """Trinity's trainer on GPUs fills rows up with the pad token, or with the end token if there is none."""
     source = ModelSource.resolve(config.ajet.model.path)
     if machine.cpu or not Path(source.path).is_dir():  # a hub id: its files come with the run
         return
     tokenizer: Any = source.tokenizer()
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
-        yield Note(
+        yield Remark(
             "ajet.model.path",
             f"the tokenizer of {config.ajet.model.path} has neither a pad token nor an end token, and Trinity fills "
             "rows up with one: set pad_token in its tokenizer_config.json to any of its special tokens",
@@ -86,7 +86,7 @@ class TrinityAdapter:
         """Trinity checks its GPUs itself."""
         check_refused(list(padding_notes(config, machine)), "trinity")
 
-    def notes(self, config: Config, machine: Machine) -> list[Note]:
+    def notes(self, config: Config, machine: Machine) -> list[Remark]:
         return check_honoured(config, machine)
 
     def settings(self, config: Config, facts: RunFacts, machine: Machine) -> Settings:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.backbone.plan import serving_engine, training_steps, validation_repeats
 from ajet.backbone.ray.mapping import (
     Machine,
-    Note,
+    Remark,
     RunFacts,
     Settings,
     check_refused,
@@ -149,7 +149,7 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
     return nested
 
 
-def check_honoured(config: Config, machine: Machine) -> list[Note]:
+def check_honoured(config: Config, machine: Machine) -> list[Remark]:
     """Our keys that Trinity can't honour: refused, or named once at start."""
     return [
         *shared_notes(config, "Trinity"),
@@ -159,66 +159,66 @@ def check_honoured(config: Config, machine: Machine) -> list[Note]:
     ]
 
 
-def _refusals(config: Config, machine: Machine) -> Iterator[Note]:
+def _refusals(config: Config, machine: Machine) -> Iterator[Remark]:
     ajet = config.ajet
     common, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
     place = "ajet.trainer_common"
     if algorithm.use_kl_in_reward:
-        yield Note(
+        yield Remark(
             f"{place}.algorithm.use_kl_in_reward",
             "advantages are computed before Trinity's trainer has the reference's logprobs; set use_kl_loss: true "
             "instead",
             refused=True,
         )
     if common.resume not in ("auto", "never"):
-        yield Note(
+        yield Remark(
             f"{place}.resume",
             "Trinity resumes from the newest checkpoint of the experiment alone: `auto` or `never`",
             refused=True,
         )
     for key in pass_through(config):
         if key.startswith(OURS) and key != STALENESS:
-            yield Note(
+            yield Remark(
                 f"ajet.trinity.{key}", "credit, sampling and loss are ours: see ajet.trainer_common", refused=True
             )
         if machine.cpu and key.startswith(OPTIMISER):
-            yield Note(
+            yield Remark(
                 f"ajet.trinity.{key}",
                 "on the CPU the optimiser is the embedded trainer's: see ajet.trainer_common.optim",
                 refused=True,
             )
     if common.optim.lr_scheduler_type == "linear" and not machine.cpu:
-        yield Note(f"{place}.optim.lr_scheduler_type", "Trinity knows `constant` and `cosine`", refused=True)
+        yield Remark(f"{place}.optim.lr_scheduler_type", "Trinity knows `constant` and `cosine`", refused=True)
     if ajet.model.lora.enabled and machine.cpu:
-        yield Note("ajet.model.lora", "the CPU trainer of this backbone trains whole weights", refused=True)
+        yield Remark("ajet.model.lora", "the CPU trainer of this backbone trains whole weights", refused=True)
     elif ajet.model.lora.enabled and ajet.model.lora.dropout:
-        yield Note("ajet.model.lora.dropout", "Trinity's adapters have no dropout: set it to 0", refused=True)
+        yield Remark("ajet.model.lora.dropout", "Trinity's adapters have no dropout: set it to 0", refused=True)
     if common.val_only:
-        yield Note(f"{place}.val_only", "validate with `ajet eval`", refused=True)
+        yield Remark(f"{place}.val_only", "validate with `ajet eval`", refused=True)
     mode = pass_through(config).get("mode", "both")
     if mode not in MODES:
-        yield Note("ajet.trinity.mode", f"{mode!r} is not one of {', '.join(MODES)}", refused=True)
+        yield Remark("ajet.trinity.mode", f"{mode!r} is not one of {', '.join(MODES)}", refused=True)
 
 
-def _approximations(config: Config, machine: Machine) -> Iterator[Note]:
+def _approximations(config: Config, machine: Machine) -> Iterator[Remark]:
     ajet = config.ajet
     common = ajet.trainer_common
     if sync_style(config) == "fully_async" and common.test_freq > 0 and "test_freq" in common.model_fields_set:
-        yield Note("ajet.trainer_common.test_freq", "Trinity does not validate in its fully asynchronous style")
+        yield Remark("ajet.trainer_common.test_freq", "Trinity does not validate in its fully asynchronous style")
     if (common.optim.lr_warmup_steps or common.optim.lr_warmup_ratio) and not machine.cpu:
         warmup = "lr_warmup_steps" if common.optim.lr_warmup_steps else "lr_warmup_ratio"
-        yield Note(
+        yield Remark(
             f"ajet.trainer_common.optim.{warmup}",
             "Trinity's warm-up begins at a rate of 0: each step has the rate that the one before it has elsewhere",
         )
     if machine.cpu:
-        yield Note(
+        yield Remark(
             "ajet.rollout.engine",
             "on the CPU the rollout model and the train engine are ours, the embedded ones; explorer, scheduler, "
             "buffer, trainer and synchronizer are Trinity's",
         )
     elif ajet.rollout.engine == "torch":
-        yield Note("ajet.rollout.engine", "on GPUs vllm (or sglang) serves Trinity, not the embedded engine")
+        yield Remark("ajet.rollout.engine", "on GPUs vllm (or sglang) serves Trinity, not the embedded engine")
 
 
 def _run(config: Config, run: RunFacts, machine: Machine) -> Settings:

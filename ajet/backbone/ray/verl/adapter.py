@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.backbone.ray import launcher
-from ajet.backbone.ray.mapping import Machine, Note, RunFacts, Settings
+from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
 from ajet.backbone.ray.start import check_gpus, detect_machine, planned_machine
 from ajet.backbone.ray.verl.config import PLATFORM, check_honoured, checkpoint_step, show, verl_settings
 from ajet.backbone.ray.watcher import MetricsTail, Source
@@ -36,7 +36,7 @@ def show_config(config: Config) -> str:
     return show(config, adapter.detect_machine)
 
 
-def planned_notes(config: Config) -> list[Note]:
+def planned_notes(config: Config) -> list[Remark]:
     """What a run would refuse or do in part, whether or not it could start on this machine."""
     return check_honoured(config, planned_machine(PLATFORM))
 
@@ -71,7 +71,7 @@ class VerlAdapter:
         if not machine.cpu:
             check_gpus(common.n_gpus_per_node, skip_memory=options.skip_check_avail_gpu)
 
-    def notes(self, config: Config, machine: Machine) -> list[Note]:
+    def notes(self, config: Config, machine: Machine) -> list[Remark]:
         return check_honoured(config, machine)
 
     def settings(self, config: Config, facts: RunFacts, machine: Machine) -> Settings:

@@ -31,7 +31,7 @@ from ajet.schema.episode import Episode, Sample
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_runner.attempt import Attempt
+from ajet.task_runner.attempt import WorkflowAttempt
 from ajet.task_runner.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class HostRuntime(Runtime):
         atexit.register(runtime.stop)
         return runtime
 
-    async def open_session(self, attempt: Attempt) -> EpisodeSession:
+    async def open_session(self, attempt: WorkflowAttempt) -> EpisodeSession:
         session = await super().open_session(attempt)
         asked = self.sampling.get(attempt.workflow_task.task_id, {})
         names = [name for name in ("temperature", "top_p", "top_k") if name in asked]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ajet.backbone.plan import serving_engine, training_steps, validation_repeats
 from ajet.backbone.ray.mapping import (
     Machine,
-    Note,
+    Remark,
     RunFacts,
     Settings,
     check_refused,
@@ -163,35 +163,35 @@ def _check_known(key: str, known: set[str]) -> None:
     )
 
 
-def check_honoured(config: Config, machine: Machine) -> list[Note]:
+def check_honoured(config: Config, machine: Machine) -> list[Remark]:
     """Our keys that verl can't honour: refused, or named once at start."""
     return [*shared_notes(config, "verl"), *verl_notes(config), *_notes(config, machine)]
 
 
-def _notes(config: Config, machine: Machine) -> Iterator[Note]:
+def _notes(config: Config, machine: Machine) -> Iterator[Remark]:
     ajet = config.ajet
     common = ajet.trainer_common
     if common.algorithm.use_kl_in_reward:
-        yield Note(
+        yield Remark(
             "ajet.trainer_common.algorithm.use_kl_in_reward",
             "verl would subtract the KL from advantages that are already computed; set use_kl_loss: true instead",
             refused=True,
         )
     if common.resume not in ("auto", "never") and checkpoint_step(common.resume) is None:
-        yield Note("ajet.trainer_common.resume", "verl's checkpoints are folders named global_step_N", refused=True)
+        yield Remark("ajet.trainer_common.resume", "verl's checkpoints are folders named global_step_N", refused=True)
     for key in pass_through(config):
         if key.removeprefix("+").startswith(OURS):
-            yield Note(
+            yield Remark(
                 f"ajet.verl.{key}",
                 "credit, loss and optimiser are ours on verl too: set it under ajet.trainer_common",
                 refused=True,
             )
     if ajet.model.lora.enabled and ajet.model.lora.dropout:
-        yield Note("ajet.model.lora.dropout", "verl's adapters have no dropout: set it to 0", refused=True)
+        yield Remark("ajet.model.lora.dropout", "verl's adapters have no dropout: set it to 0", refused=True)
     if machine.cpu and ajet.rollout.engine != "torch":
-        yield Note("ajet.rollout.engine", f"on the CPU the embedded engine serves verl, not {ajet.rollout.engine}")
+        yield Remark("ajet.rollout.engine", f"on the CPU the embedded engine serves verl, not {ajet.rollout.engine}")
     if not machine.cpu and ajet.rollout.engine == "torch":
-        yield Note("ajet.rollout.engine", "on GPUs vllm (or sglang) serves verl, not the embedded engine")
+        yield Remark("ajet.rollout.engine", "on GPUs vllm (or sglang) serves verl, not the embedded engine")
 
 
 def _data(config: Config, run: RunFacts, machine: Machine) -> Settings:

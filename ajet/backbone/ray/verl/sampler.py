@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from ajet.backbone.ray.credit import GROUP, BatchCredit, BatchRow, Layout, credit_batch, lay_out
+from ajet.backbone.ray.credit import GROUP, BatchCredit, BatchRow, RowLayout, credit_batch, lay_out
 from ajet.backbone.ray.payload import KEY, RunPayload, training_stream, validation_tasks
 from ajet.backbone.ray.verl.manager import EpisodeManager, current_manager
 from ajet.backbone.ray.verl.rows import WEIGHTS, blank_row, nested
@@ -100,7 +100,7 @@ class PlacedRows(KVBatchMeta):  # type: ignore[misc]
         """Leave them."""
 
 
-def _with_credit(batch: Any, credit: BatchCredit, manager: EpisodeManager, step: int) -> tuple[Any, Layout]:
+def _with_credit(batch: Any, credit: BatchCredit, manager: EpisodeManager, step: int) -> tuple[Any, RowLayout]:
     """Write the credit of the trained rows, drop the others, and put each into its update."""
     import transfer_queue as tq
 

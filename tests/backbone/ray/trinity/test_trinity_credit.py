@@ -135,10 +135,10 @@ def gradient(batch: Any) -> dict[str, Any]:
     """What one step of plain descent changes."""
     from ajet.engine.model_source import ModelSource
     from ajet.trainer.optimizer import OptimSettings
-    from ajet.trainer.trainer import Trainer, TrainSettings
+    from ajet.trainer.trainer import TrainSettings, Updater
 
     model = ModelSource.resolve("tiny:qwen2-0.3m").model("float32", "sdpa")
-    trainer = Trainer(model, TrainSettings(optim=OptimSettings(lr=0.0, clip_grad=1e9)))
+    trainer = Updater(model, TrainSettings(optim=OptimSettings(lr=0.0, clip_grad=1e9)))
     found: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
         parameter.register_hook(
