@@ -99,7 +99,7 @@ TOOLS: Kinds = {
     "bash": "ajet.agents.tools.bash->Bash",
     "python": "ajet.agents.tools.python->Python",
     "file_editor": "ajet.agents.tools.file_editor->FileEditor",
-    "search": "ajet.agents.tools.search->Search",
+    "search": "ajet.agents.tools.search->SearchFiles",
     "web_fetch": "ajet.agents.tools.web_fetch->WebFetch",
     "mcp": "ajet.agents.tools.mcp->McpServer",
 }
