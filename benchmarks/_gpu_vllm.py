@@ -76,9 +76,9 @@ async def sleep(engine: Any) -> dict[str, Any]:
 
 
 async def answer() -> dict[str, Any]:
-    from ajet.engine.vllm.in_process import VllmInProcessEngine
+    from ajet.engine.vllm.server_engine import VllmServerEngine
 
-    engine = VllmInProcessEngine(settings())
+    engine = VllmServerEngine(settings())
     try:
         first = await replies(engine, 0)
         slept = await sleep(engine)

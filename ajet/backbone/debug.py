@@ -300,7 +300,7 @@ def debug_config(config: Config) -> Config:
     """The config with the seed and the engine size that `ajet.debug` asks for."""
     debug, rollout = config.ajet.debug, config.ajet.rollout
     changes: dict[str, int | str] = {}
-    named = rollout.engine_by_former_name
+    named = rollout.engine if config.old_keys.renamed.get("rollout.name") else None  # written for another machine
     if named in ("vllm", "sglang") and rollout.vllm.python is None and find_spec(named) is None:
         log.warning(
             "rollout.name: %s is not installed here, so the embedded engine answers in this debug run; rollout.engine: "

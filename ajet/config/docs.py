@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from ajet.config.effects import FOR_OLD_FILES, OF_ONE_BACKBONE, ONLY_ON, entry
+from ajet.config.effects import OF_ONE_BACKBONE, ONLY_ON, entry
 from ajet.config.keys import KnownKey, allowed, fragment_at, json_schema, known_keys
 from ajet.config.kinds import BACKBONES
 from ajet.config.root import Config
@@ -14,6 +14,50 @@ from ajet.config.section import Block, Section
 
 INTERPOLATION = {"type": "string", "pattern": r"\$\{.*\}"}
 """An interpolation may stand in place of a number."""
+
+FIRST_KEYS = (
+    "experiment_name",
+    "backbone",
+    "model.path",
+    "model.lora.enabled",
+    "rollout.user_workflow",
+    "rollout.agent",
+    "rollout.environment",
+    "rollout.sandbox",
+    "rollout.engine",
+    "rollout.num_repeat",
+    "rollout.temperature",
+    "rollout.max_model_len",
+    "rollout.max_env_worker",
+    "rollout.episode_timeout",
+    "rollout.gamma",
+    "rollout.multi_turn.max_steps",
+    "task_reader.type",
+    "task_reader.jsonl_dataset_file.training.file_path",
+    "task_reader.jsonl_dataset_file.validation.file_path",
+    "task_reader.huggingface_dat_repo.dataset_path",
+    "task_judge.judge_type",
+    "task_judge.judge_protocol",
+    "task_judge.success_threshold",
+    "helper.model",
+    "helper.base_url",
+    "failure_reward.otherwise",
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "trainer_common.algorithm.adv_estimator",
+    "trainer_common.algorithm.policy_loss",
+    "trainer_common.optim.lr",
+    "trainer_common.kl_loss_coef",
+    "trainer_common.total_epochs",
+    "trainer_common.total_training_steps",
+    "trainer_common.save_freq",
+    "trainer_common.test_freq",
+    "trainer_common.logger",
+    "prompt_tuning.templates",
+    "prompt_tuning.algorithm",
+)
+"""The keys that matter first, in the order in which one comes to them."""
 
 HEAD = """\
 # Configuration
@@ -56,11 +100,27 @@ ajet config schema > ajet.schema.json
 
 def markdown() -> str:
     """`docs/configuration.md`."""
-    parts = [HEAD]
+    parts = [HEAD, FIRST, _first_table()]
     for path, section in _sections():
         level = "##" if len(path) <= 2 else "###"
         parts.append(f"{level} `{'.'.join(path)}`\n\n{_section_text(section)}\n\n{_table(path)}")
     return "\n".join(parts)
+
+
+FIRST = """\
+## The keys that matter first
+
+Most runs set a few of these 40. Everything else has a default that works.
+"""
+
+
+def _first_table() -> str:
+    rows = ["| key below `ajet` | default | |", "|---|---|---|"]
+    for name in FIRST_KEYS:
+        key = known_keys()[("ajet", *name.split("."))]
+        default = "" if key.section is not None else _default(key)
+        rows.append(f"| `{name}` | {default} | {key.doc.replace('|', chr(92) + '|')}. |")
+    return "\n".join(rows) + "\n"
 
 
 def _sections() -> Iterator[tuple[tuple[str, ...], type[Section]]]:
@@ -111,7 +171,7 @@ def _description(key: KnownKey) -> str:
     text = " ".join((key.field.description or "").split())
     name = ".".join(key.path[1:])
     backbones = entry(ONLY_ON, name)
-    if entry(FOR_OLD_FILES, name) or key.path[1] in OF_ONE_BACKBONE:
+    if key.path[1] in OF_ONE_BACKBONE:
         return text
     if backbones and set(backbones) != set(BACKBONES):
         text += f" ({', '.join(backbones)} only)"

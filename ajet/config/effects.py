@@ -10,64 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ajet.config.kinds import BackboneName, EngineName
-from ajet.config.root import AjetConfig, Config
+from ajet.config.old_keys import Translated
+from ajet.config.root import Config
 from ajet.config.section import Section
 
 IGNORED_BLOCKS = ("hydra", "defaults")
 """Top-level blocks that old files carry; a config is complete without them."""
 
-FOR_OLD_FILES: Mapping[str, str] = {
-    "context_tracker.alien_llm_model": "ajet.helper names the helper model",
-    "context_tracker.alien_llm_response_length": "ajet.helper names the helper model",
-    "context_tracker.fix_retokenization_drift": "sampled token ids are kept as sampled",
-    "context_tracker.timeline_merging_policy": "conversations are always merged exactly, token by token",
-    "debug.debug_vllm_port": "vLLM gets a free port",
-    "enable_experimental_interchange_server": "the gateway is always available",
-    "execute_test": "benchmarks/ measures what a run reaches",
-    "execute_testing_lambda": "benchmarks/ measures what a run reaches",
-    "interchange": "the gateway is always available",
-    "interchange_server": "the gateway is always available",
-    "judge": "the judge is set in task_judge",
-    "rollout.ajet_action_when_overflow": "failure_reward.overflow says what becomes of overlong episodes",
-    "rollout.log_prob_micro_batch_size": "batches are split by tokens",
-    "rollout.log_prob_micro_batch_size_per_gpu": "batches are split by tokens",
-    "rollout.mode": "model calls are always asynchronous",
-    "rollout.multi_turn.expected_steps": "nothing depends on it",
-    "rollout.step_skip_action": "what a step of an environment skips is the workflow's own choice",
-    "task_reader.env_service.env_action_preference": "the environment says how the agent should act",
-    "task_judge.alien_llm_model": "ajet.helper names the helper model",
-    "task_judge.alien_llm_response_length": "ajet.helper names the helper model",
-    "task_reader.data_generation.document_reader.languages": "text is read as it is stored",
-    **{
-        f"task_reader.data_generation.query_reader.{key}": "only the training tasks are examples"
-        for key in (
-            "jsonl_dataset_file.validation",
-            "dataset_file.validation",
-            "huggingface_dat_repo.validation_split",
-        )
-    },
-    **{
-        f"task_reader.data_generation.deduplication_filter.params.{key}": "texts are compared by their words"
-        for key in ("db_path", "model", "api_key", "base_url")
-    },
-    "task_reader.tracing.alien_llm_response_length": "a filter's params.max_tokens says it",
-    "task_reader.feedback_tracing.alien_llm_response_length": "a filter's params.max_tokens says it",
-    "task_runner.llm_infer_submit_method": "model calls are always asynchronous",
-    "trainer_common.algorithm.per_agent_groups": "agents are always compared with agents of the same name",
-    "trainer_common.log_prob_micro_batch_size": "batches are split by tokens",
-    "trainer_common.log_prob_micro_batch_size_per_gpu": "batches are split by tokens",
-}
-"""Keys (or groups, below `ajet`) that are accepted for old files, without effect, and why."""
-
-FORMER_NAMES: Mapping[str, str] = {
-    "rollout.agent_madness_reward": "failure_reward.abnormal",
-    "rollout.name": "rollout.engine",
-    "task_reader.dataset_file": "task_reader.jsonl_dataset_file",
-    "task_reader.feedback_tracing": "task_reader.tracing",
-}
-"""Keys that the schema itself copies to their present names."""
-
-FOR_USER_CODE = ("task_reader.options", "user")
+FOR_USER_CODE = (
+    "judge",
+    "task_judge.alien_llm_model",
+    "task_judge.alien_llm_response_length",
+    "task_reader.options",
+    "user",
+)
 """Keys for the user's own classes to read."""
 
 _ALL: tuple[BackboneName, ...] = ("debug", "local", "verl", "trinity", "prompt")
@@ -173,21 +129,25 @@ def given_keys(section: Section, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def without_effect(ajet: AjetConfig, also: Sequence[BackboneName] = ()) -> tuple[list[str], list[str]]:
-    """Of what the user set: keys or groups accepted for old files, and keys without effect on this backbone, nor on
-    those that the same command runs `also`."""
-    backbone: BackboneName = ajet.backbone or "local"
-    old, elsewhere = [], []
-    for key in given_keys(ajet):
-        if found := listed(FOR_OLD_FILES, key):
-            old.append(found)
-        elif key.partition(".")[0] in OF_ONE_BACKBONE:
-            continue
-        elif not any(
-            has_effect(entry(FORMER_NAMES, key) or key, each, ajet.rollout.engine) for each in (backbone, *also)
-        ):
-            elsewhere.append(key)
-    return list(dict.fromkeys(old)), elsewhere
+def without_effect(config: Config, also: Sequence[BackboneName] = ()) -> list[str]:
+    """Of what the user set: keys without effect on this backbone, nor on those that the same command runs `also`."""
+    backbones, engine = (config.ajet.backbone or "local", *also), config.ajet.rollout.engine
+    return [
+        key
+        for key in given_keys(config.ajet)
+        if key.partition(".")[0] not in OF_ONE_BACKBONE
+        and not any(has_effect(key, backbone, engine) for backbone in backbones)
+    ]
+
+
+def _old_keys(old: Translated) -> Iterator[str]:
+    if old.dropped:
+        reasons = "; ".join(dict.fromkeys(old.dropped.values()))
+        yield f"old keys that nothing reads: {grouped(list(old.dropped))} ({reasons})"
+    if old.renamed:
+        yield f"old keys: {', '.join(f'{key} is now {name}' for key, name in old.renamed.items())}"
+    if old.outvoted:
+        yield f"old keys whose present name is given, too, and counts: {grouped(old.outvoted)}"
 
 
 def notes(config: Config, also: Sequence[BackboneName] = ()) -> Iterator[str]:
@@ -195,11 +155,8 @@ def notes(config: Config, also: Sequence[BackboneName] = ()) -> Iterator[str]:
     ajet = config.ajet
     if config.ignored_blocks:
         yield f"ignored: {', '.join(f'{name}:' for name in config.ignored_blocks)} (a config is complete without)"
-    old, elsewhere = without_effect(ajet, also)
-    if old:
-        reasons = "; ".join(dict.fromkeys(FOR_OLD_FILES[key] for key in old))
-        yield f"accepted for old files, without effect: {grouped(old)} ({reasons})"
-    if elsewhere:
+    yield from _old_keys(config.old_keys)
+    if elsewhere := without_effect(config, also):
         backbone = ajet.backbone or "local"
         where = f"{backbone} and the {ajet.rollout.engine} engine" if backbone in _OWN else backbone
         yield f"without effect on {where}: {grouped(elsewhere)}"

@@ -201,15 +201,6 @@ def _devices(ajet: AjetConfig) -> Iterator[Contradiction]:
     if rollout.engine != "vllm" or ajet.backbone in ("verl", "trinity"):
         return
     key = "rollout.vllm.devices"
-    if vllm.mode == "in_process":
-        for wrong, given in ((key, vllm.devices), ("rollout.n_vllm_engine", rollout.n_vllm_engine > 1)):
-            if given:
-                yield Contradiction(
-                    (wrong, "rollout.vllm.mode"),
-                    "vLLM in the process is one engine on the GPUs that the process can see",
-                    f"leave {wrong} out, or set rollout.vllm.mode: server",
-                )
-        return
     needed = rollout.n_vllm_engine * rollout.tensor_model_parallel_size
     if len(set(vllm.devices)) < len(vllm.devices):
         yield Contradiction((key,), f"{vllm.devices} names a GPU twice", "name each GPU once")

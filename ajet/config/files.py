@@ -37,9 +37,8 @@ def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
     if "->" in reader.type:
         yield from _import_path(reader, "type", place, folder)
     if reader.type in ("jsonl_dataset_file", "dataset_file"):
-        block = "dataset_file" if reader.dataset_file is reader.jsonl_dataset_file else "jsonl_dataset_file"
         for split in ("training", "validation"):
-            where = (*place, block, split)
+            where = (*place, "jsonl_dataset_file", split)
             yield from _existing(reader.jsonl_dataset_file[split], "file_path", where, folder, Path.is_file)
     if reader.type == "huggingface_dat_repo":
         yield from _folder_or_hub(reader.huggingface_dat_repo, "dataset_path", (*place, "huggingface_dat_repo"), folder)
@@ -72,9 +71,9 @@ def _judge_files(judge: TaskJudgeConfig, folder: Path) -> Iterator[Problem]:
             yield from _existing(own, "prompt_file", at, folder, Path.is_file)
         elif kind == "rubrics_auto_grader":
             own, at = _own_block(judge, section, kind, where)
-            examples = own[own["input_data_type"]]
+            examples = own["jsonl_dataset_file"]
             for split in ("training", "validation"):
-                at_split = (*at, own["input_data_type"], split)
+                at_split = (*at, "jsonl_dataset_file", split)
                 yield from _existing(examples[split], "file_path", at_split, folder, Path.is_file)
             if own["rubrics_file"] is not None and (found := find_named(own["rubrics_file"], [folder], Path.is_file)):
                 own.__dict__["rubrics_file"] = str(found)

@@ -105,12 +105,8 @@ class RubricsConfig(Section):
     custom_evaluation_prompt: str | Block | None = None
     """Your own prompt for grading: `{rubrics}` and the placeholders of `llm_judge.prompt` are filled in. With languages
     as keys, that of `language`."""
-    input_data_type: Literal["jsonl_dataset_file", "dataset_file"] = "jsonl_dataset_file"
-    """Where the examples are: the block of this name."""
     jsonl_dataset_file: ExampleFilesConfig = ExampleFilesConfig()
     """Graded examples."""
-    dataset_file: ExampleFilesConfig = ExampleFilesConfig()
-    """Former name of `jsonl_dataset_file`."""
     num_reference_samples: Count = 20
     """Most examples that rubrics are written from; 0: all."""
     sampling_mode: Literal["all_samples", "smart_sampling"] = "all_samples"

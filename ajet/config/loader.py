@@ -21,6 +21,7 @@ from ajet.config.effects import IGNORED_BLOCKS
 from ajet.config.files import locate_files
 from ajet.config.keys import known_keys, nearest, section_of, where_it_belongs
 from ajet.config.kinds import BackboneName
+from ajet.config.old_keys import Translated, is_old, translate
 from ajet.config.problems import COMMAND_LINE, Override, Problem, Sources, config_error, from_validation
 from ajet.config.root import READ_YAML_NAME, AjetConfig, Config
 from ajet.config.section import Section
@@ -53,18 +54,21 @@ def load_config(
     tree = _without_empty_groups(tree, Config)
     if is_interpolated(tree):
         tree = _interpolated(tree, sources)
+    old_keys = translate(tree)
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        raise config_error(sources, from_validation(error, tree)) from None
+        found = [problem._replace(path=old_keys.written(problem.path)) for problem in from_validation(error, tree)]
+        raise config_error(sources, found) from None
     if config.ajet.experiment_name == READ_YAML_NAME:
         config.ajet.__dict__["experiment_name"] = file.stem
     if backbone is not None:
         config.ajet.backbone = backbone
-    problems = list(_problems(config.ajet, file.resolve().parent, sources, complete))
+    problems = list(_problems(config.ajet, file.resolve().parent, sources, old_keys, complete))
     if problems:
         raise config_error(sources, problems)
     config.remember_source(file.resolve(), ignored)
+    config.remember_old_keys(old_keys)
     return config
 
 
@@ -80,16 +84,19 @@ def make_config(overrides: dict[str, Any] | None = None, /, **blocks: Any) -> Co
         for part in parts[:-1]:
             place = place.setdefault(part, {})
         place[parts[-1]] = value
-    return Config.model_validate(tree)
+    old_keys = translate(tree)
+    config = Config.model_validate(tree)
+    config.remember_old_keys(old_keys)
+    return config
 
 
-def _problems(ajet: AjetConfig, folder: Path, sources: Sources, complete: bool) -> list[Problem]:
+def _problems(ajet: AjetConfig, folder: Path, sources: Sources, old_keys: Translated, complete: bool) -> list[Problem]:
     """What is wrong with the config as a whole, each value being valid."""
-    problems = list(locate_files(ajet, folder))
+    problems = [problem._replace(path=old_keys.written(problem.path)) for problem in locate_files(ajet, folder)]
     for found in contradictions(ajet, ajet.backbone or "local"):
         paths = [("ajet", *key.split(".")) for key in found.keys]
         # blame what the user wrote rather than a default
-        path = next((path for path in paths if sources.gives(path)), paths[0])
+        path = next((path for path in map(old_keys.written, paths) if sources.gives(path)), paths[0])
         problems.append(Problem(path, found.what, found.fix))
     remote = ajet.task_runner.wrapper_type in ("remote", "outside")  # others have it
     if complete and ajet.rollout.user_workflow is None and ajet.rollout.agent is None and not remote:
@@ -220,6 +227,8 @@ def _full_path(text: str, path: tuple[str, ...], new: bool, tree: dict[str, Any]
     first = path[0]
     if first in Config.model_fields or first in IGNORED_BLOCKS:
         return path
+    if is_old(path) and first not in tree:
+        return ("ajet", *path)
     if first in AjetConfig.model_fields and (("ajet", *path) in known_keys() or first not in tree):
         return ("ajet", *path)
     if first in tree or new:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from ajet.config.kinds import CliProgramName, EngineName, ProtocolName, SandboxName
 from ajet.config.section import (
@@ -15,7 +15,6 @@ from ajet.config.section import (
     NotBool,
     OneOrMore,
     Positive,
-    Real,
     Section,
     Temperature,
     TopK,
@@ -105,8 +104,6 @@ class RemoteConfig(Section):
 class VllmConfig(Section):
     """`ajet.rollout.vllm`: how `rollout.engine: vllm` runs."""
 
-    mode: Literal["server", "in_process"] = "server"
-    """`server`: one server per replica, started, watched and stopped by ajet; `in_process`: inside this process."""
     python: str | None = None
     """The Python interpreter that has vLLM, if it is installed in a separate environment."""
     gpu_memory_utilization: Annotated[float, NotBool, Field(gt=0, le=1)] = 0.6
@@ -132,8 +129,6 @@ class MultiTurnConfig(Section):
     """Most rows per episode for a backbone that trains linear rows; further ones are dropped and counted."""
     max_steps: Positive = 30
     """Most model calls per agent in an episode; a further one raises an error that the workflow can catch."""
-    expected_steps: Positive = 1
-    """Accepted for old files, without effect."""
 
 
 class ValKwargsConfig(Section):
@@ -235,18 +230,6 @@ class RolloutSection(Section):
     engine: EngineName = "torch"
     """Where tokens come from: `torch` (embedded), `vllm`, `sglang`, `remote` (an OpenAI-compatible server; debug only)
     or `scripted` (replies from a file, no model)."""
-    name: EngineName | None = None
-    """Former name of `engine`, used if `engine` isn't given."""
-    mode: str | None = None
-    """Accepted for old files, without effect. Model calls are always asynchronous."""
-    step_skip_action: Any = None
-    """Accepted for old files, without effect. What a step of an environment skips is the workflow's own choice."""
-    ajet_action_when_overflow: str | None = None
-    """Accepted for old files, without effect. `failure_reward.overflow` says what becomes of such episodes."""
-    log_prob_micro_batch_size: Count | None = None
-    """Accepted for old files, without effect. Batches are split by tokens."""
-    log_prob_micro_batch_size_per_gpu: Count | None = None
-    """Accepted for old files, without effect. Batches are split by tokens."""
     num_repeat: Positive = 4
     """Episodes per task (the size of its group). Group-relative advantages need at least 2."""
     min_group_size: Positive | None = None
@@ -288,8 +271,6 @@ class RolloutSection(Section):
     null: none."""
     agent_madness_termination: bool = True
     """Refuse further model calls of an episode after the first abnormal reply."""
-    agent_madness_reward: Real = -1.0
-    """Former name of `failure_reward.abnormal`, used if that isn't given."""
     enable_oversample: bool = False
     """Start more episodes per group than needed, and stop the others as soon as the group is decided."""
     submit_oversample_multiplier: Annotated[float, Field(ge=1, le=100), NotBool] = 1.5
@@ -326,15 +307,3 @@ class RolloutSection(Section):
     """A ready agent in place of a workflow: its type, tools and limits."""
     val_kwargs: ValKwargsConfig = ValKwargsConfig()
     """How replies are sampled in validation."""
-
-    @model_validator(mode="after")
-    def _name_means_engine(self) -> RolloutSection:
-        if self.name is not None and "engine" not in self.model_fields_set:
-            self.__dict__["engine"] = self.name
-        return self
-
-    @property
-    def engine_by_former_name(self) -> str | None:
-        """The engine, if only `name`, as in old files, says which."""
-        former: str | None = self.__dict__["name"]
-        return None if "engine" in self.model_fields_set else former

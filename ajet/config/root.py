@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ConfigDict, PrivateAttr, model_validator
 
 from ajet.config.kinds import BackboneName
+from ajet.config.old_keys import Translated
 from ajet.config.prompt_tuning import PromptTuningConfig
 from ajet.config.rollout import RolloutSection
 from ajet.config.section import Block, Name, Section, blocks_within
@@ -19,8 +20,6 @@ from ajet.config.sections import (
     FailureRewardConfig,
     GatewayConfig,
     HelperConfig,
-    InterchangeConfig,
-    InterchangeServerConfig,
     ModelConfig,
     ObserveConfig,
     RecorderConfig,
@@ -79,31 +78,14 @@ class AjetConfig(Section):
     services: dict[str, ServiceConfig] = {}
     """Programs to start before the run and to end with it, by name: `{command, folder, address, start_timeout, env,
     restarts}`. With an `address`, the run waits until the program answers there."""
-    interchange: InterchangeConfig = InterchangeConfig()
-    """Accepted for old files, without effect. The gateway is always available."""
-    enable_experimental_interchange_server: bool = False
-    """Accepted for old files, without effect. The gateway is always available."""
-    interchange_server: InterchangeServerConfig | None = None
-    """Accepted for old files, without effect. The gateway is always available."""
-    execute_test: bool = False
-    """Accepted for old files, without effect. `benchmarks/` measures what a run reaches."""
-    execute_testing_lambda: str | None = None
-    """Accepted for old files, without effect. `benchmarks/` measures what a run reaches."""
     judge: Block = Block()
-    """Accepted for old files, without effect. A judge of your own may read it."""
+    """Any keys, for a judge of your own to read."""
     verl: Block = Block()
     """Keys of verl's own config, passed through unchanged."""
     trinity: Block = Block()
     """Keys of Trinity's own config, passed through unchanged."""
     user: Block = Block()
     """Yours: any keys, readable as `tuner.config.ajet.user.…`."""
-
-    @model_validator(mode="after")
-    def _former_name_of_abnormal_reward(self) -> AjetConfig:
-        given = "agent_madness_reward" in self.rollout.model_fields_set
-        if given and "abnormal" not in self.failure_reward.model_fields_set:
-            self.failure_reward.__dict__["abnormal"] = self.rollout.agent_madness_reward
-        return self
 
 
 class Config(Section):
@@ -133,10 +115,21 @@ class Config(Section):
 
     _ignored_blocks: tuple[str, ...] = PrivateAttr(default=())
 
+    _old_keys: Translated = PrivateAttr(default_factory=Translated)
+
     def remember_source(self, path: Path, ignored_blocks: Iterable[str] = ()) -> None:
         """Record the file that this config was loaded from, and its blocks that were left out."""
         self._yaml_path = path
         self._ignored_blocks = tuple(ignored_blocks)
+
+    def remember_old_keys(self, translated: Translated) -> None:
+        """Record what became of the old keys of its source."""
+        self._old_keys = translated
+
+    @property
+    def old_keys(self) -> Translated:
+        """What became of the old keys of its source."""
+        return self._old_keys
 
     @property
     def yaml_path(self) -> Path | None:

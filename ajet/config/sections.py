@@ -53,8 +53,8 @@ class HelperConfig(Section):
     """
 
     model: str | None = None
-    """Its name at that endpoint. null: agents whose target isn't trained use the trained model too; their calls are
-    recorded but not trained."""
+    """Name of the helper model at `base_url`. null: agents whose target isn't trained use the trained model too; their
+    calls are recorded but not trained."""
     base_url: str | None = None
     """Address of the endpoint, ending in `/v1`. null: OPENAI_BASE_URL, else OpenAI's own."""
     api_key: str | None = None
@@ -137,8 +137,6 @@ class TaskRunnerConfig(Section):
     """With `remote`: where runners find this run."""
     wrapper_multiprocessing_timeout: AboveZero = 3600.0
     """Seconds after which a workflow's process is ended; `rollout.episode_timeout` applies as well."""
-    llm_infer_submit_method: str | None = None
-    """Accepted for old files, without effect. Model calls are always asynchronous."""
     max_lost_threads: Count = 8
     """Workflow threads that may be stuck for good before the run ends with a hint to use `multi-processing`."""
     processes: Positive | Literal["auto"] = "auto"
@@ -171,34 +169,17 @@ class FailureRewardConfig(Section):
     """A check of `rollout.compute_madness_checklist` failed."""
 
 
-class MergingPolicyConfig(Section):
-    """`ajet.context_tracker.timeline_merging_policy`: conversations are always merged exactly, token by token."""
-
-    timeline_compare_level: Literal["text", "token"] = "token"
-    """Accepted for old files, without effect. Conversations are compared token by token."""
-    ignore_tools: bool = False
-    """Accepted for old files, without effect. Tools are part of the prompt's tokens."""
-
-
 class ContextTrackerConfig(Section):
     """`ajet.context_tracker`: how model calls are recorded and become training tokens."""
 
     shared_token_loss: Literal["once", "multiplicity"] = "once"
     """Train a sampled token that several conversations share once, or once for each of them."""
-    timeline_merging_policy: MergingPolicyConfig = MergingPolicyConfig()
-    """Accepted for old files, without effect. Conversations are always merged exactly, token by token."""
-    fix_retokenization_drift: bool = True
-    """Accepted for old files, without effect. Sampled ids are kept as sampled, so there is no drift to fix."""
     log_tool_format_check: bool = False
     """Log a warning for each reply with a malformed tool call."""
     log_tool_format_error_detail: bool = False
     """With `log_tool_format_check`: also log what was wrong with it."""
     detect_timeline_snap: bool = True
     """Explain each fork of a conversation: which message or template rule caused it, and how many tokens it cost."""
-    alien_llm_model: str | None = None
-    """Accepted for old files, without effect. `ajet.helper` names the helper model."""
-    alien_llm_response_length: Positive | None = None
-    """Accepted for old files, without effect. `ajet.helper` names the helper model."""
 
 
 class DebugConfig(Section):
@@ -208,8 +189,6 @@ class DebugConfig(Section):
     """Most episodes at a time."""
     debug_first_n_tasks: Positive = 2
     """How many tasks to run, from the first on."""
-    debug_vllm_port: Port = 18000
-    """Accepted for old files, without effect. vLLM gets a free port."""
     debug_vllm_seed: Count | None = None
     """Seed of a debug run, in place of `rollout.seed`."""
     debug_tensor_parallel_size: Positive | None = None
@@ -250,32 +229,6 @@ class RecorderConfig(Section):
     """With `keep: every_n`: the n."""
     max_gb: AboveZero = 10.0
     """Size at which the oldest episodes are deleted to make room."""
-
-
-class InterchangeServerConfig(Section):
-    """`ajet.interchange_server`: accepted for old files, without effect. The gateway (`ajet.gateway`) is always
-    available.
-    """
-
-    interchange_method: Literal["ipc", "tcp"] = "ipc"
-    """Accepted for old files, without effect."""
-    interchange_server_port: Port | Literal["auto"] = "auto"
-    """Accepted for old files, without effect. See `gateway.port`."""
-    num_fastapi_process: Positive = 2
-    """Accepted for old files, without effect."""
-    max_fastapi_threads: Positive = 512
-    """Accepted for old files, without effect."""
-    max_inference_tracker_threads: Positive = 64
-    """Accepted for old files, without effect."""
-
-
-class InterchangeConfig(Section):
-    """`ajet.interchange`: accepted for old files, without effect. The gateway (`ajet.gateway`) is always available."""
-
-    enable_experimental_interchange_server: bool = False
-    """Accepted for old files, without effect."""
-    interchange_server: InterchangeServerConfig = InterchangeServerConfig()
-    """Accepted for old files, without effect."""
 
 
 class ObserveConfig(Section):

@@ -5,7 +5,7 @@ Of `task_reader`'s blocks, only the one named by `type` is used.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -68,8 +68,6 @@ class EnvServiceConfig(Section):
     """Where the service answers."""
     api_key: str | None = None
     """The service's key, if it asks for one: `${oc.env:NAME}` takes it from the environment variable NAME."""
-    env_action_preference: Literal["code", "text", "box"] = "code"
-    """Accepted for old files, without effect. The environment says how the agent should act."""
     training_split: str = "train"
     """Split to train on."""
     validation_split: str = "dev"
@@ -81,8 +79,6 @@ class DocumentReaderConfig(Section):
 
     document_path: Annotated[list[str], OneOrMore] = []
     """Files (txt, md, pdf, docx, html) or folders of them."""
-    languages: Annotated[list[str], OneOrMore] = ["eng"]
-    """Accepted for old files, without effect. Text is read as it is stored; pictures of text are not."""
     chunk_size: Positive = 5120
     """Characters per chunk."""
     split_by: Literal["sentence", "paragraph", "character"] = "sentence"
@@ -91,20 +87,11 @@ class DocumentReaderConfig(Section):
     """Keep the generated tasks and the model's answers in the experiment folder, by all that they depend on."""
 
 
-class UnusedFileConfig(Section):
-    """`ajet.task_reader.data_generation.query_reader.jsonl_dataset_file.validation`."""
-
-    file_path: str | None = None
-    """Accepted for old files, without effect. Only the training tasks are examples."""
-
-
 class QueryFilesConfig(Section):
     """`ajet.task_reader.data_generation.query_reader.jsonl_dataset_file`: a file of example tasks."""
 
     training: FileConfig = FileConfig()
     """Example tasks."""
-    validation: UnusedFileConfig = UnusedFileConfig()
-    """Accepted for old files, without effect. Only the training tasks are examples."""
 
 
 class QueryHubConfig(Section):
@@ -116,8 +103,6 @@ class QueryHubConfig(Section):
     """Its configuration, if it has several."""
     training_split: str | None = "train"
     """The split that holds the examples."""
-    validation_split: str | None = None
-    """Accepted for old files, without effect. Only the training tasks are examples."""
 
 
 class QueryReaderConfig(Section):
@@ -127,8 +112,6 @@ class QueryReaderConfig(Section):
     """Where they are: the block of this name."""
     jsonl_dataset_file: QueryFilesConfig = QueryFilesConfig()
     """A JSON Lines file."""
-    dataset_file: QueryFilesConfig | None = None
-    """Former name of `jsonl_dataset_file`."""
     huggingface_dat_repo: QueryHubConfig = QueryHubConfig()
     """A data set, through the `datasets` library."""
 
@@ -145,14 +128,6 @@ class DeduplicationParamsConfig(Section):
 
     similarity_threshold: Annotated[float, Field(ge=0, le=1), NotBool] = 0.8
     """Tasks more similar than this count as one."""
-    db_path: str = ""
-    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
-    model: str = ""
-    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
-    api_key: str | None = None
-    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
-    base_url: str | None = None
-    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
 
 
 class DeduplicationConfig(Section):
@@ -200,14 +175,6 @@ class TraceFilterParamsConfig(Section):
     """`llm_evaluate`: log why each task is dropped."""
     similarity_threshold: Share = 0.8
     """`deduplication`: tasks more similar than this count as one."""
-    db_path: str = ""
-    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
-    model: str = ""
-    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
-    api_key: str | None = None
-    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
-    base_url: str | None = None
-    """Accepted for old files, without effect. Texts are compared by their words; no embeddings are needed."""
 
 
 class TraceFilterConfig(Section):
@@ -235,8 +202,6 @@ class TracingConfig(Section):
     """Of an `episodes.sqlite`: only episodes with at least this reward."""
     alien_llm_model: str = ""
     """The reviewing model, at the endpoint of `ajet.helper`. Empty: `ajet.helper.model`."""
-    alien_llm_response_length: Positive = 512
-    """Accepted for old files, without effect. A filter's `params.max_tokens` says how long a review may be."""
     max_thread: Positive = 32
     """Most questions to the reviewing model at a time."""
     filters: list[TraceFilterConfig] = []
@@ -270,8 +235,6 @@ class TaskReaderConfig(Section):
     """Which reader: one of ours, or your own as `path/file.py->YourReader`."""
     jsonl_dataset_file: JsonlConfig = JsonlConfig()
     """Tasks from JSON Lines files."""
-    dataset_file: JsonlConfig | None = None
-    """Former name of `jsonl_dataset_file`."""
     huggingface_dat_repo: HuggingFaceConfig = HuggingFaceConfig()
     """Tasks through the `datasets` library."""
     random_dummy: RandomDummyConfig = RandomDummyConfig()
@@ -283,8 +246,6 @@ class TaskReaderConfig(Section):
     """Tasks written by a model from documents."""
     tracing: TracingConfig = TracingConfig()
     """Tasks from production traces."""
-    feedback_tracing: TracingConfig | None = None
-    """Former name of `tracing`."""
     options: Block = Block()
     """Settings for your own reader."""
     fields: FieldsConfig = FieldsConfig()
@@ -297,12 +258,6 @@ class TaskReaderConfig(Section):
     """Seed of the shuffle and of the curriculum."""
     skip_bad_lines: Count = 0
     """Most bad lines per file to skip; each is logged. More are an error."""
-
-    def model_post_init(self, context: Any) -> None:
-        if self.dataset_file is not None and "jsonl_dataset_file" not in self.model_fields_set:
-            self.__dict__["jsonl_dataset_file"] = self.dataset_file
-        if self.feedback_tracing is not None and "tracing" not in self.model_fields_set:
-            self.__dict__["tracing"] = self.feedback_tracing
 
 
 class TaskJudgeConfig(Section):
@@ -323,9 +278,9 @@ class TaskJudgeConfig(Section):
     max_error_share: Share = 0.2
     """The run stops when the judge failed in more than this share of a step's episodes."""
     alien_llm_model: str = ""
-    """Accepted for old files, without effect. A judge of your own may read it; see also `ajet.helper`."""
+    """For a judge of your own to read. `ajet.helper` is what ours ask."""
     alien_llm_response_length: Positive = 512
-    """Accepted for old files, without effect. A judge of your own may read it."""
+    """For a judge of your own to read."""
     llm_judge: LlmJudgeConfig = LlmJudgeConfig()
     """With `judge_type: llm_judge`, or as a part: a model grades by your prompt."""
     rubrics_auto_grader: RubricsConfig = RubricsConfig()

@@ -127,8 +127,6 @@ class AlgorithmConfig(Section):
     """What `policy_loss: sft` imitates."""
     overlong: OverlongConfig = OverlongConfig()
     """A soft penalty on long episodes, and what is cut by its length."""
-    per_agent_groups: bool = False
-    """Accepted for old files, without effect. Agents are always compared with agents of the same name."""
 
 
 class FsdpConfig(Section):
@@ -225,7 +223,7 @@ class TrainerCommonConfig(Section):
     use_kl_loss: bool = True
     """Add the KL divergence from the starting model to the loss."""
     kl_loss_coef: NonNegative = 0.002
-    """Weight of that term."""
+    """Weight of the KL term in the loss."""
     kl_loss_type: Literal[
         "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full", "kl+", "k1+", "low_var_kl+", "k3+"
     ] = "k3+"
@@ -267,10 +265,6 @@ class TrainerCommonConfig(Section):
     """Folder for checkpoints instead of the experiment's own."""
     save_trajectory_as_json_file: bool = False
     """Also write each episode as a JSON file."""
-    log_prob_micro_batch_size: Count | None = None
-    """Accepted for old files, without effect. Batches are split by tokens."""
-    log_prob_micro_batch_size_per_gpu: Count | None = None
-    """Accepted for old files, without effect. Batches are split by tokens."""
     gpu: Count | None = None
     """The GPU that trains, counted among the visible ones. null: the first that `rollout.vllm.devices` doesn't name."""
     nnodes: Positive = 1

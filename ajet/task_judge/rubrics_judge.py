@@ -91,7 +91,7 @@ class RubricsJudge(ModelJudge):
             examples, others = self.examples("training"), self.examples("validation")
             if not examples:
                 raise ConfigError(
-                    f"{KEY}.{self.section.input_data_type}.training.file_path: rubrics are written from graded "
+                    f"{KEY}.jsonl_dataset_file.training.file_path: rubrics are written from graded "
                     f"examples, and none are given. Name a file of them, or one of rubrics in {KEY}.rubrics_file"
                 )
             rubrics = self.write(examples, others)
@@ -128,7 +128,7 @@ class RubricsJudge(ModelJudge):
     def examples(self, split: str) -> list[Example]:
         """The graded examples of a file in the YAML; none if it names none."""
         section = self.section
-        path = section[section.input_data_type][split].file_path
+        path = section.jsonl_dataset_file[split].file_path
         if path is None:
             return []
         return read_examples(

@@ -342,7 +342,7 @@ class DataGenerationReader(BaseTaskReader):
         from ajet.task_reader.task_reader_base import build_reader
 
         query = self.reader_config.data_generation.query_reader
-        files, hub = query.dataset_file or query.jsonl_dataset_file, query.huggingface_dat_repo
+        files, hub = query.jsonl_dataset_file, query.huggingface_dat_repo
         from_hub = query.type == "huggingface_dat_repo"
         if (hub.dataset_path if from_hub else files.training.file_path) is None:
             return []

@@ -184,7 +184,7 @@ def test_doctor_names_conflicts_and_their_fix(monkeypatch: pytest.MonkeyPatch) -
     versions = {"transformers": "5.23.0", "verl": "0.9.1", "torch": "2.13.0"}
     monkeypatch.setattr(doctor, "installed", versions.get)
     (conflict,) = doctor.check_conflicts()
-    assert conflict.level is doctor.Level.PROBLEM
+    assert conflict.level is doctor.Sign.PROBLEM
     assert conflict.fix == "pip install 'transformers>=5.5,<5.11'"
     versions["trinity-rft"] = "0.6.0"
     (conflict,) = doctor.check_conflicts()
@@ -197,9 +197,9 @@ def test_doctor_names_conflicts_and_their_fix(monkeypatch: pytest.MonkeyPatch) -
     assert findings["openai"].fix == "pip install 'openai>=1.60'"
     versions["agentscope"] = "2.0.11"
     findings = {finding.what: finding for finding in doctor.check_optional()}
-    assert findings["agentscope"].level is doctor.Level.WARNING
+    assert findings["agentscope"].level is doctor.Sign.WARNING
     assert findings["agentscope"].fix == "pip install 'agentscope>=1.0.8,<2.0.11'"
-    assert findings["vllm"].level is doctor.Level.ABSENT
+    assert findings["vllm"].level is doctor.Sign.ABSENT
 
 
 def test_doctor_takes_versions_from_the_package_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_doctor_takes_versions_from_the_package_itself(monkeypatch: pytest.Monke
         assert requirement(package).specifier == declared[package].specifier, package
     monkeypatch.setattr(doctor, "installed", {"verl": "0.8.0"}.get)
     (finding,) = [finding for finding in doctor.check_optional() if finding.what == "verl"]
-    assert finding.level is doctor.Level.WARNING and finding.fix == "pip install 'verl>=0.9.1,<0.10'"
+    assert finding.level is doctor.Sign.WARNING and finding.fix == "pip install 'verl>=0.9.1,<0.10'"
     assert doctor.pip("x>=1") == "pip install 'x>=1'"
 
 

@@ -6,10 +6,9 @@ import pytest
 
 from ajet.config import BackboneName, Config
 from ajet.config.contradictions import TRAINABLE_ENGINES
+from ajet.config.docs import FIRST_KEYS
 from ajet.config.effects import (
-    FOR_OLD_FILES,
     FOR_USER_CODE,
-    FORMER_NAMES,
     ONLY_ON,
     ONLY_WITH_ENGINE,
     entry,
@@ -17,6 +16,7 @@ from ajet.config.effects import (
 )
 from ajet.config.keys import known_keys
 from ajet.config.kinds import BACKBONES, ENGINES
+from ajet.config.old_keys import OLD_KEYS, Dropped
 from support.config_reads import EDGES, READS, SOURCES, Node, leaves_read_by, reachable
 
 KEYS = {".".join(path[1:]): key for path, key in known_keys().items() if path[0] == "ajet" and len(path) > 1}
@@ -59,11 +59,6 @@ def readers(key: str) -> list[Node]:
 
 
 READ_SOMEWHERE = names(leaves_read_by(READS))
-READ_BY_NAME = READ_SOMEWHERE | {
-    key
-    for key in LEAVES
-    if (present := entry(FORMER_NAMES, key)) and any(below(read, [present]) for read in READ_SOMEWHERE)
-}
 
 
 def test_the_analysis_sees_the_program() -> None:
@@ -74,30 +69,23 @@ def test_the_analysis_sees_the_program() -> None:
 
 
 def test_every_key_is_read_or_listed() -> None:
-    without_reader = sorted(key for key in LEAVES - READ_BY_NAME if not below(key, [*FOR_OLD_FILES, *FOR_USER_CODE]))
+    without_reader = sorted(key for key in LEAVES - READ_SOMEWHERE if not below(key, FOR_USER_CODE))
     assert not without_reader, (
         "read nowhere: remove these keys, or, if old files carry them, list them in "
-        f"ajet/config/effects.py: {without_reader}"
+        f"ajet/config/old_keys.py: {without_reader}"
     )
 
 
-def test_no_key_without_effect_is_read() -> None:
-    assert not sorted(key for key in READ_SOMEWHERE if below(key, FOR_OLD_FILES))
-    assert not sorted(key for key in READ_SOMEWHERE if below(key, FORMER_NAMES))
+def test_old_keys_are_gone_and_their_present_names_are_there() -> None:
+    for old, became in OLD_KEYS.items():
+        if "*" not in old:
+            assert old not in KEYS, old
+            assert isinstance(became, Dropped) or became in KEYS, became
 
 
 def test_lists_name_keys_that_exist() -> None:
-    for listed in (FOR_OLD_FILES, FORMER_NAMES, FOR_USER_CODE, ONLY_ON, ONLY_WITH_ENGINE):
+    for listed in (FOR_USER_CODE, ONLY_ON, ONLY_WITH_ENGINE):
         assert not [key for key in listed if key not in KEYS]
-    assert not [key for key in FORMER_NAMES.values() if key not in KEYS]
-
-
-def test_documentation_says_which_keys_have_no_effect() -> None:
-    for key in FOR_OLD_FILES:
-        assert "ccepted for old files, without effect." in (KEYS[key].field.description or ""), key
-    for key in LEAVES:
-        said = "ccepted for old files" in (KEYS[key].field.description or "")
-        assert said == below(key, FOR_OLD_FILES), key
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -129,3 +117,12 @@ def test_each_engine_reads_the_keys_that_are_said_to_work_with_it() -> None:
 def test_only_what_the_user_set_is_given() -> None:
     config = Config.model_validate({"ajet": {"rollout": {"seed": 1, "multi_turn": {}}, "user": {"mine": 1}}})
     assert list(given_keys(config.ajet)) == ["rollout.seed", "user"]
+
+
+def test_the_page_begins_with_forty_keys_that_exist() -> None:
+    assert len(FIRST_KEYS) == 40 == len(set(FIRST_KEYS))
+    assert not [key for key in FIRST_KEYS if key not in KEYS]
+
+
+def test_no_more_keys_than_the_house_has_room_for() -> None:
+    assert len(LEAVES) <= 387

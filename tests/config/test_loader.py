@@ -143,14 +143,19 @@ defaults:
   - _self_
 """
     overrides = ("rollout.mode=async", "rollout.name=vllm", "rollout.agent_madness_reward=-0.5", "ajet.backbone=debug")
-    ignored, old, elsewhere = notes(load(folder, text, *overrides, "trainer_common.optim.lr=1"))
+    config = load(folder, text, *overrides, "trainer_common.optim.lr=1")
+    assert config.ajet.failure_reward.abnormal == -0.5
+    ignored, old, renamed, elsewhere = notes(config)
     assert ignored == "ignored: hydra:, defaults: (a config is complete without)"
     assert old == (
-        "accepted for old files, without effect: "
-        "rollout.mode, context_tracker.{timeline_merging_policy, fix_retokenization_drift}, "
-        "enable_experimental_interchange_server, interchange_server, judge "
-        "(model calls are always asynchronous; conversations are always merged exactly, token by token; "
-        "sampled token ids are kept as sampled; the gateway is always available; the judge is set in task_judge)"
+        "old keys that nothing reads: "
+        "context_tracker.{fix_retokenization_drift, timeline_merging_policy}, "
+        "enable_experimental_interchange_server, interchange_server, rollout.mode "
+        "(sampled token ids are kept as sampled; conversations are always merged exactly, token by token; "
+        "the gateway is always available; model calls are always asynchronous)"
+    )
+    assert renamed == (
+        "old keys: rollout.agent_madness_reward is now failure_reward.abnormal, rollout.name is now rollout.engine"
     )
     assert elsewhere == "without effect on debug and the vllm engine: trainer_common.optim.lr"
 
@@ -295,7 +300,6 @@ def test_a_group_at_the_top_by_mistake(folder: Path) -> None:
         (["model.lora.enabled=true", "rollout.engine=sglang"], "or train whole weights"),
         (["rollout.vllm.devices=[1,1]", "rollout.engine=vllm"], "names a GPU twice"),
         (["rollout.vllm.devices=[1]", "rollout.engine=vllm", "rollout.n_vllm_engine=2"], "name 2 GPUs"),
-        (["rollout.n_vllm_engine=2", "rollout.engine=vllm", "rollout.vllm.mode=in_process"], "is one engine"),
         (
             [
                 "rollout.vllm.sleep=true",

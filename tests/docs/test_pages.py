@@ -18,6 +18,7 @@ from ajet.backbone.arguments import parse_arguments
 from ajet.cli.main import COMMANDS
 from ajet.config import load_config
 from ajet.config.keys import known_keys
+from ajet.config.old_keys import is_old
 from ajet.config.section import Block as FreeBlock
 from ajet.task_runner.tuner import AjetTuner
 from support.pages import PAGES, ROOT, Block, blocks
@@ -35,9 +36,13 @@ def is_key(path: tuple[str, ...]) -> bool:
     """Whether the schema has this key, or leaves it to the user or to another program."""
     known = known_keys()
     above = [known[path[:end]] for end in range(1, len(path)) if path[:end] in known]
-    return path in known or any(
-        key.field.annotation is FreeBlock or (key.section and key.section.model_config.get("extra") == "allow")
-        for key in above
+    return (
+        path in known
+        or is_old(path[1:])
+        or any(
+            key.field.annotation is FreeBlock or (key.section and key.section.model_config.get("extra") == "allow")
+            for key in above
+        )
     )
 
 

@@ -84,7 +84,7 @@ def test_short_chunks_read_in_one_call_what_each_reads_alone(window: int | None)
     rng.shuffle(chunks)
     seen = windows(window)
     together, apart = StepLayout([], chunks, seen), StepLayout([], chunks, seen, apart=True)
-    assert kinds(together.plain) == ["Batch"]
+    assert kinds(together.plain) == ["PassBatch"]
     assert kinds(apart.plain) == ["LongChunk"] * 12
     one, other = (read(layout, torch.float32, 2, 2) for layout in (together, apart))
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
@@ -138,7 +138,7 @@ def test_rows_read_the_same_together_and_one_by_one(window: int | None) -> None:
     random.Random(1).shuffle(parts)
     seen = windows(window)
     together, apart = StepLayout(parts, [], seen), StepLayout(parts, [], seen, apart=True)
-    assert kinds(together.plain) == ["Batch"]
+    assert kinds(together.plain) == ["PassBatch"]
     assert kinds(apart.plain) == kinds(apart.sharing) == ["Singles"]
     for layer in range(SHAPE.layers):
         one = together.attend(layer, query, key, value, together.rule(layer, None, {}))
@@ -152,7 +152,7 @@ def test_rows_that_would_read_much_for_nothing_stay_apart() -> None:
     far = StepLayout([PassPart(kvs[0], 900, 1), PassPart(kvs[9], 900, 1)], [])
     assert kinds(far.plain) == ["Singles"]
     near = StepLayout([PassPart(kvs[0], 900, 1), PassPart(kvs[1], 900, 1)], [])
-    assert kinds(near.plain) == ["Batch"]
+    assert kinds(near.plain) == ["PassBatch"]
 
 
 def written_out(

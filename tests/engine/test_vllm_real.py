@@ -1,7 +1,6 @@
 """The real vLLM, where it is installed: `make test-vllm`, or AJET_VLLM_PYTHON=/path/to/its/python.
 
-Its replies and logprobs must be those of a forward pass, and new weights must count at once: with servers, and with
-vLLM in the process (`vllm_in_process_program.py`, which that Python runs).
+Its replies and logprobs must be those of a forward pass, and new weights must count at once.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import asyncio
 import json
 import os
 import random
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from ajet.engine.model_source import ModelSource
 from ajet.engine.vllm.server import VllmSettings
 from ajet.engine.vllm.server_engine import VllmServerEngine
 from ajet.schema.chat import Completion, TokenChunk
-from support import SUPPORT
 from support.torch_helpers import NEAR_TIE, forward_logits, forward_logprobs, random_prompt, request
 
 PYTHON = os.environ.get("AJET_VLLM_PYTHON", "")
@@ -222,108 +219,3 @@ def test_a_cancelled_request_frees_its_place(vllm: tuple[VllmServerEngine, Loop]
         assert (await engine.generate(request([5, 6], max_tokens=3, ignore_eos=True))).token_ids
 
     loop.run(scenario())
-
-
-# ---------------------------------------------------------------- in the process
-
-
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the in-process engine was asked and answered, in a Python that has vLLM."""
-    folder = tmp_path_factory.mktemp("in_process")
-    changed_model().save_pretrained(folder / "weights")
-    program = SUPPORT / "vllm_in_process_program.py"
-    model = ModelSource.resolve("tiny:qwen2").path
-    done = subprocess.run(
-        [PYTHON, str(program), model, str(folder / "weights"), str(folder / "told.json")],
-        env={**os.environ, **CPU, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answers: dict[str, Any] = json.loads((folder / "told.json").read_text())
-    return answers
-
-
-def assert_drawn_by(model: Any, prompt: list[int], reply: dict[str, Any], temperature: float = 1.0) -> None:
-    expected = forward_logprobs(model, prompt, reply["token_ids"], temperature)
-    assert reply["logprobs"] == pytest.approx(expected, abs=1e-4)
-
-
-def test_in_process_replies_and_logprobs_are_the_models(told: dict[str, Any]) -> None:
-    model = ModelSource.resolve("tiny:qwen2").model()
-    assert len(told["replies"]["crowd"]) == 8
-    for prompt, temperature, reply in told["replies"]["crowd"]:
-        assert (len(reply["token_ids"]), reply["finish_reason"]) == (20, "length")
-        assert_drawn_by(model, prompt, reply, temperature or 1.0)
-        if temperature == 0:
-            assert_greedy(model, prompt, reply["token_ids"])
-
-
-def test_in_process_streams_and_ends(told: dict[str, Any]) -> None:
-    replies = told["replies"]
-    streamed, stopped = replies["streamed"], replies["stopped"]
-    assert replies["chunks"] == streamed["token_ids"]
-    assert [len(top) for top in streamed["top_logprobs"]] == [2] * 30
-    cut = streamed["token_ids"][8]
-    assert (stopped["finish_reason"], stopped["stopped_by"]) == ("stop", cut)
-    assert stopped["token_ids"] == streamed["token_ids"][: streamed["token_ids"].index(cut) + 1]
-
-
-def test_in_process_new_weights_count_at_once(told: dict[str, Any]) -> None:
-    old, new = ModelSource.resolve("tiny:qwen2").model(), changed_model()
-    facts = told["weights"]
-    prompt, (first, second) = facts["prompt"], facts["before"]
-    assert first["cached_prompt_tokens"] == 0 < second["cached_prompt_tokens"]
-    assert_drawn_by(old, prompt, second)
-    for reply, version in ((facts["after"], 7), (facts["again"], 8)):  # from a folder, then from a state dict
-        assert reply["versions"] == [[0, version]]
-        assert_drawn_by(new, prompt, reply)
-    assert facts["again"]["cached_prompt_tokens"] == 0
-    assert [kind for kind, _ in facts["wrong"]] == ["EngineError", "EngineError"]
-
-
-def test_in_process_weights_that_change_during_a_reply_count_from_the_next_token_on(told: dict[str, Any]) -> None:
-    prompt, reply = told["weights"]["prompt"], told["weights"]["flown"]
-    (begin, before), (start, after) = reply["versions"]
-    assert (begin, before, after, len(reply["token_ids"])) == (0, 0, 7, 250)
-    for model, part in (
-        (ModelSource.resolve("tiny:qwen2").model(), slice(0, start)),
-        (changed_model(), slice(start, None)),
-    ):
-        expected = forward_logprobs(model, prompt, reply["token_ids"])
-        assert reply["logprobs"][part] == pytest.approx(expected[part], abs=1e-4)
-
-
-def test_in_process_requests_end_typed_and_leave_nothing(told: dict[str, Any]) -> None:
-    facts = told["ends"]
-    assert facts["cancelled"] == 20
-    assert (facts["unfinished"], facts["in_flight"]) == (0, 0)
-    kinds = {name: facts[name][0] for name in ("late", "senseless", "overflow", "unknown_id", "too_many_top")}
-    assert kinds == {
-        "late": "GenerationTimeoutError",
-        "senseless": "InvalidRequestError",
-        "overflow": "ContextOverflowError",
-        "unknown_id": "InvalidRequestError",
-        "too_many_top": "InvalidRequestError",
-    }
-    assert facts["held"] and len(facts["after"]["token_ids"]) == 3
-    assert told["closed"][0] == "EngineError"
-
-
-def test_in_process_a_dead_core_comes_back_with_the_newest_weights_and_not_for_ever(told: dict[str, Any]) -> None:
-    facts = told["death"]
-    assert (facts["first"][0], facts["starts"], facts["back"]["versions"]) == ("EngineError", 2, [[0, 8]])
-    assert_drawn_by(changed_model(), told["weights"]["prompt"], facts["back"])
-    assert facts["second"][0] == "EngineError"
-    kind, text = facts["given_up"]
-    assert (kind, "after 2 starts" in text) == ("EngineError", True)
-
-
-def test_in_process_what_it_can_not_do_is_refused_by_name(told: dict[str, Any]) -> None:
-    (sleep, sleep_text), (misspelt, misspelt_text), (wrong, wrong_text) = told["refused"]
-    assert (sleep, misspelt, wrong) == ("FeatureUnavailableError", "ConfigError", "ConfigError")
-    assert "rollout.vllm.sleep" in sleep_text
-    assert "rollout.vllm.extra_args" in misspelt_text and "--enforce-eagre" in misspelt_text
-    assert "rollout.vllm.extra_args" in wrong_text and "--block-size" in wrong_text

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,12 @@ import pytest
 import torch
 
 from ajet.engine.base import Engine
-from ajet.engine.vllm.in_process import VllmInProcessEngine
 from ajet.engine.vllm.server import VllmServer, VllmSettings, server_arguments, server_environment
 from ajet.engine.vllm.server_engine import VllmServerEngine
 from ajet.schema.chat import GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import (
     ConfigError,
     EngineError,
-    FeatureUnavailableError,
     GenerationTimeoutError,
     InvalidRequestError,
     MissingDependencyError,
@@ -300,15 +297,3 @@ def test_the_server_is_asked_for_logprobs_at_the_temperature() -> None:
     arguments = server_arguments(VllmSettings("m", extra_args=("--enforce-eager",)), 1234)
     assert arguments[arguments.index("--logprobs-mode") + 1] == "processed_logprobs"
     assert arguments[-1] == "--enforce-eager"
-
-
-def test_in_process_what_needs_servers_is_refused_by_its_key() -> None:
-    for wrong, named in ({"replicas": 2}, "mode: server"), ({"devices": (0, 1)}, r"rollout\.vllm\.devices"):
-        with pytest.raises(FeatureUnavailableError, match=named):
-            VllmInProcessEngine(VllmSettings("m", **wrong))
-
-
-@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
-def test_in_process_without_vllm_the_extra_is_named() -> None:
-    with pytest.raises(MissingDependencyError, match=r"\[vllm\]"):
-        asyncio.run(VllmInProcessEngine(VllmSettings("m")).ready())

@@ -53,7 +53,7 @@ def place(config: Config, count_gpus: Callable[[], int]) -> Placement:
     devices = tuple(rollout.vllm.devices) if rollout.engine == "vllm" else ()
     _check(DEVICES, devices, gpus)
     _check(TRAINER, () if trainer is None else (trainer,), gpus)
-    if rollout.engine != "vllm" or rollout.vllm.mode != "server" or not gpus:
+    if rollout.engine != "vllm" or not gpus:
         return Placement(None if trainer is None else f"cuda:{trainer}", devices)
     needed = rollout.n_vllm_engine * rollout.tensor_model_parallel_size
     if devices:

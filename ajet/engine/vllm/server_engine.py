@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ajet.engine.base import Engine, EnginePlacement, OnTokens, check_request
+from ajet.engine.base import EnginePlacement, OnTokens, check_request
 from ajet.engine.remote import CompletionReader, completion_body
 from ajet.engine.remote_client import Endpoint, RemoteClient, RemoteSettings, stable_hash
 from ajet.engine.vllm.server import (
@@ -71,16 +71,11 @@ class VllmServerEngine:
     """An `Engine` over vLLM servers of our own."""
 
     @classmethod
-    def from_config(cls, config: Any, placement: EnginePlacement) -> Engine:
-        """Read `ajet.rollout.vllm`, which may ask for the engine in this process."""
+    def from_config(cls, config: Any, placement: EnginePlacement) -> VllmServerEngine:
+        """Read `ajet.rollout.vllm`."""
         settings = VllmSettings.from_config(config)
         devices = placement.gpus or settings.devices
-        settings = replace(settings, devices=devices, lora_rank=placement.adapter_rank)
-        if config.ajet.rollout.vllm.mode == "in_process":
-            from ajet.engine.vllm.in_process import VllmInProcessEngine
-
-            return VllmInProcessEngine(settings)
-        return cls(settings)
+        return cls(replace(settings, devices=devices, lora_rank=placement.adapter_rank))
 
     def __init__(self, settings: VllmSettings, command: CommandLine = vllm_command) -> None:
         self._settings = settings

@@ -35,7 +35,6 @@ VLLM = "rollout.engine=vllm"
         ([VLLM, "rollout.n_vllm_engine=4"], 4, Placement("cuda:0", (0, 1, 2, 3))),
         ([VLLM, "rollout.vllm.devices=[0,1]"], 4, Placement("cuda:2", (0, 1))),
         ([VLLM, "rollout.vllm.devices=[0]", "trainer_common.gpu=0"], 4, Placement("cuda:0", (0,))),
-        ([VLLM, "rollout.vllm.mode=in_process"], 2, Placement(None, ())),
     ],
 )
 def test_who_works_where(tmp_path: Path, overrides: list[str], gpus: int, expected: Placement) -> None:
