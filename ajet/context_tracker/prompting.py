@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -22,27 +21,13 @@ from ajet.context_tracker.template import ChatTemplate
 from ajet.context_tracker.template_probe import NotStable, TemplateProbe
 from ajet.schema.chat import Message, Tool
 from ajet.schema.episode import CallTree, Fork
-from ajet.schema.errors import InvalidRequestError
 
 __all__ = ["NotStable", "Renderer"]
 
-LEAST_TOKENS = 2
-"""Of anything that a template writes for a message or a tool call."""
-_USER: Message = {"role": "user", "content": ""}
-_REPLY: Message = {"role": "assistant", "content": ""}
-_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-_ANSWER: Message = {"role": "tool", "tool_call_id": "c", "content": ""}
-
-
-class Least(NamedTuple):
-    """The fewest tokens that a template writes for these."""
-
-    message: int
-    call: int
-
 
 class Renderer:
-    """Not thread-safe: it belongs to the service loop."""
+    """Turns messages into token ids, and token ids into text. Belongs to the service loop and its one thread for long
+    prompts."""
 
     def __init__(
         self, tokenizer: Any, *, reasoning_history: ReasoningHistory = "template", end_tokens: Iterable[str] = ()
@@ -63,25 +48,6 @@ class Renderer:
     def supports_tools(self) -> bool:
         """Whether the template tells the model about tools."""
         return self.template.takes_tools
-
-    @cached_property
-    def least(self) -> Least:
-        """From what the template makes of empty messages, whoever sends them."""
-        calls = [{**_REPLY, "tool_calls": [_CALL]}]
-        messages = (
-            self._added([_USER], [_REPLY, _USER]) // 2,
-            self._added([_USER], [_USER]),
-            self._added([_USER, *calls, _ANSWER], [_ANSWER]),
-        )
-        call = self._added([_USER], [{**_REPLY, "tool_calls": [_CALL] * 4}]) - self._added([_USER], calls)
-        return Least(max(LEAST_TOKENS, min(messages)), max(LEAST_TOKENS, call // 3))
-
-    def _added(self, messages: list[Message], more: list[Message]) -> int:
-        """How many tokens these messages add. 0 if the template doesn't take them."""
-        try:
-            return len(self.render([*messages, *more])) - len(self.render(messages))
-        except InvalidRequestError:
-            return 0
 
     def render(
         self,

@@ -32,7 +32,6 @@ MAX_TOTAL = 2 * 1024 * 1024 * 1024
 MAX_SECONDS = 30.0
 MAX_BITS = 4096
 _LONG_NUMBER = re.compile(r"\d{6,}|\*")
-_WIDTHS = frozenset({"ljust", "rjust", "center", "zfill"})
 _GROWING = frozenset({"expandtabs", "translate", "wordwrap", "indent"})
 _WRITING = frozenset(
     {"tojson", "string", "pprint", "join", "sum", "escape", "e", "forceescape", "xmlattr", "urlencode"}

@@ -327,7 +327,7 @@ class Gateway:
             length = request.headers.get(b"content-length", b"")
             if length.isdigit():
                 try:
-                    caller.session.prompts.check_size(int(length[:12]))
+                    caller.session.check_size(int(length[:12]))
                 except ModelCallError as error:
                     return error_answer(error, request.path)
         return None

@@ -81,7 +81,7 @@ async def _complete(request: ChatRequest, session: EpisodeSession) -> list[ChatR
 
 async def _prompts(prompt: Any, session: EpisodeSession) -> list[list[int]]:
     if isinstance(prompt, str):
-        return [await session.prompts.encode(prompt)]
+        return [await session.encode(prompt)]
     if not isinstance(prompt, list) or not prompt:
         raise BadField("prompt", "prompt must be a string, a list of token ids, or a list of those")
     if all(isinstance(token, int) for token in prompt):
@@ -89,7 +89,7 @@ async def _prompts(prompt: Any, session: EpisodeSession) -> list[list[int]]:
     if len(prompt) > MAX_PROMPTS:
         raise BadField("prompt", f"at most {MAX_PROMPTS} prompts")
     if all(isinstance(one, str) or (isinstance(one, list) and one) for one in prompt):
-        return [await session.prompts.encode(one) if isinstance(one, str) else one for one in prompt]
+        return [await session.encode(one) if isinstance(one, str) else one for one in prompt]
     raise BadField("prompt", "prompt must be a string, a list of token ids, or a list of those")
 
 

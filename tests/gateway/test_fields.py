@@ -247,9 +247,9 @@ MANY = {"messages": [{"role": "user", "content": "a"}] * 12_000}
 )
 def test_what_has_no_room_is_refused(path: str, body: dict[str, Any]) -> None:
     async def run() -> None:
-        async with place(tracking=TrackerSettings(max_model_len=18_000, checks=())) as here:
+        async with place(tracking=TrackerSettings(max_model_len=10_000, checks=())) as here:
             reply = await post(here, path, body)
-            assert reply.status == 400 and "maximum context length is 18000" in reply.body.decode()
+            assert reply.status == 400 and "maximum context length is 10000" in reply.body.decode()
             assert all(len(one.prompt_ids) == 1 for one in here.engine.requests)
 
     asyncio.run(run())

@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import json
 import random
-import sys
 import threading
 from typing import Any
 
@@ -528,29 +527,6 @@ def test_others_are_served_while_a_long_prompt_is_rendered(monkeypatch: pytest.M
             assert len(here.session.tracker.calls) == 2
 
     asyncio.run(run())
-
-
-def test_a_thread_that_renders_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And threads that compute all the time aren't made to switch often."""
-    intervals: list[float] = []
-
-    words = {"messages": [{"role": "user", "content": "word " * 8192}]}
-
-    async def run() -> None:
-        async with place() as here:
-            length = here.session.prompts._renderer.length
-
-            def rendered(*arguments: Any) -> int:
-                intervals.append(sys.getswitchinterval())
-                return length(*arguments)
-
-            monkeypatch.setattr(here.session.prompts._renderer, "length", rendered)
-            before = sys.getswitchinterval()
-            assert (await post(here, CHAT, words)).status == 200
-            assert sys.getswitchinterval() == before > intervals[0]
-
-    asyncio.run(run())
-    assert len(intervals) == 1 and intervals[0] <= 0.001
 
 
 # ---------------------------------------------------------------- schemas

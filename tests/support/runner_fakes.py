@@ -9,7 +9,6 @@ from typing import Any
 
 from ajet.config import Config, make_config
 from ajet.context_tracker import FinishedCalls, TrackerSettings
-from ajet.context_tracker.prompting import Least
 from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.gateway.chat.tool_call_parsers import pick_parser
 from ajet.gateway.gateway import EpisodeKey, Gateway
@@ -30,7 +29,6 @@ class CharRenderer:
     """One token a character; 0 ends a turn."""
 
     end_ids = frozenset({END})
-    least = Least(0, 0)
 
     def decode(self, token_ids: list[int], *, stopped_by: str | int | None = None) -> str:
         return "".join(chr(token) for token in token_ids if token != END)

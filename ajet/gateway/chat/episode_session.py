@@ -7,16 +7,19 @@ once, whole, or aborted; never both, never neither.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
+import os
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
+import msgspec
 from msgspec.structs import replace
 
 from ajet.engine.base import Engine
-from ajet.gateway.chat.long_prompts import LongPrompts
-from ajet.gateway.chat.reply import IncrementalText, OnDelta, ReplyReader, ResponseFormat
+from ajet.gateway.chat.reply import IncrementalText, OnDelta, ReplyReader, ResponseFormat, unmet
 from ajet.gateway.chat.reply_parser import PLAIN, ReplyParser
 from ajet.gateway.chat.session_log import SpanLog, StoredResponses
 from ajet.gateway.chat.settings import SessionSettings
@@ -42,6 +45,23 @@ log = logging.getLogger(__name__)
 
 MAX_SLOW_SCHEMAS = 3
 """An episode whose schemas took too long so often has no more of them applied."""
+LONG_TEXT = 8192
+"""Bytes that take about two milliseconds to render and encode: more are rendered and encoded on a thread, ahead."""
+BYTES_PER_TOKEN = 32
+"""No request needs more of them for each token of the model's context, even of indented code escaped as JSON."""
+LEAST_REQUEST_BYTES = 65_536
+MAX_TEMPLATE_KWARGS_BYTES = 16_384
+MAX_EPISODE_BYTES = 512 * 1024 * 1024
+"""The most that an episode's requests may add to what was known: 400 KB, written anew at each of 1,000 calls, pass."""
+
+
+@functools.cache
+def _long_prompts() -> ThreadPoolExecutor:
+    """The thread that renders and encodes long prompts, so that nothing else on the service loop waits for them."""
+    return ThreadPoolExecutor(1, "long-prompts")
+
+
+os.register_at_fork(after_in_child=_long_prompts.cache_clear)  # in a forked process, the thread isn't there
 
 
 @runtime_checkable
@@ -102,7 +122,8 @@ class EpisodeSession:
         self._one_schema = asyncio.Lock()
         """Schemas are applied one at a time, so that an episode can't keep others from having theirs applied."""
         self._slow_schemas = 0
-        self.prompts = LongPrompts(tracker, renderer)
+        self._prompt_bytes = 0
+        """What the episode's requests have added so far."""
 
     # ------------------------------------------------------------ asking
 
@@ -130,16 +151,27 @@ class EpisodeSession:
         return [task.result() for task in tasks]
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """The length of the prompt that these messages and tools render to. Records nothing."""
+        """The length of the prompt that these messages and tools render to; of a text that is much too long, the length
+        of its beginning. Records nothing. Raises a ModelCallError."""
         self.check_open()
         tools = [] if self.settings.force_disable_toolcalls else request.tools
-        return await self.prompts.length(request.messages, tools, request.chat_template_kwargs)
+        return await self._length(request.messages, tools, request.chat_template_kwargs)
+
+    async def encode(self, text: str) -> list[int]:
+        """A raw prompt's tokens; control tokens in it count as such. Raises a ModelCallError."""
+        return self._encode(text) if len(text) <= LONG_TEXT else await _on_thread(self._encode, text)
 
     @property
     def most_bytes(self) -> int | None:
-        """The largest request that makes sense. None: unknown, the engine counts its tokens itself."""
+        """The largest request that can fit into the model's context. None: unknown, because the engine counts its
+        tokens itself."""
         exact = self._engine.capabilities.exact_tokens or not isinstance(self._engine, ChatModel)
-        return self.prompts.most_bytes if exact else None
+        return self._most_bytes if exact else None
+
+    def check_size(self, size: int) -> None:
+        """Refuse a request by its size, before it is read. Raises ContextOverflowError."""
+        if size > self._most_bytes:
+            self.tracker.check_room(size // BYTES_PER_TOKEN)
 
     @property
     def tokenizer(self) -> Any:
@@ -225,9 +257,45 @@ class EpisodeSession:
         if request.prompt_ids is None:
             tools = [] if self.settings.force_disable_toolcalls else request.tools
             messages = wanted.instruct(request.messages) if wanted else request.messages
-            await self.prompts.render_ahead(request.agent, messages, tools, request.chat_template_kwargs)
+            await self._render_ahead(request.agent, messages, tools, request.chat_template_kwargs)
         self.check_open()
         return wanted
+
+    async def _render_ahead(
+        self, agent: str, messages: Sequence[Message], tools: Sequence[Tool], kwargs: dict[str, Any]
+    ) -> None:
+        """Check the sizes of a request, then render what is long on the thread. Afterwards `ContextTracker.begin` finds
+        its pieces in the encoder's cache. Raises a ModelCallError if `begin` would."""
+        if kwargs and len(msgspec.json.encode(kwargs)) > MAX_TEMPLATE_KWARGS_BYTES:
+            raise InvalidRequestError(f"chat_template_kwargs has more than {MAX_TEMPLATE_KWARGS_BYTES} bytes")
+        size = self.tracker.new_bytes(agent, messages, tools)
+        self.check_size(size)
+        if self._prompt_bytes + size > MAX_EPISODE_BYTES:
+            raise InvalidRequestError(f"this episode's requests hold more than {MAX_EPISODE_BYTES >> 20} MB in all")
+        if size > LONG_TEXT:
+            length = await self._length(messages, tools, kwargs)
+            if length > self._most_tokens:
+                self.tracker.check_room(length)
+        self._prompt_bytes += size
+
+    async def _length(self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: dict[str, Any]) -> int:
+        self.tracker.check_room(len(messages))  # each has a token at least
+        return await _on_thread(self._renderer.length, messages, tools, kwargs, self._most_tokens)
+
+    def _encode(self, text: str) -> list[int]:
+        self.tracker.check_room(self._renderer.encoder.beyond(text, self._most_tokens))
+        ids: list[int] = self._renderer.tokenizer.encode(text)
+        return ids
+
+    @property
+    def _most_bytes(self) -> int:
+        return LEAST_REQUEST_BYTES + BYTES_PER_TOKEN * self.tracker.settings.max_model_len
+
+    @property
+    def _most_tokens(self) -> int:
+        """A longer rendering has no room, even if it extends a recorded call, which may be a little shorter."""
+        limit = self.tracker.settings.max_model_len
+        return limit + limit // 8
 
     async def _one(
         self, request: ChatRequest, choice: int, on_delta: OnDelta | None, ready: _Once[ResponseFormat | None]
@@ -250,7 +318,7 @@ class EpisodeSession:
             completion = await self._generate(prepared, request.top_logprobs, reader)
             self.check_open()
             reply = reader.finish(completion)
-            reply.malformed += _unmet(request, tools, reply.message)
+            reply.malformed += unmet(request, tools, reply.message)
             if wanted is not None and (violation := await self._violation(wanted, reply.message)):
                 self.check_open()
                 reply.malformed += (violation,)
@@ -348,6 +416,10 @@ class EpisodeSession:
             self.tracker.abort(call_id, why)
 
 
+async def _on_thread(function: Callable[..., T], *arguments: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_long_prompts(), function, *arguments)
+
+
 def _check(completion: Completion, prepared: PreparedCall, top_logprobs: int) -> None:
     """Refuse a reply without its exact tokens."""
     if completion.finish_reason == "abort":
@@ -366,24 +438,6 @@ def _check(completion: Completion, prepared: PreparedCall, top_logprobs: int) ->
         raise EngineError(f"the engine generated {count} tokens, but only {limit} were allowed")
     if not count:
         raise EngineError("the engine returned an empty reply")
-
-
-def _unmet(request: ChatRequest, tools: list[Tool], message: Message) -> tuple[str, ...]:
-    """What the request asked for and the reply lacks. It can't be forced without changing the policy's distribution."""
-    unmet = []
-    calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
-    called = set(calls)
-    if isinstance(request.tool_choice, dict):
-        name = request.tool_choice["function"]["name"]
-        if name not in called:
-            unmet.append(f"tool_choice: {name} was not called")
-    elif request.tool_choice == "required" and tools and not called:
-        unmet.append("tool_choice: no tool was called")
-    if request.allowed_tools is not None and (others := sorted(called - set(request.allowed_tools))):
-        unmet.append(f"tool_choice: {', '.join(others)} is not among the allowed tools")
-    if not request.parallel_tool_calls and len(calls) > 1:
-        unmet.append(f"parallel_tool_calls: {len(calls)} tools were called at once")
-    return tuple(unmet)
 
 
 def _why(error: BaseException) -> str:

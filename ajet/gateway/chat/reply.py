@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ajet.gateway.chat.reply_parser import Delta, ReplyParser
-from ajet.schema.chat import ChatReply, Completion, Message, TokenChunk, Tool
+from ajet.schema.chat import ChatReply, ChatRequest, Completion, Message, TokenChunk, Tool
 from ajet.schema.errors import InvalidRequestError
 from ajet.system.json_schemas import SchemaRefused, SchemaTooSlow, breach, check_schema, on_loop
 
@@ -210,3 +210,21 @@ class ResponseFormat:
             self.too_slow = isinstance(problem, SchemaTooSlow)
             return f"response_format: the schema can't be applied: {problem!s:.200}"
         return f"response_format: {found.path}: {found.message[:200]}" if found is not None else ""
+
+
+def unmet(request: ChatRequest, tools: list[Tool], message: Message) -> tuple[str, ...]:
+    """What the request asked for and the reply lacks. It can't be forced without changing the policy's distribution."""
+    lacks = []
+    calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
+    called = set(calls)
+    if isinstance(request.tool_choice, dict):
+        name = request.tool_choice["function"]["name"]
+        if name not in called:
+            lacks.append(f"tool_choice: {name} was not called")
+    elif request.tool_choice == "required" and tools and not called:
+        lacks.append("tool_choice: no tool was called")
+    if request.allowed_tools is not None and (others := sorted(called - set(request.allowed_tools))):
+        lacks.append(f"tool_choice: {', '.join(others)} is not among the allowed tools")
+    if not request.parallel_tool_calls and len(calls) > 1:
+        lacks.append(f"parallel_tool_calls: {len(calls)} tools were called at once")
+    return tuple(lacks)
