@@ -262,12 +262,15 @@ LESS_URGENT = 5
 
 
 class ChildProcess:
-    """For one thread at a time, and never a service loop's: asking waits for the answer."""
+    """A Python program of ours that answers each line of its standard input with one line of its standard output.
 
-    def __init__(self, program: Path) -> None:
+    For one thread at a time, and never a service loop's: asking waits for the answer.
+    """
+
+    def __init__(self, program: Path, *arguments: str) -> None:
         # -P: our folders' modules mustn't hide the standard library's
         self._child = subprocess.Popen(
-            [sys.executable, "-P", str(program)],
+            [sys.executable, "-P", str(program), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -284,6 +287,10 @@ class ChildProcess:
     @property
     def pid(self) -> int:
         return self._child.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._child.poll() is None
 
     def ask(self, question: bytes, within_s: float) -> bytes:
         """The line with which it answers. Raises TimeoutError, or ConnectionError if it ended: in both cases, and

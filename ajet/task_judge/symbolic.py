@@ -10,19 +10,18 @@ from __future__ import annotations
 import json
 import logging
 import queue
-import select
-import subprocess
-import sys
 import threading
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
 
 from ajet.schema.errors import JudgeFault, MissingDependencyError
 from ajet.schema.install import install_command
+from ajet.system.processes import ChildProcess
 
 log = logging.getLogger(__name__)
 
+PROGRAM = Path(__file__).with_name("symbolic_child.py")
 LIMIT_S = 5.0
 """For one comparison. Answers that differ take longest; all of the table in the docs take less than 2 s."""
 START_S = 120.0
@@ -57,22 +56,17 @@ class SymbolicCheck:
 
     def __init__(self, limit_s: float = LIMIT_S, processes: int = PROCESSES) -> None:
         self._limit_s = limit_s
-        self._children: queue.LifoQueue[_Child | None] = queue.LifoQueue()
+        self._children: queue.LifoQueue[ChildProcess | None] = queue.LifoQueue()
+        """One slot for each process. None: not started yet, or ended."""
         for _ in range(processes):
             self._children.put(None)
-        self._told = threading.Event()
+        self._warned = threading.Event()
 
     def same(self, given: str, expected: str) -> bool:
-        """Whether they are equal. False if that can't be found out within the limits."""
-        child = self._children.get()
-        try:
-            if child is None or not child.alive:
-                child = _Child(self._limit_s)
-            answer = child.ask({"given": given, "expected": expected})
-        finally:
-            self._children.put(child)
-        if answer is None and not self._told.is_set():
-            self._told.set()
+        """Whether they are equal. False if that can't be determined within the limits."""
+        answer = self._answer(given, expected)
+        if answer is None and not self._warned.is_set():
+            self._warned.set()
             log.warning(
                 "math-verify could not compare %.80r with %.80r within %g s or its memory limit; that counts as wrong",
                 given,
@@ -82,56 +76,37 @@ class SymbolicCheck:
         return bool(answer)
 
     def close(self) -> None:
-        """End the children that nobody uses. They also end with this process."""
+        """End the idle children. They also end with this process."""
         for _ in range(self._children.qsize()):
             child = self._children.get()
             if child is not None:
-                child.kill()
+                child.end()
             self._children.put(None)
 
-
-class _Child:
-    """One child process, used by one thread at a time."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        command = [sys.executable, "-m", "ajet.task_judge.symbolic_child", str(limit_s)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        if self._line(START_S) is None:
-            self.kill()
-            raise JudgeFault(f"math-verify did not start within {START_S:g} s: try `python -c 'import math_verify'`")
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def ask(self, question: dict[str, str]) -> bool | None:
-        """Its answer; None if it has none, in which case it may be dead."""
-        assert self._process.stdin is not None
+    def _answer(self, given: str, expected: str) -> bool | None:
+        child = self._children.get()
+        reusable = None
         try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
+            if child is None or not child.alive:
+                child = self._started()
+            said = child.ask(json.dumps({"given": given, "expected": expected}).encode() + b"\n", self._limit_s)
+            reusable = child
+            answer: bool | None = json.loads(said)["same"]
+            return answer
+        except (TimeoutError, ConnectionError):
             return None
-        answer = self._line(self._limit_s)
-        if answer is None:
-            self.kill()
-        return None if answer is None else answer["same"]
+        finally:
+            if child is not None and reusable is None:
+                child.end()
+            self._children.put(reusable)
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def _line(self, limit_s: float) -> dict[str, Any] | None:
-        """Its next line; None if the child ends first, or says nothing in time."""
-        pipe = self._process.stdout
-        assert pipe is not None
-        ready, _, _ = select.select([pipe], [], [], limit_s)
-        line = pipe.readline() if ready else b""  # a line is written at once
-        message: dict[str, Any] | None = json.loads(line) if line else None
-        return message
+    def _started(self) -> ChildProcess:
+        child = ChildProcess(PROGRAM, str(self._limit_s))
+        try:
+            child.ask(b"{}\n", START_S)
+        except (TimeoutError, ConnectionError):
+            child.end()
+            raise JudgeFault(
+                f"math-verify did not start within {START_S:g} s: try `python -c 'import math_verify'`"
+            ) from None
+        return child

@@ -1,9 +1,13 @@
-"""What a child process of `SymbolicCheck` does: one comparison a line, by math-verify (`same_expression`)."""
+"""The child process of `SymbolicCheck`: it compares the two expressions on each line of standard input by math-verify.
+
+An empty question is answered as well, once the library is imported.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import resource
 import signal
 import sys
@@ -13,7 +17,7 @@ MEMORY = 2 * 1024**3
 DIGITS = 12
 """To which values are compared that have no exact form; at the library's own 6, 1.41421356 would be the root of 2."""
 SPARE_S = 1
-"""After the time limit, the child ends itself, should its parent have died meanwhile."""
+"""How long after the time limit the child ends itself, in case its parent has died."""
 
 
 def same_expression(given: str, expected: str) -> bool | None:
@@ -30,21 +34,18 @@ def same_expression(given: str, expected: str) -> bool | None:
 def main(limit_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     logging.disable()
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # whatever the library prints is no answer
     import math_verify  # noqa: F401
 
-    _say(answers, {"ready": True})
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)  # whatever the library prints is no answer
+    os.dup2(silence, 2)
     for line in sys.stdin:
         signal.alarm(int(limit_s) + SPARE_S)
         question = json.loads(line)
-        answer = same_expression(question["given"], question["expected"])
+        answer = same_expression(question["given"], question["expected"]) if question else None
         signal.alarm(0)
-        _say(answers, {"same": answer})
-
-
-def _say(answers: object, message: dict[str, bool | None]) -> None:
-    print(json.dumps(message), file=answers, flush=True)  # type: ignore[call-overload]
+        print(json.dumps({"same": answer}), file=answers, flush=True)
 
 
 if __name__ == "__main__":
