@@ -1,3 +1,3 @@
-"""Pure data that every part shares. Imports nothing of ours, and nothing heavy."""
+"""Plain data and errors that every room uses. It imports no other room and no heavy library."""
 
 __version__ = "0.1.0"

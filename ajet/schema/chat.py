@@ -1,4 +1,4 @@
-"""A chat request as a session takes it, and the reply it gives, whichever protocol or framework asked.
+"""A session's chat request and its reply, independent of the protocol or framework that the request came from.
 
 Messages and tools are plain dicts in OpenAI's form; the clients (OpenAI, Anthropic, AgentScope, LangChain) translate.
 """
@@ -15,7 +15,7 @@ GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one reply is drawn."""
+    """The sampling settings of one reply."""
 
     temperature: float = 1.0
     """0 is greedy, and so is anything below `GREEDY_BELOW`, which is stored as 0. See `logprob_temperature`."""
@@ -39,18 +39,18 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken."""
+        """Whether decoding is greedy."""
         return self.temperature == 0
 
     @property
     def logprob_temperature(self) -> float:
-        """The temperature of the recorded logprobs, and of those that are trained: greedy replies have those of 1."""
+        """The temperature at which logprobs are recorded and trained. For greedy replies it is 1."""
         return self.temperature or 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One reply to draw."""
+    """A request to sample one reply."""
 
     prompt_ids: list[int]
     sampling: Sampling
@@ -71,7 +71,7 @@ class TokenChunk:
 
 @dataclass(slots=True)
 class Completion:
-    """One drawn reply.
+    """One sampled reply.
 
     `logprobs[i]` = log_softmax(logits / T)[token_ids[i]] over the full vocabulary, before truncation and penalties.
     """
@@ -90,7 +90,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
-    """What an engine can do. What it can't honour is refused, or named at the start of the run; it is never ignored."""
+    """What an engine supports. A setting that it can't honour is refused, or reported at the start of the run, but
+    never silently ignored."""
 
     name: str
     exact_tokens: bool = True
@@ -112,7 +113,7 @@ SIDE_MODEL = "side-model"
 
 @dataclass(slots=True)
 class ChatRequest:
-    """One call of the model by an agent."""
+    """One model call that an agent makes."""
 
     messages: list[Message]
     """Empty if the prompt is given as `prompt_ids`."""
@@ -150,15 +151,15 @@ class ChatReply:
     malformed: tuple[str, ...] = ()
     """What the parser could not read and left as text."""
     counted: tuple[int, int] = (0, 0)
-    """Tokens of prompt and reply as the server counted them, where it tells no token ids."""
+    """Prompt and reply tokens as counted by a server that doesn't return token ids."""
 
 
 PREFIXES = ("chatcmpl-", "msg_", "cmpl-", "resp_")
-"""What each protocol puts before a call's id."""
+"""The prefix that each protocol adds to a call's id."""
 
 
 def bare_call_id(response_id: str | None) -> str | None:
-    """The call that a response's id stands for, in any protocol."""
+    """The call id inside a response's id, whatever the protocol."""
     if not response_id:
         return None
     return next((response_id.removeprefix(one) for one in PREFIXES if response_id.startswith(one)), response_id)

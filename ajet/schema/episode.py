@@ -38,7 +38,7 @@ DropReason = Literal[
 
 @dataclass(slots=True)
 class Run:
-    """A stretch of tokens by one author."""
+    """A contiguous run of tokens with one origin: context, or one sampled reply."""
 
     ids: IntArray
     parent: int
@@ -56,14 +56,14 @@ class Fork:
     nearest: int
     """The call that it almost extends."""
     detail: str = ""
-    """Which message and field, or which rule of the template."""
+    """The message and field that differ, or the template's rule that applies."""
     tokens: int = 0
     """Tokens that had to be rendered and prefilled again."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One model call: who asked, what was new, what came back."""
+    """One model call: the agent that made it, the messages it added, and the reply."""
 
     name: str
     agent: str
@@ -100,7 +100,7 @@ class Call:
     """Seconds since the episode began."""
     seconds: float = 0.0
     reply_tokens: int = 0
-    """Of a reply whose tokens the model doesn't tell: how many its server counted."""
+    """For a reply without token ids: how many tokens its server counted."""
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class CallTree:
 
     @property
     def spent(self) -> tuple[int, int]:
-        """Tokens of all prompts, and of all replies: sampled ones, or those that a server only counted."""
+        """Total prompt tokens and total reply tokens. Replies without token ids count as their server counted them."""
         replies = self.sampled_tokens + sum(call.reply_tokens for call in self.calls)
         return sum(call.prompt_tokens for call in self.calls), replies
 
@@ -280,7 +280,8 @@ class Failure:
 
     @property
     def place(self) -> str:
-        """The user's line at which it happened: `agent.py:17 in execute`. Empty if none took part."""
+        """The line of the user's code where it happened: `agent.py:17 in execute`. Empty if no user code was
+        involved."""
         return user_line(self.traceback)
 
     @property
@@ -293,7 +294,7 @@ class Failure:
 
 @dataclass(slots=True)
 class EnvironmentEvent:
-    """One thing asked of an environment: `reset`, `step`, `evaluate` or `close`."""
+    """One call to an environment: `reset`, `step`, `evaluate` or `close`."""
 
     what: str
     started_s: float = 0.0
@@ -311,7 +312,7 @@ class EnvironmentEvent:
 
 @dataclass(slots=True)
 class EnvironmentRecord:
-    """What an episode's environment was asked, in order."""
+    """The calls to an episode's environment, in order."""
 
     name: str
     """As in the YAML: a class, `gymnasium:ID`, or the address of a service."""
@@ -319,7 +320,7 @@ class EnvironmentRecord:
     left_out: int = 0
     """Further steps, beyond those that are kept."""
     began: float = 0.0
-    """When it was asked for, in seconds since 1970: `EnvironmentEvent.started_s` counts from here. 0: unknown."""
+    """Unix time at which it was requested; `EnvironmentEvent.started_s` counts from here. 0: unknown."""
 
 
 @dataclass(slots=True)
@@ -340,7 +341,7 @@ class Episode:
     agent_rewards: dict[str, float] = field(default_factory=dict)
     """Rewards of individual agents that differ from the episode's."""
     reward_parts: dict[str, float] = field(default_factory=dict)
-    """What the judge made the reward of, by name, before weighting. Empty if it gave one number."""
+    """The parts of the judge's reward by name, before weighting. Empty if the judge returned one number."""
     reward_weights: dict[str, float] = field(default_factory=dict)
     """The weight of each part."""
     is_success: bool | None = None
@@ -353,15 +354,15 @@ class Episode:
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds by phase: `total`, `model`, `judge`, `queue`."""
     environment: EnvironmentRecord | None = None
-    """What its environment was asked; None without an environment."""
+    """The calls to its environment; None without one."""
     prompt_version: str = ""
     """Version of the prompt templates that it was given; empty if there are none."""
     prompts_used: list[str] | None = None
-    """The templates that its workflow asked for; None if that isn't known."""
+    """The templates that its workflow used; None if unknown."""
     began: float = 0.0
-    """When its first call could be made, in seconds since 1970: `Call.started_s` counts from here. 0: unknown."""
+    """Unix time from which it could make calls; `Call.started_s` counts from here. 0: unknown."""
     spans: list[Span] = field(default_factory=list)
-    """What its code, and programs that it used, told about it, in the order in which it arrived."""
+    """Spans that its code, and the programs it used, reported, in order of arrival."""
     spans_left_out: int = 0
     """Further spans, beyond those that are kept."""
 

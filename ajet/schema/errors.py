@@ -68,7 +68,7 @@ class JudgeFailedError(UserError):
 
 
 class NoModelCallError(UserError):
-    """Episodes ended well without a recorded model call. Names the line that makes another client than the tuner's."""
+    """Episodes succeeded without a recorded model call. Names the line that creates a client other than the tuner's."""
 
 
 class RewardError(UserError):
@@ -164,7 +164,7 @@ class JudgeFault(EpisodeFault):
 
 
 class EnvironmentFault(EpisodeFault):
-    """An environment raised, hung, or gave an answer that makes no sense. An action of the model may have caused it."""
+    """An environment raised, hung, or returned an invalid answer. An action of the model may have caused it."""
 
 
 class EnvironmentUnavailableError(EnvironmentFault):
@@ -178,7 +178,7 @@ class LostThreadsError(AjetError):
 
 _FRAME = re.compile(r'^[\s|+-]*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$')
 _MARGIN = re.compile(r"^\s*\|")
-"""What the text of an exception group begins its lines with."""
+"""The margin at the start of each line of an exception group's text."""
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[.\d]*/|^<")
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 _PACKAGE_NAME = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
@@ -194,7 +194,7 @@ def user_line(traceback: str) -> str:
 
 
 def condensed(traceback: str) -> str:
-    """The traceback with frames of libraries left out and counted. Unchanged if no frame is the user's."""
+    """The traceback without library frames, which are counted instead. Unchanged if no frame is in the user's code."""
     if not user_line(traceback):
         return traceback
     lines: list[str] = []
@@ -239,15 +239,15 @@ def _owner(file: str) -> str:
 
 
 def _shown(file: str) -> str:
-    """Relative to the working directory, if it is below it."""
+    """The path, relative to the working directory if it is below that."""
     path = Path(file)
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else file
 
 
 def address_of(error: BaseException) -> str:
-    """Which address a client could not reach or got an error from: many clients' messages don't say. Empty if there is
-    none. Without user name, password and query, which may be secret."""
+    """The address that a client could not reach or that returned an error, as many clients' messages don't name it.
+    Empty if there is none. User name, password and query are removed, as they may be secret."""
     for link in error_chain(error):
         try:
             url = str(link.request.url)  # type: ignore[attr-defined] # of httpx, and of clients built on it or on requests

@@ -16,9 +16,10 @@ from ajet.schema.errors import MissingDependencyError
 
 DISTRIBUTION = "agentjet"
 TRAIN = "train"
-"""The extra that a runner, a ready agent, the store and most commands do without."""
+"""The extra that only training and local engines need; runners, ready agents, the store and most commands work without
+it."""
 TRAIN_PACKAGES = ("torch", "transformers", "datasets", "safetensors", "tokenizers", "huggingface_hub")
-"""What `TRAIN` brings, by the names under which it is imported."""
+"""The packages of `TRAIN`, by import name."""
 
 
 def require_training(what: str) -> None:
@@ -30,7 +31,7 @@ def require_training(what: str) -> None:
 
 @contextmanager
 def missing_packages_named(what: str) -> Iterator[None]:
-    """Where an import fails because this is the small installation, say so."""
+    """Turn an import error that is caused by the small installation into one that names the extra."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -66,7 +67,7 @@ def clone_in_use() -> Path | None:
 
 
 def _wheel_in_use() -> Path | None:
-    """The file that this program was installed from, as pip has noted."""
+    """The file that this program was installed from, as pip recorded it."""
     try:
         origin = json.loads(metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     except metadata.PackageNotFoundError:

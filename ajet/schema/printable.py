@@ -1,4 +1,4 @@
-"""Text from elsewhere: `printable`, as it may be shown on a terminal, and `encodable`, as it may be stored.
+"""Makes untrusted text safe: `printable` for a terminal, `encodable` for storage.
 
 `fail` shows an error on the terminal, in the form that all commands use.
 """
@@ -17,8 +17,8 @@ _ODD = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-"""Control characters but tabs and line breaks, and characters that reorder or hide text. The viewer shows the same ones
-by name."""
+"""Control characters other than tabs and line breaks, and characters that reorder or hide text. The viewer shows the
+same ones by name."""
 
 
 def printable(text: str) -> str:
@@ -27,7 +27,7 @@ def printable(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """The text with halves of surrogate pairs escaped, which no UTF-8 can hold."""
+    """The text with lone surrogates escaped, which UTF-8 can't encode."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -52,7 +52,7 @@ class PromptTemplate:
 
     @cached_property
     def placeholders(self) -> frozenset[str]:
-        """The names that `format` needs. Raises `PromptTemplateError` if the template can't be read."""
+        """The placeholders that `format` fills. Raises `PromptTemplateError` if the template can't be read."""
         if self.engine == "jinja":
             from jinja2 import TemplateSyntaxError, meta
 
@@ -66,8 +66,8 @@ class PromptTemplate:
 
     @cached_property
     def forms(self) -> Counter[str]:
-        """How often the template does more with its values than to show them: `{name!r}` and `{name:>9}`; in Jinja
-        everything but texts and plain names. Raises `PromptTemplateError`."""
+        """Counts the places where the template does more than insert a value: `{name!r}` and `{name:>9}`; in Jinja,
+        everything but text and plain names. Raises `PromptTemplateError`."""
         if self.engine != "jinja":
             shaped = (field for field in _fields(self.template) if field.conversion or field.spec)
             return Counter(f"{{{one.name}{_marked('!', one.conversion)}{_marked(':', one.spec)}}}" for one in shaped)
@@ -80,7 +80,8 @@ class PromptTemplate:
         )
 
     def format(self, **values: Any) -> str:
-        """The text with every placeholder filled; further values are ignored. A template without any is warned of."""
+        """The text with every placeholder filled; further values are ignored. Warns about a template without
+        placeholders."""
         missing = sorted(self.placeholders - values.keys())
         if missing:
             given = ", ".join(sorted(values)) or "nothing"

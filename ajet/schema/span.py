@@ -1,4 +1,4 @@
-"""`Span`: what happened in an attempt, in OpenTelemetry's terms. The one record of it, in stores and in episodes."""
+"""`Span`: an event within an attempt, in OpenTelemetry's terms. Stores and episodes both use it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from msgspec import Meta, Struct, field
 Id = Annotated[str, Meta(pattern=r"^[!-~]{1,200}(?![\s\S])")]
 """1 to 200 printable ASCII characters without spaces."""
 KnownId = Annotated[str, Meta(min_length=1, max_length=200)]
-"""The id of something that exists already. It is looked up: checking its form would cost more than that."""
+"""The id of something that exists already. Its form isn't checked, as the look-up finds out whether it exists."""
 JsonObject = dict[str, Any]
 
 
 class SpanStatus(Struct, frozen=True, kw_only=True, gc=False):
-    """How what a span tells of went."""
+    """Whether the operation that a span describes succeeded."""
 
     status_code: Literal["UNSET", "OK", "ERROR"] = "UNSET"
     description: str | None = None
@@ -38,6 +38,6 @@ class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     events: tuple[JsonObject, ...] = ()
     links: tuple[JsonObject, ...] = ()
     start_time: float | None = None
-    """Seconds since 1970, by the clock of whoever made the span."""
+    """Unix time, by the clock of the machine that made the span."""
     end_time: float | None = None
     resource: JsonObject = field(default_factory=dict)

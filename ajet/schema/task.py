@@ -25,7 +25,7 @@ class Task(BaseModel):
 
 
 class WorkflowTask(BaseModel):
-    """What a workflow is given: the task and the episode's place in the batch."""
+    """A workflow's input: the task, and the episode's place in the batch."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -47,7 +47,8 @@ class WorkflowTask(BaseModel):
     _tuner: Any = PrivateAttr(default=None)
 
     def remember_tuner(self, tuner: Any) -> None:
-        """Called before the workflow runs, for the names below: one for judges, two that old files use."""
+        """Called before the workflow runs. The properties below read the tuner: `sandbox` for judges, the others for
+        old files."""
         self._tuner = tuner
 
     @property
@@ -67,8 +68,8 @@ class WorkflowTask(BaseModel):
 
     @cached_property
     def observation_window(self) -> dict[str, defaultdict[int, Any]]:
-        """What an old workflow writes about its progress, by `task_thread_index`. Nothing reads it; nothing stops it
-        (`stop` and `hard_stop` are false): deadlines do."""
+        """Progress that old workflows write, by `task_thread_index`. Nothing reads it, and `stop` and `hard_stop` are
+        always false: deadlines end episodes."""
         kinds: dict[str, type[Any]] = {"info": str, "step": int, "token": int, "stop": bool, "hard_stop": bool}
         return {name: defaultdict(kind) for name, kind in kinds.items()}
 
@@ -85,7 +86,7 @@ class WorkflowOutput(BaseModel):
 def finite_reward(value: Any, source: str) -> float:
     """A reward as a Python float; scalars of numpy and torch are accepted. Raises RewardError for anything else.
 
-    Each way in for rewards (workflow, judge, tuner, gateway) calls this once; the code behind them relies on it.
+    Every entry point for rewards (workflow, judge, tuner, gateway) calls this once, and later code relies on it.
     """
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()

@@ -1,7 +1,7 @@
 """`Trajectory`: what an agent did on one task, from the first message to the last, and how it ended.
 
-`calls` are the model calls exactly as they were made, each continuing an earlier one or beginning a branch; `steps` are
-the same as people read it: thoughts, actions, their results, the final answer. Pure data, with a JSON form.
+`calls` are the model calls exactly as they were made; each continues an earlier one or begins a branch. `steps` are the
+same for human readers: thoughts, actions, their results, the final answer. Pure data, with a JSON form.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StepType(StrEnum):
     """What a step is."""
 
     OBSERVATION = "observation"
-    """What the agent was told: the task, or that a reply could not be read."""
+    """A message to the agent: the task, or an error about a reply that could not be parsed."""
     THOUGHT = "thought"
     ACTION = "action"
     """A tool call, as the model asked for it."""
@@ -45,10 +45,10 @@ class StepType(StrEnum):
 
 
 class TrajectoryStatus(StrEnum):
-    """How a trajectory stands."""
+    """The status of a trajectory."""
 
     RUNNING = "running"
-    """Not ended, or its process was killed before it could say how."""
+    """It hasn't ended, or its process was killed before it could record the end."""
     COMPLETED = "completed"
     """The agent ended it: by an answer, or by a tool such as `finish`."""
     TRUNCATED = "truncated"
@@ -65,7 +65,7 @@ class StopReason(StrEnum):
     TOOL = "tool"
     """A tool that ends the episode, such as `finish`."""
     ENVIRONMENT = "environment"
-    """The environment that it acted in said that it is over."""
+    """The environment ended the episode."""
     MAX_STEPS = "max_steps"
     MAX_TOKENS = "max_tokens"
     MAX_SECONDS = "max_seconds"
@@ -83,7 +83,7 @@ class StopReason(StrEnum):
 
     @property
     def status(self) -> TrajectoryStatus:
-        """The status of a trajectory that ended so."""
+        """The status of a trajectory that ended for this reason."""
         if self in (StopReason.ANSWER, StopReason.TOOL, StopReason.ENVIRONMENT, StopReason.AGENT):
             return TrajectoryStatus.COMPLETED
         if self in (StopReason.MODEL_ERROR, StopReason.AGENT_ERROR):
@@ -120,7 +120,7 @@ class ModelCall:
     """Seconds since the trajectory began."""
     seconds: float = 0.0
     reply_id: str = ""
-    """The name that the model's server gave the reply."""
+    """The reply's id from the model's server."""
     purpose: str = ""
     """`summary`: to make room in the context; empty: the work itself."""
 
@@ -135,9 +135,9 @@ class TrajectoryStep:
     """Index in `calls` of the model call that wrote it or asked for it."""
     tool_name: str | None = None
     tool_args: Any = None
-    """The arguments; text, if what the model wrote is no JSON object."""
+    """The parsed arguments; the raw text if it isn't a JSON object."""
     tool_result: Any = None
-    """The result as values, if the tool gives some."""
+    """The structured result, if the tool returns one."""
     tool_call_id: str = ""
     success: bool | None = None
     reward_score: float | None = None
@@ -146,7 +146,7 @@ class TrajectoryStep:
 
     @property
     def role(self) -> str:
-        """The role under which the model sees it."""
+        """The message role of this step in the prompt."""
         told = (StepType.OBSERVATION, StepType.ACTION_RESULT)
         return "user" if self.step_type in told else "assistant"
 
@@ -161,7 +161,7 @@ class Trajectory:
     agent: str = ""
     model: str = ""
     tools: list[Tool] = field(default_factory=list)
-    """What the model was offered."""
+    """The tools offered to the model."""
     steps: list[TrajectoryStep] = field(default_factory=list)
     calls: list[ModelCall] = field(default_factory=list)
     pending: list[Message] = field(default_factory=list)
@@ -184,7 +184,7 @@ class Trajectory:
 
     @property
     def final_response(self) -> str:
-        """The final answer; without one, the last that the model wrote."""
+        """The final answer, or else the model's last text."""
         answers = [step for step in self.steps if step.step_type is StepType.FINAL_ANSWER]
         written = answers or [step for step in self.steps if step.role == "assistant" and step.content]
         return written[-1].content if written else ""
@@ -208,7 +208,7 @@ class Trajectory:
 
     @property
     def tool_reward(self) -> float:
-        """The sum of what tools gave."""
+        """The sum of the rewards that tools returned."""
         return sum(step.reward_score for step in self.steps if step.reward_score is not None)
 
     def conversation(self, call: int) -> list[Message]:
@@ -220,7 +220,8 @@ class Trajectory:
         return [message for link in reversed(chain) for message in (*link.new_messages, link.reply)]
 
     def end(self, reason: StopReason, failure: Failure | None = None) -> None:
-        """Say how it ended. Only the first reason counts, except that a failure overrules an end that was none."""
+        """Record how it ended. Only the first reason counts, except that a failure overrides an earlier end that wasn't
+        one."""
         if self.stop_reason is None or (failure is not None and self.failure is None):
             self.stop_reason, self.status, self.failure = reason, reason.status, failure
             self.seconds = max(0.0, time.time() - self.started)
@@ -251,11 +252,11 @@ LONGEST_NAME = 200
 """Bytes of a file's name, before its digest and suffix. File systems take 255."""
 _GROWING = ("calls", "steps")
 _MARK = b'{"trajectory": '
-"""How the first line begins: it tells such a file from any other."""
+"""The beginning of the first line, by which such a file is recognised."""
 
 
 class TrajectoryFile:
-    """Appends what is new of one trajectory to its file."""
+    """Writes one trajectory to its file as it grows."""
 
     def __init__(self, path: Path, trajectory: Trajectory) -> None:
         """Begin the file anew. Raises OSError if it can't be written."""
@@ -267,7 +268,7 @@ class TrajectoryFile:
         self._append({"trajectory": _without_growing(trajectory)})
 
     def update(self) -> None:
-        """Write the calls and steps that were added since."""
+        """Append the calls and steps that were added since the last update."""
         lines: list[dict[str, Any]] = []
         for kind, items in (("calls", self._trajectory.calls), ("steps", self._trajectory.steps)):
             new = items[self._written[kind] :]
@@ -336,7 +337,7 @@ def is_trajectory_file(path: Path) -> bool:
 
 
 def trajectory_files(folder: Path) -> Iterator[Path]:
-    """The trajectory files right in a folder, by name."""
+    """The trajectory files directly in a folder, sorted by name."""
     if folder.is_dir():
         yield from (path for path in sorted(folder.glob(f"*{SUFFIX}")) if is_trajectory_file(path))
 
@@ -374,7 +375,7 @@ def _finite(value: Any) -> Any:
 
 
 def _without_growing(trajectory: Trajectory) -> dict[str, Any]:
-    """What a trajectory holds besides calls and steps, which have lines of their own."""
+    """All fields of a trajectory but its calls and steps, which have lines of their own."""
     return {key: value for key, value in trajectory.to_dict().items() if key not in _GROWING}
 
 

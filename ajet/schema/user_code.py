@@ -36,7 +36,7 @@ def find_named(
 
 
 def likely_places(name: str | Path, base_dirs: Sequence[str | Path] = ()) -> list[Path]:
-    """Where a name is looked up first. Messages about a missing file speak of these."""
+    """The folders that are searched first, and that messages about a missing file name."""
     given = Path(name).expanduser()
     return list(dict.fromkeys(Path(base).resolve() / given for base in (Path.cwd(), *base_dirs)))
 
@@ -52,7 +52,7 @@ def folders_above(base_dirs: Sequence[str | Path]) -> list[Path]:
 
 
 def holds(check: Callable[[Path], bool], path: Path) -> bool:
-    """`check(path)`; a path that no file can have isn't there."""
+    """`check(path)`, or False if no file can have such a path."""
     try:
         return check(path)
     except (OSError, ValueError):  # too long, a NUL in it, or in a folder that may not be entered
@@ -137,13 +137,13 @@ _now = threading.local()
 
 
 def importing() -> bool:
-    """Whether this thread is just importing a user's module for a run."""
+    """Whether this thread is currently importing a user's module for a run."""
     return getattr(_now, "importing", False)
 
 
 def publish(symbol: Any, unnamed: str = "agent") -> str:
     """Make an object of the running program importable in this process; returns `ajet_program->name`. `unnamed`: the
-    name of what has none."""
+    name for an object without one."""
     module = sys.modules.setdefault(PROGRAM, ModuleType(PROGRAM))
     name = getattr(symbol, "__name__", "")
     name = name if name.isidentifier() else unnamed  # `<lambda>`
@@ -152,7 +152,7 @@ def publish(symbol: Any, unnamed: str = "agent") -> str:
 
 
 def import_class(text: str, base: type[T], *, key: str, base_dirs: Sequence[str | Path] = ()) -> type[T]:
-    """The class that `text` names. Errors name `key`, the YAML key it is from."""
+    """The class that `text` names. Errors name `key`, the YAML key that `text` comes from."""
     try:
         found: type[T] = load_symbol(text, base_dirs, expects=base)
     except ImportPathError as error:
@@ -210,7 +210,7 @@ def _load_file(file: Path) -> ModuleType:
 
 
 class _Files:
-    """Which thread imports which file now. Others that want the same file wait until it is imported."""
+    """Tracks which thread is importing which file. Other threads that need the same file wait until it is imported."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -219,7 +219,7 @@ class _Files:
 
     @contextmanager
     def import_of(self, name: str) -> Iterator[ModuleType | None]:
-        """What there is already, or None: then this thread imports it in the block."""
+        """The module if it is imported already. If None, this thread has to import it within the block."""
         mine = self._begin(name)
         try:
             yield None if mine else sys.modules[name]
@@ -242,8 +242,8 @@ class _Files:
             return True
 
     def _leads_to(self, thread: int, name: str) -> bool:
-        """Whether the import of a file waits for this thread, as with files that import each other: such a thread
-        gets what is there so far."""
+        """Whether the import of a file is waiting for this thread, as happens with files that import each other. Then
+        this thread gets the partly imported module."""
         wanted: str | None = name
         while wanted is not None and (owner := self._importing.get(wanted)) is not None:
             if owner == thread:
@@ -256,7 +256,7 @@ _files = _Files()
 
 
 def _forget() -> None:
-    """In a forked process, the parent's threads import nothing."""
+    """Reset in a forked process: the parent's threads don't exist there."""
     global _files
     _files = _Files()
 
@@ -310,7 +310,7 @@ def _neighbours(missing: str, folders: Sequence[Path]) -> str:
 
 @contextmanager
 def _errors_named(place: str, file: Path | None) -> Iterator[None]:
-    """Turn whatever a user's module raises during its import into an error that names the line."""
+    """Turn any exception from a user's module during import into an error that names the line."""
     importing_before = importing()
     _now.importing = True
     try:
@@ -336,7 +336,7 @@ def _errors_named(place: str, file: Path | None) -> Iterator[None]:
 
 
 def _missing_module(name: str) -> str:
-    """What to do about a module that a user's file imports and that isn't there."""
+    """Advice about a missing module that a user's file imports."""
     top = name.partition(".")[0]
     if top in TRAIN_PACKAGES:
         return f"; {install_command(TRAIN)}"
