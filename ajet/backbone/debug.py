@@ -356,7 +356,7 @@ class _DebugRun:
         task = self._task_of.get(episode.task_id)
         self._recorder.record(episode, 0, task=task)
         self._view.episode(episode, task.main_query if task is not None else "")
-        self._tally.tell(episode, only_to_file=True)
+        self._tally.add_and_log(episode, only_to_file=True)
         if episode.failure is not None and episode.failure.kind == DEBUGGER_QUIT:
             self._quit = True
             self._runtime.pool.stop_all()

@@ -129,15 +129,19 @@ TokenBytes = Callable[[Iterable[int]], dict[int, bytes]]
 
 def conversation(tree: CallTree, call: int) -> list[dict[str, Any]]:
     """The messages of a call's prompt, then its reply."""
-    chain: list[int] = []
-    index = call
-    while index != ROOT:
-        chain.append(index)
-        index = tree.calls[index].extends
+    reply = tree.calls[call].reply
+    return [*prompt_messages(tree, call), *([reply] if reply else [])]
+
+
+def prompt_messages(tree: CallTree, call: int) -> list[dict[str, Any]]:
+    """The messages of a call's prompt: the conversation that it extends, then what is new."""
+    chain = [call]
+    while (before := tree.calls[chain[-1]].extends) != ROOT:
+        chain.append(before)
     messages: list[dict[str, Any]] = []
     for index in reversed(chain):
         messages.extend(tree.calls[index].new_messages)
-        if tree.calls[index].reply:
+        if index != call and tree.calls[index].reply:
             messages.append(tree.calls[index].reply)
     return messages
 

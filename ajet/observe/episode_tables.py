@@ -185,8 +185,8 @@ def insert_episode(
     named = [(encodable(agent), row) for agent in agents]
     connection.executemany("INSERT INTO agent (name, episode) VALUES (?, ?)", named)
     if query:
-        told = (encodable(episode.task_id), encodable(query))
-        connection.execute("INSERT OR IGNORE INTO task (task_id, query) VALUES (?, ?)", told)
+        question = (encodable(episode.task_id), encodable(query))
+        connection.execute("INSERT OR IGNORE INTO task (task_id, query) VALUES (?, ?)", question)
     return row
 
 
@@ -240,7 +240,7 @@ def delete_after(connection: sqlite3.Connection, step: int) -> None:
 def _delete(connection: sqlite3.Connection, rows: list[int]) -> None:
     for row in rows:
         (body,) = connection.execute("SELECT data FROM body WHERE id = ?", (row,)).fetchone()
-        # the index keeps no content of its own, so it must be told what to remove
+        # the index keeps no content of its own, so it needs the text to remove
         text = searchable_text(decode_episode(body))
         connection.execute("INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", (row, text))
         connection.execute("DELETE FROM agent WHERE episode = ?", (row,))

@@ -29,45 +29,14 @@ import yaml
 
 from ajet.observe.line_file import LineFile, whole_record
 from ajet.observe.logs import FileLog, Masker
-from ajet.observe.metrics import MetricsSink, make_sinks, require_trackers, rewind_metrics
+from ajet.observe.metrics import MetricsSink, flatten, make_sinks, require_trackers, rewind_metrics
 from ajet.schema.errors import UserError
+
+log = logging.getLogger(__name__)
 
 PACKAGES = ("agentjet", "torch", "transformers", "vllm", "verl", "trinity-rft", "ray", "openai", "agentscope", "peft")
 _WAIT_S = 5.0
 _GIB = 1024**3
-
-
-def run_environment() -> dict[str, str]:
-    """By name. Only what is there is named."""
-    found = {"Python": f"{platform.python_version()}, {sys.prefix}", "system": platform.platform()}
-    found["machine"] = f"{os.cpu_count()} cores, {psutil.virtual_memory().total / _GIB:.1f} GiB memory"
-    if gpus := _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"):
-        found["GPUs"] = "; ".join(gpus.splitlines())
-    for label, folder in (("commit here", Path.cwd()), ("commit of ajet", Path(__file__).parent)):
-        if commit := _said("git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"):
-            found[label] = commit
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    found["command"] = " ".join(sys.argv)
-    return found
-
-
-def _said(program: str, *arguments: str) -> str:
-    """What a program says; empty if it is absent or fails."""
-    if shutil.which(program) is None:
-        return ""
-    try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_WAIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-log = logging.getLogger(__name__)
-
 _LOCK = ".running"
 _WRITTEN_AT_START = ("config.yaml", "config.resolved.yaml", "environment.json")
 OWN_FOLDER = ("debug", "prompt")
@@ -79,6 +48,35 @@ _DECISIVE = (JUDGE, "ajet.model.", "ajet.task_judge.", "ajet.trainer_common.opti
 _CODE_SUFFIXES = {".py", ".j2", ".jinja", ".txt", ".md", ".yaml", ".yml", ".toml"}
 _CODE_FILES = 200
 _CODE_FILE_BYTES = 256 * 1024
+
+
+def run_environment() -> dict[str, str]:
+    """What a run runs in, by name. What isn't there (a GPU, a package) is left out."""
+    found = {"Python": f"{platform.python_version()}, {sys.prefix}", "system": platform.platform()}
+    found["machine"] = f"{os.cpu_count()} cores, {psutil.virtual_memory().total / _GIB:.1f} GiB memory"
+    if gpus := _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"):
+        found["GPUs"] = "; ".join(gpus.splitlines())
+    for label, folder in (("commit here", Path.cwd()), ("commit of ajet", Path(__file__).parent)):
+        if commit := _output("git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"):
+            found[label] = commit
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    found["command"] = " ".join(sys.argv)
+    return found
+
+
+def _output(program: str, *arguments: str) -> str:
+    """What a program prints; empty if it is absent or fails."""
+    if shutil.which(program) is None:
+        return ""
+    try:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_WAIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 class ExperimentBusyError(UserError):
@@ -247,7 +245,7 @@ class ExperimentFolder:
         if resumed and judge and (before := _judge_before(path)) and judge != before:
             changes[JUDGE] = [before, judge]
         (path / "environment.json").write_text(json.dumps(masker.value(environment), indent=2), encoding="utf-8")
-        _tell(changes)
+        _log_changes(changes)
         folder.events.write("resumed" if resumed else "started", backbone=backbone, pid=os.getpid(), changed=changes)
         return folder
 
@@ -338,7 +336,7 @@ def _judge_before(path: Path) -> str:
     try:
         return read_environment(path).get(JUDGE, "")
     except ValueError as error:
-        log.warning("%s is damaged (%s), so it can't be told what scored the run", path / "environment.json", error)
+        log.warning("%s is damaged (%s), so what scored the run is unknown", path / "environment.json", error)
         return ""
 
 
@@ -424,23 +422,15 @@ def _parsed(text: str) -> Any:
 
 def _changes(path: Path, now: dict[str, Any]) -> dict[str, list[Any]]:
     """The keys that differ from the last run in this folder: `{key: [before, now]}`."""
-    before = dict(_flat(yaml.safe_load(path.read_text(encoding="utf-8")) or {}))
-    after = dict(_flat(now))
+    before = dict(flatten(yaml.safe_load(path.read_text(encoding="utf-8")) or {}))
+    after = dict(flatten(now))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     return {key: [before.get(key), after.get(key)] for key in keys}
 
 
-def _tell(changes: dict[str, list[Any]]) -> None:
+def _log_changes(changes: dict[str, list[Any]]) -> None:
     """Log what has changed. A change of what is trained, from what or how is no continuation in silence."""
     for key, (before, now) in changes.items():
         if not key.startswith(_NAMES):
             level = logging.WARNING if key.startswith(_DECISIVE) else logging.INFO
             log.log(level, "since the last run in this folder, %s has changed: %s → %s", key, before, now)
-
-
-def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, value

@@ -157,16 +157,16 @@ class FileLog:
 
 
 class _FileHandler(RotatingFileHandler):
-    """A disk that is full costs lines of the log, and is told once."""
+    """While the disk is full, lines of the log are lost; it warns once."""
 
-    _told = False
+    _warned = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self._told:
-            self._told = True
+        elif not self._warned:
+            self._warned = True
             print(
                 f"warning: {self.baseFilename} can't be written ({error.strerror}): lines are missing", file=sys.stderr
             )

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +24,11 @@ from ajet.observe.line_file import LineFile, whole_record
 from ajet.observe.logs import Masker
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.schema.user_code import import_class
+
+logger = logging.getLogger(__name__)
+
+_PARAMETERS_PER_REQUEST = 100
+"""MLflow's limit."""
 
 
 class MetricsSink(Protocol):
@@ -140,23 +145,15 @@ def make_sinks(config: Any, folder: Path, masker: Masker, *, with_trackers: bool
 
     `console` and `file` in that list stand for what is always on: the progress display and `metrics.jsonl`.
     """
-    from ajet.observe.metrics import make_tracker
-
     ajet = config.ajet
     names = [name for name in dict.fromkeys(ajet.trainer_common.logger) if name not in ("console", "file")]
     trackers = [make_tracker(name, config, folder, masker) for name in names if with_trackers]
     return FanOut([JsonlSink(folder / "metrics.jsonl"), *trackers])
 
 
-logger = logging.getLogger(__name__)
-
-_PARAMETERS_PER_REQUEST = 100
-"""MLflow's limit."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a tracker is told about the run. Contains no secrets."""
+    """What a tracker gets to know about the run. Contains no secrets."""
 
     project: str
     name: str
@@ -240,7 +237,7 @@ class MlflowSink:
     package, install = "mlflow", "mlflow-skinny"
 
     def __init__(self, run: RunInfo) -> None:
-        # without a server: plain files, which newer versions must be told to accept (a database needs more packages)
+        # without a server: plain files, which newer versions accept only on request (a database needs more packages)
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         server = os.environ.get("MLFLOW_TRACKING_URI") or (run.folder / "mlruns").resolve().as_uri()
         self._client: Any = import_module("mlflow.tracking").MlflowClient(server)
@@ -249,7 +246,7 @@ class MlflowSink:
         found = self._client.get_experiment_by_name(run.project)
         experiment = found.experiment_id if found else self._client.create_experiment(run.project)
         self._run_id = self._client.create_run(experiment, run_name=run.name).info.run_id
-        parameters = [entities.Param(key, str(value)[:500]) for key, value in _flat(run.config)]
+        parameters = [entities.Param(key, str(value)[:500]) for key, value in flatten(run.config)]
         for start in range(0, len(parameters), _PARAMETERS_PER_REQUEST):
             self._client.log_batch(self._run_id, params=parameters[start : start + _PARAMETERS_PER_REQUEST])
 
@@ -382,7 +379,11 @@ class BackgroundSink:
             self._complained = True
 
 
-def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [pair for key, item in value.items() for pair in _flat(item, f"{prefix}.{key}" if prefix else str(key))]
-    return [(prefix, value)]
+def flatten(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested mappings as pairs of a dotted key and its value."""
+    for key, value in block.items():
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, name)
+        else:
+            yield name, value

@@ -1,7 +1,7 @@
 """`Progress`: what a run shows while it is going on.
 
-A live display on a terminal (`progress_live.py`), plain lines elsewhere, JSON lines with `--json`, only errors with
-`--quiet`. Any thread may call any method. It writes no files.
+A live display on a terminal (`progress_live.py`, which loads rich), an HTML block in a notebook, plain lines elsewhere,
+JSON lines with `--json`, only errors with `--quiet`. Any thread may call any method. It writes no files.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
 from enum import StrEnum
+from html import escape
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 from ajet.observe.progress_state import Display, ProgressState, duration, headlines, number
 from ajet.schema.episode import Episode
@@ -21,6 +22,10 @@ from ajet.schema.printable import printable
 
 _LINE_EVERY_S = 10.0
 """How often, at most, plain output reports progress within a phase: keeps CI logs short."""
+_REDRAW_EVERY_S = 0.5
+"""How often, at most, a notebook's block is drawn anew: each time is a message to the browser."""
+_MESSAGES = 8
+"""How many of the latest messages a notebook shows."""
 
 
 class ProgressMode(StrEnum):
@@ -49,8 +54,6 @@ class Progress:
         stream = stream or sys.stdout
         mode = ProgressMode(mode)
         if mode is ProgressMode.AUTO:
-            from ajet.observe.progress_live import NotebookDisplay, in_notebook
-
             if in_notebook():
                 return cls(NotebookDisplay())
             mode = ProgressMode.LIVE if stream.isatty() else ProgressMode.PLAIN
@@ -58,11 +61,9 @@ class Progress:
             from ajet.observe.progress_live import LiveDisplay
 
             return cls(LiveDisplay(stream))
-        displays: dict[ProgressMode, Callable[[IO[str]], Display]] = {
-            ProgressMode.JSON: JsonDisplay,
-            ProgressMode.QUIET: QuietDisplay,
-        }
-        return cls(displays.get(mode, PlainDisplay)(stream))
+        if mode is ProgressMode.QUIET:
+            return cls(QuietDisplay())
+        return cls(JsonDisplay(stream) if mode is ProgressMode.JSON else PlainDisplay(stream))
 
     def start(
         self,
@@ -94,7 +95,7 @@ class Progress:
 
     def episode(self, episode: Episode) -> None:
         """An episode ended. Why it failed, if it did, is logged: the first time, then counted."""
-        self.state.tally.tell(episode)
+        self.state.tally.add_and_log(episode)
         with self._lock:
             state = self.state
             state.episodes += 1
@@ -147,7 +148,7 @@ class Progress:
         self.close()
 
 
-class PlainDisplay:
+class PlainDisplay(Display):
     """One line per step, validation and phase that loads something, and one every ten seconds within a phase."""
 
     def __init__(self, stream: IO[str]) -> None:
@@ -192,11 +193,8 @@ class PlainDisplay:
     def message(self, text: str, level: str) -> None:
         self._line(text if level == "info" else f"{level}: {text}")
 
-    def close(self) -> None:
-        pass
 
-
-class JsonDisplay:
+class JsonDisplay(Display):
     """One JSON object per line."""
 
     def __init__(self, stream: IO[str]) -> None:
@@ -240,31 +238,96 @@ class JsonDisplay:
     def message(self, text: str, level: str) -> None:
         self._write(event="message", level=level, text=text)
 
-    def close(self) -> None:
-        pass
 
-
-class QuietDisplay(PlainDisplay):
+class QuietDisplay(Display):
     """Errors, on stderr; nothing else."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        super().__init__(sys.stderr)
-
-    def started(self, state: ProgressState) -> None:
-        pass
-
-    def phase(self, state: ProgressState) -> None:
-        pass
-
-    def episode(self, state: ProgressState, episode: Episode) -> None:
-        pass
-
-    def validation(self, state: ProgressState) -> None:
-        pass
-
-    def step(self, state: ProgressState) -> None:
-        pass
 
     def message(self, text: str, level: str) -> None:
         if level == "error":
-            super().message(text, level)
+            print(printable(f"error: {text}"), file=sys.stderr, flush=True)
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+class NotebookDisplay(Display):
+    """An HTML block in a notebook, drawn anew in place."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._lines: deque[str] = deque(maxlen=_MESSAGES)
+        self._drawn = 0.0
+        self._state = ProgressState()
+
+    def started(self, state: ProgressState) -> None:
+        self._state = state
+        from IPython.display import HTML, display
+
+        self._handle = display(HTML(self._html(state)), display_id=True)  # type: ignore[no-untyped-call]
+
+    def phase(self, state: ProgressState) -> None:
+        self._draw(state)
+
+    def episode(self, state: ProgressState, episode: Episode) -> None:
+        self._draw(state)
+
+    def step(self, state: ProgressState) -> None:
+        self._draw(state, now=True)
+
+    def validation(self, state: ProgressState) -> None:
+        self._draw(state, now=True)
+
+    def message(self, text: str, level: str) -> None:
+        self._lines.append(text if level == "info" else f"{level}: {text}")
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._draw(self._state, now=True)
+
+    def _draw(self, state: ProgressState, *, now: bool = False) -> None:
+        self._state = state
+        if self._handle is None or not (now or time.monotonic() - self._drawn > _REDRAW_EVERY_S):
+            return
+        from IPython.display import HTML
+
+        self._drawn = time.monotonic()
+        self._handle.update(HTML(self._html(state)))  # type: ignore[no-untyped-call]
+
+    def _html(self, state: ProgressState) -> str:
+        total = state.total_steps or 0
+        eta = state.eta_seconds
+        left = f", {duration(eta)} left" if eta else ""
+        rows = [(f"{state.unit}s", f"{_cells(state.step, total)} {state.step}/{total or '?'}{left}")]
+        if state.standing:
+            rows.append(("best", escape(state.standing)))
+        if state.phase:
+            of = f"/{state.phase_total}" if state.phase_total else ""
+            rows.append((state.phase, f"{_cells(state.phase_done, state.phase_total or 0)} {state.phase_done}{of}"))
+        rows += headlines(state.metrics)
+        if len(state.return_by_step) > 1:
+            rows.append(("return by step", _curve(list(state.return_by_step))))
+        if state.validation_returns:
+            rows.append(("validation return", number(state.validation_returns[-1])))
+        rows += [("failed", escape(line)) for line in state.tally.lines(2)]
+        cell = '<td style="text-align:left">'
+        table = "".join(f"<tr>{cell}{escape(name)}</td>{cell}{value}</td></tr>" for name, value in rows)
+        lines = "".join(f"<div>{escape(line)}</div>" for line in self._lines)
+        return f"<b>{escape(state.experiment)}</b> ({escape(state.backbone)})<table>{table}</table>{lines}"
+
+
+def _cells(done: int, total: int) -> str:
+    return f'<progress value="{min(done, total)}" max="{total}"></progress>' if total else "<progress></progress>"
+
+
+def _curve(values: list[float], width: int = 240, height: int = 40) -> str:
+    low, span = min(values), (max(values) - min(values)) or 1.0
+    points = " ".join(
+        f"{index * width / (len(values) - 1):.1f},{height - 2 - (value - low) / span * (height - 4):.1f}"
+        for index, value in enumerate(values)
+    )
+    line = f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
+    return f'<svg width="{width}" height="{height}" role="img">{line}</svg>'

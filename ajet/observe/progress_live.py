@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from html import escape
-from typing import IO, Any
+from typing import IO
 
 import psutil
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -20,101 +18,17 @@ from rich.segment import ControlType, Segment
 from rich.spinner import Spinner
 from rich.text import Text
 
-from ajet.observe.progress_state import ProgressState, duration, headlines, number
-from ajet.schema.episode import Episode
+from ajet.observe.progress_state import Display, ProgressState, duration, number
 from ajet.schema.printable import printable
 
-REDRAW_EVERY_S = 0.5
-"""A redraw is a message to the browser."""
-LINES = 8
-"""How many of the latest messages are shown."""
-
-
-def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return type(shell).__name__ == "ZMQInteractiveShell"
-
-
-class NotebookDisplay:
-    """The HTML block."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-        self._lines: deque[str] = deque(maxlen=LINES)
-        self._drawn = 0.0
-        self._state = ProgressState()
-
-    def started(self, state: ProgressState) -> None:
-        self._state = state
-        from IPython.display import HTML, display
-
-        self._handle = display(HTML(self._html(state)), display_id=True)  # type: ignore[no-untyped-call]
-
-    def phase(self, state: ProgressState) -> None:
-        self._draw(state)
-
-    def episode(self, state: ProgressState, episode: Episode) -> None:
-        self._draw(state)
-
-    def step(self, state: ProgressState) -> None:
-        self._draw(state, now=True)
-
-    def validation(self, state: ProgressState) -> None:
-        self._draw(state, now=True)
-
-    def message(self, text: str, level: str) -> None:
-        self._lines.append(text if level == "info" else f"{level}: {text}")
-
-    def close(self) -> None:
-        if self._handle is not None:
-            self._draw(self._state, now=True)
-
-    def _draw(self, state: ProgressState, *, now: bool = False) -> None:
-        self._state = state
-        if self._handle is None or not (now or time.monotonic() - self._drawn > REDRAW_EVERY_S):
-            return
-        from IPython.display import HTML
-
-        self._drawn = time.monotonic()
-        self._handle.update(HTML(self._html(state)))  # type: ignore[no-untyped-call]
-
-    def _html(self, state: ProgressState) -> str:
-        total = state.total_steps or 0
-        eta = state.eta_seconds
-        left = f", {duration(eta)} left" if eta else ""
-        rows = [(f"{state.unit}s", f"{_cells(state.step, total)} {state.step}/{total or '?'}{left}")]
-        if state.standing:
-            rows.append(("best", escape(state.standing)))
-        if state.phase:
-            of = f"/{state.phase_total}" if state.phase_total else ""
-            rows.append((state.phase, f"{_cells(state.phase_done, state.phase_total or 0)} {state.phase_done}{of}"))
-        rows += headlines(state.metrics)
-        if len(state.return_by_step) > 1:
-            rows.append(("return by step", _curve(list(state.return_by_step))))
-        if state.validation_returns:
-            rows.append(("validation return", number(state.validation_returns[-1])))
-        rows += [("failed", escape(line)) for line in state.tally.lines(2)]
-        cell = '<td style="text-align:left">'
-        table = "".join(f"<tr>{cell}{escape(name)}</td>{cell}{value}</td></tr>" for name, value in rows)
-        lines = "".join(f"<div>{escape(line)}</div>" for line in self._lines)
-        return f"<b>{escape(state.experiment)}</b> ({escape(state.backbone)})<table>{table}</table>{lines}"
-
-
-def _cells(done: int, total: int) -> str:
-    return f'<progress value="{min(done, total)}" max="{total}"></progress>' if total else "<progress></progress>"
-
-
-def _curve(values: list[float], width: int = 240, height: int = 40) -> str:
-    low, span = min(values), (max(values) - min(values)) or 1.0
-    points = " ".join(
-        f"{index * width / (len(values) - 1):.1f},{height - 2 - (value - low) / span * (height - 4):.1f}"
-        for index, value in enumerate(values)
-    )
-    line = f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
-    return f'<svg width="{width}" height="{height}" role="img">{line}</svg>'
-
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_REFRESH_PER_SECOND = 4
+_GIB = 1024**3
+_STYLES = {"warning": "yellow", "error": "bold red"}
+_LABEL_WIDTH = 11
+_BAR_WIDTH = 24
+_SPARK_WIDTH = 40
+_PHASES_SHOWN = 5
 
 STEP_WIDTH = 9
 CELL_WIDTH = 8
@@ -218,16 +132,6 @@ def _fitting(known: set[str], width: int) -> list[Column]:
     return [column for column in COLUMNS if column in chosen]
 
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_REFRESH_PER_SECOND = 4
-_GIB = 1024**3
-_STYLES = {"warning": "yellow", "error": "bold red"}
-_LABEL_WIDTH = 11
-_BAR_WIDTH = 24
-_SPARK_WIDTH = 40
-_PHASES_SHOWN = 5
-
-
 def sparkline(values: list[float], width: int = _SPARK_WIDTH) -> str:
     """The last `width` values as a row of block characters."""
     values = values[-width:]
@@ -249,7 +153,7 @@ def machine_load() -> str:
     return "  ".join(parts)
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """The dashboard."""
 
     def __init__(self, stream: IO[str]) -> None:
@@ -272,9 +176,6 @@ class LiveDisplay:
 
     def phase(self, state: ProgressState) -> None:
         self._state = state
-
-    def episode(self, state: ProgressState, episode: Episode) -> None:
-        pass
 
     def validation(self, state: ProgressState) -> None:
         """Before the first step, a row of its own; later, part of its step's row."""

@@ -1,6 +1,6 @@
-"""`FailureTally`: why episodes failed and how often, told once and then counted.
+"""`ProgressState`: what is known about a run right now, and `Display`, the base of what shows it.
 
-Failures are alike if status, kind and place are the same. Any thread may add.
+`FailureTally` counts why episodes failed: each reason is logged the first time, and from then on only counted.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ajet.observe.logs import ONLY_TO_FILE, TRACEBACK
 from ajet.schema.episode import Episode, EpisodeStatus, Failure
 
 log = logging.getLogger(__name__)
 
-_TOLD_AGAIN = frozenset({10, 100, 1000, 10_000, 100_000})
+_LOGGED_AGAIN = frozenset({10, 100, 1000, 10_000, 100_000})
 _LINE_CHARS = 300
 
 
@@ -37,16 +36,16 @@ class Failed:
 
 
 class FailureTally:
-    """One per run."""
+    """A run's failures. They are alike if status, kind and place are the same. Any thread may add."""
 
     def __init__(self) -> None:
         self.episodes = 0
-        """All that were looked at, but for cancelled ones: those are a consequence."""
+        """All that were looked at, except cancelled ones: a cancellation follows from something else."""
         self._lock = threading.Lock()
         self._alike: dict[tuple[str, str, str], Failed] = {}
 
     def add(self, episode: Episode) -> Failed | None:
-        """Count an episode. Returns what it failed of."""
+        """Count an episode. Returns the failures like its own, or None if it didn't fail."""
         if episode.status is EpisodeStatus.CANCELLED:
             return None
         with self._lock:
@@ -60,27 +59,21 @@ class FailureTally:
             failed.count += 1
             return failed
 
-    def tell(self, episode: Episode, *, only_to_file: bool = False) -> None:
+    def add_and_log(self, episode: Episode, *, only_to_file: bool = False) -> None:
         """Count an episode, and log what is new: a failure the first time, with its traceback, then at 10, 100, …
 
         `only_to_file`: the terminal shows the episode anyway.
         """
         failed = self.add(episode)
-        if failed is None or (failed.count > 1 and failed.count not in _TOLD_AGAIN):
+        if failed is None or (failed.count > 1 and failed.count not in _LOGGED_AGAIN):
             return
-        said = _short(failed.latest.in_short)
+        reason = _short(failed.latest.in_short)
+        extra: dict[str, object] = {ONLY_TO_FILE: only_to_file}
         if failed.count > 1:
-            log.warning(
-                "%s for the %dth time: %s", failed.status, failed.count, said, extra={ONLY_TO_FILE: only_to_file}
-            )
+            log.warning("%s for the %dth time: %s", failed.status, failed.count, reason, extra=extra)
             return
-        log.warning(
-            "%s in episode %s: %s",
-            failed.status,
-            episode.episode_id,
-            said,
-            extra={TRACEBACK: failed.latest.traceback, ONLY_TO_FILE: only_to_file},
-        )
+        extra[TRACEBACK] = failed.latest.traceback
+        log.warning("%s in episode %s: %s", failed.status, episode.episode_id, reason, extra=extra)
 
     @property
     def failed(self) -> list[Failed]:
@@ -124,7 +117,7 @@ def headlines(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     """Those of `HEADLINES` that a step has, as short name and text."""
     shown = [(label, name) for label, name in HEADLINES if name in metrics]
     return [
-        (label, share(metrics[name]) if name.endswith("_share") else number(metrics[name]))
+        (label, f"{number(100 * metrics[name])} %" if name.endswith("_share") else number(metrics[name]))
         for label, name in shown
         if metrics[name] or not name.endswith("_share")
     ]
@@ -173,8 +166,8 @@ class ProgressState:
         return pace * max(0, self.total_steps - self.step)
 
 
-class Display(Protocol):
-    """Shows a state. Called with the lock of `Progress` held."""
+class Display:
+    """Shows a state. A kind overrides the events that it shows; they come with the lock of `Progress` held."""
 
     def started(self, state: ProgressState) -> None: ...
     def phase(self, state: ProgressState) -> None: ...
@@ -193,11 +186,6 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def share(value: float) -> str:
-    """A part of a whole: `12.5 %`."""
-    return f"{number(100 * value)} %"
 
 
 def number(value: float) -> str:

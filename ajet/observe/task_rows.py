@@ -2,8 +2,8 @@
 
 `tried_step` has a row for a task's attempts of one step, `tried_block` for those of some steps in a row, and
 `tried_row` for all. Triggers note in `tried_dirty` which steps of which tasks an added, changed or deleted episode
-concerns, whoever wrote it; `refresh` counts those again, in the writer's transaction. Where a note is left, or the
-tables were made with another threshold, readers count the episodes themselves.
+concerns, whichever program wrote it; `refresh` counts those again, in the writer's transaction. Where a note is left,
+or the tables were made with another threshold, readers count the episodes themselves.
 
 An attempt is an episode of the task; those that were stopped because nobody needed them any more don't count. Shares
 and means are over usable attempts, those with a reward. One is solved if the workflow or judge said so; where neither

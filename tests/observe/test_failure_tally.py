@@ -53,8 +53,8 @@ def test_the_log_says_it_once_and_the_file_has_the_traceback(
     try:
         tally = FailureTally()
         for _ in range(44):
-            tally.tell(failing("KeyError", "'city'"))
-        tally.tell(failing("OSError", "no disk"), only_to_file=True)
+            tally.add_and_log(failing("KeyError", "'city'"))
+        tally.add_and_log(failing("OSError", "no disk"), only_to_file=True)
     finally:
         file.close()
     said = capsys.readouterr().err.splitlines()

@@ -97,7 +97,7 @@ class EpisodeCollector:
             self._write(step, metrics | (added or {}))
         self._record(step, episodes, {item.episode_id: item for item in credit}, validation)
         for episode in episodes:
-            self._tally.tell(episode)
+            self._tally.add_and_log(episode)
         try:
             self._failures.look_at(f"the validation after step {step}" if validation else f"step {step}", episodes)
         except UserError as error:

@@ -149,9 +149,9 @@ def _clock_offsets(calls: Sequence[LlmCall], spans: Sequence[Span]) -> dict[str,
     ours = {call.response_id: call.span for call in calls if call.response_id}
     found: dict[str, list[float]] = {}
     for span in spans:
-        told = ours.get(str(span.attributes.get("gen_ai.response.id") or span.attributes.get("llm.response.id") or ""))
-        if told is not None and clock_of(told) != clock_of(span) and span.end_time and told.end_time:
-            found.setdefault(clock_of(span), []).append(told.end_time - span.end_time)
+        same = ours.get(str(span.attributes.get("gen_ai.response.id") or span.attributes.get("llm.response.id") or ""))
+        if same is not None and clock_of(same) != clock_of(span) and span.end_time and same.end_time:
+            found.setdefault(clock_of(span), []).append(same.end_time - span.end_time)
     return {clock: median(differences) for clock, differences in found.items()}
 
 

@@ -90,8 +90,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """What `flat` took apart, of the names below `prefix`. Numbers as names stay names: lists are not told from
-    mappings."""
+    """The inverse of `flat`, for the names below `prefix`. Numbers stay names: a list comes back as a mapping."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if not name.startswith(prefix):

@@ -1,9 +1,9 @@
 """`Recording`: where the spans go that user code emits, wherever in its process it does.
 
 It is found through a context variable: so tasks and coroutines of several episodes in one thread keep theirs apart.
-Python's own threads don't inherit context variables (before 3.14), and a pool's threads serve whoever comes. So, once a
-process records spans, each new thread remembers the place in which it was made, and functions given to a
-`ThreadPoolExecutor` run in the place of whoever gave them. Nothing else about threads changes.
+Python's own threads don't inherit context variables (before 3.14), and a pool's threads work for many callers. So, once
+a process records spans, each new thread remembers the place in which it was made, and functions submitted to a
+`ThreadPoolExecutor` run in the place of their caller. Nothing else about threads changes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def inherited() -> SpanPlace | None:
     return place
 
 
-def mark_threads(current_place: Callable[[], SpanPlace | None]) -> None:
+def mark_threads() -> None:
     """From now on, threads know where they were made. Called again, it does nothing."""
     global _marked
     with _lock:
@@ -58,8 +58,6 @@ def mark_threads(current_place: Callable[[], SpanPlace | None]) -> None:
 
     @functools.wraps(submitted)
     def submit(self: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        from ajet.observe.tracing.recording import at_place
-
         place = current_place()
 
         def there(*args: Any, **kwargs: Any) -> Any:
@@ -121,7 +119,7 @@ class Recording:
     @contextmanager
     def active(self) -> Iterator[Recording]:
         """Within this, in this context, what is emitted goes here."""
-        mark_threads(current_place)
+        mark_threads()
         token = _place.set(SpanPlace(self, root_span_id_of(self.attempt_id)))
         try:
             yield self

@@ -1,6 +1,6 @@
 """`SpanSender`: sends spans to an OTLP endpoint from a thread of its own, in batches.
 
-Whoever gives it spans never waits and never sees an error. An endpoint that is gone costs the spans and one warning.
+Adding a span never waits and never raises. If the endpoint is gone, the spans are lost, and one warning says so.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from ajet.observe.episode_codec import prompt_messages
 from ajet.observe.tracing.attributes import SENT_AT
 from ajet.observe.tracing.otlp import to_json
 from ajet.observe.tracing.recording import root_span_id_of, trace_id_of
@@ -95,7 +96,7 @@ class SpanSender:
                 reached.set()
 
     def _next_batch(self) -> tuple[list[Span], threading.Event | None]:
-        """What is sent together, and whoever waits for it."""
+        """What is sent together, and the event that says so to a waiting `flush`, if there is one."""
         batch: list[Span] = []
         until = None
         while len(batch) < BATCH:
@@ -162,11 +163,11 @@ def episode_spans(episode: Episode, *, tokens: bool = False, attributes: dict[st
         for index, call in enumerate(episode.tree.calls)
     ]
     own = {span.span_id for span in episode.spans}
-    told = [
+    emitted = [
         replace(span, trace_id=trace_id, parent_id=span.parent_id if span.parent_id in own else root_id)
         for span in episode.spans
     ]
-    parts = sorted([*calls, *told], key=lambda span: span.start_time or 0.0)
+    parts = sorted([*calls, *emitted], key=lambda span: span.start_time or 0.0)
     whole = Span(
         **ids,
         span_id=root_id,
@@ -222,7 +223,7 @@ def _of_call(tree: CallTree, index: int, call: Call, tokens: bool) -> dict[str, 
         "gen_ai.usage.output_tokens": len(call.logprobs),
         "gen_ai.response.finish_reasons": [call.finish_reason],
     }
-    for number, message in enumerate(_conversation(tree, index)):
+    for number, message in enumerate(prompt_messages(tree, index)):
         values |= _message(f"gen_ai.prompt.{number}", message)
     if call.reply:
         values |= _message("gen_ai.completion.0", call.reply)
@@ -235,19 +236,6 @@ def _of_call(tree: CallTree, index: int, call: Call, tokens: bool) -> dict[str, 
         values["response_token_ids"] = tree.runs[call.run].ids.tolist()
         values["logprobs"] = call.logprobs.tolist()
     return values
-
-
-def _conversation(tree: CallTree, index: int) -> list[dict[str, Any]]:
-    """The messages of a call's prompt."""
-    chain = [index]
-    while (before := tree.calls[chain[-1]].extends) != ROOT:
-        chain.append(before)
-    messages: list[dict[str, Any]] = []
-    for place in reversed(chain):
-        messages.extend(tree.calls[place].new_messages)
-        if place != index and tree.calls[place].reply:
-            messages.append(tree.calls[place].reply)
-    return messages
 
 
 def _message(prefix: str, message: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`PromptHistory`: what a search has written to `prompts/`, in the form that the page of candidates needs.
 
 Reads `history.jsonl` and `best.yaml` as they are at this moment, in the middle of a search too. A line that can't be
-read costs what it would have told, and is named among the `problems`.
+read is left out, and named among the `problems`.
 """
 
 from __future__ import annotations

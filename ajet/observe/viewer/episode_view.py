@@ -29,7 +29,7 @@ def timeline(episode: Episode) -> dict[str, Any]:
     """`entries` in the order of their beginning, and how many were `left_out`.
 
     An entry has `kind` (call, tools, environment, span), `label`, `detail` (what was done or said, shortened), `start`
-    (None: not told), `seconds`, `error`, `depth` (of a span within another) and, by kind, `call` (index) or `facts`.
+    (None: unknown), `seconds`, `error`, `depth` (of a span within another) and, by kind, `call` (index) or `facts`.
     """
     found = [*_calls(episode), *_tools(episode), *_environment(episode), *_spans(episode)]
     found.sort(key=lambda entry: (entry["start"] is None, entry["start"] or 0.0))
@@ -93,8 +93,8 @@ def _environment(episode: Episode) -> list[dict[str, Any]]:
 
 
 def _spans(episode: Episode) -> list[dict[str, Any]]:
-    told = [span.start_time for span in episode.spans if span.start_time is not None]
-    began = episode.began or min(told, default=0.0)
+    starts = [span.start_time for span in episode.spans if span.start_time is not None]
+    began = episode.began or min(starts, default=0.0)
     depths = _depths(episode.spans)
     return [_span(span, began, depths[span.span_id]) for span in episode.spans]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import yaml
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import JUDGE, is_running, read_environment, read_events
 from ajet.observe.line_file import unreadable_lines
+from ajet.observe.metrics import flatten
 from ajet.observe.notes import Note, Notes
 from ajet.observe.viewer.candidates import PromptHistory
 from ajet.schema.errors import UserError
@@ -226,7 +227,7 @@ _ALWAYS_DIFFERENT = ("ajet.experiment_name", "ajet.experiment_dir", "ajet.projec
 
 def differences(experiments: Sequence[Experiment]) -> dict[str, list[str]]:
     """The configuration keys in which runs differ, each with its value in every run."""
-    flat = [dict(_flatten(experiment.config())) for experiment in experiments]
+    flat = [{key: _text(value) for key, value in flatten(experiment.config())} for experiment in experiments]
     keys = sorted({key for one in flat for key in one if key not in _ALWAYS_DIFFERENT})
     rows = {key: [one.get(key, "–") for one in flat] for key in keys}
     return {key: values for key, values in rows.items() if len(set(values)) > 1}
@@ -241,12 +242,8 @@ def differently_judged(experiments: Sequence[Experiment]) -> str:
     return f"These runs were scored differently, so their rewards can't be compared ({known})"
 
 
-def _flatten(block: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in block.items():
-        if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, default=str)
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 class MetricsReader:
@@ -320,7 +317,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _touched(path: Path) -> float:
-    """When a run last wrote anything; 0 if that can't be told."""
+    """When a run last wrote anything; 0 if that is unknown."""
     files = ("metrics.jsonl", "episodes.sqlite-wal", "episodes.sqlite", "events.jsonl", "config.resolved.yaml")
     try:
         return max((file.stat().st_mtime for file in map(path.joinpath, files) if file.exists()), default=0.0)
