@@ -27,8 +27,7 @@ from common import write_result
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.engine.model_source import ModelSource
 from ajet.gateway import EpisodeKey, Gateway, GatewaySettings
-from ajet.gateway.chat import EpisodeSession, SessionSettings
-from ajet.gateway.chat.tool_call_parsers import pick_parser
+from ajet.gateway.chat import EpisodeSession, SessionSettings, pick_parser
 from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest
 
 REPLY_TOKENS = 50

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 
 from ajet.config.kinds import TRACKERS, load
-from ajet.gateway.chat.settings import validation_temperature
+from ajet.gateway.chat import validation_temperature
 
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config

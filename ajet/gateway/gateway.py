@@ -72,11 +72,11 @@ class AllowedOrigins:
 
 EPISODES_PATH = "/v1/episodes"
 MAX_EPISODE_BYTES = 1024 * 1024
-"""Of a task, or of an episode's metadata."""
+"""The most bytes of a task, or of an episode's metadata."""
 
 
 class EpisodeOpener(Protocol):
-    """Who begins and ends them."""
+    """Begins and ends the episodes of external programs."""
 
     service_key: str
 
@@ -89,8 +89,8 @@ class EpisodeOpener(Protocol):
         ...
 
 
-def is_outside(path: str) -> bool:
-    """Whether a path is one of these."""
+def is_external(path: str) -> bool:
+    """Whether a path begins or ends an external episode."""
     return path == EPISODES_PATH or (
         path.startswith(f"{EPISODES_PATH}/") and path.endswith("/end") and path.count("/") == 4
     )
@@ -108,7 +108,7 @@ def check_control_key(path: str, caller: Caller) -> None:
         raise KeyScopeError("to end an episode needs its control key")
 
 
-async def answer_outside(method: str, path: str, body: bytes, episodes: EpisodeOpener, base_url: str) -> Answer:
+async def answer_external(method: str, path: str, body: bytes, episodes: EpisodeOpener, base_url: str) -> Answer:
     """Answer a request whose key was checked. `base_url`: where its sender finds the gateway."""
     try:
         if method != "POST":
@@ -227,8 +227,8 @@ class Gateway:
         """By the id of the control key."""
         self._registrations: dict[EpisodeSession, _Registration] = {}
         self._in_flight: Counter[EpisodeSession] = Counter()
-        self.outside: EpisodeOpener | None = None
-        """Who begins episodes for programs elsewhere; None: nobody."""
+        self.external: EpisodeOpener | None = None
+        """Begins episodes for external programs; None: the gateway accepts none."""
         self._server = HttpServer(self, self.settings.limits, self.settings.tls)
         self._local: HttpServer | None = None
         """Beside one that speaks TLS: for processes of this machine."""
@@ -306,18 +306,18 @@ class Gateway:
         if request.path == "/healthz":
             request.unauthenticated = True
             return None
-        outside = self.outside is not None and is_outside(request.path)
-        if outside:
+        external = self.external is not None and is_external(request.path)
+        if external:
             request.max_body = MAX_EPISODE_BYTES
         elif (missing := not_found(request.method, request.path)) is not None:
             return missing
         try:
-            if self.outside is not None and request.path == EPISODES_PATH:
-                check_service_key(self.outside, presented_key(request))
+            if self.external is not None and request.path == EPISODES_PATH:
+                check_service_key(self.external, presented_key(request))
                 return None
             caller = self._authorize(presented_key(request))
             named = read_agent_header(request.headers.get(AGENT_HEADER, b""))
-            if outside:
+            if external:
                 check_control_key(request.path, caller)
         except ModelCallError as error:
             return error_answer(error, request.path)
@@ -350,9 +350,9 @@ class Gateway:
     async def _handle(self, request: HttpRequest) -> Answer:
         if request.path == "/healthz":
             return json_answer({"status": "ok", "episodes": len(self._episodes)})
-        if self.outside is not None and is_outside(request.path):
-            return await answer_outside(
-                request.method, request.path, request.body, self.outside, self._known_as(request)
+        if self.external is not None and is_external(request.path):
+            return await answer_external(
+                request.method, request.path, request.body, self.external, self._known_as(request)
             )
         caller: Caller = request.caller
         running = self._in_flight[caller.session]

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ajet.gateway.caller import Caller
+from ajet.observe.tracing import attributes as span_attributes
 from ajet.observe.tracing import otlp
-from ajet.observe.tracing.attributes import by_our_clock
-from ajet.observe.tracing.otlp import OtlpError
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.span import Span
 from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, InvalidKeyError, json_answer, presented_key
@@ -56,7 +55,7 @@ async def traces(body: bytes, content_type: str, caller: Caller) -> Answer:
         return refused(kind, 415, str(error))
     caller.session.check_open()
     caller.session.spans.leave_out(read.refused)
-    caller.session.add_spans(by_our_clock(read.spans, time.time()), rewards_count=caller.control)
+    caller.session.add_spans(span_attributes.by_our_clock(read.spans, time.time()), rewards_count=caller.control)
     return accepted(kind, read.refused)
 
 
@@ -167,7 +166,7 @@ class SpanCollector:
         kind = request.headers.get(b"content-type", b"").decode("latin-1")
         try:
             read = await asyncio.to_thread(read_export, request.body, kind, MAX_SPANS)
-        except OtlpError as error:
+        except otlp.OtlpError as error:
             return refused(kind, 400, str(error))
         except MissingDependencyError as error:
             return refused(kind, 415, str(error))

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.engine.base import Engine, build_engine
 from ajet.engine.model_source import ModelSource
-from ajet.gateway.chat import EpisodeSession, SeedKey, SessionSettings
-from ajet.gateway.chat.reply_parser import ReplyParser
-from ajet.gateway.chat.tool_call_parsers import pick_parser
+from ajet.gateway.chat import EpisodeSession, ReplyParser, SeedKey, SessionSettings, pick_parser
 from ajet.schema.errors import ConfigError, EngineError, UserError
 from ajet.schema.install import require_training
 

@@ -211,7 +211,7 @@ class Runtime:
             on_episode=self._on_episode,
             on_start=self._on_start,
         )
-        self.gateway.outside = self.outside
+        self.gateway.external = self.outside
         self.outside.say_how(self.gateway.base_url)
 
     async def _remote_runner(self, judge: BaseJudge | None) -> RemoteRunner:

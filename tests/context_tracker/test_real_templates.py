@@ -13,7 +13,7 @@ from jinja2.exceptions import TemplateError
 
 from ajet.context_tracker import ContextTracker, Renderer
 from ajet.context_tracker.messages import plain_messages
-from ajet.gateway.chat.tool_call_parsers import pick_parser
+from ajet.gateway.chat import pick_parser
 from ajet.schema.chat import Completion, Sampling
 from ajet.schema.errors import InvalidRequestError
 from support.template_sources import SOURCES, Source

@@ -10,7 +10,7 @@ import pytest
 
 from ajet.backbone.local.demonstrations import read_demonstrations, replay
 from ajet.context_tracker import Renderer
-from ajet.gateway.chat.tool_call_parsers import pick_parser
+from ajet.gateway.chat import pick_parser
 from ajet.schema.errors import TaskDataError
 from support.template_sources import SOURCES, Source
 from support.tracker_families import FAMILIES, TEMPLATES, tokenizer

@@ -9,8 +9,7 @@ from typing import Any
 
 from ajet.config import Config, make_config
 from ajet.context_tracker import FinishedCalls, TrackerSettings
-from ajet.gateway.chat import EpisodeSession, SessionSettings
-from ajet.gateway.chat.tool_call_parsers import pick_parser
+from ajet.gateway.chat import EpisodeSession, SessionSettings, pick_parser
 from ajet.gateway.gateway import EpisodeKey, Gateway
 from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, Sampling
 from ajet.schema.episode import CallTree, Ledger, Outcome

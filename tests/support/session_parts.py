@@ -11,8 +11,7 @@ from typing import Any
 from ajet.config.sections import HelperConfig
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.engine.model_source import ModelSource
-from ajet.gateway.chat import EpisodeSession, SessionSettings
-from ajet.gateway.chat.tool_call_parsers import pick_parser
+from ajet.gateway.chat import EpisodeSession, SessionSettings, pick_parser
 from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 
 CONFIG = SimpleNamespace(ajet=SimpleNamespace(rollout=SimpleNamespace(max_model_len=100_000), helper=HelperConfig()))

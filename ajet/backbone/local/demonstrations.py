@@ -20,8 +20,7 @@ from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.context_tracker.encoder import MARK
 from ajet.context_tracker.messages import plain_message, plain_messages, split_reasoning
 from ajet.context_tracker.template import TemplateRefusal, stub_call, stub_word
-from ajet.gateway.chat.reply_parser import ReplyParser
-from ajet.gateway.chat.tool_call_parsers import pick_parser
+from ajet.gateway.chat import ReplyParser, pick_parser
 from ajet.observe.episode_store import EpisodeStore
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Completion, Message, Sampling, Tool
 from ajet.schema.episode import Episode, EpisodeStatus

@@ -17,8 +17,7 @@ from ajet.agents.model_function import Message, ModelFunction
 from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
 from ajet.config import make_config
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings, linear_samples
-from ajet.gateway.chat import EpisodeSession, SessionSettings
-from ajet.gateway.chat.tool_call_parsers import pick_parser
+from ajet.gateway.chat import EpisodeSession, SessionSettings, pick_parser
 from ajet.schema.episode import Sample
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.schema.install import install_command

@@ -2,7 +2,19 @@
 
 from ajet.gateway.chat.episode_session import ChatModel, EpisodeSession
 from ajet.gateway.chat.reply import OnDelta, ReplyDelta
-from ajet.gateway.chat.reply_parser import CallPiece
-from ajet.gateway.chat.settings import SeedKey, SessionSettings
+from ajet.gateway.chat.reply_parser import CallPiece, ReplyParser
+from ajet.gateway.chat.settings import SeedKey, SessionSettings, validation_temperature
+from ajet.gateway.chat.tool_call_parsers import pick_parser
 
-__all__ = ["CallPiece", "ChatModel", "EpisodeSession", "OnDelta", "ReplyDelta", "SeedKey", "SessionSettings"]
+__all__ = [
+    "CallPiece",
+    "ChatModel",
+    "EpisodeSession",
+    "OnDelta",
+    "ReplyDelta",
+    "ReplyParser",
+    "SeedKey",
+    "SessionSettings",
+    "pick_parser",
+    "validation_temperature",
+]

@@ -23,8 +23,7 @@ from ajet.gateway.chat.reply import IncrementalText, OnDelta, ReplyReader, Respo
 from ajet.gateway.chat.reply_parser import PLAIN, ReplyParser
 from ajet.gateway.chat.session_log import SpanLog, StoredResponses
 from ajet.gateway.chat.settings import SessionSettings
-from ajet.observe.tracing import attributes as names
-from ajet.observe.tracing.attributes import call_of, reward_of
+from ajet.observe.tracing import attributes as span_attributes
 from ajet.schema.chat import ChatReply, ChatRequest, Completion, GenerateRequest, Message, Tool
 from ajet.schema.errors import (
     AjetError,
@@ -203,17 +202,17 @@ class EpisodeSession:
             return 0
         kept = 0
         for span in spans:
-            if (reward := reward_of(span)) is not None:
+            if (reward := span_attributes.reward_of(span)) is not None:
                 why = "it was sent without the control key"
                 try:
                     if rewards_count:
-                        self.tracker.reward(reward.value, call=call_of(span))
+                        self.tracker.reward(reward.value, call=span_attributes.call_of(span))
                         why = ""
                 except RewardError as error:
                     why = str(error)
                     log.warning("episode %s: an emitted reward doesn't count: %s", self.episode_id, error)
                 if why:
-                    span = replace(span, attributes={**span.attributes, names.NOT_COUNTED: why})
+                    span = replace(span, attributes={**span.attributes, span_attributes.NOT_COUNTED: why})
             kept += self.spans.add(span)
         return kept
 
@@ -303,10 +302,10 @@ class EpisodeSession:
         chat_model = await self._chat_model()
         if chat_model is not None:
             began = self.tracker.begin_messages(request.agent, choice)
-            told = await self._guarded(chat_model.reply(request))
+            reply = await self._guarded(chat_model.reply(request))
             self.check_open()
-            self.tracker.commit_messages(request, told, began)
-            return told
+            self.tracker.commit_messages(request, reply, began)
+            return reply
         wanted = await ready.result()
         tools = [] if self.settings.force_disable_toolcalls else request.tools
         prepared = self._begin(request, tools, wanted, choice)

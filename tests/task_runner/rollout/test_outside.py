@@ -67,7 +67,7 @@ def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, judge: type[BaseJudge] |
         runner = TaskRunner(sessions, attempts)
         ended: list[Episode] = []
         outside = ExternalEpisodes(config, runner, attempts, RolloutPool(runner, config), on_episode=ended.append)
-        gateway.outside = outside
+        gateway.external = outside
         service = Service(gateway.base_url, outside, ended)
         try:
             async with asyncio.timeout(60):

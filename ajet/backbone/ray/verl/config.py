@@ -26,7 +26,7 @@ from ajet.backbone.ray.mapping import (
 )
 from ajet.backbone.ray.payload import KEY
 from ajet.backbone.ray.start import NoGpuError
-from ajet.gateway.chat.settings import validation_temperature
+from ajet.gateway.chat import validation_temperature
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
