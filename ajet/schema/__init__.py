@@ -1,3 +1,3 @@
-"""Plain data and errors that every room uses. It imports no other room and no heavy library."""
+"""Plain data and errors that every room uses. It imports no other package of ajet and no heavy library."""
 
 __version__ = "0.1.0"

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 JUDGE_KEY = "ajet.task_judge.judge_protocol"
 RESERVED_PARTS = ("mean", "std", "min", "max")
-"""Names that metrics have below `reward/` already."""
+"""Part names that metrics below `reward/` already use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a judge returned, checked."""
+    """The validated result of a judge."""
 
     reward: float
     is_success: bool | None
     """None: it returned a bare number; `success_threshold` decides whether that is a success."""
     parts: dict[str, float] = field(default_factory=dict)
-    """What the reward is made of, before weighting."""
+    """The named parts of the reward, before weighting."""
     weights: dict[str, float] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
     """What the judge has to say; the episode's `metadata["judge"]`."""
@@ -57,7 +57,7 @@ class Reward:
 
 @dataclass(slots=True)
 class Later:
-    """Returned by a judge that decides once the episode, or its whole group, has ended: see `GroupJudge`."""
+    """The result of a judge that decides only once the episode, or its whole group, has ended: see `GroupJudge`."""
 
     kept: dict[str, Any] = field(default_factory=dict)
     """Plain data for `compute_group_rewards`."""
@@ -94,7 +94,7 @@ def load_judge(config: Config, base_dirs: Sequence[Path] = ()) -> BaseJudge | No
 
 
 def scored_by(config: Config) -> str:
-    """Which judge scores a run's episodes, with what its scores depend on beside the config."""
+    """The name of the judge that scores a run's episodes, and what its scores depend on besides the config."""
     section = config.ajet.task_judge
     own = section.judge_type if section.judge_type in JUDGES else section.judge_protocol
     if own is None:
@@ -105,7 +105,7 @@ def scored_by(config: Config) -> str:
 
 
 def build_judge(kind: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge:
-    """One of our own judges."""
+    """Build one of the built-in judges."""
     judge_class = load(JUDGES, kind)
     built = judge_class(config, base_dirs) if kind == "composite" else judge_class(config)
     assert isinstance(built, BaseJudge)
@@ -113,14 +113,14 @@ def build_judge(kind: str, config: Config, base_dirs: Sequence[Path]) -> BaseJud
 
 
 def import_judge(text: str, config: Config, base_dirs: Sequence[Path], key: str) -> BaseJudge:
-    """A judge named as `module->Class` or `path.py->Class`."""
+    """Build a judge named as `module->Class` or `path.py->Class`."""
     return import_class(text, BaseJudge, key=key, base_dirs=base_dirs)(config)
 
 
 async def ask_judge(
     judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
 ) -> Judgement | Later:
-    """Ask a judge, sync or async. Its exceptions pass through; what it returns is checked."""
+    """Call a judge, sync or async. Its exceptions pass through; its result is validated."""
     value = judge.compute_reward(workflow_task, workflow_output)
     if inspect.isawaitable(value):
         value = await value
@@ -164,7 +164,7 @@ def _of_parts(reward: Reward, judge_name: str) -> Judgement:
 
 
 def _plain(value: Any) -> Any:
-    """A scalar of numpy or torch as Python's own type."""
+    """Convert a numpy or torch scalar to Python's own type."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return value.item()
     return value

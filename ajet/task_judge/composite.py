@@ -1,6 +1,6 @@
 """`CompositeJudge` (`judge_type: composite`): the weighted sum of several judges, each recorded under its name.
 
-Parts that only need the output decide where the workflow ran; the others once the episode, or its group, has ended.
+Parts that only need the output are judged where the workflow ran; the others once the episode, or its group, has ended.
 If one part fails, the whole judge fails: a missing part is never taken for 0.
 """
 
@@ -54,7 +54,7 @@ class CompositeJudge(GroupJudge):
                 part.prepare()
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
-        """The parts that can be judged now; all of them, if none has to wait."""
+        """Judge the parts that don't have to wait. Returns the reward if that is all of them, else `Later`."""
         now: dict[str, Judgement] = {}
         later: dict[str, Any] = {}
         for name, part in self._judges.items():
@@ -116,7 +116,7 @@ async def _rewards(part: GroupJudge, episodes: list[JudgedEpisode]) -> list[Judg
 
 
 def _judge_of(name: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge:
-    """A part's judge, built with the part's own block in place of the common one."""
+    """Build a part's judge, with the part's own block in place of the common one."""
     from ajet.task_judge.base_judge import build_judge, import_judge
 
     part = config.ajet.task_judge.parts[name]

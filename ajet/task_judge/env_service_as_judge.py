@@ -1,6 +1,6 @@
 """`EnvServiceJudge`: the episode's environment gives the reward.
 
-With r = what `evaluate` returns, an episode with r ≥ 1 is a success with reward 1 + 0.5 r; any other gets 0.5 r.
+Let r be the result of `evaluate`. An episode with r ≥ 1 is a success with reward 1 + 0.5 r; any other gets 0.5 r.
 """
 
 from __future__ import annotations

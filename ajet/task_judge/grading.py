@@ -1,6 +1,7 @@
 """`Grader`: a helper model that scores an answer, or ranks several. In: texts. Out: `Grade`s.
 
-An answer of the model that isn't a score within the scale, or a full ranking, is asked for again and at last an error.
+If the model's answer isn't a score within the scale or a complete ranking, it is asked again; after the last retry that
+is an error.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Template:
     """Text in which `{name}` is filled in. Braces around anything but a name stay as they are."""
 
     def __init__(self, text: str, key: str, *, more: tuple[str, ...] = ()) -> None:
-        """`key`: of the YAML, for errors. `more`: names beside those of an episode."""
+        """`key`: the YAML key, for errors. `more`: names allowed besides those of an episode."""
         self.text = text
         self.key = key
         self.names = set(PLACEHOLDER.findall(text))
@@ -46,14 +47,14 @@ class Template:
                 )
 
     def fill(self, values: Mapping[str, str]) -> str:
-        """The text with its placeholders filled in. What is filled in is not looked at again."""
+        """The text with its placeholders filled in. Placeholders within the values are not filled."""
         return PLACEHOLDER.sub(lambda found: values[found[1]] if found[1] in values else found[0], self.text)
 
 
 def episode_values(
     judged: JudgedEpisode, names: set[str], *, answer_field: str, reference_field: str
 ) -> dict[str, str]:
-    """What the names stand for in an episode. Raises JudgeFault for what the episode lacks."""
+    """The values of the names in an episode. Raises JudgeFault for one that the episode lacks."""
     task, output = judged.workflow_task.task, judged.workflow_output
     values: dict[str, str] = {}
     for name in names:
@@ -99,7 +100,7 @@ def conversation(judged: JudgedEpisode) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Text as it is; all else as JSON."""
+    """Text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -138,7 +139,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What a grader thinks of one answer."""
+    """A grader's result for one answer."""
 
     score: float
     votes: list[float]
@@ -147,7 +148,8 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """Asks a model. `pointwise` knows `{answer}`, `listwise` knows `{answers}`; both know what the values name."""
+    """Grades with a model. The template `pointwise` has `{answer}`, `listwise` has `{answers}`; both may use all names
+    in the values."""
 
     asker: Asker
     pointwise: Template
@@ -171,7 +173,7 @@ class Grader:
         return Grade(self._together(scores), scores, [str(each.get("reason", "")) for each in said])
 
     async def rank(self, values: Sequence[Mapping[str, str]]) -> list[Grade]:
-        """Rank answers to one query. Equal answers get one place; a single answer is graded by itself."""
+        """Rank answers to one query. Equal answers share a place; if there is only one answer, it is scored instead."""
         different = list(dict.fromkeys(each["answer"] for each in values))
         if len(different) == 1:
             grade = await self.score(values[0])
@@ -190,7 +192,7 @@ class Grader:
         return [grades[each["answer"]] for each in values]
 
     def _orders(self, count: int, answers: Sequence[str], vote: int) -> list[list[int]]:
-        """The orders in which the answers are shown: by chance, and the other way round."""
+        """The orders in which the answers are shown: a random one and its reverse."""
         seed = hashlib.sha256("\0".join([*sorted(answers), str(vote)]).encode(errors="replace")).digest()
         order = list(range(count))
         random.Random(seed).shuffle(order)
@@ -199,7 +201,7 @@ class Grader:
     async def _place(
         self, answers: Sequence[str], order: Sequence[int], values: Mapping[str, str], vote: int
     ) -> tuple[dict[int, int], str]:
-        """The place of each answer (0: the best), and the reason."""
+        """Ask for one ranking. Returns the place of each answer (0: the best) and the reason."""
         shown = "\n".join(
             f'<answer number="{number}">\n{answers[index]}\n</answer>' for number, index in enumerate(order, start=1)
         )

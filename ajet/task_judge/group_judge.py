@@ -1,8 +1,8 @@
-"""`GroupJudge`: a judge of episodes that have ended: one at a time, or all of a group together. It sees their calls.
+"""`GroupJudge`: judges episodes after they have ended, one at a time or a whole group together. It sees their calls.
 
-It runs in the process that runs the episodes, in a thread of its own, with `rollout.episode_timeout` for each question.
-Meanwhile no episode waits, and no environment is held: what a judge needs of the environment, `compute_reward` asks,
-which runs where the workflow ran, and returns `Later`.
+It runs in a separate thread of the process that runs the episodes, with a timeout of `rollout.episode_timeout` for each
+call. Meanwhile no episode waits, and no environment is held. If a judge needs something from the environment,
+`compute_reward` asks for it: it runs where the workflow ran, and returns `Later`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class JudgedCall(NamedTuple):
 
     agent: str
     messages: list[Message]
-    """What it added to the call that it continues; all of its messages, if it continues none."""
+    """The messages it added to the call that it continues; all of its messages if it continues none."""
     reply: Message
 
 
@@ -49,15 +49,17 @@ class GroupJudge(BaseJudge):
     """Derive from it and define `compute_group_rewards`. Several threads may call it at the same time."""
 
     per_episode: bool = False
-    """True: it is asked about each episode as soon as that one ends, and not about the group."""
+    """True: each episode is judged on its own as soon as it ends."""
 
     def prepare(self) -> None:
         """Called once before the first episode, in the process where the judge will decide. An error ends the run."""
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
-        """Called where the workflow ran, while its environment is open: return `Later`, with what is to be kept."""
+        """Called where the workflow ran, while its environment is open. Return `Later` with the data that the judge
+        needs afterwards."""
         return Later()
 
     def compute_group_rewards(self, episodes: Sequence[JudgedEpisode]) -> Any:
-        """For each of these episodes of one task: what `BaseJudge.compute_reward` may return. May be `async`."""
+        """Return a list with one result for each of these episodes of one task, in any form that
+        `BaseJudge.compute_reward` allows. May be `async`."""
         raise NotImplementedError(f"{type(self).__name__} must define `compute_group_rewards(episodes)`")

@@ -43,7 +43,7 @@ LISTWISE = ABOUT + "\n{answers}\n\nRank the answers.\n"
 
 
 async def environment_later(workflow_task: WorkflowTask, *, asked: bool) -> Later:
-    """What a prompt needs of the environment is asked while it is open."""
+    """Evaluate the environment while it is open, if a prompt needs it, and keep the result for later."""
     if not asked or workflow_task.gym_env is None:
         return Later()
     value = workflow_task.gym_env.evaluate()
@@ -51,7 +51,7 @@ async def environment_later(workflow_task: WorkflowTask, *, asked: bool) -> Late
 
 
 class ModelJudge(GroupJudge):
-    """What judges that ask a helper model have in common."""
+    """Base class of judges that ask a helper model."""
 
     mode: str
     answer_field: str
@@ -70,7 +70,7 @@ class ModelJudge(GroupJudge):
         return False
 
     async def grader(self, episodes: Sequence[JudgedEpisode]) -> Grader:
-        """What grades these episodes."""
+        """The grader of these episodes."""
         raise NotImplementedError
 
     async def compute_group_rewards(self, episodes: Sequence[JudgedEpisode]) -> list[Judgement]:
@@ -134,24 +134,25 @@ class LlmJudge(ModelJudge):
 def asker(
     config: Config, helper: HelperModel, *, max_concurrent: int, retries: int, timeout_s: float, cache: bool
 ) -> Asker:
-    """Questions of a run's judge, with their cache in its folder."""
-    helper.endpoint()  # a missing one is an error now
+    """The asker of a run's judge, with its cache in the experiment's folder."""
+    helper.endpoint()  # fails now if there is none
     kept = AnswerCache(config.cache_path / "helper_answers.sqlite") if cache else None
     return Asker(helper, cache=kept, max_concurrent=max_concurrent, retries=retries, timeout_s=timeout_s)
 
 
 def temperature(given: float | None, votes: int) -> float:
-    """That of the YAML, or what suits the number of votes."""
+    """The configured temperature, or a default that suits the number of votes."""
     return given if given is not None else 0.0 if votes == 1 else SEVERAL_VOTES_TEMPERATURE
 
 
 def form(scale: Scale) -> str:
-    """How a score is to be written."""
+    """The instruction that says how to write a score."""
     return FORM.format(low=scale.low, high=scale.high)
 
 
 def _templates(section: LlmJudgeConfig, scale: Scale) -> tuple[Template, Template]:
-    """For single answers and for several: the user's prompt is that of `mode`. The form of the reply is added."""
+    """The pointwise and the listwise template. The user's prompt replaces the one of `mode`; instructions for the
+    reply's format are appended."""
     own, key = _own_prompt(section)
     pointwise, listwise = POINTWISE, LISTWISE
     if own is not None and section.mode == "listwise":
@@ -174,11 +175,11 @@ def _templates(section: LlmJudgeConfig, scale: Scale) -> tuple[Template, Templat
 
 
 def _refuse_single(names: set[str], key: str) -> None:
-    """A prompt about several episodes can't hold what each has of its own, but for the answers."""
+    """Refuse a listwise prompt with placeholders that differ from episode to episode."""
     single = sorted(n for n in names if n in ("answer", "conversation", "environment") or n.startswith("output."))
     if single:
         raise ConfigError(
-            f"{key}: {{{single[0]}}} is another one in each episode; a listwise prompt has {{answers}}, and what the "
+            f"{key}: {{{single[0]}}} differs from episode to episode; a listwise prompt has {{answers}}, and what the "
             "episodes of a group have in common: {query}, {reference} and {task.KEY}"
         )
 

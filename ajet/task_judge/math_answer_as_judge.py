@@ -1,4 +1,4 @@
-"""`MathAnswerAsJudge`, and `same_answer`: when two written answers are the same mathematical answer.
+"""`MathAnswerAsJudge`, and `same_answer`, which decides whether two written answers are mathematically the same.
 
 Our rules are exact: 0.333 is not 1/3, and nothing is evaluated. Numbers are compared as fractions, however they are
 written: `1,234`, `\\frac{1}{2}`, `1 1/2`, `.5`, `50\\%`, `1.2e3`, `3\\times10^{4}`, `$12`, `90^\\circ`. Other text is
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from ajet.config import Config
 
 MAX_LENGTH = 2000
-"""Longer answers are compared as text only: whatever a model writes must not keep the judge busy."""
+"""Longer answers are compared as text only, so that no reply can keep the judge busy."""
 
 MAX_SYMBOLIC = 300
-"""Longer answers are left to our own rules: a symbolic library may take any time for them."""
+"""Longer answers are compared by our rules alone: a symbolic library may take arbitrarily long for them."""
 
 MAX_EXPONENT = 400
 """Larger powers of ten are beyond float's range and count as text: `1e999999999` would fill the memory."""
 
 MAX_BOXES = 20
-"""How many boxes are tried, from the last: each one without an end costs a pass over the rest of the text."""
+"""How many boxes are tried, starting from the last: each unclosed one costs a pass over the rest of the text."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|[^\s{}\\])")
 _ANSWER_IS = re.compile(r"(?:answer|result)\s*(?:is|=|:)\s*:?\s*([^\n]+)", re.IGNORECASE)
@@ -68,8 +68,8 @@ class MathAnswerAsJudge(BaseJudge):
     """1.0 if `workflow_output.metadata["final_answer"]` is the answer in `task.metadata["answer"]`, else 0.0.
 
     No answer (`None` or empty) is wrong, and so is an episode that the model ended before its workflow could report
-    one. A workflow without the key, or a task without a reference answer, is a mistake in the setup: it raises
-    JudgeFault.
+    one. A workflow that doesn't report the key, or a task without a reference answer, is a configuration error and
+    raises JudgeFault.
     """
 
     reads_output = ("final_answer",)
@@ -127,7 +127,7 @@ def compare_answers(given: str, expected: str) -> bool | None:
 
 
 def _is_prose(text: str) -> bool:
-    """Whether it holds words that a symbolic library would take for products of letters."""
+    """Whether it contains words that a symbolic library would read as products of variables."""
     if len(text) > 1 and text.replace(" ", "").isalpha():
         return True
     return any(word not in _MATHS_WORDS for word in _WORD.findall(text))
@@ -235,7 +235,7 @@ def _same(given: str, expected: str, depth: int = 0) -> bool:
 
 
 class _List(NamedTuple):
-    """What stands between commas."""
+    """A list: the parts between commas, and the brackets around them."""
 
     brackets: str
     parts: list[str]
@@ -260,7 +260,7 @@ def _no_spaces(text: str) -> str:
 
 
 def _number(text: str) -> Fraction | None:
-    """The number that this text stands for; a percentage is the number before its sign."""
+    """The number that this text represents, or None. For a percentage, it is the number before the sign."""
     if len(text) > MAX_LENGTH:
         return None
     text = text.removesuffix("%").strip()

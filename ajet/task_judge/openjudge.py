@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 KEY = "ajet.task_judge.openjudge"
 PROGRAM = Path(__file__).with_name("openjudge_host.py")
 ALIVE_S = 10.0
-"""How long a process may take to answer that it is there."""
+"""How long a process may take to answer a ping."""
 USUAL = {"query": "{query}", "response": "{answer}", "reference_response": "{reference}"}
-"""What graders call these, and what they are in an episode."""
+"""The graders' usual parameter names, and what fills them."""
 
 
 class OpenJudgeHost(InterpreterHost):
-    """One process with py-openjudge."""
+    """A process of an interpreter that has py-openjudge."""
 
     package = "openjudge"
     fault = JudgeFault
@@ -118,7 +118,7 @@ class OpenJudge(GroupJudge):
         return Judgement(reward, reward >= self._section.success_threshold, notes=dict(said))
 
     def _grader(self) -> tuple[OpenJudgeHost, str, dict[str, Template]]:
-        """The process, the grader's name in it, and what it is given. Begun anew if the process has ended."""
+        """The process, the grader's name in it, and the templates of its inputs. Restarts a process that has ended."""
         with self._building:
             if self._built is None or not self._built[0].alive:
                 self._built = self._build(shared_host(self._section.python))
@@ -159,7 +159,8 @@ class OpenJudge(GroupJudge):
 
 
 async def _end_if_stuck(host: OpenJudgeHost) -> None:
-    """A grader that blocks its process would hold up every other answer: the next one begins a new process."""
+    """End a process that doesn't answer a ping: a grader that blocks it would delay all others. The next question
+    starts a new one."""
     try:
         await asyncio.wait_for(asyncio.wrap_future(host.ask("ping")[1]), ALIVE_S)
     except (TimeoutError, JudgeFault):
@@ -171,7 +172,7 @@ _hosts_lock = threading.Lock()
 
 
 def shared_host(python: str | None) -> OpenJudgeHost:
-    """This process's host of an interpreter; it ends with the process."""
+    """The host that all judges of this process share for an interpreter. It ends with this process."""
     with _hosts_lock:
         host = _hosts.get(python)
         if host is None or not host.alive:

@@ -1,4 +1,4 @@
-"""The process that has the package py-openjudge: builds one of its graders and grades answers with it.
+"""A program that builds graders of the package py-openjudge and grades answers with them.
 
 Run as a file by the interpreter that has py-openjudge; it imports nothing of ours. One JSON object per line: requests
 on standard input (`build`, `grade`, `ping`, `cancel`), answers on the descriptor in the first argument. What libraries
@@ -26,9 +26,9 @@ UNCONFINED = ("CodeExecutionGrader",)
 
 def main() -> None:
     """Answer until standard input closes."""
-    del sys.path[0]  # this file's folder, whose modules may be named like packages
+    del sys.path[0]  # this file's folder: its modules could shadow packages
     answers = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever prints, prints there
+    os.dup2(2, 1)  # print to standard error
 
     def tell(**answer: Any) -> None:
         answers.write(json.dumps(answer, default=str) + "\n")
@@ -111,7 +111,8 @@ def _find(name: str) -> Any:
 
 
 def _module_of(name: str) -> str:
-    """The module below `openjudge.graders` that defines a class. Only that one is imported: some need much."""
+    """The module below `openjudge.graders` that defines a class. Only that one is imported, as some have heavy
+    dependencies."""
     import openjudge.graders
 
     root = Path(openjudge.graders.__path__[0])
@@ -127,7 +128,7 @@ def _module_of(name: str) -> str:
 
 
 def _ask_strictly(grader: Any) -> None:
-    """A model's answer without a score is an error: the package would take it for a score of 0."""
+    """Raise for a model's answer without a score, which the package would count as a score of 0."""
     model: Any = getattr(grader, "model", None)
     ask = getattr(model, "achat", None)
     if ask is None:

@@ -1,4 +1,5 @@
-"""`AutoGraderJudge`, by which old scripts use rubrics outside a run. In a run: `judge_type: rubrics_auto_grader`."""
+"""`AutoGraderJudge`: rubrics for old scripts that use them outside a run. In a run, use `judge_type:
+rubrics_auto_grader`."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class GraderScore:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """The places of several answers, in their order: 1 is the best."""
+    """The ranks of several answers, in the order of the answers: 1 is the best."""
 
     rank: list[int]
     reason: str
@@ -75,7 +76,7 @@ class AutoGraderJudge(RubricsJudge):
 
 
 def _as_config(given: Any) -> Config:
-    """A config from nested attribute objects, of which only this judge's block and the experiment's folder are read."""
+    """Build a config from nested attribute objects. Only this judge's block and the experiment's folder are read."""
     try:
         block = given.ajet.task_judge.rubrics_auto_grader
     except AttributeError as error:

@@ -1,4 +1,5 @@
-"""`Rubrics`: what a grader looks at, as a YAML file that people can read and edit; and the graded examples."""
+"""`Rubrics`: grading criteria in a YAML file that people can read and edit, and `RubricsWriter`, which writes them from
+graded examples."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ HEAD = """\
 
 
 class RubricsError(UserError):
-    """A rubrics file or a graded example that makes no sense. Names the file and the place."""
+    """An invalid rubrics file or graded example. Names the file and the place."""
 
 
 @dataclass(slots=True)
@@ -35,14 +36,14 @@ class Rubrics:
     mode: str = "pointwise"
     model: str = ""
     about: dict[str, Any] = field(default_factory=dict)
-    """How they were made, and how well they agree with the examples."""
+    """How they were written, and how well grading by them agrees with the examples."""
 
     def as_text(self) -> str:
         """A numbered list, for a prompt."""
         return "\n".join(f"{number}. {text}" for number, text in enumerate(self.texts, start=1))
 
     def save(self, path: Path) -> None:
-        """Write the file, completely or not at all."""
+        """Write the file atomically."""
         import yaml
 
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,7 @@ class Rubrics:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A query with answers and what people thought of them."""
+    """A query with answers that people graded."""
 
     query: str
     answers: tuple[str, ...]
@@ -158,7 +159,7 @@ SIMILAR = 0.7
 AGREES = 0.1
 """Share of the scale by which a score may differ from its label."""
 PATIENCE = 5
-"""`smart_sampling`: examples in a row that may add nothing before writing stops."""
+"""`smart_sampling`: writing stops after so many examples in a row that add nothing new."""
 
 LANGUAGES = {"en": "English", "zh": "Chinese", "de": "German", "fr": "French", "es": "Spanish", "ja": "Japanese"}
 
@@ -199,7 +200,7 @@ class WritingPlan:
 
     per_example: int = 1
     rounds: int = 1
-    """How often all examples are gone through."""
+    """The number of passes over all examples."""
     revisions: int = 3
     themes: int | None = None
     most: int = 200
@@ -227,7 +228,7 @@ class RubricsWriter:
         self._on_progress = on_progress
 
     async def write(self, examples: Sequence[Example], tried_on: Sequence[Example] = ()) -> Rubrics:
-        """The rubrics, with what is known about them."""
+        """Write rubrics and measure how well they agree with the labels."""
         proposed = await self._propose_all(examples)
         texts = self._select(proposed)
         if self._plan.themes is not None:
@@ -370,7 +371,7 @@ class RubricsWriter:
 
 
 def _pairs(example: Example, grades: Sequence[Grade]) -> list[bool]:
-    """For each two answers of different rank: whether the grades have them in the right order."""
+    """For each pair of answers of different rank: whether the grades have them in the right order."""
     together = list(zip(example.labels, grades, strict=True))
     return [
         (one.score > other.score) == (rank < other_rank) and one.score != other.score

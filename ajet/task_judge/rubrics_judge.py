@@ -33,7 +33,7 @@ RUBRICS = "\n<rubrics>\n{rubrics}\n</rubrics>\n"
 POINTWISE = ABOUT + RUBRICS + "\n<answer>\n{answer}\n</answer>\n\nGrade the answer by the rubrics.\n"
 LISTWISE = ABOUT + RUBRICS + "\n{answers}\n\nRank the answers by the rubrics.\n"
 REPORT_S = 10.0
-"""How often the log says how far the writing is."""
+"""The interval between progress messages in the log."""
 
 
 class RubricsJudge(ModelJudge):
@@ -64,7 +64,7 @@ class RubricsJudge(ModelJudge):
         return self.grader_by(self.rubrics)
 
     def grader_by(self, rubrics: Rubrics) -> Grader:
-        """A grader that goes by these rubrics."""
+        """A grader that uses these rubrics."""
         section, text = self.section, rubrics.as_text()
         pointwise, listwise = (
             Template(template.text.replace("{rubrics}", text.replace("{", "{ ")), template.key, more=("answers",))
@@ -82,7 +82,7 @@ class RubricsJudge(ModelJudge):
         )
 
     def load_or_write(self, *, again: bool = False) -> Rubrics:
-        """The rubrics of the file; written first if it isn't there. One process writes, others wait."""
+        """Load the rubrics file, or write it if there is none. One process writes while others wait."""
         if self.path.is_file() and not again:
             return Rubrics.load(self.path)
         with _only_one(self.path):
@@ -101,7 +101,7 @@ class RubricsJudge(ModelJudge):
         return rubrics
 
     def write(self, examples: Sequence[Example], tried_on: Sequence[Example] = ()) -> Rubrics:
-        """New rubrics from graded examples; no file is read or written."""
+        """Write new rubrics from graded examples, without touching any file."""
         section = self.section
         most = section.num_reference_samples
         plan = WritingPlan(
@@ -126,7 +126,7 @@ class RubricsJudge(ModelJudge):
         return replace(rubrics, name=section.grader_name or "rubrics")
 
     def examples(self, split: str) -> list[Example]:
-        """The graded examples of a file in the YAML; none if it names none."""
+        """The graded examples in the configured file of this split; none if there is no such file."""
         section = self.section
         path = section.jsonl_dataset_file[split].file_path
         if path is None:
@@ -142,7 +142,7 @@ class RubricsJudge(ModelJudge):
 
 
 class _Progress:
-    """What the log says while rubrics are written."""
+    """Logs the progress while rubrics are written."""
 
     def __init__(self, asker: Asker) -> None:
         self._asker, self._said_at = asker, 0.0
@@ -169,7 +169,7 @@ def spent(asker: Asker) -> str:
 
 
 def rubrics_asker(config: Config, section: RubricsConfig) -> Asker:
-    """Who is asked for rubrics and grades."""
+    """The asker for rubrics and grades."""
     helper = HelperModel.chosen(config, section.model_name, f"{KEY}.model_name")
     return asker(
         config,
@@ -207,7 +207,7 @@ def _templates(section: RubricsConfig, scale: Scale) -> tuple[Template, Template
 
 @contextmanager
 def _only_one(path: Path) -> Iterator[None]:
-    """Wait until no other process writes this file."""
+    """Hold the lock of this file, so that only one process writes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

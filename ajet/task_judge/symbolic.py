@@ -1,8 +1,8 @@
 """`SymbolicCheck`: asks the library math-verify whether two mathematical expressions are the same.
 
-The library can take any time and memory for what a model writes, and limits itself by signals, which work in main
-threads only. So it runs in child processes, each with a memory limit, and one that exceeds the time limit is killed.
-Nothing of it is imported here.
+The library can take any time and memory for a model's answer, and its own limits use signals, which only work in main
+threads. So it runs in child processes, each with a memory limit, and one that exceeds the time limit is killed. It is
+never imported here.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ log = logging.getLogger(__name__)
 
 PROGRAM = Path(__file__).with_name("symbolic_child.py")
 LIMIT_S = 5.0
-"""For one comparison. Answers that differ take longest; all of the table in the docs take less than 2 s."""
+"""The time limit of one comparison. Different answers take longest; each one in the docs' table takes less than 2 s."""
 START_S = 120.0
-"""For the child's imports, on a busy machine."""
+"""The time limit of a child's imports, on a busy machine."""
 PROCESSES = 2
-"""Most children at a time. A comparison takes some 20 ms, so more are rarely needed."""
+"""The maximum number of children. A comparison takes about 20 ms, so more are rarely needed."""
 
 
 def compared_by(wanted: bool | None) -> str:
-    """What compares answers, by `task_judge.math_verify` and what is installed: scores depend on it."""
+    """What compares answers, given `task_judge.math_verify` and the installed packages. Scores depend on it."""
     if wanted is False or find_spec("math_verify") is None:
         return "exact rules alone"
     return f"exact rules, then math-verify {version('math-verify')}"
 
 
 def symbolic_check(wanted: bool | None) -> SymbolicCheck | None:
-    """By `task_judge.math_verify`. Raises MissingDependencyError if it is wanted and not installed."""
+    """The check that `task_judge.math_verify` asks for, or None. Raises MissingDependencyError if it is required and
+    not installed."""
     installed = find_spec("math_verify") is not None
     if wanted and not installed:
         raise MissingDependencyError(
@@ -52,7 +53,7 @@ def symbolic_check(wanted: bool | None) -> SymbolicCheck | None:
 
 
 class SymbolicCheck:
-    """May be used from several threads."""
+    """Compares expressions in child processes. Any thread may use it."""
 
     def __init__(self, limit_s: float = LIMIT_S, processes: int = PROCESSES) -> None:
         self._limit_s = limit_s

@@ -13,9 +13,10 @@ import signal
 import sys
 
 MEMORY = 2 * 1024**3
-"""Address space. The library itself takes less than a tenth of it."""
+"""The limit of its address space. The library itself takes less than a tenth of it."""
 DIGITS = 12
-"""To which values are compared that have no exact form; at the library's own 6, 1.41421356 would be the root of 2."""
+"""The digits to which values without an exact form are compared. With the library's default of 6, 1.41421356 would
+equal the root of 2."""
 SPARE_S = 1
 """How long after the time limit the child ends itself, in case its parent has died."""
 
@@ -38,7 +39,7 @@ def main(limit_s: float) -> None:
 
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)  # whatever the library prints is no answer
+    os.dup2(silence, 1)  # the library's own output must not be read as an answer
     os.dup2(silence, 2)
     for line in sys.stdin:
         signal.alarm(int(limit_s) + SPARE_S)

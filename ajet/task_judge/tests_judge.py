@@ -1,7 +1,7 @@
-"""`TestsJudge` (`judge_type: tests`): the task's tests decide about what the agent left in the episode's sandbox.
+"""`TestsJudge` (`judge_type: tests`): runs the task's tests on what the agent left in the episode's sandbox.
 
-The task's metadata holds `test_command` and `test_files`; `ajet.agents.task_tests` says how they are run. What can't be
-judged through the agent's own doing gets 0; without a sandbox, or a `test_command`, the judge fails.
+The task's metadata holds `test_command` and `test_files`; `ajet.agents.task_tests` says how they are run. If the agent
+made its work untestable, the reward is 0. Without a sandbox or a `test_command`, the judge fails.
 """
 
 from __future__ import annotations

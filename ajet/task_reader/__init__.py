@@ -1,4 +1,4 @@
-"""Where tasks come from. One module per source; `registry.py` lists them."""
+"""Where tasks come from. One module per source; `ajet.config.kinds` lists them."""
 
 from __future__ import annotations
 

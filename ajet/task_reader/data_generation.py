@@ -1,9 +1,8 @@
-"""`data_generation`: tasks that a helper model writes from documents and example tasks.
-
-First questions about the documents, which become the tasks to validate on; then variations of these and of the
-examples, which become the tasks to train on. Which document and which example a task comes from is drawn by seed. All
-answers of the model are cached by content, so an interrupted run goes on where it stopped. Tasks are kept in the
-experiment folder, by all that they depend on: documents, examples, prompts, model, chunking, seed.
+"""`data_generation`: a helper model writes tasks from documents and example tasks. First it writes questions about the
+documents, which become the validation tasks; then variations of these and of the examples, which become the training
+tasks. The seed decides which document and which example a task comes from. All answers of the model are cached by
+content, so an interrupted run continues where it stopped. The tasks are stored in the experiment folder, under a digest
+of everything they depend on: documents, examples, prompts, model, chunking, seed.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from ajet.task_reader.task_reader_base import BaseTaskReader, with_unique_ids
 log = logging.getLogger("ajet.task_reader")
 
 PER_CALL = 10
-"""Questions asked for in one call."""
+"""How many questions one call asks for."""
 ROUNDS = 3
-"""How often lost variations are made up for."""
+"""How many rounds replace variations that were rejected."""
 REPORT_S = 10.0
 
 QUESTIONS = """\
@@ -85,7 +84,7 @@ PROMPTS = QUESTIONS + VARIATION + DOCUMENT
 
 @dataclass(frozen=True, slots=True)
 class WritingSettings:
-    """What and how much to write."""
+    """Settings for writing tasks: what to write, and how many."""
 
     count: int
     seed: int
@@ -100,7 +99,7 @@ class WritingSettings:
 
 @dataclass(slots=True)
 class Written:
-    """The tasks, and what became of the others."""
+    """The tasks that were kept, and counts of those that weren't."""
 
     training: list[Task]
     validation: list[Task]
@@ -108,7 +107,7 @@ class Written:
     rejected: int = 0
     unusable: int = 0
     leaks: int = 0
-    """Training tasks that repeated one to validate on."""
+    """Training tasks that repeated a validation task."""
 
 
 class TaskWriter:
@@ -208,7 +207,7 @@ class TaskWriter:
         return _task(record["query"], metadata)
 
     async def _ask(self, question: str, schema: dict[str, Any], draw: int) -> Any:
-        """None if the model's answers can't be used; a model that can't be reached is an error."""
+        """The model's answer, or None if it can't be used. An unreachable model is an error."""
         try:
             return await self._asker.ask(
                 [{"role": "user", "content": question}],
@@ -223,7 +222,7 @@ class TaskWriter:
             return None
 
     async def _all(self, work: Sequence[Any]) -> list[Any]:
-        """In order; with a line about the progress. The first error ends the others."""
+        """The results in order, with a progress line in the log. The first error cancels the rest."""
         done = 0
 
         async def one(coroutine: Any) -> Any:
@@ -243,7 +242,7 @@ class TaskWriter:
         return [task.result() for task in tasks]
 
     async def _kept(self, tasks: Sequence[Task], known: NearDuplicates, written: Written) -> list[Task]:
-        """Those that repeat nothing and pass the review."""
+        """The tasks that repeat no other task and pass the review."""
         new = [task for task in tasks if known.add(task.main_query) is None]
         written.repeated += len(tasks) - len(new)
         if not self._settings.check or not new:
@@ -267,7 +266,8 @@ def _task(query: str, metadata: dict[str, Any]) -> Task:
 
 
 def _place(passage: str, chunk: Chunk) -> tuple[int, int] | None:
-    """Where a passage stands in the document; None if the chunk doesn't hold it, whatever its white space."""
+    """The position of a passage in the document, or None if the chunk doesn't contain it. Differences in white space
+    don't matter."""
     pattern = r"\s+".join(re.escape(word) for word in passage.split())
     found = re.search(pattern, chunk.text) if pattern else None
     return None if found is None else (chunk.start + found.start(), chunk.start + found.end())
@@ -275,7 +275,7 @@ def _place(passage: str, chunk: Chunk) -> tuple[int, int] | None:
 
 KEY = "ajet.task_reader.data_generation"
 FORMAT = 1
-"""Of what is kept; a change makes earlier files unused."""
+"""The version of stored files. Changing it makes earlier files obsolete."""
 
 
 class DataGenerationReader(BaseTaskReader):
@@ -292,7 +292,7 @@ class DataGenerationReader(BaseTaskReader):
         return self.written().validation
 
     def written(self) -> Written:
-        """All tasks: those kept earlier, or new ones."""
+        """All tasks: loaded from an earlier run, or newly written."""
         if self._written is None:
             self._written = self._load_or_write()
         return self._written

@@ -1,4 +1,5 @@
-"""Documents as text: txt, md, html, pdf, docx, and folders of them; and their chunks, each with its place."""
+"""Reads documents as text (txt, md, html, pdf, docx, and folders of them), and splits them into chunks, each with its
+position."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ KEY = "ajet.task_reader.data_generation.document_reader.document_path"
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 PARAGRAPH = re.compile(r"\n\s*\n")
 UNSEEN = ("script", "style", "title", "template", "noscript")
-"""`head` isn't among them: its end tag may be left out, and these are all that it holds of text."""
+"""Elements whose text isn't shown. `head` isn't among them: its end tag is optional, and these elements hold all of its
+text."""
 SPACED = ("p", "section", "article", "main", "pre", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6", "hr")
 LINES = ("div", "br", "li", "ul", "ol", "dl", "dt", "dd", "tr", "table", "caption", "option", "nav", "aside", "footer")
 CELLS = ("td", "th")
@@ -28,19 +30,19 @@ MARKS = (
     *((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32")),  # first: one begins like that of UTF-16
     *((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")),
 )
-"""What a text file may begin with, and the encoding that this tells."""
+"""Byte order marks, and the encoding that each stands for."""
 CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.IGNORECASE)
 CHARSET_WITHIN = 1024
-"""Where a page must have told its encoding."""
+"""A page must declare its encoding within so many bytes."""
 OVERLONG = 4
-"""A sentence or paragraph of more than this many chunks is none (a table, a log): it is cut."""
+"""A sentence or paragraph that is longer than this many chunks is probably a table or a log, so it is cut."""
 HIDDEN = (".", "~$")
-"""How the names of files begin that a folder holds for programs: what Word and macOS leave there, `.git`."""
+"""Prefixes of file names that are skipped in folders: `.git`, and files that Word and macOS leave."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One file's text."""
+    """The text of one file."""
 
     source: str
     text: str
@@ -48,7 +50,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stretch of a document."""
+    """A contiguous part of a document."""
 
     source: str
     index: int
@@ -58,7 +60,8 @@ class Chunk:
 
 
 def read_documents(paths: Sequence[str], base_dirs: Sequence[Path] = ()) -> list[Document]:
-    """All documents, in the order of `paths`; those of a folder by name. An unreadable one is named."""
+    """Read all documents, in the order of `paths`, and those of a folder by name. An error names the unreadable
+    file."""
     found: list[Document] = []
     for given in paths:
         path = _there(given, base_dirs)
@@ -79,8 +82,8 @@ def read_documents(paths: Sequence[str], base_dirs: Sequence[Path] = ()) -> list
 
 
 def chunks_of(document: Document, size: int, split_by: str) -> list[Chunk]:
-    """The document in pieces of at most `size` characters, but for single sentences or paragraphs that are longer; one
-    that is longer than OVERLONG times that is cut at white space."""
+    """Split a document into pieces of at most `size` characters. A longer sentence or paragraph stays whole, unless it
+    exceeds OVERLONG times the size: then it is cut at white space."""
     text = document.text
     pieces: list[Chunk] = []
     start = 0
@@ -146,40 +149,40 @@ def _plain(path: Path) -> str:
 
 
 def _decoded(data: bytes, encoding: str = "utf-8") -> str:
-    """The text, in the encoding that its first bytes tell, or else in this one."""
-    told = next((name for mark, name in MARKS if data.startswith(mark)), encoding)
-    return data.decode(told).replace("\r\n", "\n").replace("\r", "\n")
+    """Decode text by its byte order mark, or else in this encoding."""
+    found = next((name for mark, name in MARKS if data.startswith(mark)), encoding)
+    return data.decode(found).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _html(path: Path) -> str:
     data = path.read_bytes()
     parser = _Text()
-    parser.feed(_decoded(data, _told_encoding(data)))
+    parser.feed(_decoded(data, _declared_encoding(data)))
     parser.close()
     lines = (" ".join(line.split()) for line in "".join(parser.parts).splitlines())
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def _told_encoding(page: bytes) -> str:
-    """What a page says about its encoding; UTF-8 if it says nothing that can be used."""
+def _declared_encoding(page: bytes) -> str:
+    """The encoding that a page declares; UTF-8 if it declares none that can be used."""
     found = CHARSET.search(page[:CHARSET_WITHIN])
     name = found[1].decode() if found else "utf-8"
     try:
-        b"x".decode(name)  # unknown, not for text, or not of one byte, as which it was read so far
+        b"x".decode(name)  # unknown, not a text encoding, or not a superset of ASCII, as which the page was read so far
     except (LookupError, UnicodeError):
         return "utf-8"
     return name
 
 
 class _Text(HTMLParser):
-    """The visible text of a page."""
+    """Collects the visible text of a page."""
 
     def __init__(self) -> None:
         super().__init__()
         self.parts: list[str] = []
         self._hidden = 0
         self._cells = 0
-        """How many the row has so far."""
+        """The number of cells in the current row so far."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._hidden += tag in UNSEEN

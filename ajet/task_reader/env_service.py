@@ -1,4 +1,4 @@
-"""`env_service`: the tasks that an environment service offers. Only the service knows what is in them."""
+"""`env_service`: the tasks that an environment service offers. Only the service knows their content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ajet.task_reader.task_reader_base import BaseTaskReader
 
 KEY = "ajet.task_reader.env_service.env_url"
 UNKNOWN_QUERY = "[not defined]"
-"""The episode's environment puts its first observation in its place."""
+"""A placeholder. The episode's environment replaces it with its first observation."""
 
 
 class EnvServiceReader(BaseTaskReader):

@@ -82,7 +82,7 @@ class HuggingFaceReader(BaseTaskReader):
                 loaded = datasets.load_from_disk(str(local))
             else:
                 loaded = datasets.load_dataset(str(local) if local.is_dir() else path, name)
-        # `datasets` raises many kinds of errors (network, hub, arrow, its own); all mean the source can't be read
+        # many kinds of errors (network, hub, arrow, its own), which all mean that the source can't be read
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
             hint = "" if local.exists() else " (there is no such file or folder, so it was looked up on the hub)"
             raise TaskDataError(f"{SECTION}.dataset_path: can't read {path!r}{hint}: {error}") from error

@@ -55,8 +55,9 @@ class JsonlReader(BaseTaskReader):
         return tasks
 
     def _acts_in_an_environment(self) -> bool:
-        """Its first observation then tells the agent what to do, where the record doesn't."""
-        config = getattr(self, "config", None)  # None: a reader on its own
+        """Whether episodes have an environment. Then its first observation may replace the query, so records need
+        none."""
+        config = getattr(self, "config", None)  # None: the reader is used without a run
         return config is not None and config.ajet.rollout.environment is not None
 
     def _refuse(self, place: str, content: bytes, skipped: list[str]) -> NoReturn:
@@ -78,7 +79,7 @@ def _parse(line: bytes) -> Any:
         raise BadRecord(f"not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
         raise BadRecord("not usable JSON: nested too deeply") from None
-    except ValueError as error:  # a number with more digits than Python can convert
+    except ValueError as error:  # an integer with more digits than Python converts
         raise BadRecord(f"not usable JSON: {error}") from None
     if b"\\u" in line:
         try:

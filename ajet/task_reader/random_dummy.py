@@ -8,12 +8,12 @@ from ajet.schema.task import Task
 from ajet.task_reader.task_reader_base import BaseTaskReader
 
 VALIDATION_OFFSET = 1_000_000
-"""Makes validation tasks differ from training tasks, however many there are."""
+"""The seed offset of validation tasks, so that they differ from training tasks however many there are."""
 
 
 class RandomDummyReader(BaseTaskReader):
     """`random_dummy.num_tasks` sums, the same for the same `task_reader.seed`. `metadata.random_number` is the task's
-    number, for workflows that draw at random by it."""
+    index, which workflows can use as a random seed."""
 
     def get_training_tasks(self) -> list[Task]:
         return [self._task("train", index, 0) for index in range(self.reader_config.random_dummy.num_tasks)]

@@ -1,4 +1,5 @@
-"""`review`: a helper model looks at tasks and their answers, and says which are fit for training and why not."""
+"""`review`: a helper model checks tasks and their answers, and rejects those that are unfit for training, with a
+reason."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ async def review(
     max_tokens: int = 2048,
     tell: bool = False,
 ) -> list[Task]:
-    """Those that may be used. One that the model gives no usable opinion about is left out, and counted."""
+    """The tasks that pass. A task without a usable verdict of the model is left out and counted."""
 
     async def good(task: Task) -> bool | None:
         answer = task.metadata.get("reply", task.metadata.get("answer", "(none given)"))

@@ -1,9 +1,8 @@
-"""`TaskStream`: the training tasks in the order of training, with a position to resume from.
+"""`TaskStream`: yields training tasks in order, and can resume from a position.
 
-`Curriculum` chooses tasks by how often they were solved lately: groups of tasks that always or never succeed have
-nothing to compare. A task's weight is 4·p·(1 − p), with p its recent solve rate; a task that was never tried has weight
-1. Each task of a batch is drawn with probability (1 − explore) · weight / sum of weights + explore / number of tasks,
-without replacement.
+`Curriculum` chooses tasks by their recent solve rate, as groups that always or never succeed carry no signal. A task's
+weight is 4·p·(1 − p), with p its recent solve rate; a task that was never tried has weight 1. Each task of a batch is
+drawn with probability (1 − explore) · weight / sum of weights + explore / number of tasks, without replacement.
 """
 
 from __future__ import annotations
@@ -21,10 +20,8 @@ log = logging.getLogger("ajet.task_reader")
 
 
 class TaskStream:
-    """Endless batches of `batch_size` tasks. Each epoch has its own order, drawn from (seed, epoch).
-
-    A batch may span the end of an epoch, so no task is left out. The position counts tasks, so a run may resume with
-    another batch size.
+    """An endless stream of batches of `batch_size` tasks. Each epoch is shuffled by (seed, epoch). A batch may span two
+    epochs, so no task is left out. The position counts tasks, so a run may resume with another batch size.
     """
 
     def __init__(self, tasks: Sequence[Task], *, seed: int, batch_size: int, shuffle: bool = True) -> None:
@@ -35,7 +32,7 @@ class TaskStream:
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.position = 0
-        """How many tasks were handed out so far."""
+        """How many tasks have been handed out so far."""
         self._order: tuple[int, list[int]] = (-1, [])
 
     def __iter__(self) -> Iterator[list[Task]]:
@@ -50,11 +47,11 @@ class TaskStream:
 
     @property
     def epoch(self) -> float:
-        """Epochs handed out so far, including the fraction."""
+        """How many epochs have been handed out so far, as a fraction."""
         return self.position / len(self.tasks)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """The state that a checkpoint stores."""
         return {"position": self.position, "seed": self.seed, "tasks": self._fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -66,7 +63,7 @@ class TaskStream:
         self.position = int(state["position"])
 
     def occurrence_at(self, position: int) -> int:
-        """How many groups of the same task come before it in its batch. Each of them draws replies of its own."""
+        """How many groups of the same task precede this one in its batch. Each group samples different replies."""
         begin = position - position % self.batch_size
         mine = self.task_at(position).task_id
         return sum(self.task_at(earlier).task_id == mine for earlier in range(begin, position))
@@ -88,17 +85,17 @@ class TaskStream:
 
 
 class Curriculum(TaskStream):
-    """A stream that learns how its tasks ended. Draws depend on the seed, the position and the solve rates."""
+    """A stream that records how its tasks ended. Its choice depends on the seed, the position and the solve rates."""
 
     def __init__(self, tasks: Sequence[Task], *, seed: int, batch_size: int, explore: float, memory: float) -> None:
         super().__init__(tasks, seed=seed, batch_size=batch_size)
         self.explore = explore
         self.memory = memory
         self._record: dict[str, tuple[float, float]] = {}
-        """By task id: successes and tries, each multiplied by `memory` whenever new ones are added."""
+        """By task id: successes and tries. Both decay by the factor `memory` whenever new ones are added."""
 
     def note(self, task_id: str, successes: int, tries: int) -> None:
-        """Some episodes of a task have ended."""
+        """Record the results of a task's episodes."""
         if tries:
             earlier, tried = self._record.get(task_id, (0.0, 0.0))
             self._record[task_id] = (self.memory * earlier + successes, self.memory * tried + tries)
@@ -109,16 +106,16 @@ class Curriculum(TaskStream):
         return None if found is None else found[0] / found[1]
 
     def probabilities(self) -> list[float]:
-        """With which each task, in the order of `tasks`, is the first of the next batch."""
+        """The probability of each task, in the order of `tasks`, to be the first of the next batch."""
         rates = [self.solve_rate(task.task_id) for task in self.tasks]
         weights = [1.0 if rate is None else 4.0 * rate * (1.0 - rate) for rate in rates]
         total = sum(weights)
-        if total == 0.0:  # all are always or never solved
+        if total == 0.0:  # every task is always or never solved
             return [1.0 / len(rates)] * len(rates)
         return [(1.0 - self.explore) * weight / total + self.explore / len(rates) for weight in weights]
 
     def next_batch(self) -> list[Task]:
-        """`batch_size` tasks. None occurs twice before all have occurred once."""
+        """The next `batch_size` tasks. No task occurs twice before all have occurred once."""
         rng = random.Random(f"{self.seed}:curriculum:{self.position}")
         probabilities = self.probabilities()
         batch: list[Task] = []
@@ -131,7 +128,7 @@ class Curriculum(TaskStream):
         return batch
 
     def metrics(self) -> dict[str, float]:
-        """How far the run has come with its tasks."""
+        """Metrics of the run's progress on its tasks."""
         known = [rate for task in self.tasks if (rate := self.solve_rate(task.task_id)) is not None]
         count = len(self.tasks)
         return {
@@ -144,7 +141,7 @@ class Curriculum(TaskStream):
         return super().state_dict() | {"solved": {name: list(record) for name, record in self._record.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue. The record of a run without a curriculum is empty; that of tasks that are gone is dropped."""
+        """Resume. A run without a curriculum has no record; records of removed tasks are dropped."""
         super().load_state_dict(state)
         present = {task.task_id for task in self.tasks}
         stored = state.get("solved", {})

@@ -18,10 +18,10 @@ from ajet.schema.user_code import import_class
 
 
 class BaseTaskReader(ABC):
-    """Built with the YAML's `ajet.task_reader` section; each of its two lists is asked for once."""
+    """Built with the YAML's `ajet.task_reader` section. Each of its two lists is requested once."""
 
     config: Config
-    """The whole configuration, for readers that ask a helper model or keep a cache. Set before a list is asked for."""
+    """The whole configuration, for readers that use a helper model or a cache. It is set before a list is requested."""
 
     def __init__(self, reader_config: TaskReaderConfig) -> None:
         self.reader_config = reader_config
@@ -36,12 +36,12 @@ class BaseTaskReader(ABC):
 
 
 class BadRecord(ValueError):
-    """A record that can't become a task. The reader adds where it is."""
+    """A record that can't become a task. The reader adds its location."""
 
 
 def task_from_record(record: Any, fields: FieldsConfig, *, query_needed: bool = True) -> Task:
-    """A record of a data set as a task: known fields by name, everything else as metadata. With
-    `query_needed=False`, a record without a problem's text gets an empty one."""
+    """Convert a data set's record to a task: known fields by name, everything else as metadata. With
+    `query_needed=False`, a record without a problem text gets an empty one."""
     if not isinstance(record, dict):
         raise BadRecord(f"expected an object with fields, found {_kind(record)}")
     rest = dict(record)
@@ -106,7 +106,7 @@ def content_id(task: Task) -> str:
 
 
 def with_unique_ids(tasks: list[Task]) -> tuple[list[Task], str | None]:
-    """The tasks, each with a unique id, and a sentence about what had to be changed."""
+    """The tasks with unique ids, and a sentence about the ids that had to be changed."""
     missing = sum(not task.task_id for task in tasks)
     named = [task if task.task_id else task.model_copy(update={"task_id": content_id(task)}) for task in tasks]
     taken = {task.task_id for task in named}
@@ -134,7 +134,7 @@ def with_unique_ids(tasks: list[Task]) -> tuple[list[Task], str | None]:
 
 
 def require_tasks(tasks: Any, reader: str) -> list[Task]:
-    """The tasks a reader returned, checked."""
+    """Validate the tasks that a reader returned."""
     listed = list(tasks) if not isinstance(tasks, str | bytes | dict) and hasattr(tasks, "__iter__") else None
     if listed is None or not all(isinstance(task, Task) for task in listed):
         wrong = tasks if listed is None else next(task for task in listed if not isinstance(task, Task))

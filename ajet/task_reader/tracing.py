@@ -1,8 +1,8 @@
-"""`tracing`: tasks from what agents were asked in production, read from the files that tracing leaves.
+"""`tracing`: tasks made from production requests to agents, which are read from trace files.
 
 AgentScope-Studio's SQLite, OpenTelemetry spans as OTLP JSON (one document, or one per line), and our `episodes.sqlite`.
-Files come from outside: nothing in them is executed, and what can't be read is named. Which side of the split a task is
-on depends on its text alone, so it never changes when traces are added.
+Trace files are untrusted: nothing in them is executed, and errors name what can't be read. A task's side of the split
+depends on its text alone, so it never changes when traces are added.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SQLITE = (".sqlite", ".sqlite3", ".db", ".database")
 JSON = (".json", ".jsonl", ".ndjson")
 CONTENT = "content="
 ROLE = re.compile(r", role=(?:'|\")(\w+)(?:'|\")")
-"""The end of a printed `Msg(…)`. What is between the two is a Python literal."""
+"""The end of a printed `Msg(…)`. Between start and end is a Python literal."""
 
 
 class Exchange(NamedTuple):
@@ -47,11 +47,11 @@ class Exchange(NamedTuple):
     query: str
     reply: str
     trace: str
-    """Where it was found."""
+    """The trace it was found in."""
 
 
 def exchanges(path: Path, min_reward: float | None = None) -> Iterator[Exchange]:
-    """Those of a file, or of all files of a folder."""
+    """The exchanges in a file, or in all files of a folder."""
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in (*SQLITE, *JSON)]
         if not files:
@@ -114,7 +114,7 @@ def _studio(connection: sqlite3.Connection, path: Path) -> Iterator[Exchange]:
 
 
 def _of_attributes(attributes: dict[str, Any]) -> tuple[str, str] | None:
-    """Question and answer of one agent's reply, in any of the forms that were ever written."""
+    """The question and answer in an agent span's attributes, in any of the formats that AgentScope has used."""
     flat = _flat(attributes)
     asked = _message_text(flat.get("gen_ai.input.messages"), "user")
     said = _message_text(flat.get("gen_ai.output.messages"), "assistant")
@@ -126,7 +126,7 @@ def _of_attributes(attributes: dict[str, Any]) -> tuple[str, str] | None:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested attributes under dotted names; lists and texts stay."""
+    """Flatten nested attributes to dotted names. Lists and texts stay as they are."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict) and len(prefix) < 200:
@@ -147,14 +147,14 @@ def _printed(value: Any, role: str) -> str | None:
     try:
         return _content(ast.literal_eval(literal))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        # printed with real newlines or lone apostrophes: the text between the outer quotes is what was said
+        # printed with real newlines or unescaped apostrophes: take the text between the outer quotes
         if len(literal) >= 2 and literal[0] == literal[-1] and literal[0] in "'\"":
             return literal[1:-1].strip() or None
         return None
 
 
 def _content(value: Any) -> str | None:
-    """Text, or the last text block of a list of blocks."""
+    """The text of a message's content: the content itself, or the last text block of a list."""
     if isinstance(value, str):
         return value.strip() or None
     for block in reversed(value if isinstance(value, list) else []):
@@ -210,7 +210,7 @@ def _documents(path: Path) -> Iterator[Any]:
         yield json.loads(text)
         return
     except (ValueError, RecursionError):
-        pass  # one document per line, then
+        pass  # then it is one document per line
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
@@ -220,7 +220,8 @@ def _documents(path: Path) -> Iterator[Any]:
 
 
 def _of_trace(spans: list[dict[str, Any]]) -> tuple[str, str] | None:
-    """What was asked first and answered last: by the outermost agent if there is one, else by the model calls."""
+    """The first question and the last answer of a trace, from the outermost agent if there is one, else from the model
+    calls."""
     spans = sorted(spans, key=lambda span: _number(span.get("startTimeUnixNano")))
     read = [(str(span.get("name", "")), _otlp_attributes(span)) for span in spans]
     for name, attributes in read:
@@ -230,7 +231,7 @@ def _of_trace(spans: list[dict[str, Any]]) -> tuple[str, str] | None:
                 return found
     asked = _first([_message_text(each.get("gen_ai.input.messages"), "user") for _, each in read])
     said = _first([_message_text(each.get("gen_ai.output.messages"), "assistant") for _, each in reversed(read)])
-    if asked is None or said is None:  # written down in another way
+    if asked is None or said is None:  # recorded in another format
         calls = [call for _, each in read if (call := read_call(each)) is not None]
         asked = asked or _first([_message_text(call[0], "user") for call in calls])
         said = said or _first([_message_text([call[1]], "assistant") for call in reversed(calls)])
@@ -238,7 +239,7 @@ def _of_trace(spans: list[dict[str, Any]]) -> tuple[str, str] | None:
 
 
 def _whole(texts: tuple[str, str]) -> bool:
-    """Without halves of surrogate pairs, which a cut leaves and no tokenizer or server takes."""
+    """The text without lone surrogates, which truncation leaves and no tokenizer or server accepts."""
     return all(encodable(text) == text for text in texts)
 
 
@@ -251,7 +252,7 @@ def _number(value: Any) -> int:
 
 
 def _otlp_attributes(span: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a span, and of its events: newer libraries put messages there."""
+    """The attributes of a span and of its events, where newer libraries put messages."""
     values = attributes_of(span)
     for event in objects(span, "events"):
         values |= attributes_of(event)
@@ -376,7 +377,7 @@ class TracingReader(BaseTaskReader):
 
 
 def _task(exchange: Exchange) -> Task:
-    """`answer` is what a reference can be compared with: the marked result, if the reply marks one."""
+    """Make a task. Its `answer` is the reference: the marked result if the reply marks one."""
     query, reply = exchange.query, exchange.reply
     boxed, marked = BOXED.findall(reply), MARKED.findall(reply)
     answer = boxed[-1] if boxed else marked[-1].strip() if marked else reply
@@ -390,7 +391,7 @@ def _hash(text: str) -> str:
 
 
 def _known(path: Path) -> list[Task]:
-    """The tasks accepted earlier."""
+    """The tasks that earlier runs accepted."""
     if not path.exists():
         return []
     tasks = []

@@ -164,9 +164,9 @@ def test_the_budget_holds_for_judges(tmp_path: Path) -> None:
         ({"prompt": "{answer}", "mode": "listwise"}, r"a listwise prompt needs \{answers\}"),
         (
             {"prompt": "{answers} {conversation}", "mode": "listwise"},
-            r"\{conversation\} is another one in each episode",
+            r"\{conversation\} differs from episode to episode",
         ),
-        ({"prompt": "{answers} {output.x} {query}", "mode": "listwise"}, r"\{output\.x\} is another one in each"),
+        ({"prompt": "{answers} {output.x} {query}", "mode": "listwise"}, r"\{output\.x\} differs from episode"),
         ({"prompt": "{answer}", "prompt_file": "p.txt"}, "there is a prompt as well"),
         ({"prompt_file": "nowhere.txt"}, r"prompt_file: can't read nowhere\.txt"),
     ],

@@ -1,4 +1,4 @@
-"""The helper model: one that helps readers, judges and prompt proposers, and isn't tuned. It has a budget."""
+"""The helper model, which serves readers, judges and prompt proposers within a budget, and isn't trained."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""`AnswerCache`: what a helper model answered, on disk, by the content of the question. For any thread and process.
+"""`AnswerCache`: keeps a helper model's answers on disk, by the content of the question. Any thread and process may use
+it.
 
-A file that is damaged is moved aside and said so; the answers are asked for again.
+A damaged file is moved aside with a warning, and its questions are asked again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ BUSY_S = 30.0
 
 
 class AnswerCache:
-    """One SQLite file. It is made with its folder when the first answer is kept."""
+    """One SQLite file, created together with its folder when the first answer is stored."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,12 +38,13 @@ class AnswerCache:
 
     @staticmethod
     def key(model: str, messages: Sequence[Message], sampling: dict[str, Any], draw: int = 0) -> str:
-        """Of one question: whatever may change the answer is part of it. `draw` tells equal questions apart."""
+        """The key of a question: a digest of everything that may change the answer. `draw` distinguishes repeats of a
+        question."""
         said = json.dumps([model, list(messages), sampling, draw], sort_keys=True, ensure_ascii=False, default=repr)
         return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
 
     def get(self, key: str) -> str | None:
-        """The answer to a question; None if it was never kept."""
+        """The cached answer to a question, or None."""
         with self._lock:
             if self._connection is None and not self.path.exists():
                 return None
@@ -54,7 +56,7 @@ class AnswerCache:
         return None if row is None else str(row[0])
 
     def put(self, key: str, text: str) -> None:
-        """Keep an answer."""
+        """Store an answer."""
         text = text.encode("utf-8", "replace").decode("utf-8")
         with self._lock:
             for last in (False, True):
@@ -101,10 +103,11 @@ WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W\d_]+|\d+(?:[.,]\d+)*")
 
 
 class NearDuplicates:
-    """Texts seen so far. `add` says whether a new one repeats one of them."""
+    """Remembers texts, and finds those that nearly repeat an earlier one."""
 
     def __init__(self, threshold: float) -> None:
-        """`threshold`: from 0 (all texts with the same numbers are alike) to 1 (all words are the same)."""
+        """`threshold`: the overlap from which two texts count as one, from 0 (only their numbers must match) to 1 (all
+        words must match)."""
         self.threshold = threshold
         self._texts: list[tuple[frozenset[int], tuple[str, ...]]] = []
         self._index: dict[int, list[int]] = defaultdict(list)
@@ -120,7 +123,7 @@ class NearDuplicates:
         return None
 
     def add(self, text: str) -> int | None:
-        """`find`; a text that is new is remembered, under the next number from 0."""
+        """Like `find`, but a new text is also remembered, under the next number from 0."""
         found = self.find(text)
         if found is None:
             features, numbers = _features(text)
@@ -130,7 +133,7 @@ class NearDuplicates:
         return found
 
     def _prefix(self, features: frozenset[int]) -> list[int]:
-        """Features of which two texts must share one to be alike: the first few, in an order common to all texts."""
+        """The first few features in a global order. Two similar texts always share at least one of them."""
         length = len(features) - math.ceil(self.threshold * len(features) - 1e-9) + 1
         return sorted(features)[: max(1, min(length, len(features)))]
 
@@ -140,7 +143,7 @@ def _overlap(one: frozenset[int], other: frozenset[int]) -> float:
 
 
 def _features(text: str) -> tuple[frozenset[int], tuple[str, ...]]:
-    """Words and pairs of neighbours as hashes, and the numbers in order."""
+    """Hashes of words and of neighbouring pairs, and the numbers in order."""
     words = WORD.findall(text.casefold())
     grams = {*words, *(f"{left} {right}" for left, right in pairwise(words))} or {text.strip()}
     numbers = tuple(word for word in words if word[0].isdigit())

@@ -1,4 +1,4 @@
-"""`HelperModel`: the model that helps and isn't tuned, at any OpenAI-compatible endpoint.
+"""`HelperModel`: a model at an OpenAI-compatible endpoint that supports the run and isn't trained.
 
 For readers, judges and prompt proposers: `await HelperModel.from_config(config).complete(messages)`, within the budget
 that `ajet.helper` sets. Agents whose target isn't trained get its endpoint alone; the budget doesn't count their calls.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DASHSCOPE_URL = "https://dashscope.aliyuncs.com/compatible-mode/v1"
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_RETRIES = 5
-"""Of one call that fails for a passing reason (busy, unreachable, 5xx): with the client's backoff, some 15 seconds."""
+"""Retries after a transient error (busy, unreachable, 5xx): with the client's backoff, about 15 seconds in total."""
 
 
 class HelperError(AjetError):
@@ -41,7 +41,7 @@ class HelperBudgetError(UserError):
 
 
 class HelperEndpoint(NamedTuple):
-    """What a client of the helper needs."""
+    """Everything a client needs to reach the helper."""
 
     base_url: str
     api_key: str
@@ -49,7 +49,7 @@ class HelperEndpoint(NamedTuple):
 
 
 class HelperBudget:
-    """Counts what was spent, and allows no further call once a limit is reached. Any thread may use it.
+    """Counts calls, tokens and cost, and refuses further calls once a limit is reached. Any thread may use it.
 
     Calls that are in flight when `max_tokens` or `max_cost` is reached still finish.
     """
@@ -79,7 +79,7 @@ class HelperBudget:
         return (self.input_tokens * self.input_price + self.output_tokens * self.output_price) / 1e6
 
     def take_call(self) -> None:
-        """Count a call that is about to be made. Raises HelperBudgetError if the budget allows none."""
+        """Count a call before it is made. Raises HelperBudgetError if the budget is used up."""
         with self._lock:
             for key, limit, spent in (
                 ("max_calls", self.max_calls, self.calls),
@@ -113,7 +113,7 @@ class HelperModel:
         """`base_url`, `api_key`: default to OPENAI_BASE_URL (else OpenAI's address) and OPENAI_API_KEY."""
         self.model = model
         self.budget = budget or HelperBudget()
-        """Its limits, and what was spent so far."""
+        """Its limits, and what has been spent so far."""
         self._base_url = base_url
         self._api_key = api_key
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -140,8 +140,8 @@ class HelperModel:
 
     @classmethod
     def chosen(cls, config: Any, model: str | None, key: str) -> HelperModel:
-        """The model that `key` of the YAML names, at the endpoint of `ajet.helper` and within its budget; that of
-        `ajet.helper` itself if `key` names none. Without `ajet.helper`, it is where `former` looks."""
+        """The model that the YAML's `key` names, at the endpoint of `ajet.helper` and within its budget; the model of
+        `ajet.helper` if `key` names none. Without `ajet.helper`, `former` determines the endpoint."""
         section = config.ajet.helper
         if section.model is None and not model:
             raise ConfigError(
@@ -155,20 +155,20 @@ class HelperModel:
         return HelperModel.from_config(config).named(model)
 
     def named(self, model: str) -> HelperModel:
-        """Another model at the same endpoint, within the same budget."""
+        """Another model at the same endpoint, sharing this budget."""
         return HelperModel(model, self._base_url, self._api_key, budget=self.budget)
 
     @classmethod
     def former(cls, model: str, api_key: str | None = None) -> HelperModel:
-        """The model that an old file names without an endpoint: at DashScope, if there is a key for it, or else where
-        OPENAI_BASE_URL says. DASHSCOPE_API_KEY may hold several keys, separated by `|`; the first is used."""
+        """A model that an old file names without an endpoint: at DashScope if there is a key for it, else at
+        OPENAI_BASE_URL. DASHSCOPE_API_KEY may hold several keys, separated by `|`; the first is used."""
         key = api_key or os.environ.get("DASHSCOPE_API_KEY", "").partition("|")[0]
         if not key:
             return cls(model)
         return cls(model, os.environ.get("DASHSCOPE_BASE_URL", DASHSCOPE_URL), key)
 
     def endpoint(self) -> HelperEndpoint:
-        """Where the model is. Raises ConfigError if nothing says so."""
+        """Address, key and name of the model. Raises ConfigError if none is configured."""
         base_url = self._base_url or os.environ.get("OPENAI_BASE_URL")
         api_key = self._api_key or os.environ.get("OPENAI_API_KEY")
         if base_url is None and api_key is None:
@@ -179,7 +179,8 @@ class HelperModel:
         return HelperEndpoint(base_url or OPENAI_URL, api_key or "none", self.model)
 
     async def complete(self, messages: Sequence[Message], **sampling: Any) -> str:
-        """The text of the model's reply. `sampling`: `temperature`, `max_tokens` and whatever else the endpoint takes.
+        """The text of the model's reply. `sampling`: `temperature`, `max_tokens` and any other parameter that the
+        endpoint accepts.
 
         Raises HelperBudgetError before a call that the budget doesn't allow, HelperError if the call fails.
         """
@@ -200,7 +201,7 @@ class HelperModel:
         try:
             reply: ChatCompletion = await self._client.chat.completions.create(
                 model=self.model,
-                messages=encodable_values(messages),  # an agent may have written half a surrogate pair
+                messages=encodable_values(messages),  # an agent may have written a lone surrogate
                 **sampling,
             )
         except OpenAIError as error:
@@ -225,8 +226,8 @@ class HelperModel:
         return AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=MAX_RETRIES)
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of all calls, in its own thread: an HTTP client belongs to one loop, and each episode's code runs on
-        another."""
+        """The event loop of all calls, in a separate thread: an HTTP client belongs to one loop, and each episode's
+        code runs on another."""
         with _lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -235,7 +236,7 @@ class HelperModel:
 
 
 _shared: dict[int, HelperModel] = {}
-"""By the `ajet.helper` section they were made from."""
+"""By the id of the `ajet.helper` section that they were made from."""
 _lock = threading.Lock()
 T = TypeVar("T")
 
@@ -245,15 +246,16 @@ THINKING = re.compile(r"<think>.*?</think>|^.*</think>", re.DOTALL)
 
 
 class UnusableAnswerError(HelperError):
-    """The helper model gave no usable answer, however often it was asked. Shows the last one and what is wrong."""
+    """The helper model gave no usable answer within all retries. Shows the last one and what is wrong with it."""
 
 
 class WrongAnswer(ValueError):
-    """What is wrong with an answer, in words that its author can act on."""
+    """An answer can't be used. The message is sent back to the model, so it says what to change."""
 
 
 class Asker:
-    """Asks one model. Any thread and any event loop may use it; all share `max_concurrent`."""
+    """Asks one model, and retries until it can use the answer. Any thread and event loop may use it; all share
+    `max_concurrent`."""
 
     def __init__(
         self,
@@ -264,11 +266,12 @@ class Asker:
         retries: int = 3,
         timeout_s: float = 120.0,
     ) -> None:
-        """`retries`: of an answer that can't be used. Failed calls are retried by the helper's client as well."""
+        """`retries`: how often to ask again for an answer that can be used. The helper's client retries failed calls as
+        well."""
         self.helper = helper
         self.cache = cache
         self.cached = 0
-        """Answers that came from the cache."""
+        """How many answers came from the cache."""
         self._max_concurrent = max_concurrent
         self._retries = retries
         self._timeout_s = timeout_s
@@ -276,10 +279,10 @@ class Asker:
         self._lock = threading.Lock()
 
     async def ask(self, messages: Sequence[Message], read: Callable[[str], T], *, draw: int = 0, **sampling: Any) -> T:
-        """The answer, as `read` returns it; `read` raises WrongAnswer for what can't be used.
+        """The answer as parsed by `read`, which raises WrongAnswer if it can't use the text.
 
-        `draw`: equal questions with different numbers are asked separately. Raises HelperError, UnusableAnswerError,
-        or HelperBudgetError.
+        `draw`: the same question with another number is asked again instead of being read from the cache. Raises
+        HelperError, UnusableAnswerError, or HelperBudgetError.
         """
         return await asyncio.wrap_future(self._submit(self._ask(list(messages), read, draw, sampling)))
 
@@ -328,7 +331,7 @@ class Asker:
             ) from None
 
     def _slot(self) -> asyncio.Semaphore:
-        """Made on the helper's loop, which all questions run on."""
+        """Created on the helper's loop, on which all questions run."""
         with self._lock:
             if self._slots is None:
                 self._slots = asyncio.Semaphore(self._max_concurrent)
