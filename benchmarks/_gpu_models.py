@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ajet.backbone.memory_plan import GIB
-from ajet.config.sections import LoraConfig
+from ajet.config.root import LoraConfig
 from ajet.engine.model_source import ModelSource, known_shapes
 from ajet.trainer.checkpoint import write_model
 

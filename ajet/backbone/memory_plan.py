@@ -365,7 +365,7 @@ def _meta_model(config: Config, device: Device) -> Any:
 @cache
 def _model_of(key: _Meta) -> Any:
     from ajet.backbone.local.learner import with_adapters
-    from ajet.config.sections import LoraConfig
+    from ajet.config.root import LoraConfig
 
     model = ModelSource.resolve(key.path).on_meta(key.dtype, key.device)
     if model is None or not key.lora:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.episode_metrics import by_group, episode_metrics, is_success, try_counts, usable
+from ajet.backbone.episode_metrics import episode_metrics
 from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.plan import validation_repeats
+from ajet.context_tracker import describe_reasons, top_reasons
+from ajet.schema.episode import Episode, EpisodeGroup
+from ajet.schema.errors import ConfigError
+from ajet.task_reader import build_reader, read_validation_tasks
+from ajet.task_runner.runtime import Runtime
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ajet.backbone.episode_metrics import by_group, is_success, try_counts, usable
 from ajet.observe.metrics import read_metrics
 from ajet.observe.progress_state import FailureTally
-from ajet.schema.episode import EpisodeGroup
-from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -176,8 +189,6 @@ def validation_metrics(groups: Sequence[EpisodeGroup], threshold: float) -> dict
 
 def evaluate(config: Config) -> dict[str, float]:
     """Run validation only, with the tasks, workflow, judge and engine of this config."""
-    from ajet.task_reader import build_reader, read_validation_tasks
-    from ajet.task_runner.runtime import Runtime
 
     tasks = read_validation_tasks(build_reader(config))
     if not tasks:
@@ -189,3 +200,117 @@ def evaluate(config: Config) -> dict[str, float]:
     metrics = validation_metrics(groups, config.ajet.task_judge.success_threshold)
     warn_of(0, metrics)
     return metrics
+
+
+PLACE = "ajet.trainer_common.early_stop"
+
+
+@dataclass(slots=True)
+class _Measured:
+    """What a checkpoint keeps."""
+
+    best: float | None = None
+    best_step: int = 0
+    latest: float | None = None
+    since: int = 0
+    """Validations since the best one."""
+
+
+class EarlyStop:
+    """Follows one metric of the validations; higher is better."""
+
+    def __init__(self, metric: str, *, patience: int | None, min_delta: float, target: float | None) -> None:
+        self.metric = metric
+        self.patience = patience
+        self.min_delta = min_delta
+        self.target = target
+        self._measured = _Measured()
+
+    @classmethod
+    def from_config(cls, config: Config, validation_tasks: int) -> EarlyStop:
+        """Raises if it needs validations and there is nothing to validate on."""
+        given = config.ajet.trainer_common.early_stop
+        asked = next((name for name in ("target", "patience") if given[name] is not None), None)
+        if asked is not None and not validation_tasks:
+            raise ConfigError(
+                f"{PLACE}.{asked} looks at validations, and there are no validation tasks: give ajet.task_reader "
+                "validation tasks, or leave early_stop out"
+            )
+        return cls(given.metric, patience=given.patience, min_delta=given.min_delta, target=given.target)
+
+    @property
+    def active(self) -> bool:
+        return self.patience is not None or self.target is not None
+
+    def look_at(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take in a validation. One without a score, because all of its episodes failed, says nothing."""
+        if not self.active or "val/success" not in metrics:
+            return
+        value = metrics.get(self.metric)
+        if value is None:
+            near = get_close_matches(self.metric, metrics, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(metrics))}"
+            raise ConfigError(f"{PLACE}.metric: a validation has no metric {self.metric!r}; {hint}")
+        mine = self._measured
+        mine.latest = value
+        if mine.best is None or value > mine.best + self.min_delta:
+            mine.best, mine.best_step, mine.since = value, step, 0
+        else:
+            mine.since += 1
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run should end now, and which key says so; None: it should go on."""
+        mine = self._measured
+        if mine.latest is None or mine.best is None:
+            return None
+        if self.target is not None and mine.latest >= self.target:
+            return f"{self.metric} is {mine.latest:.4g} ({PLACE}.target: {self.target:g})"
+        if self.patience is not None and mine.since >= self.patience:
+            return (
+                f"{self.metric} has not risen above {mine.best:.4g}, its value after step {mine.best_step}, in "
+                f"{mine.since} validations ({PLACE}.patience: {self.patience})"
+            )
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"metric": self.metric, **asdict(self._measured)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue. If another metric was followed until now, its values mean nothing here."""
+        if state["metric"] == self.metric:
+            self._measured = _Measured(**{name: state[name] for name in _Measured.__slots__})
+
+
+MANY_ABANDONED = 0.5
+"""Share of a step's sampled tokens above which the log mentions that they are masked."""
+
+
+class Hints:
+    """What the log says about the run's episodes, once each: why calls branch, and that many tokens aren't trained."""
+
+    def __init__(self) -> None:
+        self._reasons: set[str] = set()
+        self._abandoned = False
+
+    def look_at(self, step: int, episodes: Sequence[Episode]) -> None:
+        """Log what is new in this step's episodes."""
+        trees = [episode.tree for episode in episodes]
+        found = {reason.reason for reason in top_reasons(trees)}
+        if not found <= self._reasons:
+            self._reasons |= found
+            for line in describe_reasons(trees):
+                log.info("step %d, calls that continue no earlier call: %s", step, line)
+        captured = sum(episode.ledger.captured for episode in episodes)
+        abandoned = sum(episode.ledger.masked.get("abandoned", 0) for episode in episodes)
+        if not self._abandoned and abandoned > MANY_ABANDONED * captured:
+            self._abandoned = True
+            log.warning(
+                "step %d: %d of %d sampled tokens are not trained, because a later reply to the same prompt replaced "
+                "them (masked/abandoned). If your agent repeats prompts on purpose, not to retry, set "
+                "ajet.rollout.abandoned_calls: train",
+                step,
+                abandoned,
+                captured,
+            )

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.cli.interruption import interruption
+from ajet.cli.main import interruption
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ A subcommand is a module `ajet/cli/<name>.py` with `run(argv) -> int`, and a lin
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
 import threading
 import time
@@ -165,7 +167,7 @@ def _run(module: str, arguments: list[str]) -> int:
     except UserError as error:
         return fail(str(error), error.exit_code)
     except OSError as error:
-        from ajet.backbone.advice import place_advice
+        from ajet.backbone.launch import place_advice
 
         if (advice := place_advice(error)) is None:
             raise
@@ -184,3 +186,11 @@ def _help() -> str:
         + "\n".join(lines)
         + f"\n  ajet {'--version':<{width}}print the version"
     )
+
+
+def interruption() -> asyncio.Event:
+    """Set by Ctrl-C or SIGTERM, which from now on do nothing else."""
+    interrupted = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+    return interrupted

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ajet.cli.interruption import interruption
+from ajet.cli.main import interruption
 from ajet.schema.errors import ConfigError
 from ajet.system.http_messages import is_loopback
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ajet.cli.interruption import interruption
+from ajet.cli.main import interruption
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:

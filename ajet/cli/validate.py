@@ -43,9 +43,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _check(config: Config, arguments: Namespace, flag: BackboneName | None) -> int:
-    from ajet.backbone.early_stop import EarlyStop
     from ajet.backbone.launch import choose_backbone
     from ajet.backbone.plan import RunPlan, training_samples
+    from ajet.backbone.report import EarlyStop
 
     backbone, why = choose_backbone(flag, config)
     config.ajet.backbone = backbone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, PrivateAttr, model_validator
 
@@ -12,22 +12,254 @@ from ajet.config.kinds import BackboneName
 from ajet.config.old_keys import Translated
 from ajet.config.prompt_tuning import PromptTuningConfig
 from ajet.config.rollout import RolloutSection
-from ajet.config.section import Block, Name, Section, blocks_within
-from ajet.config.sections import (
-    ContextTrackerConfig,
-    DataConfig,
-    DebugConfig,
-    FailureRewardConfig,
-    GatewayConfig,
-    HelperConfig,
-    ModelConfig,
-    ObserveConfig,
-    RecorderConfig,
-    ServiceConfig,
-    TaskRunnerConfig,
+from ajet.config.section import (
+    AboveZero,
+    Block,
+    Count,
+    Name,
+    NonNegative,
+    Port,
+    Positive,
+    Real,
+    Section,
+    Share,
+    blocks_within,
 )
 from ajet.config.tasks import TaskJudgeConfig, TaskReaderConfig
 from ajet.config.trainer_common import TrainerCommonConfig
+
+
+class LoraConfig(Section):
+    """`ajet.model.lora`: train small adapters instead of all weights."""
+
+    enabled: bool = False
+    """Train LoRA adapters; the base weights stay unchanged."""
+    rank: Positive = 16
+    """Rank of the adapters."""
+    alpha: NonNegative = 32
+    """Scale of the adapters: their output is multiplied by alpha / rank."""
+    dropout: Share = 0.0
+    """Dropout on the adapters' input during training. Above 0, the trained policy differs from the sampled one."""
+    target_modules: list[str] | str = "all-linear"
+    """Names of the layers that get an adapter, or `all-linear`."""
+    base_bits: Literal[4] | None = None
+    """4: the linear layers of the base model rest in 4 bits each weight (QLoRA; needs bitsandbytes), and a checkpoint's
+    `hf` has what these stand for, the adapters added. For the embedded engine. null: as `model.dtype` says."""
+
+
+class ModelConfig(Section):
+    """`ajet.model`: the model to train."""
+
+    path: str = "tiny:qwen2-0.3m"
+    """A folder, a Hugging Face id such as `Qwen/Qwen2.5-7B-Instruct`, or `tiny:NAME`, a small model built offline."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of weights and computation. `auto`: float32 on a CPU, bfloat16 on a GPU."""
+    attn: Literal["auto", "eager", "sdpa", "flex_attention", "flash_attention_2"] = "auto"
+    """Attention implementation. `auto`: SDPA, or plain attention for models that have no other."""
+    lora: LoraConfig = LoraConfig()
+    """Train small adapters instead of all weights."""
+
+
+class HelperPriceConfig(Section):
+    """`ajet.helper.price_per_million`: the price of a million tokens, in any currency; counts towards `max_cost`."""
+
+    input: NonNegative = 0.0
+    """Price of a million prompt tokens."""
+    output: NonNegative = 0.0
+    """Price of a million reply tokens."""
+
+
+class HelperConfig(Section):
+    """`ajet.helper`: the model for agents whose target isn't trained, at any OpenAI-compatible endpoint. Readers and
+    judges reach it through `ajet.task_judge.helper.HelperModel`; the limits apply to their calls, per process.
+    """
+
+    model: str | None = None
+    """Name of the helper model at `base_url`. null: agents whose target isn't trained use the trained model too; their
+    calls are recorded but not trained."""
+    base_url: str | None = None
+    """Address of the endpoint, ending in `/v1`. null: OPENAI_BASE_URL, else OpenAI's own."""
+    api_key: str | None = None
+    """Key for the endpoint, preferably as `${oc.env:NAME}`. null: OPENAI_API_KEY."""
+    embedding_model: str | None = None
+    """The embedding model at that endpoint; the gateway passes `/v1/embeddings` on to it. null: such requests get
+    status 501."""
+    max_calls: Positive | None = None
+    """Most calls that `HelperModel` may make; a further one is an error. null: no limit."""
+    max_tokens: Positive | None = None
+    """Most tokens that these calls may use, prompts and replies together. null: no limit."""
+    max_cost: AboveZero | None = None
+    """Most that these calls may cost, by `price_per_million`. null: no limit."""
+    price_per_million: HelperPriceConfig = HelperPriceConfig()
+    """The price of a million tokens, in any currency."""
+
+
+class ServiceConfig(Section):
+    """One of `ajet.services`: a program that runs beside the run."""
+
+    command: str = ""
+    """What bash runs, in the foreground."""
+    folder: str = "."
+    """Where it runs. Relative to the working directory."""
+    address: str | None = None
+    """`host:port` or a URL at which it answers once it is ready; the run waits for that. null: the run doesn't wait."""
+    start_timeout: AboveZero = 600.0
+    """Seconds it may take until it answers."""
+    env: dict[str, str] = {}
+    """Environment variables for it, besides the run's own."""
+    restarts: Count = 3
+    """How often it is started again if it ends during the run, after pauses that double. The count begins anew after
+    five minutes without an end. 0: never."""
+
+
+class DataConfig(Section):
+    """`ajet.data`: lengths and batch size."""
+
+    max_prompt_length: Positive = 3000
+    """Longest prompt of a training sample, in tokens: everything before the first reply."""
+    max_response_length: Positive = 15000
+    """Most tokens after the prompt in a training sample: all replies, tool results and later messages together."""
+    train_batch_size: Positive = 32
+    """Tasks per training step. Each is run `rollout.num_repeat` times."""
+
+
+class RemoteRunnersConfig(Section):
+    """`ajet.task_runner.remote`: with `wrapper_type: remote`, where runners elsewhere find this run."""
+
+    host: str = "127.0.0.1"
+    """Address on which runners claim episodes. `0.0.0.0`: any of this machine's; set `gateway.host`, too, since the
+    runners' model calls go there."""
+    port: Port = 4747
+    """Its port. 0: any free one."""
+    lease: AboveZero = 30.0
+    """Seconds without a sign of life after which a runner is taken for dead, and its episode is run again."""
+    tls_cert: str | None = None
+    """PEM file with the certificate, for HTTPS."""
+    tls_key: str | None = None
+    """PEM file with the certificate's private key."""
+
+
+class OutsideConfig(Section):
+    """`ajet.task_runner.outside`: with `wrapper_type: outside`, episodes that other programs begin and end."""
+
+    max_staleness: Count = 4
+    """Updates that an episode may be behind when its group is complete. Older ones are recorded, and not trained."""
+
+
+class TaskRunnerConfig(Section):
+    """`ajet.task_runner`: where a workflow's code runs."""
+
+    wrapper_type: Literal["asyncio-with-gc", "asyncio", "multi-processing", "remote", "outside"] = "asyncio-with-gc"
+    """`asyncio-with-gc` and `asyncio`: in a thread with its own event loop. `multi-processing`: in a separate process,
+    which may crash, call `os._exit` or hang. `remote`: in `ajet runner` processes, on this machine or others.
+    `outside`: nowhere here; programs elsewhere begin and end episodes over HTTP, and there are no tasks to read."""
+    outside: OutsideConfig = OutsideConfig()
+    """With `outside`: which of their episodes are trained."""
+    remote: RemoteRunnersConfig = RemoteRunnersConfig()
+    """With `remote`: where runners find this run."""
+    wrapper_multiprocessing_timeout: AboveZero = 3600.0
+    """Seconds after which a workflow's process is ended; `rollout.episode_timeout` applies as well."""
+    max_lost_threads: Count = 8
+    """Workflow threads that may be stuck for good before the run ends with a hint to use `multi-processing`."""
+    processes: Positive | Literal["auto"] = "auto"
+    """With `multi-processing`: most processes at a time. `auto`: `rollout.max_env_worker`."""
+
+
+Treatment = Real | Literal["judge", "mask", "drop"]
+
+
+class FailureRewardConfig(Section):
+    """`ajet.failure_reward`: what to do with episodes that did not end well: a number (train with this reward), `judge`
+    (train with the workflow's or the judge's reward), `mask` (as `judge`, but without loss: the episode counts in its
+    group's baseline and in the metrics only) or `drop` (leave it out of its group). None of them is replaced by another
+    attempt.
+    """
+
+    otherwise: Real | None = None
+    """The reward where `judge` or `mask` apply, the workflow raised or timed out, and neither the judge nor
+    `tuner.reward` gave one. null: such an episode is dropped, and its failure names the key."""
+    workflow_error: Real | Literal["mask", "drop"] = "drop"
+    """The workflow raised, or did not return a WorkflowOutput."""
+    timeout: Real | Literal["mask", "drop"] = "drop"
+    """`rollout.episode_timeout` ran out."""
+    truncated: Treatment = "judge"
+    """The last reply was cut off by its length limit, whether the workflow then returned or raised, or
+    `multi_turn.max_steps` was used up."""
+    overflow: Treatment = "judge"
+    """A prompt left no room in `rollout.max_model_len`."""
+    abnormal: Treatment = -1.0
+    """A check of `rollout.compute_madness_checklist` failed."""
+
+
+class ContextTrackerConfig(Section):
+    """`ajet.context_tracker`: how model calls are recorded and become training tokens."""
+
+    shared_token_loss: Literal["once", "multiplicity"] = "once"
+    """Train a sampled token that several conversations share once, or once for each of them."""
+    log_tool_format_check: bool = False
+    """Log a warning for each reply with a malformed tool call."""
+    log_tool_format_error_detail: bool = False
+    """With `log_tool_format_check`: also log what was wrong with it."""
+    detect_timeline_snap: bool = True
+    """Explain each fork of a conversation: which message or template rule caused it, and how many tokens it cost."""
+
+
+class DebugConfig(Section):
+    """`ajet.debug`: what `--backbone=debug` runs."""
+
+    debug_max_parallel: Positive = 4
+    """Most episodes at a time."""
+    debug_first_n_tasks: Positive = 2
+    """How many tasks to run, from the first on."""
+    debug_vllm_seed: Count | None = None
+    """Seed of a debug run, in place of `rollout.seed`."""
+    debug_tensor_parallel_size: Positive | None = None
+    """GPUs per engine in a debug run, in place of `rollout.tensor_model_parallel_size`."""
+
+
+class GatewayConfig(Section):
+    """`ajet.gateway`: the HTTP server through which agents of any kind reach the model."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Anything but loopback lets other machines in (with an episode's key)."""
+    port: Port = 0
+    """Port; 0: any free one."""
+    key_ttl: AboveZero | None = None
+    """Seconds for which an episode's key is valid. null: an hour, or `rollout.episode_timeout` if that is longer."""
+    tls_cert: str | None = None
+    """PEM file with the certificate, for HTTPS. It must be valid for the name by which clients know this machine."""
+    tls_key: str | None = None
+    """PEM file with the certificate's private key."""
+    header_deadline: AboveZero = 10.0
+    """Seconds within which a request's headers must arrive."""
+    body_deadline: AboveZero = 30.0
+    """Seconds within which a request's body must arrive."""
+    max_body_mb: AboveZero = 16.0
+    """Largest request body in MB, decompressed."""
+    max_concurrent_per_episode: Positive = 64
+    """Most concurrent requests per episode; further ones get status 429."""
+    allowed_origins: list[str] = []
+    """Web pages that may call the gateway from a browser, by origin (`http://localhost:3000`), or `*` for any."""
+
+
+class RecorderConfig(Section):
+    """`ajet.recorder`: which episodes are kept for the viewer."""
+
+    keep: Literal["all", "every_n", "failures"] = "all"
+    """All episodes, those of every n-th step, or only failed ones."""
+    every_n: Positive = 10
+    """With `keep: every_n`: the n."""
+    max_gb: AboveZero = 10.0
+    """Size at which the oldest episodes are deleted to make room."""
+
+
+class ObserveConfig(Section):
+    """`ajet.observe`: what a run tells other programs about itself."""
+
+    otlp_endpoint: str | None = None
+    """Collector of OpenTelemetry, such as `http://127.0.0.1:4318`: gets each episode as a trace, with its model calls,
+    spans and reward. Headers (a key, say) are taken from the environment's `OTEL_EXPORTER_OTLP_HEADERS`."""
+
 
 READ_YAML_NAME = "read_yaml_name"
 """Value of `experiment_name` that stands for the YAML's file name."""

@@ -10,17 +10,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
 from ajet.context_tracker.conversation import Audit, CallRecord, Growth, Node, Turn
-from ajet.context_tracker.messages import Shape, Skeleton, plain_messages, shape_after, split_reasoning, stable_json
-from ajet.context_tracker.settings import ReasoningHistory
+from ajet.context_tracker.messages import (
+    ReasoningHistory,
+    Shape,
+    Skeleton,
+    plain_messages,
+    shape_after,
+    split_reasoning,
+    stable_json,
+)
 from ajet.context_tracker.template import ChatTemplate
 from ajet.context_tracker.template_probe import NotStable, TemplateProbe
-from ajet.schema.chat import Message, Tool
-from ajet.schema.episode import CallTree, Fork
+from ajet.schema.chat import Message, Sampling, Tool
+from ajet.schema.episode import CallTree, Fork, Ledger, Outcome
 
 __all__ = ["NotStable", "Renderer"]
 
@@ -350,3 +357,27 @@ def describe_reasons(trees: Iterable[CallTree], limit: int = 5) -> list[str]:
         + (f", e.g. {reason.example}" if reason.example else "")
         for reason in top_reasons(trees, limit)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A call that is ready for the engine."""
+
+    call_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    """As requested, with `max_tokens` clipped to the room left, and with the ids that end a reply."""
+    extends: str | None
+    """The call it continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedCalls:
+    """All calls of a finished episode, and what they are worth."""
+
+    tree: CallTree
+    ledger: Ledger
+    reward: float | None = None
+    """None: the episode failed, or was given no reward."""
+    agent_rewards: dict[str, float] = field(default_factory=dict)
+    outcomes: tuple[Outcome, ...] = ()

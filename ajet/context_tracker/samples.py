@@ -14,8 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from ajet.context_tracker.conversation import CallRecord
-from ajet.context_tracker.messages import content_text
-from ajet.context_tracker.settings import SharedTokenLoss, TrackerSettings
+from ajet.context_tracker.messages import SharedTokenLoss, TrackerSettings, content_text
 from ajet.schema.chat import Message
 from ajet.schema.episode import ROOT, CallTree, DropReason, Episode, Ledger, Sample
 from ajet.schema.errors import RewardError

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ajet.context_tracker.encoder import XML_TAG
-from ajet.context_tracker.messages import HOLDS, LETTERS, WITHOUT_REASONING, Shape, split_reasoning
-from ajet.context_tracker.settings import ReasoningHistory
+from ajet.context_tracker.messages import HOLDS, LETTERS, WITHOUT_REASONING, ReasoningHistory, Shape, split_reasoning
 from ajet.context_tracker.template import (
     STUB,
     STUB_DESCRIPTION,

@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -19,13 +19,20 @@ import numpy as np
 
 from ajet.context_tracker.abnormal import find_abnormal
 from ajet.context_tracker.conversation import Audit, CallRecord, Conversations, Growth, MessageCalls, Node, Turn, Walk
-from ajet.context_tracker.messages import content_text, split_reasoning, tools_key
-from ajet.context_tracker.prompting import Prompt, Prompting, PromptRequest, Renderer, changed_message
+from ajet.context_tracker.messages import TrackerSettings, content_text, split_reasoning, tools_key
+from ajet.context_tracker.prompting import (
+    FinishedCalls,
+    PreparedCall,
+    Prompt,
+    Prompting,
+    PromptRequest,
+    Renderer,
+    changed_message,
+)
 from ajet.context_tracker.samples import Rewards, mask_calls
-from ajet.context_tracker.settings import TrackerSettings
 from ajet.context_tracker.template_probe import THOUGHT_END
 from ajet.schema.chat import ChatReply, ChatRequest, Completion, Message, Sampling, Tool
-from ajet.schema.episode import ROOT, Call, CallTree, DropReason, Fork, IntArray, Ledger, Outcome
+from ajet.schema.episode import ROOT, Call, CallTree, DropReason, Fork, IntArray, Outcome
 from ajet.schema.errors import (
     AbnormalOutputError,
     ContextOverflowError,
@@ -51,30 +58,6 @@ RESERVED = frozenset(
     }
 )
 """Arguments of the rendering itself, which a request may not set as arguments of its template."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedCall:
-    """A call that is ready for the engine."""
-
-    call_id: str
-    prompt_ids: list[int]
-    sampling: Sampling
-    """As requested, with `max_tokens` clipped to the room left, and with the ids that end a reply."""
-    extends: str | None
-    """The call it continues."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedCalls:
-    """All calls of a finished episode, and what they are worth."""
-
-    tree: CallTree
-    ledger: Ledger
-    reward: float | None = None
-    """None: the episode failed, or was given no reward."""
-    agent_rewards: dict[str, float] = field(default_factory=dict)
-    outcomes: tuple[Outcome, ...] = ()
 
 
 class ContextTracker:

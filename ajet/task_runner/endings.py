@@ -30,7 +30,7 @@ from ajet.task_runner.threads import EpisodeThreads
 from ajet.task_runner.workflow_result import WorkflowResult
 
 if TYPE_CHECKING:
-    from ajet.config.sections import FailureRewardConfig, Treatment
+    from ajet.config.root import FailureRewardConfig, Treatment
 
 EXAMPLE_JUDGE = "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"
 NO_REWARD = (

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from ajet.task_runner.fork_server import main; main(int(sys.argv[2]))"  # noqa: E501
+BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from ajet.task_runner.worker import main; main(int(sys.argv[2]))"  # noqa: E501
 STDERR_KEPT = 16 * 1024
 """How much of the end of a worker's standard error is kept: enough for a traceback and what led to it."""
 EXIT_NOTICE_S = 2.0

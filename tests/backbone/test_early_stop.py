@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ajet.backbone.early_stop import EarlyStop
+from ajet.backbone.report import EarlyStop
 from ajet.schema.errors import ConfigError
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ajet.backbone.early_stop import EarlyStop
 from ajet.backbone.episode_metrics import episode_metrics
-from ajet.backbone.report import validation_metrics
+from ajet.backbone.report import EarlyStop, validation_metrics
 from ajet.schema.episode import CallTree, Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
 
 

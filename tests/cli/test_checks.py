@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ajet.task_judge.helper.model
-from ajet.backbone.advice import memory_advice
+from ajet.backbone.launch import memory_advice
 from ajet.cli.main import main
 from ajet.engine.tiny.models import tiny_folder
 

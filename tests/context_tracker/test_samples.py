@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ajet.context_tracker import linear_samples
+from ajet.context_tracker.messages import SharedTokenLoss, TrackerSettings
 from ajet.context_tracker.samples import episode_samples
-from ajet.context_tracker.settings import SharedTokenLoss, TrackerSettings
 from ajet.schema.episode import CallTree, Ledger, Sample
 from support.tracker_helpers import Drive, episode_of, said, system, user
 

@@ -8,7 +8,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from ajet.config.sections import HelperConfig
+from ajet.config.root import HelperConfig
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
 from ajet.engine.model_source import ModelSource
 from ajet.gateway.chat import EpisodeSession, SessionSettings, pick_parser

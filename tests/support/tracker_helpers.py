@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from ajet.context_tracker import ContextTracker, FinishedCalls, PreparedCall, Renderer, TrackerSettings, linear_samples
-from ajet.context_tracker.settings import ReasoningHistory
+from ajet.context_tracker.messages import ReasoningHistory
 from ajet.schema.chat import Completion, Sampling
 from ajet.schema.episode import ROOT, CallTree, Episode, EpisodeStatus
 from support.tracker_families import tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ajet.config.sections import FailureRewardConfig
+from ajet.config.root import FailureRewardConfig
 from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Failure, Ledger, Outcome
 from ajet.schema.errors import EngineError
 from ajet.task_runner.endings import (

@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from ajet.backbone.local.learner import with_adapters
-from ajet.config.sections import LoraConfig
+from ajet.config.root import LoraConfig
 from ajet.trainer import footprint
 from ajet.trainer.footprint import Pass, layers_alike, pass_bytes, training_bytes
 from ajet.trainer.forward import BestForward, Entropy

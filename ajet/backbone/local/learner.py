@@ -41,7 +41,7 @@ from ajet.trainer.trainer import Updater
 
 if TYPE_CHECKING:
     from ajet.config import Config
-    from ajet.config.sections import LoraConfig
+    from ajet.config.root import LoraConfig
     from ajet.task_runner.runtime import Runtime
 
 

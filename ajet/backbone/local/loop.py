@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
-from ajet.backbone.early_stop import EarlyStop
 from ajet.backbone.episode_metrics import episode_metrics, staleness
 from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.local.demonstrations import demonstration_batches
@@ -23,9 +22,8 @@ from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.placement import check_gpu, place, visible_gpus
 from ajet.backbone.local.rollouts import Replay, Rollouts
 from ajet.backbone.plan import imitates_a_file, training_steps, validates_after, validation_repeats
-from ajet.backbone.report import EXIT_NOTHING_TRAINED, validation_metrics, why_nothing_trained
+from ajet.backbone.report import EXIT_NOTHING_TRAINED, EarlyStop, Hints, validation_metrics, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, taught_alone
-from ajet.context_tracker import describe_reasons, top_reasons
 from ajet.engine.base import Engine, EnginePlacement, build_engine
 from ajet.observe.metric_names import step_names
 from ajet.observe.progress import Progress
@@ -55,8 +53,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ajet.backbone.local")
 
-MANY_ABANDONED = 0.5
-"""Share of a step's sampled tokens above which the log mentions that they are masked."""
 BEFORE_THE_FIRST = -1
 """The step before the first: step 0 is the validation before training."""
 BARREN_STEPS = 5
@@ -397,35 +393,6 @@ class LocalRun:
         self.step = self.saved = checkpoint.step
         self.experiment.rewind(checkpoint.step)
         self.recorder.rewind(checkpoint.step)
-
-
-class Hints:
-    """What the log says about the run's episodes, once each: why calls branch, and that many tokens aren't trained."""
-
-    def __init__(self) -> None:
-        self._reasons: set[str] = set()
-        self._abandoned = False
-
-    def look_at(self, step: int, episodes: Sequence[Episode]) -> None:
-        """Log what is new in this step's episodes."""
-        trees = [episode.tree for episode in episodes]
-        found = {reason.reason for reason in top_reasons(trees)}
-        if not found <= self._reasons:
-            self._reasons |= found
-            for line in describe_reasons(trees):
-                log.info("step %d, calls that continue no earlier call: %s", step, line)
-        captured = sum(episode.ledger.captured for episode in episodes)
-        abandoned = sum(episode.ledger.masked.get("abandoned", 0) for episode in episodes)
-        if not self._abandoned and abandoned > MANY_ABANDONED * captured:
-            self._abandoned = True
-            log.warning(
-                "step %d: %d of %d sampled tokens are not trained, because a later reply to the same prompt replaced "
-                "them (masked/abandoned). If your agent repeats prompts on purpose, not to retry, set "
-                "ajet.rollout.abandoned_calls: train",
-                step,
-                abandoned,
-                captured,
-            )
 
 
 def _due(step: int, every: int) -> bool:

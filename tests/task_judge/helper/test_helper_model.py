@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ajet.config.sections import HelperConfig
+from ajet.config.root import HelperConfig
 from ajet.schema.errors import ConfigError
 from ajet.task_judge.helper import HelperBudget, HelperBudgetError, HelperError, HelperModel
 from support.http_server import Answer, Server

@@ -13,7 +13,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
 
-from ajet.config.sections import HelperConfig
+from ajet.config.root import HelperConfig
 from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.observe.tracing import emit_reward, find_final_reward
 from ajet.observe.tracing.attributes import reward_of

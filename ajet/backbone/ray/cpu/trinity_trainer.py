@@ -13,8 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from trinity.common.config import Config as TrinityConfig
+from trinity.common.config import InferenceModelConfig
+from trinity.common.constants import SyncMethod
 from trinity.common.experience import Experience
+from trinity.common.models.allocator import Allocator, get_model_wrapper
+from trinity.common.models.model import InferenceModel, ModelWrapper
 from trinity.manager.synchronizer import Synchronizer
 from trinity.trainer.trainer import TrainEngineWrapper
 
@@ -23,7 +28,9 @@ from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.trinity.rows import AGENT, ROW
 from ajet.backbone.training_settings import train_settings
 from ajet.engine.model_source import ModelSource
-from ajet.schema.chat import Sampling
+from ajet.engine.torch.commands import TorchEngineSettings
+from ajet.engine.torch.engine import TorchEngine
+from ajet.schema.chat import Completion, GenerateRequest, Sampling
 from ajet.schema.episode import ROOT, Call, CallTree, IntArray, Run
 from ajet.trainer.checkpoint import CheckpointFolder, read_trainer, write_trainer
 from ajet.trainer.credit.weights import CallCredit, EpisodeCredit, LossNorm
@@ -156,3 +163,59 @@ def _append(tree: CallTree, ids: IntArray | Sequence[int], parent: int, start: i
     """Add a run; its index."""
     tree.runs.append(Run(np.asarray(ids, np.int32), parent, start, call))
     return len(tree.runs) - 1
+
+
+class CpuRolloutModel(InferenceModel):  # type: ignore[misc]
+    """One engine in one Ray actor."""
+
+    def __init__(self, config: InferenceModelConfig) -> None:
+        super().__init__(config)
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        settings = TorchEngineSettings(max_model_len=config.max_model_len or 4096, seed=config.seed, dtype="float32")
+        self._engine = TorchEngine(ModelSource.resolve(str(config.model_path)), settings)
+        self._version = 0
+
+    async def prepare(self) -> None:
+        """Return when the engine can draw."""
+        await self._engine.ready()
+        self._synchronizer = Synchronizer.get_actor(namespace=self.config.ray_namespace)
+        self._prepared = True
+
+    async def draw(self, request: GenerateRequest) -> Completion:
+        """Our engine's own call."""
+        return await self._engine.generate(request)
+
+    async def sync_model_weights(self, model_version: int, method: SyncMethod, timeout: float = 1200) -> int:
+        """Serve the newest weights."""
+        if method == SyncMethod.CHECKPOINT:
+            folder = (
+                Path(str(self.config.checkpoint_job_dir)) / f"global_step_{model_version}" / "actor" / "huggingface"
+            )
+            weights = load_file(folder / "model.safetensors")
+        else:
+            weights, model_version = await self._synchronizer.get_model_state_dict.remote()
+        if weights:
+            # Ray's tensors lie in its store and can't be written to
+            await self._engine.load_weights({name: tensor.clone() for name, tensor in weights.items()}, model_version)
+            self._version = model_version
+        return self._version
+
+    def get_model_version(self) -> int:
+        return self._version
+
+    async def shutdown(self) -> None:
+        await self._engine.aclose()
+
+
+class CpuAllocator(Allocator):  # type: ignore[misc]
+    """Trinity's allocator, with our rollout model for each of its engines."""
+
+    async def create_engine(self, config: InferenceModelConfig, role: str, engine_id: int) -> ModelWrapper:
+        from copy import deepcopy
+
+        config = deepcopy(config)
+        config.engine_id = engine_id
+        name = self.get_actor_name(role, engine_id, 0)
+        return await get_model_wrapper(
+            CpuRolloutModel, config, self.pg, [(name, self.bundle_result.actor_bundle_map[name])]
+        )

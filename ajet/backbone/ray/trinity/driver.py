@@ -61,8 +61,7 @@ def run_stages(config: Any, payload: str) -> None:
     """Explore, train, or both. Raises if it ends early."""
     import ray
 
-    from ajet.backbone.ray.trinity.actors import AjetExplorer, AjetTrainer
-    from ajet.backbone.ray.trinity.host import HOST, EpisodeHost
+    from ajet.backbone.ray.trinity.host import HOST, AjetExplorer, AjetTrainer, EpisodeHost
 
     collector = ray.remote(EpisodeCollector).options(name=COLLECTOR, num_cpus=0).remote(payload)
     actors: dict[str, Any] = {}

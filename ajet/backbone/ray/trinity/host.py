@@ -7,17 +7,26 @@ groups to the host, on the head node, and gets them back when they have ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
+import trinity.trainer.trainer as trainer_module
+from trinity.common.config import Config
+from trinity.common.constants import SyncStyle
+from trinity.common.experience import Experience
+from trinity.explorer.explorer import Explorer
+from trinity.trainer.trainer import Trainer
 
-from ajet.backbone.ray.collector import GroupRunner
+from ajet.backbone.ray.collector import COLLECTOR, GroupRunner
 from ajet.backbone.ray.engine import RayEngine
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.trinity.plugin import on_cpu
-from ajet.backbone.ray.watcher import first_line
+from ajet.backbone.ray.trinity.rows import UPDATES, VERSIONS
+from ajet.backbone.ray.watcher import cause, first_line
 from ajet.engine.base import OnTokens
 from ajet.engine.remote import RemoteEngine
 from ajet.engine.remote_client import Endpoint, RemoteSettings
@@ -137,3 +146,158 @@ class HostedGroups(GroupRunner):
 
 def _no_engine(config: Config) -> TrinityEngine:
     raise AssertionError("groups run in the host's process")
+
+
+LOOK_S = 0.2
+"""Seconds between looks at the policy version while the explorer waits for it."""
+
+
+@asynccontextmanager
+async def _reporting(who: str) -> AsyncIterator[None]:
+    """Tell the collector what goes wrong; running out of tasks or rows isn't a fault."""
+    try:
+        yield
+    except (StopAsyncIteration, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        await ray.get_actor(COLLECTOR).report_failure.remote(f"{who}: {type(error).__name__}: {cause(error)}")
+        raise
+
+
+class AjetExplorer(Explorer):  # type: ignore[misc]
+    """Bounds how far the sampling policy lags behind, and validates each step with the weights that it made."""
+
+    explore_step_num: int
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._max_staleness = config.algorithm.sample_strategy_args.get("max_staleness")
+        if on_cpu():
+            from ajet.backbone.ray.cpu.trinity_trainer import CpuAllocator
+
+            self.model_allocator = CpuAllocator(config.explorer)
+
+    async def explore_step(self) -> bool:
+        async with _reporting("explorer"):
+            await self._let_trainer_catch_up()
+            return bool(await super().explore_step())
+
+    async def finish_current_steps(self) -> None:
+        """Computes a batch's credit; fails if nothing in it can be trained."""
+        async with _reporting("explorer"):
+            await super().finish_current_steps()
+
+    async def sync_weight(self) -> None:
+        async with _reporting("explorer"):
+            await self._take_weights()
+
+    def need_eval(self) -> bool:
+        """Never when Trinity asks: the step's update has not reached the sampler yet. See `_take_weights`."""
+        return False
+
+    async def _take_weights(self) -> None:
+        """Take newer weights, and validate them if that is due, under their number."""
+        before = self.model_version
+        await super().sync_weight()
+        if validation_is_due(before, self.model_version, self.config.explorer.eval_interval):
+            explored = self.explore_step_num
+            self.explore_step_num = self.model_version  # Trinity names a validation after it
+            try:
+                await self.eval()
+                await self._finish_eval_step(step=self.model_version)
+            finally:
+                self.explore_step_num = explored
+
+    async def eval(self) -> None:
+        async with _reporting("explorer"):
+            await super().eval()
+
+    async def _let_trainer_catch_up(self) -> None:
+        """The next batch trains weights of version `explore_step_num`: wait until the sampler's are at most
+        `max_staleness` older. Batches under way are finished first, because the trainer needs them."""
+        if self._max_staleness is None or self.config.mode != "both":
+            return
+        while self.model_version < self.explore_step_num - int(self._max_staleness):
+            if self.sync_style == SyncStyle.FULLY_ASYNC and self._inflight_train_steps:
+                step = self._inflight_train_steps.popleft()
+                await self._finish_explore_step(step=step)
+                self.last_monitored_step = step
+            elif self.sync_style != SyncStyle.FULLY_ASYNC:
+                await self.finish_current_steps()
+                await self._take_weights()
+            await asyncio.sleep(LOOK_S)
+
+    async def _finish_eval_step(self, step: int | None = None, prefix: str = "eval") -> None:
+        pending = list(self.pending_eval_tasks)
+        await super()._finish_eval_step(step, prefix)
+        left = set(self.pending_eval_tasks)
+        for task in pending:
+            if task not in left:
+                number, name = task
+                await ray.get_actor(COLLECTOR).end_validation.remote(number, f"{number}/{name}/")
+
+
+class AjetTrainer(Trainer):  # type: ignore[misc]
+    """Reports staleness, and sizes the train engine's mini-batch by what a batch turned out to hold."""
+
+    def __init__(self, config: Config) -> None:
+        if on_cpu():
+            from ajet.backbone.ray.cpu.trinity_trainer import CpuTrainEngine
+
+            # Trinity chooses among its own engines; this process is this trainer's alone
+            trainer_module.get_trainer_wrapper = CpuTrainEngine
+        super().__init__(config)
+
+    def steps_done(self) -> int:
+        """Steps trained so far."""
+        return int(self.train_step_num)
+
+    async def train_step(self, exps: list[Experience]) -> dict[str, Any]:
+        async with _reporting("trainer"):
+            noted = staleness(exps, self.train_step_num)
+            self._set_mini_batch(len(exps) // exps[0].info[UPDATES])
+            began = time.time()
+            metrics: dict[str, Any] = await super().train_step(exps)
+            return metrics | noted | {"time/train_began": began, "time/train_ended": time.time()}
+
+    async def _sample_data(self) -> Any:
+        async with _reporting("trainer"):
+            return await super()._sample_data()
+
+    async def sync_weight(self) -> dict[str, Any]:
+        async with _reporting("trainer"):
+            metrics: dict[str, Any] = await super().sync_weight()
+            return metrics
+
+    async def save_checkpoint(self, block_until_saved: bool = False, save_as_hf: bool = False) -> dict[str, Any]:
+        async with _reporting("trainer"):
+            metrics: dict[str, Any] = await super().save_checkpoint(block_until_saved, save_as_hf)
+            return metrics
+
+    def _set_mini_batch(self, rows: int) -> None:
+        """Trinity's verl engine cuts a batch into mini-batches of a fixed size."""
+        engine_config = getattr(self.engine, "config", None)
+        if engine_config is not None and hasattr(engine_config, "actor"):
+            engine_config.actor.ppo_mini_batch_size = rows
+
+
+def validation_is_due(before: int, version: int, every: int) -> bool:
+    """Whether these weights passed a multiple of `every`. The first weights of a run (before: -1), those of its start
+    or of a checkpoint, are validated elsewhere."""
+    return before >= 0 and version // every > before // every
+
+
+def staleness(exps: list[Experience], version: int) -> dict[str, float]:
+    """By how many steps the trained weights are newer than those that sampled, over trained tokens."""
+    counts: dict[int, int] = {}
+    for exp in exps:
+        for drawn, count in exp.info[VERSIONS]:
+            counts[version - drawn] = counts.get(version - drawn, 0) + count
+    tokens = sum(counts.values())
+    if not tokens:
+        return {}
+    return {
+        "train/staleness": sum(lag * count for lag, count in counts.items()) / tokens,
+        "train/staleness/max": float(max(counts)),
+        **{f"train/staleness/tokens@{lag}": float(count) for lag, count in sorted(counts.items())},
+    }

@@ -328,7 +328,7 @@ def _rollout(config: Config, run: RunFacts, machine: Machine) -> Settings:
         f"{place}.agent.num_workers": 1
         if config.ajet.task_runner.wrapper_type == "remote"
         else config.ajet.trainer_common.nnodes,
-        f"{place}.agent.agent_loop_manager_class": "ajet.backbone.ray.verl.manager.EpisodeManager",
+        f"{place}.agent.agent_loop_manager_class": "ajet.backbone.ray.verl.worker.EpisodeManager",
     }
 
 

@@ -212,8 +212,8 @@ def test_a_step_reads_the_whole_of_a_batch_whatever_comes_in_between() -> None:
 
 def test_rows_that_fill_up_train_nothing() -> None:
     from ajet.backbone.ray.cpu.trinity_trainer import trees_of
-    from ajet.backbone.ray.trinity.actors import staleness
     from ajet.backbone.ray.trinity.algorithm import credited, in_place
+    from ajet.backbone.ray.trinity.host import staleness
     from ajet.backbone.ray.trinity.rows import UPDATES
     from ajet.trainer.credit import LossNorm
 
@@ -236,13 +236,13 @@ def test_rows_that_fill_up_train_nothing() -> None:
     ],
 )
 def test_a_validation_is_due_with_the_weights_of_its_step(versions: list[int], every: int, due: list[int]) -> None:
-    from ajet.backbone.ray.trinity.actors import validation_is_due
+    from ajet.backbone.ray.trinity.host import validation_is_due
 
     assert [version for before, version in pairwise(versions) if validation_is_due(before, version, every)] == due
 
 
 def test_staleness_is_counted_by_token() -> None:
-    from ajet.backbone.ray.trinity.actors import staleness
+    from ajet.backbone.ray.trinity.host import staleness
     from ajet.backbone.ray.trinity.rows import VERSIONS
 
     rows: list[Any] = [
