@@ -1,7 +1,6 @@
-"""Checks of `compute_madness_checklist`: is a reply abnormal? Each returns what it found, or None.
-
-They look for what a collapsing policy writes, not for unusual text: maths, accents, arrows, currency, emoji, any
-language, code, tables, separators and long numbers pass.
+"""The checks of `compute_madness_checklist`, which detect abnormal replies. Each returns what it found, or None. They
+detect the output of a collapsing policy, not unusual text: maths, accents, arrows, currency, emoji, any language, code,
+tables, separators and long numbers pass.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ LETTER_RUN = 100
 SYMBOL_RUN = 400
 """Lines of dashes and numbers with many zeros are shorter."""
 FILLERS = frozenset("AFfXxNn0/")
-"""What fills data: zero and one bits in base64 and hexadecimal, placeholders, unknown bases."""
+"""Filler characters in data: zero and one bits in base64 and hexadecimal, placeholders, unknown bases."""
 FILLER_RUN = 4000
 PHRASE_REPEATS = 20
 LINE_REPEATS = 16
-"""Of prose: no text says the same sentence this often in a row."""
+"""The limit for prose: no text repeats a sentence this often in a row."""
 WORD_REPEATS = 60
 DATA_REPEATS = 200
-"""Of what may be code, markup or data: an array of nulls, closing tags, a column of equal values."""
+"""The limit for possible code, markup or data: an array of nulls, closing tags, a column of equal values."""
 LONGEST_PHRASE_WORDS = 8
 LONGEST_PHRASE_LETTERS = 32
 LONGEST_LINE_BLOCK = 4
@@ -45,14 +44,15 @@ CODE_WORDS = frozenset(
 UNSPACED_WORD = 60
 """Longer words are searched letter by letter: languages without spaces, or a word that never ends."""
 UNSPACED_REPEATS = 40
-"""Of a block of letters in a language without spaces."""
+"""The limit for a block of letters in a language without spaces."""
 ENCODED_REPEATS = 2000
-"""Of letters and digits only, as in base64 or hexadecimal: the file that they encode may repeat itself."""
+"""The limit for letters and digits only, as in base64 or hexadecimal: the encoded file may repeat itself."""
 GARBAGE_CHARACTERS = 4
 GARBAGE_SHARE = 0.001
 """A reply cut by length may end in part of a character, and a long reply may hold a few: more than that is garbage."""
 SALAD_WINDOW = 160
-"""Characters within which `SALAD_SWITCHES` are looked for: the tail of a long reply counts on its own."""
+"""The window, in characters, in which `SALAD_SWITCHES` are counted, so that the end of a long reply counts on its
+own."""
 SALAD_SWITCHES = 8
 """Changes between scripts that don't stand side by side: within a word, or from word to word without punctuation."""
 BLENDS = frozenset(
@@ -72,10 +72,10 @@ BLENDS = frozenset(
         ("cjk", "symbols"),
     )
 )
-"""Scripts that one text mixes: names, terms and formulas within another language."""
+"""Scripts that normal text mixes: names, terms and formulas within another language."""
 MISPLACED_MARKS = 3
 MISPLACED_WINDOW = 60
-"""Characters within which so many Thai signs stand where they can't. Fewer are typing errors."""
+"""The window, in characters, and the number of misplaced Thai signs in it. Fewer are typing errors."""
 THAI_BASE = re.compile("[\u0e01-\u0e2e]")
 THAI_ABOVE = "\u0e31\u0e34\u0e35\u0e36\u0e37\u0e38\u0e39\u0e3a\u0e47\u0e4d"
 THAI_TONE = "\u0e48\u0e49\u0e4a\u0e4b\u0e4c"
@@ -157,7 +157,7 @@ def _letter_repeats(block: Sequence[str]) -> int:
 
 
 def _is_prose(words: Sequence[str]) -> bool:
-    """Whether these are words of a sentence: neither code nor data, and more than a few."""
+    """Whether these words form a sentence: more than a few, and neither code nor data."""
     plain = [word for word in words if PROSE.fullmatch(word)]
     enough = len({word.lower() for word in plain} - CODE_WORDS) >= PROSE_WORDS
     return enough and len(plain) == len(words) and sum("," in word for word in words) * 3 <= len(words)
@@ -204,7 +204,7 @@ def _garbage(text: str) -> str | None:
 
 
 def _salad(text: str) -> str | None:
-    """Scripts that change again and again, within words or from word to word."""
+    """Detect scripts that change again and again, within words or from word to word."""
     switches: list[int] = []
     before, gap = "", ""
     for at, character in enumerate(text):
@@ -221,7 +221,7 @@ def _salad(text: str) -> str | None:
 
 
 def _misplaced_marks(text: str) -> str | None:
-    """Vowel signs and tone marks of Thai where no letter bears them, and letters that Thai no longer uses."""
+    """Detect Thai vowel signs and tone marks without a letter that bears them, and letters that Thai no longer uses."""
     found: list[int] = []
     for at, (before, character) in enumerate(itertools.pairwise(f" {text} ")):
         if _is_misplaced(before, character):
@@ -257,7 +257,7 @@ TOOL_SYNTAX = re.compile(r"</?tool_calls?>|\[TOOL_CALLS\]|<\|python_tag\|>|<func
 
 @dataclass(frozen=True, slots=True)
 class CheckedReply:
-    """What a check may look at."""
+    """The input of a check."""
 
     raw: str
     """The text as sampled, without its end token."""

@@ -1,8 +1,8 @@
-"""Messages in one plain form, and the key by which two messages count as the same.
+"""Normalises messages, and computes the key by which two messages count as the same.
 
-`plain_message` checks a message of a request and brings it into the form that templates are given: content is text,
-tool calls hold their arguments by value. `message_key` is what *extending* compares: tool calls by value, null equal to
-"", text parts joined, consistent ids and a reply's surrounding white space ignored.
+`plain_message` validates a request's message and converts it to the form that templates receive: content is text, and
+tool calls hold their arguments by value. `message_key` decides whether a prompt *extends* a call: tool calls by value,
+null equal to "", text parts joined, consistent ids and a reply's surrounding white space ignored.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def content_text(content: Any, where: str) -> str:
 
 
 def _part(part: Any) -> str:
-    """What kind of part this is, for a message."""
+    """The kind of this part, for an error message."""
     if not isinstance(part, Mapping):
         return f"of type {_kind(part)}"
     if part.get("type") is None:
@@ -66,7 +66,7 @@ def _part(part: Any) -> str:
 
 
 def plain_message(raw: Any, where: str) -> Message:
-    """The message in the form that templates are given. Raises InvalidRequestError that names the place."""
+    """The message in the form that templates receive. Raises InvalidRequestError that names the place."""
     if not isinstance(raw, Mapping):
         raise InvalidRequestError(f"{where} must be an object with role and content, not {_kind(raw)}")
     role = raw.get("role")
@@ -82,7 +82,7 @@ def plain_message(raw: Any, where: str) -> Message:
         calls = raw.get("tool_calls")
         if calls is not None and not isinstance(calls, list | tuple):
             raise InvalidRequestError(f"{where}.tool_calls must be a list, not {_kind(calls)}")
-        if not calls and raw.get("function_call"):  # as it was before there were tools
+        if not calls and raw.get("function_call"):  # the form from before `tools`
             calls = [{"function": raw["function_call"]}]
         if calls:
             message["tool_calls"] = [_plain_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
@@ -133,7 +133,7 @@ def _shallow(value: Any) -> bool:
 
 
 def message_key(message: Message, call_order: Mapping[str, int]) -> MessageKey:
-    """What a plain message is compared by. `call_order`: the positions of the last assistant message's tool calls."""
+    """The comparison key of a plain message. `call_order`: the positions of the last assistant message's tool calls."""
     role = message["role"]
     if role == "assistant":
         calls = message.get("tool_calls", ())
@@ -164,7 +164,7 @@ def stable_json(value: Any) -> str:
 
 
 def tools_key(tools: Sequence[Tool]) -> bytes:
-    """What two tool lists are compared by: their JSON. Order matters to a template, even that of keys."""
+    """The comparison key of a tool list: its JSON. Order matters to a template, even that of keys."""
     try:
         return msgspec.json.encode(tools) if tools else b""
     except (TypeError, ValueError) as error:
@@ -172,7 +172,8 @@ def tools_key(tools: Sequence[Tool]) -> bytes:
 
 
 def snapshot(raw: Any) -> Any:
-    """A copy that later changes to the original can't reach. None if `==` can't tell it from a different message.
+    """A copy that is independent of later changes to the original. None if `==` can't distinguish it from a different
+    message.
 
     In Python `1 == True == 1.0`, in JSON not: a message with such scalars is compared by its key alone.
     """
@@ -235,7 +236,7 @@ WITHOUT_REASONING = {name: REPLIES[("", content, calls)] for name, (_, content, 
 
 
 def letter(message: Message) -> str:
-    """What in a plain message can matter to a template's structure."""
+    """The letter for those features of a plain message that can affect a template's structure."""
     role = message["role"]
     if role != "assistant":
         return LETTERS[role]
@@ -275,10 +276,10 @@ def _shorten(turn: str) -> str:
 
 
 class Shape(NamedTuple):
-    """What in a request that follows a reply can matter to a template: everything but texts and lengths."""
+    """The features of a request after a reply that can affect a template: everything but texts and lengths."""
 
     skeleton: Skeleton
-    """Of the history that the reply was asked for with."""
+    """The skeleton of the history to which the reply was sampled."""
     reply: str
     new: str
     has_tools: bool

@@ -1,7 +1,7 @@
 """`linear_samples`: the smallest set of root-to-leaf rows that holds every trained token of a call tree.
 
 `once`: a token is trained in the first row that holds it. `multiplicity`: in every row that holds it, as if the rows
-were independent. Whatever exceeds the limits goes to the ledger, with the reason.
+were independent. Tokens beyond the limits are recorded in the ledger with the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ajet.schema.errors import RewardError
 
 
 class Rewards:
-    """The rewards that a workflow gives while its episode runs. Values come in as finite numbers."""
+    """The rewards that a workflow gives while its episode runs. Values must be finite numbers."""
 
     def __init__(self) -> None:
         self.episode: float | None = None
@@ -62,8 +62,8 @@ class Rewards:
         failed: bool,
         otherwise: float | None = None,
     ) -> float | None:
-        """The episode's reward. A list is distributed over its calls, which get nothing else; its sum is the episode's
-        reward. None takes the one that the workflow gave meanwhile, else `otherwise`.
+        """The episode's reward. A list is distributed over the calls, which get no other reward; its sum is the
+        episode's reward. None stands for the reward that the workflow gave during the episode, else for `otherwise`.
         """
         if reward is None:
             given = otherwise if self.episode is None else self.episode
@@ -134,7 +134,7 @@ def mask_calls(
 
 
 def untrain(tree: CallTree, ledger: Ledger, reason: DropReason) -> None:
-    """Train no token of an episode that has ended, and book them as left out."""
+    """Mask all tokens of an episode that has ended, and record them in the ledger."""
     for call in tree.calls:
         count = len(call.mask)
         if call.drop is None and count:
@@ -146,13 +146,13 @@ def untrain(tree: CallTree, ledger: Ledger, reason: DropReason) -> None:
 
 
 def leave_out(ledger: Ledger, reason: str, count: int) -> None:
-    """Book tokens that are not trained."""
+    """Record in the ledger that tokens are not trained."""
     place = ledger.masked if reason in ("abandoned", "failure_reward", "not_trainable") else ledger.dropped
     place[reason] = place.get(reason, 0) + count
 
 
 def abandoned(records: Sequence[CallRecord], output: str | None = None) -> list[CallRecord]:
-    """The calls whose place another reply took."""
+    """The calls that lost to another reply to the same prompt, with which the workflow went on."""
     groups: dict[tuple[int, str], list[CallRecord]] = defaultdict(list)
     for record in records:
         if record.reply is not None and record.call.drop is None:
@@ -162,7 +162,7 @@ def abandoned(records: Sequence[CallRecord], output: str | None = None) -> list[
 
 
 def _draws(group: Sequence[CallRecord], records: Sequence[CallRecord]) -> list[list[CallRecord]]:
-    """Replies to one prompt, in the order in which they were asked for, parted where the conversation moved between."""
+    """Replies to one prompt in the order of their requests, split wherever the conversation moved on in between."""
     turn, agent = group[0].turn, group[0].call.agent
     moves = [
         other.begun
@@ -190,13 +190,13 @@ def _losers(draw: Sequence[CallRecord], records: Sequence[CallRecord], output: s
 
 
 def _built_upon(record: CallRecord) -> bool:
-    """Whether a later request holds this reply, even in a branch."""
+    """Whether a later request contains this reply, even in a branch."""
     turn = record.reply_turn
     return turn is not None and turn.seen > record.requests_before
 
 
 def _returned(record: CallRecord, output: str) -> bool:
-    """Whether the output holds the reply's text, or an argument of its tool calls: a final answer may be one."""
+    """Whether the output contains the reply's text or an argument of its tool calls, which may be the final answer."""
     calls = [call["function"]["arguments"] for call in record.said.get("tool_calls", ())]
     arguments = [value for given in calls if isinstance(given, dict) for value in given.values()]
     said = [_text(record), *(value for value in arguments if isinstance(value, str))]
@@ -204,7 +204,8 @@ def _returned(record: CallRecord, output: str) -> bool:
 
 
 def _quoted(record: CallRecord, records: Sequence[CallRecord]) -> bool:
-    """Whether a later request repeats the reply's text in a message. A text that its prompt holds proves nothing."""
+    """Whether a later request quotes the reply's text in a message. A text that its prompt also contains proves
+    nothing."""
     text = _text(record)
     asked = [turn.message for turn in record.turn.path()]
     later = [message for other in records if other.begun > record.ended for message in other.call.new_messages]
@@ -228,7 +229,7 @@ def linear_samples(
     max_samples: int,
     episode_id: str = "",
 ) -> tuple[list[Sample], Ledger]:
-    """The rows, and where every sampled token of the tree went.
+    """The rows, and the ledger of every sampled token of the tree.
 
     If there are more than `max_samples` rows, those with the most trained tokens are kept. A row's prompt ends at its
     first trained token or at `max_prompt_length`, whichever comes first; the response is cut at `max_response_length`.
@@ -270,7 +271,7 @@ def episode_samples(episode: Episode, settings: TrackerSettings) -> tuple[list[S
 
 
 def _leaves(tree: CallTree) -> list[int]:
-    """Trained runs that no trained run follows: one row each, and fewer rows could not hold them all."""
+    """Trained runs that no other trained run follows. Each needs a row, so this is the smallest number of rows."""
     followed = [False] * len(tree.runs)
     leaves = []
     for index in range(len(tree.runs) - 1, -1, -1):
@@ -297,7 +298,7 @@ def _choose(tree: CallTree, paths: Sequence[list[int]], limit: int) -> list[list
 def _row(
     tree: CallTree, path: list[int], wanted: set[int], max_prompt: int, max_response: int, episode_id: str
 ) -> tuple[Sample | None, dict[int, int]]:
-    """A row and the number of trained tokens it holds of each call; no row if the limits leave none."""
+    """A row, and its number of trained tokens per call; no row if none fits the limits."""
     runs = [tree.runs[index] for index in path]
     ids = np.concatenate([run.ids for run in runs])
     mask = np.zeros(len(ids), np.bool_)

@@ -1,4 +1,5 @@
-"""The `Engine` protocol, where tokens come from, and `build_engine`, which makes the one a configuration names."""
+"""The `Engine` protocol, which generates tokens, and `build_engine`, which creates the engine that a configuration
+names."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ class Engine(Protocol):
     def capabilities(self) -> EngineCapabilities: ...
 
     async def ready(self) -> None:
-        """Return when the engine can generate; raise whatever went wrong while loading.
+        """Return when the engine can generate; raise any error from loading.
 
-        This may take long: weights load in the background while the workflow starts. `generate` waits for it by itself.
+        This may take long: weights load in the background while the workflow starts. `generate` waits for it.
         """
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
@@ -43,7 +44,7 @@ class Engine(Protocol):
         first."""
 
     async def pause(self) -> None:
-        """Start no new requests, and wait until none is in flight. An engine that can sleep then does."""
+        """Stop starting requests, and wait until none is in flight. An engine that can sleep then goes to sleep."""
 
     async def resume(self) -> None: ...
 
@@ -52,16 +53,16 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EnginePlacement:
-    """Where an engine computes and what it must hold, as the trainer beside it decides."""
+    """An engine's devices and memory needs, as decided by the trainer that shares the machine."""
 
     device: str | None = None
-    """Of the embedded engine. None: a GPU if there is one."""
+    """The embedded engine's device. None: a GPU if there is one."""
     gpus: tuple[int, ...] = ()
-    """Of vLLM's servers, instead of `rollout.vllm.devices`."""
+    """The GPUs of vLLM's servers, instead of `rollout.vllm.devices`."""
     adapter_rank: int = 0
-    """Of the LoRA adapters that vLLM will be given."""
+    """The rank of the LoRA adapters that vLLM will load."""
     base_bits: int | None = None
-    """Of the embedded engine's linear layers."""
+    """The bits per weight of the embedded engine's linear layers."""
 
 
 def build_engine(config: Any, placement: EnginePlacement | None = None) -> Engine:

@@ -68,7 +68,7 @@ class ModelSource:
         """Load the weights in evaluation mode. `auto`: SDPA attention (plain attention for models that have no other),
         bfloat16 on a GPU, float32 on a CPU.
 
-        `base_bits`: 4 for linear layers that rest in 4 bits, as frozen base of adapters.
+        `base_bits`: 4 stores linear layers in 4 bits, as the frozen base of adapters.
         """
         self._go_offline_without_hub()
         try:
@@ -108,7 +108,7 @@ class ModelSource:
         """The model without its weights, on PyTorch's `meta` device, as it would be loaded on `device`.
 
         From its config.json, if that is at hand: in the folder, in the hub's cache, or as a well-known shape. Nothing
-        is downloaded. None if nothing is known of it.
+        is downloaded. None if its config isn't known.
         """
         with LOADING:
             import torch

@@ -72,7 +72,7 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
 
 
 async def _complete(request: ChatRequest, session: EpisodeSession) -> list[ChatReply] | ModelCallError:
-    """One prompt of several. Its error is returned, because the task group would raise it wrapped."""
+    """Complete one of several prompts. An error is returned, because the task group would raise it wrapped."""
     try:
         return await session.complete(request)
     except ModelCallError as error:

@@ -2,7 +2,7 @@
 
 In: the loaded config. Out: paths, a metrics sink, an event log. Only one process can have it open.
 
-`run_environment` is what a run ran in: commit, versions, machine; it is kept in `environment.json`.
+`run_environment` describes where a run took place (commit, versions, machine); it is stored in `environment.json`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OWN_FOLDER = ("debug", "prompt")
 """Backbones whose runs don't share the folder of the runs that train the same YAML: `<name>-<backbone>`."""
 _NAMES = ("ajet.experiment_", "ajet.project_name", "ajet.backbone")
 JUDGE = "judge"
-"""In `environment.json`: what scored the run's episodes."""
+"""The key in `environment.json` that names the judge of the run's episodes."""
 _DECISIVE = (JUDGE, "ajet.model.", "ajet.task_judge.", "ajet.trainer_common.optim.", "ajet.rollout.user_workflow")
 _CODE_SUFFIXES = {".py", ".j2", ".jinja", ".txt", ".md", ".yaml", ".yml", ".toml"}
 _CODE_FILES = 200
@@ -51,7 +51,7 @@ _CODE_FILE_BYTES = 256 * 1024
 
 
 def run_environment() -> dict[str, str]:
-    """What a run runs in, by name. What isn't there (a GPU, a package) is left out."""
+    """The run's commit, versions and machine, by name. Anything absent (a GPU, a package) is left out."""
     found = {"Python": f"{platform.python_version()}, {sys.prefix}", "system": platform.platform()}
     found["machine"] = f"{os.cpu_count()} cores, {psutil.virtual_memory().total / _GIB:.1f} GiB memory"
     if gpus := _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"):
@@ -69,7 +69,7 @@ def run_environment() -> dict[str, str]:
 
 
 def _output(program: str, *arguments: str) -> str:
-    """What a program prints; empty if it is absent or fails."""
+    """The output of a program; empty if the program is absent or fails."""
     if shutil.which(program) is None:
         return ""
     try:
@@ -84,7 +84,7 @@ class ExperimentBusyError(UserError):
 
 
 class ExperimentPlaceError(UserError):
-    """No experiment folder can be made there."""
+    """The experiment folder can't be created."""
 
 
 class EventLog:
@@ -111,19 +111,19 @@ class EventLog:
 
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
-    """What a folder held before a run opened it, to be put back if the run is refused."""
+    """The state of a folder before a run opened it, which is restored if the run is refused."""
 
     files: dict[Path, bytes]
-    """Of the config and the copied code, by their path in the folder."""
+    """Contents of the config and the copied code, by path within the folder."""
     sizes: dict[str, int]
-    """Of what is only appended to, and of what tells whether the run has done anything."""
+    """Sizes of the files that are only appended to, and of those that show whether the run has done anything."""
     checkpoints: frozenset[str]
     aside: Path | None = None
     """Where `--fresh` has moved it."""
 
     @classmethod
     def of(cls, path: Path, aside: Path | None = None) -> EarlierRun | None:
-        """None if there was no run."""
+        """Read the state of a folder; None if there was no run."""
         if aside is None and not (path / "config.resolved.yaml").exists():
             return None
         kept = [
@@ -138,11 +138,11 @@ class EarlierRun:
         )
 
     def has_changed(self, path: Path) -> bool:
-        """Whether there are results that were not there."""
+        """Whether there are new results."""
         return _size(path / "metrics.jsonl") != self.sizes["metrics.jsonl"] or _checkpoints(path) != self.checkpoints
 
     def restore(self, path: Path) -> None:
-        """Put everything back. `run.log` keeps what was said."""
+        """Restore everything except `run.log`."""
         if self.aside is not None:
             shutil.rmtree(path)
             self.aside.rename(path)
@@ -226,7 +226,7 @@ class ExperimentFolder:
             aside = path.rename(_aside(path))
             path.mkdir()
             lock = _lock(path)
-            if (aside / "cache").is_dir():  # by content, so it is as good as new
+            if (aside / "cache").is_dir():  # by content, so it needs no reset
                 shutil.copytree(aside / "cache", path / "cache")
         earlier = EarlierRun.of(path, aside)
         resumed = (path / "config.resolved.yaml").exists()
@@ -250,7 +250,8 @@ class ExperimentFolder:
         return folder
 
     def withdraw(self) -> None:
-        """The start was refused. If the run has recorded nothing yet, closing the folder leaves it as it was found."""
+        """Call this if the start was refused. If the run has recorded nothing yet, closing the folder then restores
+        it."""
         self._withdrawn = self._earlier is not None and not self._earlier.has_changed(self.path)
 
     @property
@@ -284,7 +285,7 @@ class ExperimentFolder:
                 copy.write_text(masked, encoding="utf-8")
 
     def rewind(self, step: int) -> None:
-        """The run resumes after `step`: drop what later steps wrote. (The recorder deletes the episodes.)"""
+        """Drop the records of steps after `step`, as the run resumes there. (The recorder deletes the episodes.)"""
         self.events.write("rewound", step=step)
         rewind_metrics(self.path / "metrics.jsonl", step)
         for folder in (self.path / "trajectories").glob("step_*"):
@@ -325,14 +326,14 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def read_environment(path: Path) -> dict[str, str]:
-    """What is recorded of a run's machine, versions and judge; empty for a run of an older version."""
+    """The recorded machine, versions and judge of a run; empty for a run of an older version."""
     file = path / "environment.json"
     found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def _judge_before(path: Path) -> str:
-    """What scored the last run in this folder; empty if there was none, or none that says so."""
+    """The judge of the last run in this folder; empty if there was none or it isn't recorded."""
     try:
         return read_environment(path).get(JUDGE, "")
     except ValueError as error:
@@ -429,7 +430,7 @@ def _changes(path: Path, now: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def _log_changes(changes: dict[str, list[Any]]) -> None:
-    """Log what has changed. A change of what is trained, from what or how is no continuation in silence."""
+    """Log the changed keys. A change to the model, the data or the training settings is a warning."""
     for key, (before, now) in changes.items():
         if not key.startswith(_NAMES):
             level = logging.WARNING if key.startswith(_DECISIVE) else logging.INFO

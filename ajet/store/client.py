@@ -1,7 +1,7 @@
-"""`StoreClient`: the store behind a URL. It repeats requests whose answer was lost, for as long as it has patience.
+"""`StoreClient`: a client of the store at a URL. It retries requests whose answer was lost, up to a time limit.
 
-Every request is safe to repeat, so a restart of the server, or a cable that is pulled and put back, costs time only.
-`BlockingStore` has the same methods for code without an event loop:
+All requests are idempotent, so a restart of the server or a network failure only costs time. `BlockingStore` has the
+same methods for code without an event loop:
 
     with BlockingStore.connect(url, key) as store:
         rollout = store.enqueue_one({"question": "2 + 2?"})
@@ -43,12 +43,12 @@ from ajet.system.http_messages import PREFIX, is_loopback
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
-"""How long a request is repeated while the store can't be reached: longer than a server takes to restart."""
+"""How long a request is retried while the store is unreachable: longer than a server takes to restart."""
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 HURRY_S = 5.0
-"""How long a client in a hurry has patience."""
+"""The same for a client that is `in_a_hurry`."""
 REQUEST_S = 30.0
-"""How long one answer may take, beside the time that the request itself asks to wait."""
+"""The timeout of one answer, in addition to the time that the request itself asks to wait."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 RETRIED = frozenset({429, 502, 503, 504})
 
@@ -71,7 +71,7 @@ class StoreClient(RolloutStore):
         in_a_hurry: Callable[[], bool] = lambda: False,
     ) -> None:
         """`ca`: a PEM file with the authority that signed the server's certificate, if it is not a public one.
-        `in_a_hurry`: whether the program wants to end, and has little patience left."""
+        `in_a_hurry`: whether the program is about to end, so that requests are retried only briefly."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise StoreError(f"{url!r} is not the URL of a store: it looks like http://host:port")
@@ -94,12 +94,13 @@ class StoreClient(RolloutStore):
         await self._http.aclose()
 
     async def info(self) -> ProtocolInfo:
-        """Whom this client talks to, and what its key may do. Raises a StoreError: good to begin with."""
+        """Information on the server and the rights of this key. Raises a StoreError, so call it first to check the
+        connection."""
         reply = await self._patiently("GET", "/v1/store", b"", REQUEST_S)
         return msgspec.json.decode(reply, type=ProtocolInfo)
 
     async def extension(self, name: str, asked: dict[str, Any]) -> Any:
-        """Ask the server something beside the store (see `StoreServer`). It must be safe to repeat."""
+        """Call an extension of the server (see `StoreServer`). The call must be idempotent."""
         return msgspec.json.decode(
             await self._patiently("POST", f"/v1/runner/{name}", msgspec.json.encode(asked), REQUEST_S)
         )
@@ -173,7 +174,7 @@ def _blocking(
 
 
 class BlockingStore:
-    """Any thread may call it. The store lives on an event loop in a thread of its own."""
+    """A store for blocking code; any thread may call it. The client runs on an event loop in a separate thread."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, RolloutStore]]) -> None:
         self._loop = asyncio.new_event_loop()

@@ -1,6 +1,6 @@
-"""`Context`: what a request is carried out with, and who asked. What a repeated request was answered before.
+"""`Context`: the transaction and the caller of a request, and the earlier answer if the request is a retry.
 
-Also the rollouts that a request is about: found for it, changed, and written back. All operations share this.
+It also finds the rollouts that a request concerns, and writes them back. All operations share it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ajet.store.tables import Tables
 
 
 class AnsweredMeanwhile(Exception):
-    """The same request was answered by another transaction: undo this one, and read that answer."""
+    """Another transaction answered the same request: roll this one back, and return that answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCaller:
-    """Whose key sent a request. Programs that hold the store itself have none."""
+    """The key that sent a request. Programs that use the store directly have none."""
 
     name: str
     roles: frozenset[Role]
@@ -42,7 +42,7 @@ class Context:
     tables: Tables
     now: float
     listening_since: float
-    """When the store opened: before that, no runner could be heard."""
+    """When the store opened: heartbeats could not arrive before that."""
     caller: StoreCaller | None = None
 
     def must_own(self, owner: str | None, rollout_id: str) -> None:
@@ -60,12 +60,13 @@ class Repeatable(Protocol):
 
 
 def _scoped(context: Context, request: Repeatable) -> str:
-    """Two keys' requests of the same id are different requests, and so are requests of different kinds."""
+    """The request id, scoped by key and kind of request: equal ids of different keys or kinds are different
+    requests."""
     return f"{type(request).__name__} {context.owner or ''} {request.request_id}"
 
 
 def answered(context: Context, request: Repeatable) -> Any:
-    """What this request was answered before. None: it is new."""
+    """The earlier answer to this request; None if it is new."""
     if request.request_id is None:
         return None
     answer = context.tables.answered(_scoped(context, request))
@@ -80,7 +81,7 @@ def remember(context: Context, request: Repeatable, answer: Any) -> None:
 
 
 Attempts = dict[tuple[str, str], tuple[Stored, Attempt]]
-"""By rollout and attempt, what is stored of them."""
+"""The stored attempts, by rollout and attempt id."""
 
 
 def stored(context: Context, rollout_id: str, *, change: bool = False) -> Stored:
@@ -144,7 +145,7 @@ def heard(context: Context, one: Stored, *, span: bool) -> None:
 
 
 def write(context: Context, changed: Sequence[Stored]) -> None:
-    """Write rollouts back. Those that are to be attempted again go to the queue's tail."""
+    """Write rollouts back. Those to be retried go to the end of the queue."""
     place: int | None = None
     for one in changed:
         if one.rollout.status not in states.QUEUED:
@@ -156,13 +157,13 @@ def write(context: Context, changed: Sequence[Stored]) -> None:
 
 
 def write_ended(context: Context, changed: Sequence[Stored]) -> None:
-    """Write rollouts back, and tell of those that have ended."""
+    """Write rollouts back, and notify those that wait for the ones that have ended."""
     write(context, changed)
     context.tables.events.ended |= {one.rollout.rollout_id for one in changed if one.rollout.status in states.FINAL}
 
 
 def write_heard(context: Context, known: Attempts) -> None:
-    """Write back what was heard of."""
+    """Write back the attempts that gave a sign of life."""
     changed = list({one.number: one for one, _ in known.values()}.values())
     context.tables.save_attempts([(one, one.attempt) for one in changed if one.attempt is not None])
     write(context, changed)

@@ -1,7 +1,7 @@
-"""`SqliteDatabase`: a store in one file, or in memory. One thread writes; transactions that wait share a commit.
-
-What was acknowledged is on disk: the write-ahead log is synchronised before the answer, once for all that wait. Only
-one process at a time serves a file. Without a path, the store is in this process's memory, and gone with it.
+"""`SqliteDatabase`: a store in one file, or in memory. One thread writes; waiting transactions share a commit. An
+acknowledged write is on disk: the write-ahead log is synchronised before the answer, once for all transactions that
+wait. Only one process at a time can open a file. Without a path, the store is in this process's memory and ends with
+it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHECKPOINT_PAGES = 8000
 """Pages in the write-ahead log before they are copied into the file. Busy pages are then copied once for many commits;
 the log stays below some 40 MB."""
 MAX_GROUP = 256
-"""Transactions that share a commit. More would make the first one wait."""
+"""The most transactions that share a commit. With more, the first would wait too long."""
 
 
 class _Job(NamedTuple):
@@ -121,7 +121,7 @@ class SqliteDatabase:
         return result
 
     async def aclose(self) -> None:
-        """Wait for what was begun, then close."""
+        """Wait for pending transactions, then close."""
         if self._thread is not None:
             self._jobs.put(None)
             await asyncio.to_thread(self._thread.join)
@@ -154,11 +154,11 @@ class SqliteDatabase:
             if group:
                 outcomes, events = self._run(group)
                 for loop in {job.done.get_loop() for job in group}:
-                    with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+                    with suppress(RuntimeError):  # the loop was closed meanwhile, so nothing awaits the result
                         loop.call_soon_threadsafe(self._deliver, loop, outcomes, events)
 
     def _run(self, group: Sequence[_Job]) -> tuple[list[_Outcome], Events]:
-        """Run these jobs, each undone by itself if it fails, and commit them together."""
+        """Run these jobs and commit them together. A job that fails is rolled back without the others."""
         assert self._connection is not None
         raw = self._connection.raw
         outcomes: list[_Outcome] = []
@@ -173,7 +173,7 @@ class SqliteDatabase:
                     outcomes.append(_Outcome(job, job.work(tables), None))
                 except BaseException as error:
                     if isinstance(error, sqlite3.Error):
-                        if not raw.in_transaction:  # the disk is full, say: everything is undone already
+                        if not raw.in_transaction:  # for example a full disk: everything is rolled back already
                             raise
                         error = StoreUnavailableError(f"{self._name}: {error}. Nothing was stored")
                     raw.execute("ROLLBACK TO job")
@@ -192,7 +192,7 @@ class SqliteDatabase:
 
     def _deliver(self, loop: asyncio.AbstractEventLoop, outcomes: Sequence[_Outcome], events: Events) -> None:
         for job, value, error in outcomes:
-            if job.done.get_loop() is not loop or job.done.done():  # its caller went away
+            if job.done.get_loop() is not loop or job.done.done():  # its caller was cancelled
                 continue
             if error is None:
                 job.done.set_result(value)
@@ -203,7 +203,7 @@ class SqliteDatabase:
 
 
 def _only_one(path: Path) -> int:
-    """Lock a store's file against another process that would serve it."""
+    """Lock a store's file against other processes."""
     if not path.parent.is_dir():
         raise StoreError(f"{path}: there is no folder {path.parent}")
     lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

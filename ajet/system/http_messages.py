@@ -1,4 +1,4 @@
-"""What the HTTP server and its handlers exchange: `HttpRequest` in, `Answer` out."""
+"""The messages between the HTTP server and its handlers: `HttpRequest` in, `Answer` out."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ INTERNAL_ERROR = "internal error of the server: see its log"
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What a server accepts, and how long it waits for it."""
+    """The size limits and timeouts of a server."""
 
     header_deadline_s: float = 10.0
     body_deadline_s: float = 30.0
     max_body_bytes: int = 16 * 1024 * 1024
-    """Of one body, also after decompression."""
+    """The limit for one body, also after decompression."""
     max_buffered_bytes: int = 64 * 1024 * 1024
-    """Of all the bodies being received at a time."""
+    """The limit for all bodies that are being received at the same time."""
     max_connections: int | None = None
-    """None: as many as the limit on open files allows."""
+    """None: as many as the limit for open files allows."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class HttpRequest:
     client: tuple[str, int] | None = None
     """The client's host and port."""
     caller: Any = None
-    """What `admit` wants to pass on to `handle`."""
+    """A value that `admit` passes on to `handle`."""
     unauthenticated: bool = False
     """Set by `admit` if it let the request pass without a key: then its body must be small."""
     max_body: int | None = None
@@ -62,7 +62,7 @@ class HttpRequest:
 
 @dataclass(slots=True)
 class Answer:
-    """One response, independent of what carries it to the client. As an ASGI application, it sends itself."""
+    """One response, independent of the server that sends it. As an ASGI application, it sends itself."""
 
     status: int
     body: bytes | AsyncIterator[bytes]
@@ -91,17 +91,18 @@ class Answer:
 
 
 class HttpHandler(Protocol):
-    """What a server does with its requests."""
+    """The callbacks that handle a server's requests."""
 
     def admit(self, request: HttpRequest) -> Answer | None:
-        """The headers have arrived: None to read on; an answer refuses the request without reading its body."""
+        """Called when the headers have arrived. Return None to go on; an answer refuses the request without reading its
+        body."""
 
     async def handle(self, request: HttpRequest) -> AsgiApp:
-        """Answer a complete request: with an `Answer`, or with the ASGI application that will. Cancelled if the client
-        goes away; an exception is logged and answered by 500."""
+        """Answer a complete request, with an `Answer` or an ASGI application. Cancelled if the client goes away; an
+        exception is logged and answered by 500."""
 
     def refuse(self, request: HttpRequest, status: int, code: str, message: str) -> Answer:
-        """An error in the form that suits the request's path. Its body must be bytes."""
+        """Format an error as clients of the request's path expect it. The body must be bytes."""
 
 
 Refuse = Callable[[HttpRequest, int, str, str], Answer]
@@ -141,11 +142,11 @@ class InvalidKeyError(ModelCallError):
 
 
 class KeyClaim(NamedTuple):
-    """What a key says."""
+    """The content of a valid key."""
 
     id: str
     scope: Any
-    """What `narrow` was given; None for a whole key."""
+    """The scope passed to `narrow`; None for a full key."""
 
 
 class KeyRing:
@@ -158,13 +159,13 @@ class KeyRing:
         self._ttl_setting = ttl_setting
 
     def issue(self) -> tuple[str, str]:
-        """A fresh id and its key."""
+        """Create a new id and its key."""
         expiry = int(time.time() + self._ttl_s)
         head = _encode(secrets.token_bytes(_ID_BYTES) + expiry.to_bytes(_EXPIRY_BYTES, "big"))
         return head, PREFIX + head + _sign(self._secret, head)
 
     def claim(self, key: str) -> KeyClaim:
-        """What a key entitles its holder to. Raises InvalidKeyError."""
+        """Check a key and return its content. Raises InvalidKeyError."""
         if not key.startswith(PREFIX) or len(key) > MAX_KEY_CHARS or not key.isascii():
             raise InvalidKeyError(f"not a key of this server: its keys begin with {PREFIX}")
         head, dot, rest = key[len(PREFIX) :].partition(".")
@@ -182,7 +183,7 @@ class KeyRing:
 
 
 def narrow(key: str, scope: Any) -> str:
-    """A key for part of what a whole key stands for; the server reads `scope` from it."""
+    """Derive a restricted key from a full one; the server reads `scope` from it."""
     body = key.removeprefix(PREFIX)
     head, signature = body[:_HEAD_CHARS], body[_HEAD_CHARS:]
     if len(signature) != _SIGNATURE_CHARS:
@@ -201,7 +202,7 @@ def presented_key(request: HttpRequest) -> str:
 
 
 def _scope(encoded: str) -> Any:
-    """What a key was narrowed to. Its holder may have written it by hand."""
+    """The scope of a narrowed key. It is untrusted: the holder may have written it."""
     try:
         return json.loads(urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
     except (ValueError, RecursionError):

@@ -1,7 +1,8 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol over httptools, with bounds on what nobody has been let in for yet.
+"""HTTP/1.1 on one connection: uvicorn's protocol over httptools, with limits on what unauthenticated clients can use.
 
-uvicorn parses and frames. What it leaves open is closed here: heads and trailers of any size, heads that never end,
-pipelined requests without number, clients that read nothing, and work that goes on for a client that left.
+uvicorn parses and frames. This module adds the limits that it lacks: on the size of heads and trailers, the time for a
+head, the number of pipelined requests, and the time a client may read nothing. It also cancels work for a client that
+has disconnected.
 """
 
 from __future__ import annotations
@@ -20,33 +21,33 @@ from uvicorn.server import ServerState
 from ajet.system.http_messages import Answer, AsgiApp, HttpLimits, HttpRequest, Refuse
 
 MAX_HEAD_BYTES = 32_768
-"""Of a request's headers and trailers, and of any other bytes that are no part of a body."""
+"""The limit for a request's headers and trailers, and any other bytes outside a body."""
 MAX_PIPELINED = 32
 """How many requests of one connection may wait behind another. They are parsed before reading pauses."""
 READ_BYTES = 65_536
-"""What is read at once. For asyncio's 256 KiB, each read takes fresh pages from the kernel: 20 µs."""
+"""The size of one read. With asyncio's 256 KiB, each read needs fresh pages from the kernel, which takes 20 µs."""
 LINGER_S = 2.0
 """How long input is still read and discarded after an early refusal: closing at once would reset the connection, and
 the client would never see the answer."""
 STUCK_WRITE_S = 60.0
-"""A client that reads nothing for this long is gone."""
+"""A client that reads nothing for this long is disconnected."""
 KEEP_ALIVE_S = 75
 """Idle connections stay open longer than common clients keep them in their pools (5 to 60 s)."""
 MOST_CONNECTIONS = 16_384
 FEWEST_CONNECTIONS = 16
 NEWCOMERS = 4
-"""One of so many places is kept for connections without a request in progress."""
+"""One in so many slots is reserved for connections without a request in progress."""
 GRACE_S = 0.25
-"""How long a client has to ask before its place may go to another."""
+"""How long a client has to send a request before its slot may go to another."""
 _OFFERS = (b"connection", b"upgrade", b"http2-settings")
 
 _quiet = logging.getLogger(f"{__name__}.uvicorn")
-_quiet.setLevel(logging.CRITICAL + 1)  # it has a line for each broken request: anybody could fill the log
+_quiet.setLevel(logging.CRITICAL + 1)  # it logs a line for each broken request, so anybody could fill the log
 
 
 class Connections(ServerState):
-    """The connections of one server. When all places are taken, a newcomer gets that of the oldest connection without
-    a request in progress; those that never had a valid key go first."""
+    """The connections of one server. When all slots are taken, a new connection replaces the oldest one without a
+    request in progress; those that never had a valid key go first."""
 
     def __init__(self, app: AsgiApp, refuse: Refuse, limits: HttpLimits) -> None:
         super().__init__()
@@ -63,20 +64,21 @@ class Connections(ServerState):
         )
         self.unauthenticated: dict[HttpConnection, None] = {}
         self.authenticated: dict[HttpConnection, None] = {}
-        """A request with a valid key was answered; there is no other, or it has yet to arrive."""
+        """Connections that sent a valid key and have no request in progress."""
         self.busy: dict[HttpConnection, None] = {}
-        """A request with a valid key has arrived and is being answered."""
+        """Connections whose request has a valid key and is being answered."""
 
     def __len__(self) -> int:
         return len(self.unauthenticated) + len(self.authenticated) + len(self.busy)
 
     @property
     def crowded(self) -> bool:
-        """Some places are kept for newcomers, who would otherwise find no connection to replace."""
+        """Whether only the slots reserved for new connections are left, which would otherwise find no connection to
+        replace."""
         return len(self.busy) >= self.most - max(1, self.most // NEWCOMERS)
 
     async def wait_for_slot(self) -> None:
-        """Until there is a place for a newcomer."""
+        """Wait until there is a slot for a new connection."""
         while len(self) >= self.most:
             oldest = next(iter(self.unauthenticated or self.authenticated))
             if (young := oldest.accepted + GRACE_S - oldest.loop.time()) > 0:
@@ -85,13 +87,14 @@ class Connections(ServerState):
                 oldest.abort()
 
     def accept(self) -> HttpConnection:
-        """A newcomer's connection."""
+        """Add a new connection. It has a slot already: see `wait_for_slot`."""
         connection = HttpConnection(self)
         self.unauthenticated[connection] = None
         return connection
 
     def move(self, connection: HttpConnection, place: dict[HttpConnection, None] | None) -> None:
-        """To the end of one of the three places; None, or a connection that has ended: out of all."""
+        """Move a connection to the end of one of the three queues. With None, or if it has ended, remove it from
+        all."""
         for one in (self.unauthenticated, self.authenticated, self.busy):
             one.pop(connection, None)
         if place is not None and not connection.gone:
@@ -112,7 +115,7 @@ def _too_large() -> _RefusedHead:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """One client's."""
+    """The connection of one client."""
 
     def __init__(self, connections: Connections) -> None:
         super().__init__(connections.config, connections, {})
@@ -120,16 +123,16 @@ class HttpConnection(HttpToolsProtocol):
         self.logger, self.access_log = _quiet, False
         self.accepted = self.loop.time()
         self.arrival: asyncio.Task[None] | None = None
-        """Ends when its TLS handshake is done."""
+        """The task that waits for the TLS handshake."""
         self.serving: asyncio.Task[Any] | None = None
-        """What answers its request. Cancelled when the client goes away."""
+        """The task that answers its request. Cancelled when the client disconnects."""
         self.refusal: tuple[int, str, str] | None = None
         """Why the rest of the body that is being read will never come."""
         self.gone = False
         self._timer: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
         self._head_bytes = self._unframed = 0
-        """Of headers and trailers; since the last byte of a body, or the last end of a head."""
+        """Bytes of headers and trailers since the last byte of a body, or the last end of a head."""
         self._in_head = self._in_body = self._keep_alive = False
         self._ended = False
         """Nothing more is read from this client."""
@@ -153,7 +156,7 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def abort(self) -> None:
-        """Cut it off."""
+        """Close it at once."""
         self.leave()
         if self.arrival is not None and not self.arrival.done():
             self.arrival.cancel()
@@ -161,12 +164,12 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def leave(self) -> None:
-        """Give its place back."""
+        """Give its slot back."""
         self.gone = True
         self.places.move(self, None)
 
     def timeout_keep_alive_handler(self) -> None:
-        self.abort()  # to close it would wait for a client that reads nothing
+        self.abort()  # `close` would wait for a client that reads nothing
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -178,7 +181,7 @@ class HttpConnection(HttpToolsProtocol):
             self._stuck.cancel()
 
     def _limit_time(self) -> None:
-        """Until the headers of a request are complete."""
+        """Start the deadline by which a request's headers must be complete."""
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
             self._timer = self.loop.call_later(self.places.limits.header_deadline_s, self._late)
 
@@ -283,7 +286,7 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.message_event.set()
 
     def _linger(self) -> None:
-        """Close, but not before the client has had the time to see why."""
+        """Close, after the client has had time to read the answer."""
         self._ended = True
         if self._timer is not None:
             self._timer.cancel()
@@ -301,6 +304,6 @@ def _as_bytes(answer: Answer) -> bytes:
 
 
 def most_connections() -> int:
-    """Half of the files this process may have open: the rest is for what it does itself."""
+    """Half of the process's limit for open files: the rest is for its own use."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_CONNECTIONS if soft < 0 else max(FEWEST_CONNECTIONS, min(MOST_CONNECTIONS, soft // 2))

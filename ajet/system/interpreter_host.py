@@ -1,7 +1,9 @@
-"""`InterpreterHost`: a program of ours run by another Python interpreter, whose packages would clash with those here.
+"""`InterpreterHost`: runs one of our programs in another Python interpreter, whose packages would clash with those
+here.
 
 It answers requests, one JSON object per line: requests go to its standard input, answers come on a pipe of their own
-(its first argument). Several may be under way. What it prints is passed on, and its last lines are kept for errors.
+(its first argument). Several requests may be in flight. Its output is passed on, and the last lines are kept for error
+messages.
 """
 
 from __future__ import annotations
@@ -24,21 +26,21 @@ from ajet.schema.errors import AjetError, ConfigError
 START_S = 180.0
 """How long the program may take to import its packages and be ready."""
 KEPT_LINES = 20
-"""Of what the process prints, how much is kept for an error message."""
+"""How many lines of the process's output are kept for error messages."""
 
 
 class InterpreterHost:
     """One process. Any thread may ask it."""
 
     package: ClassVar[str]
-    """What the other interpreter is used for, in messages."""
+    """The package that the other interpreter provides, for messages."""
     fault: ClassVar[type[AjetError]]
     """Raised for a request that the program answers with an error."""
     gone: ClassVar[type[AjetError]]
     """Raised for requests to a process that has ended."""
 
     def __init__(self, program: Path, arguments: Sequence[str], interpreter: str, key: str) -> None:
-        """`key`: of the YAML, where the interpreter was named, for errors."""
+        """`key`: the YAML key that names the interpreter, for errors."""
         self.interpreter = interpreter
         self._ready: Future[Any] = Future()
         self._answers = {"ready": self._ready}
@@ -66,7 +68,7 @@ class InterpreterHost:
         threading.Thread(target=self._listen, name=f"{self.package}-log", daemon=True).start()
 
     def started(self) -> Any:
-        """Wait until the program is ready; returns what it says then. Raises `fault`, or TimeoutError."""
+        """Wait until the program is ready, and return its first answer. Raises `fault`, or TimeoutError."""
         return self._ready.result(START_S)
 
     @property
@@ -75,7 +77,7 @@ class InterpreterHost:
         return not self._ended and self._process.poll() is None
 
     def ask(self, do: str, **fields: Any) -> tuple[str, Future[Any]]:
-        """Send a request. Returns its number, with which it can be cancelled, and its answer."""
+        """Send a request. Returns its number, by which it can be cancelled, and the future answer."""
         number = str(next(self._numbers))
         answer: Future[Any] = Future()
         self._answers[number] = answer
@@ -84,7 +86,7 @@ class InterpreterHost:
         return number, answer
 
     def cancel(self, number: str) -> None:
-        """End what a request began."""
+        """Cancel a request."""
         self._send({"do": "cancel", "of": number})
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Keys and values of computed tokens: where they are stored, and which prefixes are computed already.
+"""The KV cache: stores the keys and values of computed tokens, and finds prefixes that are computed already.
 
 Each sequence has one slot for all layers, which grows with it, so a row's context is contiguous: on a CPU, attention
 then runs at the speed of memory, without gathering blocks first. Slots of the same size lie side by side in a slab, and

@@ -1,7 +1,7 @@
-"""`EpisodeSession.complete(request)`: begin → generate → parse → commit. The one way from a chat request to a reply.
+"""`EpisodeSession.complete(request)`: begin → generate → parse → commit. Every chat request is answered this way.
 
 Lives on the service loop: nothing here may be called from another thread. Every call that begins is either committed
-once, whole, or aborted; never both, never neither.
+exactly once or aborted, never both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MAX_SLOW_SCHEMAS = 3
-"""An episode whose schemas took too long so often has no more of them applied."""
+"""After so many schemas of an episode took too long, its further schemas aren't applied."""
 LONG_TEXT = 8192
 """Bytes that take about two milliseconds to render and encode: more are rendered and encoded on a thread, ahead."""
 BYTES_PER_TOKEN = 32
@@ -65,13 +65,13 @@ os.register_at_fork(after_in_child=_long_prompts.cache_clear)  # in a forked pro
 
 @runtime_checkable
 class ChatModel(Protocol):
-    """A model that takes chat requests but doesn't report tokens."""
+    """A model that answers chat requests but doesn't report token ids."""
 
     async def reply(self, request: ChatRequest) -> ChatReply: ...
 
 
 class _Once(Generic[T]):
-    """Something that several tasks wait for, begun by the first."""
+    """A computation that several tasks wait for. The first one starts it."""
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._begin = begin
@@ -107,7 +107,7 @@ class EpisodeSession:
         self.responses = StoredResponses()
         self.spans = SpanLog(episode_id)
         self.engine_failure: EngineError | None = None
-        """Why the latest call got no reply, if that was the engine's fault."""
+        """The engine's error, if it caused the latest call to fail."""
         self._renderer = renderer
         self._engine = engine
         self._parser = parser
@@ -115,7 +115,7 @@ class EpisodeSession:
         self._closed: ModelCallError | None = None
         self._in_flight: set[asyncio.Task[ChatReply]] = set()
         self._begun: set[str] = set()
-        """Calls that are neither committed nor aborted."""
+        """Calls that have begun and are neither committed nor aborted yet."""
         self._calls_of: dict[str, int] = {}
         self._on_close: list[Callable[[], None]] = []
         self._one_schema = asyncio.Lock()
@@ -157,7 +157,7 @@ class EpisodeSession:
         return await self._length(request.messages, tools, request.chat_template_kwargs)
 
     async def encode(self, text: str) -> list[int]:
-        """A raw prompt's tokens; control tokens in it count as such. Raises a ModelCallError."""
+        """Tokenize a raw prompt, including control tokens. Raises a ModelCallError."""
         return self._encode(text) if len(text) <= LONG_TEXT else await _on_thread(self._encode, text)
 
     @property
@@ -182,12 +182,12 @@ class EpisodeSession:
         return self._renderer.decode([token_id])
 
     def token_texts(self, token_ids: list[int]) -> list[str]:
-        """What each token adds to the text; the last token of a character adds the whole character."""
+        """The text that each token adds. The last token of a character adds the whole character."""
         text = self.incremental_text()
         return [text.feed([token]) for token in token_ids]
 
     def incremental_text(self) -> IncrementalText:
-        """Turns the tokens of a reply into text as they come."""
+        """A decoder that turns a reply's tokens into text as they arrive."""
         return IncrementalText(self._renderer, ())
 
     def reward(self, value: float, call: str | None = None, agent: str | None = None, *, replace: bool = False) -> None:
@@ -251,7 +251,7 @@ class EpisodeSession:
     # ------------------------------------------------------------ one call
 
     async def _ready(self, request: ChatRequest) -> ResponseFormat | None:
-        """Do what can take long before a call begins, once for all choices."""
+        """Do the slow preparation before a call begins, once for all choices."""
         wanted = await self._format(request)
         if request.prompt_ids is None:
             tools = [] if self.settings.force_disable_toolcalls else request.tools
@@ -376,7 +376,7 @@ class EpisodeSession:
         engine = self._engine
         if engine.capabilities.exact_tokens or not isinstance(engine, ChatModel):
             return None
-        await self._guarded(engine.ready())  # until then it doesn't know what its server speaks
+        await self._guarded(engine.ready())  # until then it doesn't know its server's protocol
         return None if engine.capabilities.exact_tokens else engine
 
     async def _generate(self, prepared: PreparedCall, top_logprobs: int, reader: ReplyReader) -> Completion:
@@ -392,7 +392,7 @@ class EpisodeSession:
         return completion
 
     async def _guarded(self, call: Coroutine[Any, Any, T]) -> T:
-        """Turn whatever goes wrong inside an engine into an `EngineError`."""
+        """Turn any exception inside an engine into an `EngineError`."""
         try:
             reply = await call
         except EngineError as error:

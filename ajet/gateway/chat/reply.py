@@ -1,5 +1,5 @@
-"""`ReplyReader`: reads one reply while it is generated. Token ids become text, text becomes deltas, and at the end the
-whole reply. Only what later tokens can't change is given out early.
+"""`ReplyReader`: parses one reply while it is generated. Token ids become text, text becomes deltas, and at the end
+comes the whole reply. Only text that later tokens can't change is emitted early.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ NO_TOKENS = TokenChunk([], [])
 
 @dataclass(frozen=True, slots=True)
 class ReplyDelta:
-    """What became certain of one choice while it is generated."""
+    """A piece of one choice that later tokens can't change."""
 
     choice: int
     call_id: str
     delta: Delta
     tokens: TokenChunk = NO_TOKENS
-    """What was drawn since the delta before."""
+    """The tokens sampled since the previous delta."""
 
 
 OnDelta = Callable[[ReplyDelta], None]
@@ -40,7 +40,7 @@ OnDelta = Callable[[ReplyDelta], None]
 
 
 class ReplyReader:
-    """Turns what the engine generates for one call into deltas and the reply."""
+    """Turns the tokens of one call into deltas and the reply."""
 
     def __init__(
         self,
@@ -66,17 +66,17 @@ class ReplyReader:
         )
         self._text = IncrementalText(renderer, prepared.sampling.stop) if self.streams else None
         self._new = TokenChunk([], [])
-        """Tokens that no delta has reported."""
+        """Tokens that no delta has reported yet."""
         self._drawn = 0
 
     def on_tokens(self, chunk: TokenChunk) -> None:
-        """Take the next tokens and give out what became certain."""
+        """Take the next tokens, and emit the text that is now final."""
         assert self._text is not None
         self._draw(chunk.token_ids, chunk.logprobs)
         self._give(self._stream.feed(self._text.feed(chunk.token_ids)))
 
     def finish(self, completion: Completion) -> ChatReply:
-        """Give out the rest, and return the whole reply."""
+        """Emit the rest, and return the whole reply."""
         text = self._renderer.decode(completion.token_ids, stopped_by=completion.stopped_by)
         self._draw(completion.token_ids[self._drawn :], completion.logprobs[self._drawn :])
         deltas = self._stream.feed(self._text.finish(text) if self._text else text)
@@ -123,7 +123,7 @@ class IncrementalText:
         self._given = 0
 
     def feed(self, token_ids: list[int]) -> str:
-        """The text that became certain with these tokens."""
+        """The text that is final with these tokens."""
         self._ids.extend(token_ids)
         before = self._renderer.decode(self._ids[self._from : self._until])
         after = self._renderer.decode(self._ids[self._from :])
@@ -137,7 +137,7 @@ class IncrementalText:
         return piece
 
     def finish(self, text: str) -> str:
-        """What is left to give out of the whole reply's text."""
+        """The part of the reply's text that hasn't been emitted yet."""
         rest = text[self._given :]
         self._given = len(text)
         return rest
@@ -147,7 +147,7 @@ class ResponseFormat:
     """A checked `response_format`."""
 
     def __init__(self, given: dict[str, Any]) -> None:
-        """Raises InvalidRequestError. `check` has still to look at the schema."""
+        """Raises InvalidRequestError. The schema itself is validated later, by `check`."""
         self.kind = given.get("type")
         self.too_slow = False
         """The schema took too long to apply."""
@@ -190,7 +190,7 @@ class ResponseFormat:
             ) from None
 
     def _check(self) -> None:
-        """On a thread, with what else takes long."""
+        """Validate the schema, on the thread for slow work."""
         check_schema(self._schema or {})
         _ = self._wanted
 
@@ -213,7 +213,7 @@ class ResponseFormat:
 
 
 def unmet(request: ChatRequest, tools: list[Tool], message: Message) -> tuple[str, ...]:
-    """What the request asked for and the reply lacks. It can't be forced without changing the policy's distribution."""
+    """What the request demanded and the reply lacks. Enforcing it would change the policy's distribution."""
     lacks = []
     calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
     called = set(calls)

@@ -1,6 +1,6 @@
 """OpenTelemetry's protocol, OTLP: spans from JSON and protobuf, and spans as JSON.
 
-What comes from outside is checked; nothing in it is executed. protobuf needs the extra `otel`, JSON needs nothing.
+Input is untrusted: it is validated, and nothing in it is executed. protobuf needs the extra `otel`, JSON needs nothing.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ajet.schema.install import install_command
 from ajet.schema.span import Span, SpanStatus
 
 MAX_DEPTH = 50
-"""Nesting of an attribute's value."""
+"""The maximum nesting of an attribute's value."""
 _HEX = re.compile(r"[0-9a-fA-F]{1,64}\Z")
 _STATUS = ("UNSET", "OK", "ERROR")
 _SCALARS = ("stringValue", "intValue", "doubleValue", "boolValue")
 UNKNOWN = "unknown"
-"""Rollout and attempt of a span that doesn't say where it belongs."""
+"""The rollout and attempt of a span that names none."""
 
 
 class OtlpError(ValueError):
-    """Not a trace of OTLP. Says what is wrong where."""
+    """Invalid OTLP. Says what is wrong, and where."""
 
 
 class _Raw(NamedTuple):
-    """A span as either form gives it."""
+    """A span in the common form of JSON and protobuf."""
 
     trace_id: str
     span_id: str
@@ -50,7 +50,7 @@ class _Raw(NamedTuple):
 
 
 def raw_spans(document: Any) -> Iterator[dict[str, Any]]:
-    """The spans of an OTLP JSON document as they are, whatever else is in it."""
+    """The unparsed spans of an OTLP JSON document."""
     for item in document if isinstance(document, list) else [document]:
         for resource in objects(item, "resourceSpans", "resource_spans"):
             for scope in objects(resource, "scopeSpans", "scope_spans"):
@@ -58,7 +58,7 @@ def raw_spans(document: Any) -> Iterator[dict[str, Any]]:
 
 
 def objects(value: Any, *keys: str) -> list[dict[str, Any]]:
-    """The objects in the list under the first of these keys that there is."""
+    """The objects in the list at the first of these keys that exists."""
     if not isinstance(value, dict):
         return []
     found: list[Any] = next((value[key] for key in keys if isinstance(value.get(key), list)), [])

@@ -99,12 +99,12 @@ def write_report(experiment: Experiment, target: Path) -> list[Path]:
 
 
 def _shown(value: Any) -> Any:
-    """What the page writes: characters that reorder or hide text are escaped."""
+    """The text as shown on the page: characters that reorder or hide text are escaped."""
     return printable(value) if type(value) is str else value
 
 
 def _series(plot: Plot, columns: dict[str, Any]) -> dict[str, list[float | None]]:
-    """Those metrics of a plot that the run has."""
+    """The metrics of a plot that this run recorded."""
     found = {name: columns["series"][name] for name in plot.metrics if name in columns["series"]}
     return {name: values for name, values in found.items() if any(value is not None for value in values)}
 
