@@ -79,7 +79,7 @@ def _to_file(path: Path) -> Sink:
         raise FileError(f"--out {path}: {error.strerror}") from None
 
     async def keep(spans: Sequence[Span]) -> None:
-        from ajet.observe.tracing.otlp import to_json
+        from ajet.observe.otlp import to_json
 
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(to_json(spans, {}, "agentops"), ensure_ascii=False) + "\n")

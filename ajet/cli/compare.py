@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ajet.observe.viewer.library import Experiment
+    from ajet.observe.viewer import Experiment
 
 RESULTS = (
     ("return, first step", "return/mean", 0),
@@ -36,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
         parser.error("ajet compare RUN RUN: at least two runs")
 
     from ajet.cli.view import opened_experiment
-    from ajet.observe.viewer.library import differences, differently_judged
+    from ajet.observe.viewer import differences, differently_judged
 
     experiments = [opened_experiment(given) for given in arguments.runs]
     _show("results", experiments, [(label, _values(experiments, name, at)) for label, name, at in RESULTS])

@@ -15,7 +15,7 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
 
     from ajet.cli.view import opened_experiment
-    from ajet.observe.viewer.report import write_report
+    from ajet.observe.viewer import write_report
 
     experiment = opened_experiment(arguments.experiment)
     written = write_report(experiment, arguments.output or experiment.path / "report.html")

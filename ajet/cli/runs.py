@@ -68,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
 
     from ajet.cli.view import find_experiment
-    from ajet.observe.viewer.library import Library, NoExperimentsError
+    from ajet.observe.viewer import Library, NoExperimentsError
 
     root = find_experiment(arguments.folder)
     library = Library(root)

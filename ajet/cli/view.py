@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
-    from ajet.observe.viewer.library import Experiment
+    from ajet.observe.viewer import Experiment
 
 
 def run(argv: Sequence[str]) -> int:
@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     arguments = parser.parse_args(argv)
 
-    from ajet.observe.viewer.serve import Viewer, ViewerSettings
+    from ajet.observe.viewer import Viewer, ViewerSettings
 
     given = find_experiment(arguments.experiment)
     if given.is_file():
@@ -89,7 +89,7 @@ def find_experiment(given: Path | None) -> Path:
 
 def opened_experiment(given: Path) -> Experiment:
     """The experiment at a path or of a name. Raises an error that names those that there are."""
-    from ajet.observe.viewer.library import Experiment, ExperimentNotFoundError, Library, is_experiment
+    from ajet.observe.viewer import Experiment, ExperimentNotFoundError, Library, is_experiment
 
     path = find_experiment(given)
     if is_experiment(path):

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ajet.gateway.caller import Caller
-from ajet.observe.tracing import attributes as span_attributes
-from ajet.observe.tracing import otlp
+from ajet.observe import otlp
+from ajet.observe.tracing import by_our_clock
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.span import Span
 from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, InvalidKeyError, json_answer, presented_key
@@ -55,7 +55,7 @@ async def traces(body: bytes, content_type: str, caller: Caller) -> Answer:
         return refused(kind, 415, str(error))
     caller.session.check_open()
     caller.session.spans.leave_out(read.refused)
-    caller.session.add_spans(span_attributes.by_our_clock(read.spans, time.time()), rewards_count=caller.control)
+    caller.session.add_spans(by_our_clock(read.spans, time.time()), rewards_count=caller.control)
     return accepted(kind, read.refused)
 
 

@@ -1,4 +1,4 @@
-"""The tables of `episodes.sqlite`: how it is opened, and how rows are added and removed.
+"""The tables of `episodes.sqlite`: opens the file, adds and removes rows.
 
 The recorder writes through this, inside its own transactions; `EpisodeStore` reads.
 """

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from ajet.observe.episode_codec import conversation, episode_json, last_calls
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore, RecordedEpisode
-from ajet.observe.tracing.otlp import to_json
+from ajet.observe.otlp import to_json
 from ajet.observe.tracing.recording import new_span_id, trace_id_of
 from ajet.observe.tracing.sender import SpanSender, episode_spans
 from ajet.schema.episode import ROOT, Episode
@@ -26,11 +26,11 @@ _ROW_GROUP = 256
 
 
 class ExportTargetError(UserError):
-    """Nothing can be written there."""
+    """The export's target can't be written."""
 
 
 class ExportFormat(StrEnum):
-    """What an export writes."""
+    """The format of an export."""
 
     JSONL = "jsonl"
     """One episode per line, with everything: tree, ids, logprobs, masks, credit."""
@@ -165,7 +165,7 @@ PATH = "/v1/traces"
 
 
 class OtlpExporter:
-    """Takes episodes that have ended. Any thread may call any method."""
+    """Sends episodes that have ended to an OTLP collector, as traces. Any thread may call any method."""
 
     def __init__(self, endpoint: str, run: str, project: str = "") -> None:
         """`endpoint`: `http://host:4318`, with or without `/v1/traces`."""
@@ -189,7 +189,7 @@ class OtlpExporter:
             self._sender.add(span)
 
     def close(self) -> None:
-        """Send the run itself, and wait a moment for what is on its way."""
+        """Send the run's own span, and wait a moment until all has been sent."""
         self._sender.add(
             Span(
                 rollout_id="run",
@@ -206,7 +206,7 @@ class OtlpExporter:
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raises ConfigError."""
+    """Check that an endpoint is an HTTP address. Raises ConfigError."""
     try:
         parts = urlsplit(endpoint)
         right = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -217,7 +217,7 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def _headers() -> dict[str, str]:
-    """What the standard's environment variable says: `name=value,name=value`, values percent-encoded."""
+    """Read the standard's environment variable: `name=value,name=value`, values percent-encoded."""
     headers = {}
     for part in os.environ.get(HEADERS, "").split(","):
         name, _, value = part.partition("=")

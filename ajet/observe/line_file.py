@@ -19,7 +19,7 @@ MOST_WAITING = 10_000
 
 
 class LineFile:
-    """For one thread at a time. The file may be replaced meanwhile: it is opened for each line."""
+    """Appends lines, for one thread at a time. The file is opened for each line, so it may be replaced meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,7 +52,7 @@ class LineFile:
 
     @staticmethod
     def _append(handle: int, text: bytes) -> None:
-        """All of it, or nothing."""
+        """Append all of the text, or nothing."""
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             text = b"\n" + text
@@ -77,7 +77,7 @@ def whole_record(line: str) -> dict[str, Any] | None:
 
 
 def unreadable_lines(path: Path) -> list[int]:
-    """The numbers, from 1, of the lines that `whole_record` leaves out; not of a last one without its end."""
+    """The numbers, from 1, of the lines that aren't a JSON object, except a last line that is still being written."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", errors="replace") as file:

@@ -127,7 +127,7 @@ def log_to_terminal(*, quiet: bool = False) -> None:
 
 
 def _mask_terminal(masker: Masker) -> None:
-    """The terminal shows no secret either that a run's config holds."""
+    """Mask the secrets of a run's config on the terminal, too."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _TerminalHandler) and isinstance(handler.formatter, _HumanFormatter):
             handler.formatter.masker = masker

@@ -75,18 +75,18 @@ KEPT_BY_TRINITY = ("train/", "tokens/", "loss/", "time/step", "time/update", "ti
 
 
 def step_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What a training step's metrics add under shared names."""
+    """Return those of a training step's metrics that have a shared name, under that name."""
     return {shared: metrics[own] for own, shared in STEP.items() if own in metrics}
 
 
 def from_verl(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """One line of verl's metrics file; text is left out."""
+    """Translate one line of verl's metrics file; text is left out."""
     numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
     return _renamed(numbers, VERL, KEPT_BY_VERL, "verl/")
 
 
 def from_trinity(metrics: Mapping[str, float]) -> dict[str, float]:
-    """One line of Trinity's metrics."""
+    """Translate one line of Trinity's metrics."""
     return _renamed(metrics, TRINITY, KEPT_BY_TRINITY, "trinity/")
 
 

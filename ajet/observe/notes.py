@@ -41,7 +41,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class NotesFile:
-    """All that a file holds."""
+    """The content of `notes.json`."""
 
     run: Note = Note()
     episodes: dict[str, Note] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Notes:
         self._file = folder / FILE
 
     def read(self) -> NotesFile:
-        """What is in the file; nothing if there is none."""
+        """Read the file; without one, there are no notes."""
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=NotesFile)
         except FileNotFoundError:
@@ -69,7 +69,7 @@ class Notes:
             raise NotesError(f"{self._file}: {error}. Repair it, or move it away.") from error
 
     def write(self, note: str, tags: list[str], episode: str = "") -> Note:
-        """Keep this about an episode; about the run, if none is named. An empty note without tags removes it."""
+        """Keep a note about an episode, or about the run if none is named. An empty note without tags removes it."""
         kept = Note(_checked(note), _tags(tags), round(time.time(), 3))
         try:
             with self._alone():

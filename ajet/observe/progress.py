@@ -126,12 +126,12 @@ class Progress:
             self._display.step(state)
 
     def standing(self, text: str) -> None:
-        """What is best so far, and what is left."""
+        """Show what is best so far, and what is left."""
         with self._lock:
             self.state.standing = text
 
     def message(self, text: str, level: str = "info") -> None:
-        """A line for the reader. `level`: info | warning | error."""
+        """Show a line of text. `level`: info | warning | error."""
         with self._lock:
             self._display.message(text, level)
 

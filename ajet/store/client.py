@@ -59,7 +59,7 @@ _decode_error = msgspec.json.Decoder(ErrorAnswer).decode
 
 
 class StoreClient(RolloutStore):
-    """`async with StoreClient(url, key) as store: …`. One event loop."""
+    """Use it as `async with StoreClient(url, key) as store: …`, on one event loop."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class BlockingStore:
     def connect(
         cls, url: str, key: str, *, ca: str | Path | None = None, patience_seconds: float = PATIENCE_S
     ) -> BlockingStore:
-        """The store behind a URL."""
+        """Connect to the store behind a URL."""
 
         async def make() -> RolloutStore:
             return StoreClient(url, key, ca=ca, patience_seconds=patience_seconds)

@@ -37,7 +37,7 @@ class StoreCaller:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a request is carried out with."""
+    """The transaction, the time and the caller of one request."""
 
     tables: Tables
     now: float
@@ -105,7 +105,7 @@ def refuse_unknown(wanted: Iterable[str], known: Iterable[str]) -> None:
 
 
 def refer(context: Context, wanted: Collection[tuple[str, str]]) -> Attempts:
-    """The attempts that are meant, each with its rollout. The latest one is the rollout's own object."""
+    """Find these attempts, each with its rollout. A latest attempt is the same object as its rollout's `attempt`."""
     rollouts = all_stored(context, {rollout_id for rollout_id, _ in wanted}, change=True, inputs=False)
     found = {}
     for rollout_id, attempt_id in wanted:

@@ -1,7 +1,8 @@
-"""`DatabaseStore`: the store itself, over a `Database`. Its watchdog is a task, never a side effect of calls.
+"""`DatabaseStore`: the store itself, over a `Database`: SQLite in a file or in memory, or PostgreSQL.
 
-Whatever reaches it is checked and copied as if it had come over the wire, and so is what it returns. `Waiting` holds
-those who wait for rollouts to end, or for the queue to fill.
+Requests are checked and copied as if they had come over the wire. Waiting is done here, outside of transactions:
+`Waiting` holds the callers that wait for rollouts to end, or for the queue to fill. A background task, and never a
+side effect of calls, ends overdue attempts.
 """
 
 from __future__ import annotations
@@ -26,6 +27,16 @@ from ajet.store.sqlite import SqliteDatabase
 from ajet.store.tables import Events, Tables
 from ajet.store.wire import checked_copy
 
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+WATCH_S = 1.0
+"""Longest sleep of the watchdog. Deadlines that another server of the same database sets are noticed within it."""
+SWEEP_S = 60.0
+"""How often old records are deleted."""
+REQUEST_MEMORY_S = 3600.0
+"""How long a repeated request is recognised: longer than any client keeps trying."""
+
 
 class _Wait:
     def __init__(self, missing: Iterable[str]) -> None:
@@ -34,19 +45,19 @@ class _Wait:
 
 
 class Waiting:
-    """Who waits for what."""
+    """Callers that wait: for rollouts to end, or in line for the queue."""
 
     def __init__(self) -> None:
         self._by_rollout: dict[str, set[_Wait]] = {}
         self._claimers: OrderedDict[asyncio.Future[None], None] = OrderedDict()
         self._arrival: asyncio.Event | None = None
         self.turns = 0
-        """How often it was a claimer's turn."""
+        """How often a claimer got its turn."""
         self.wakes = 0
-        """How often somebody who waits for rollouts to end was woken."""
+        """How often a caller that waits for rollouts to end was woken."""
 
     def ends_of(self, rollout_ids: Iterable[str]) -> _Wait:
-        """Begin to wait. Ask for their state only afterwards: then no end can slip through."""
+        """Begin to wait for these rollouts. Query their state only afterwards, so that no end is missed."""
         wait = _Wait(rollout_ids)
         for rollout_id in wait.missing:
             self._by_rollout.setdefault(rollout_id, set()).add(wait)
@@ -62,37 +73,37 @@ class Waiting:
         wait.missing.clear()
 
     def place_in_line(self) -> asyncio.Future[None]:
-        """Begin to wait for the queue; the future is done when it is this claimer's turn."""
+        """Get in line for the queue. The future is done when it is this claimer's turn."""
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._claimers[place] = None
         self.look_again()
         return place
 
     def look_again(self) -> None:
-        """Wake those in `arrival`."""
+        """Wake the callers of `arrival`."""
         if self._arrival is not None:
             self._arrival.set()
             self._arrival = None
 
     @property
     def in_line(self) -> int:
-        """How many claimers wait."""
+        """The number of claimers that wait."""
         return len(self._claimers)
 
     async def arrival(self) -> None:
-        """Wait until another claimer gets in line, or somebody says `look_again`."""
+        """Wait until another claimer gets in line, or `look_again` is called."""
         if self._arrival is None:
             self._arrival = asyncio.Event()
         await self._arrival.wait()
 
     def leave(self, place: asyncio.Future[None]) -> None:
-        """Stop waiting. A turn that was not used goes to the next in line."""
+        """Leave the line."""
         if place in self._claimers:
             del self._claimers[place]
             place.cancel()
 
     def wake_next(self, count: int = 1) -> None:
-        """Rollouts were queued, or somebody leaves some in the queue."""
+        """Wake as many claimers: rollouts were queued, or a claimer left some in the queue."""
         while count > 0 and self._claimers:
             place, _ = self._claimers.popitem(last=False)
             if not place.done():
@@ -101,7 +112,7 @@ class Waiting:
                 count -= 1
 
     def happened(self, events: Events) -> None:
-        """Wake whom it concerns."""
+        """Wake those who wait for one of these events."""
         self.wake_next(events.queued)
         for rollout_id in events.ended:
             for wait in self._by_rollout.pop(rollout_id, ()):
@@ -110,7 +121,7 @@ class Waiting:
                     self._wake(wait)
 
     def wake_all(self) -> None:
-        """Something may have been missed: everybody looks again."""
+        """Wake all: events may have been missed."""
         self.wake_next(len(self._claimers))
         for wait in {wait for waiting in self._by_rollout.values() for wait in waiting}:
             self._wake(wait)
@@ -121,11 +132,8 @@ class Waiting:
             self.wakes += 1
 
 
-T = TypeVar("T")
-
-
 class Database(Protocol):
-    """Where a store's tables are: runs transactions, and passes on what they did. Used on one event loop.
+    """Keeps a store's tables: runs transactions, and reports what they did. Used on one event loop.
 
     To add a kind, implement these methods, and let `ajet/store/database_store.py` make it.
     """
@@ -148,19 +156,9 @@ class Database(Protocol):
     async def aclose(self) -> None: ...
 
 
-log = logging.getLogger(__name__)
-
-WATCH_S = 1.0
-"""Longest sleep of the watchdog. Deadlines that another server of the same database sets are noticed within it."""
-SWEEP_S = 60.0
-"""How often old records are deleted."""
-REQUEST_MEMORY_S = 3600.0
-"""How long a repeated request is recognised: longer than any client keeps trying."""
-
-
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What is kept. Only rollouts that have ended are ever deleted, the oldest first."""
+    """How much is kept. Only rollouts that have ended are deleted, the oldest first."""
 
     keep_seconds: float | None = None
     """After their end."""
@@ -230,7 +228,7 @@ class DatabaseStore(RolloutStore):
             raise StoreError(str(error)) from None
 
     async def _claim(self, request: ask.Claim, caller: StoreCaller | None) -> list[AttemptedRollout]:
-        """Those who wait stand in line: who comes later doesn't overtake them."""
+        """Take rollouts from the queue; callers that wait get theirs in the order of their coming."""
         until = time.monotonic() + request.wait_seconds
         while True:
             place = self.waiting.place_in_line()
@@ -283,7 +281,7 @@ class DatabaseStore(RolloutStore):
         return following
 
     async def delete_old(self) -> int:
-        """Delete what the retention says. Returns how many rollouts."""
+        """Delete the rollouts that the retention no longer keeps. Returns how many."""
         keep, total, deleted = self._retention, 0, DELETE_AT_ONCE
         now = self._clock()
         await self._database.transact(lambda tables: tables.forget_requests(now - REQUEST_MEMORY_S))
@@ -316,22 +314,22 @@ class DatabaseStore(RolloutStore):
     # ------------------------------------------------------------ keys
 
     async def tables(self, work: Callable[[Tables], T]) -> T:
-        """Run `work` on the tables, for what is no request: keys."""
+        """Run `work` on the tables, for what isn't a request: managing keys."""
         return await self._database.transact(work)
 
 
 def sqlite_store(path: str | Path, retention: Retention | None = None) -> DatabaseStore:
-    """In one file. What was acknowledged is on disk."""
+    """Make a store in one file. What was acknowledged is on disk."""
     return DatabaseStore(SqliteDatabase(path), retention)
 
 
 def memory_store(retention: Retention | None = None) -> DatabaseStore:
-    """In this process's memory, gone with it."""
+    """Make a store in this process's memory. It ends with the process."""
     return DatabaseStore(SqliteDatabase(None), retention)
 
 
 def postgres_store(url: str, retention: Retention | None = None) -> DatabaseStore:
-    """In PostgreSQL (`postgresql://user@host/database`), shared with other servers."""
+    """Make a store in PostgreSQL (`postgresql://user@host/database`), which other servers may share."""
     return DatabaseStore(_postgres(url), retention)
 
 

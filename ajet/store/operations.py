@@ -68,7 +68,7 @@ def claim(context: Context, request: ask.Claim) -> list[AttemptedRollout]:
 
 
 def _still_wanted(context: Context, claimed: dict[str, str]) -> list[AttemptedRollout]:
-    """What an earlier claim got, without what has gone to others or has ended since."""
+    """Return what an earlier claim got, without what has ended since or was claimed by others."""
     found = context.tables.rollouts(claimed)
     return [
         attempted(one)
@@ -142,7 +142,7 @@ def update_attempts(context: Context, request: ask.UpdateAttempts) -> list[Attem
 
 
 def _given_body(update: ask.AttemptUpdate, before: Attempt, *, reported: bool) -> dict[str, Any]:
-    """What to store of an update. A result that comes too late is not stored."""
+    """Return the fields of an update to store. A result that comes too late is dropped."""
     given: dict[str, Any] = {}
     in_time = reported or (update.status is UNSET and before.status in states.ACTIVE)
     if update.result is not UNSET and in_time:
@@ -203,7 +203,7 @@ def add_spans(context: Context, request: ask.AddSpans) -> int:
 
 
 def _new_spans(context: Context, one: Stored, attempt: Attempt, spans: Iterable[Span]) -> list[Span]:
-    """Those that the store doesn't know, numbered: the request's spans are this store's own copies."""
+    """Return the spans that the store doesn't have yet, and number them. They are the store's own copies."""
     seen = context.tables.span_ids(one.number, attempt.sequence_id) if one.spans else set()
     last, new = one.spans, []
     for span in spans:
@@ -281,7 +281,7 @@ def query_resources(context: Context, request: ask.QueryResources) -> Page[Resou
 
 
 def latest_resources_id(context: Context) -> str | None:
-    """Of what was published last."""
+    """The id of the resources that were published last."""
     found = _versions(context)
     return found[0].resources_id if found else None
 
@@ -292,7 +292,7 @@ def refuse_unknown_resources(context: Context, resources_id: str) -> None:
 
 
 def _versions(context: Context, resources_id: str | None = None, version: int | None = None) -> list[Resources]:
-    """The newest of these, if there are any."""
+    """Find the newest of these versions; the list is empty if there is none."""
     return context.tables.query_resources(ask.QueryResources(resources_id=resources_id, version=version, limit=1))[0]
 
 

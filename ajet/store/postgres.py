@@ -1,4 +1,4 @@
-"""`PostgresDatabase`: a store in PostgreSQL. Several servers may share one; `NOTIFY` tells them of each other's doings.
+"""`PostgresDatabase`: a store in PostgreSQL. Several servers may share one; `NOTIFY` tells each what the others did.
 
 Transactions run in threads, each with a connection of its own. A claim takes rows that no other claim is taking
 (`FOR UPDATE SKIP LOCKED`).
@@ -165,7 +165,7 @@ class PostgresDatabase:
         return connection
 
     async def _pass_on(self, listening: psycopg.AsyncConnection[Any] | None) -> None:
-        """Pass on notices, for ever. Without a connection, it tries to get a new one."""
+        """Report the events of all servers, until cancelled. Reconnects if the connection is lost."""
         import psycopg
 
         while True:
@@ -186,7 +186,7 @@ class PostgresDatabase:
 
 
 def _notices(events: Events) -> list[str]:
-    """As few notices as possible, none of them too long."""
+    """Split the events into as few notices as fit PostgreSQL's limit."""
     if not events:
         return []
     notices, batch, size = [], list[str](), 0

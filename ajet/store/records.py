@@ -1,6 +1,6 @@
-"""What a store keeps: rollouts, their attempts and spans, versioned resources, workers. Frozen data.
+"""What a store keeps, as frozen data: rollouts, their attempts and spans, versioned resources, workers.
 
-Those that come by the thousand are unknown to the garbage collector (`gc=False`): JSON holds no cycles.
+The garbage collector skips records that come by the thousand (`gc=False`): they hold JSON, which has no cycles.
 
 Times are seconds since 1970 by the store's clock. `input`, `metadata`, `result` and attributes are any JSON value.
 """
@@ -46,11 +46,11 @@ Json = Any
 
 
 class RolloutStatus(StrEnum):
-    """Where a rollout stands. The last three are final."""
+    """The status of a rollout. The last three are final."""
 
     QUEUING = "queuing"
     PREPARING = "preparing"
-    """Claimed; nothing was heard of it yet."""
+    """Claimed, without a sign of life yet."""
     RUNNING = "running"
     REQUEUING = "requeuing"
     """Waiting to be attempted again."""
@@ -60,7 +60,7 @@ class RolloutStatus(StrEnum):
 
 
 class AttemptStatus(StrEnum):
-    """Where an attempt stands."""
+    """The status of an attempt."""
 
     PREPARING = "preparing"
     RUNNING = "running"
@@ -69,7 +69,7 @@ class AttemptStatus(StrEnum):
     TIMEOUT = "timeout"
     """It took longer than `timeout_seconds`."""
     UNRESPONSIVE = "unresponsive"
-    """Nothing was heard of it for `unresponsive_seconds`."""
+    """It sent no sign of life for `unresponsive_seconds`."""
     CANCELLED = "cancelled"
 
 
@@ -87,16 +87,16 @@ class RolloutConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How long an attempt may take, and when a rollout is attempted again."""
 
     timeout_seconds: Seconds | None = None
-    """From an attempt's start to its end."""
+    """The timeout of an attempt."""
     unresponsive_seconds: Seconds | None = None
-    """Longest silence of a runner: no heartbeat and no span. What a dead runner costs."""
+    """How long a runner may be silent (no heartbeat and no span). A dead runner costs this much time."""
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 1
     retry_condition: tuple[RetryCause, ...] = ()
-    """The ends of an attempt after which there is another."""
+    """Retry after an attempt that ended so."""
 
 
 class Rollout(Struct, frozen=True, kw_only=True, gc=False):
-    """One task to be executed, seen from outside."""
+    """One task to be executed."""
 
     rollout_id: KnownId
     input: Json
@@ -134,7 +134,7 @@ class AttemptedRollout(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Resources(Struct, frozen=True, kw_only=True):
-    """One version of a bundle of what is tuned, by name: models, prompt templates."""
+    """One version of what is tuned, by name: models, prompt templates."""
 
     resources_id: Id
     version: int
@@ -158,7 +158,7 @@ class Worker(Struct, frozen=True, kw_only=True):
 
 
 class Page(Struct, Generic[T], frozen=True, kw_only=True):
-    """Some of the records that a query matches."""
+    """One page of the records that a query matches."""
 
     items: list[T]
     total: int
@@ -177,7 +177,7 @@ class Statistics(Struct, frozen=True, kw_only=True):
 
 
 class ProtocolInfo(Struct, frozen=True, kw_only=True):
-    """Whom one talks to."""
+    """What a server says about itself, and about the caller's key."""
 
     protocol: int
     ajet: str

@@ -1,7 +1,7 @@
-"""Every request to a store, as data, and who may send it. In this process and over HTTP they are the same.
+"""Every request to a store, as data, and who may send it. They are the same in this process and over HTTP.
 
-`RolloutStore`'s methods make them; `ajet/store/operations.py` carries them out. A `request_id` makes a request safe to
-repeat: the store remembers it, and answers the second one like the first.
+`RolloutStore`'s methods make them; `ajet/store/operations.py` carries them out. A `request_id` makes a request
+idempotent: the store remembers it, and answers the second one like the first.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Role(StrEnum):
 
 
 class StoreRequest(Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """T: what it is answered with."""
+    """A request whose answer is a T."""
 
 
 class NewRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """A rollout to be."""
+    """What a rollout is given when it is enqueued."""
 
     input: Json
     mode: Mode | None = None
@@ -78,7 +78,7 @@ class AttemptRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
 
 
 class AttemptUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """What is left out stays. Only `status` can change the rollout."""
+    """Changes of an attempt; what is left out stays. Only `status` can change the rollout."""
 
     rollout_id: KnownId
     attempt_id: KnownId
@@ -136,7 +136,7 @@ class Cancel(StoreRequest[list[Rollout]], frozen=True, kw_only=True):
 
 
 class UpdateRollout(StoreRequest[Rollout], frozen=True, kw_only=True):
-    """What is left out stays."""
+    """Changes of what a rollout is given; what is left out stays."""
 
     rollout_id: KnownId
     input: Json | UnsetType = UNSET
@@ -207,7 +207,7 @@ class GetStatistics(StoreRequest[Statistics], frozen=True, kw_only=True):
 
 
 class StoreOperation(NamedTuple):
-    """How a request is sent, and by whom."""
+    """A request's path and types, and the keys that may send it."""
 
     path: str
     request: type[StoreRequest[Any]]
@@ -262,28 +262,28 @@ class StoreError(UserError):
 
 
 class UnknownIdError(StoreError):
-    """No such rollout, attempt or resources in this store."""
+    """The store has no such rollout, attempt or resources."""
 
     http_status = 404
     code = "unknown_id"
 
 
 class ConflictError(StoreError):
-    """A valid request, but not in the state that the rollout is in."""
+    """The request is valid, but the rollout's status doesn't allow it."""
 
     http_status = 409
     code = "conflict"
 
 
 class KeyRefusedError(StoreError):
-    """No key, a wrong or an expired one."""
+    """There is no key, or it is wrong or has expired."""
 
     http_status = 401
     code = "invalid_key"
 
 
 class NotAllowedError(StoreError):
-    """A valid key, but not for this."""
+    """The key is valid, but its role doesn't allow this."""
 
     http_status = 403
     code = "not_allowed"
@@ -304,6 +304,6 @@ class StoreUnavailableError(StoreError):
 
 
 def error_of(code: str, message: str) -> StoreError:
-    """The error that a store answered with."""
+    """Make the error that a store answered with."""
     kinds = {kind.code: kind for kind in StoreError.__subclasses__()}
     return kinds.get(code, StoreError)(message)

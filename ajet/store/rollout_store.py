@@ -40,7 +40,7 @@ SortKey = Literal["number", "start_time", "end_time", "status"]
 
 
 def new_request_id() -> str:
-    """An id under which a request can be repeated."""
+    """Make an id under which a request can be repeated."""
     return f"rq-{uuid.uuid4().hex}"
 
 
@@ -62,7 +62,7 @@ class RolloutStore(ABC):
     ) -> None:
         await self.aclose()
 
-    # ------------------------------------------------------------ those who want rollouts
+    # ------------------------------------------------------------ for programs that want rollouts
 
     async def enqueue(self, rollouts: Sequence[NewRollout], *, request_id: str | None = None) -> list[Rollout]:
         """Add rollouts to the queue's end, in this order."""
@@ -90,20 +90,20 @@ class RolloutStore(ABC):
     async def start_rollout(
         self, rollout: NewRollout, *, worker_id: str | None = None, request_id: str | None = None
     ) -> AttemptedRollout:
-        """A rollout that never waits in the queue: its first attempt starts now."""
+        """Start a rollout at once, without the queue: its first attempt begins now."""
         request_id = request_id or new_request_id()
         return await self._do(ask.StartRollout(rollout=rollout, worker_id=worker_id, request_id=request_id))
 
     async def start_attempt(
         self, rollout_id: str, *, worker_id: str | None = None, request_id: str | None = None
     ) -> AttemptedRollout:
-        """Another attempt by hand, whatever `max_attempts` says; an attempt that is running is cancelled. ConflictError
+        """Start another attempt, whatever `max_attempts` says, and cancel the one that is running. Raises ConflictError
         if the rollout has succeeded or was cancelled."""
         request_id = request_id or new_request_id()
         return await self._do(ask.StartAttempt(rollout_id=rollout_id, worker_id=worker_id, request_id=request_id))
 
     async def cancel(self, rollout_ids: Sequence[str]) -> list[Rollout]:
-        """Cancel those that have not ended. The runners learn it from their next heartbeat."""
+        """Cancel those that have not ended. Their runners learn of it with their next heartbeat."""
         return await self._do(ask.Cancel(rollout_ids=list(rollout_ids)))
 
     async def update_rollout(
@@ -141,13 +141,13 @@ class RolloutStore(ABC):
     async def publish_resources(
         self, resources: JsonObject, *, resources_id: str | None = None, request_id: str | None = None
     ) -> Resources:
-        """A new version of a bundle of resources, which becomes the latest of all."""
+        """Publish a version of resources, which becomes the latest of all."""
         request_id = request_id or new_request_id()
         return await self._do(
             ask.PublishResources(resources=resources, resources_id=resources_id, request_id=request_id)
         )
 
-    # ------------------------------------------------------------ those who run them
+    # ------------------------------------------------------------ for runners
 
     async def claim(
         self, worker_id: str, *, limit: int = 1, wait_seconds: float = 0.0, request_id: str | None = None
@@ -166,7 +166,7 @@ class RolloutStore(ABC):
         return await self._do(ask.Heartbeat(worker_id=worker_id, attempts=list(attempts), stats=stats or {}))
 
     async def update_attempts(self, updates: Sequence[AttemptUpdate]) -> list[Attempt]:
-        """Report how attempts ended. News that come too late change nothing: the answer says what holds."""
+        """Report how attempts ended. A late report changes nothing; the answer says what the store holds."""
         return await self._do(ask.UpdateAttempts(updates=list(updates)))
 
     async def report(
@@ -184,10 +184,10 @@ class RolloutStore(ABC):
         """Reserve numbers for spans of a rollout."""
         return await self._do(ask.NextSequenceIds(rollout_id=rollout_id, count=count))
 
-    # ------------------------------------------------------------ those who look
+    # ------------------------------------------------------------ for readers
 
     async def get_rollout(self, rollout_id: str) -> AttemptedRollout:
-        """UnknownIdError if there is none."""
+        """Get one rollout. Raises UnknownIdError if there is none."""
         return (await self.query_rollouts(rollout_ids=[rollout_id])).items[0]
 
     async def query_rollouts(
@@ -202,7 +202,7 @@ class RolloutStore(ABC):
         limit: int = 100,
         offset: int = 0,
     ) -> Page[AttemptedRollout]:
-        """Rollouts with their latest attempts. UnknownIdError if one of `rollout_ids` does not exist."""
+        """Find rollouts, with their latest attempts. Raises UnknownIdError if one of `rollout_ids` does not exist."""
         request = ask.QueryRollouts(
             rollout_ids=None if rollout_ids is None else list(rollout_ids),
             status_in=None if status_in is None else list(status_in),
@@ -216,7 +216,7 @@ class RolloutStore(ABC):
         return await self._do(request)
 
     async def query_attempts(self, rollout_id: str) -> list[Attempt]:
-        """All attempts at a rollout, the first one first."""
+        """List all attempts at a rollout, the first one first."""
         return await self._do(ask.QueryAttempts(rollout_id=rollout_id))
 
     async def query_spans(
@@ -231,7 +231,7 @@ class RolloutStore(ABC):
         limit: int = 1000,
         offset: int = 0,
     ) -> Page[Span]:
-        """A rollout's spans, by sequence id; of one attempt, of the `latest`, or of all."""
+        """Find spans of a rollout, by sequence id: of one attempt, of the `latest`, or of all."""
         request = ask.QuerySpans(
             rollout_id=rollout_id,
             attempt_id=attempt_id,
@@ -245,14 +245,14 @@ class RolloutStore(ABC):
         return await self._do(request)
 
     async def latest_resources(self) -> Resources | None:
-        """What was published last."""
+        """Get the resources that were published last."""
         page = await self._do(ask.QueryResources(limit=1))
         return page.items[0] if page.items else None
 
     async def query_resources(
         self, *, resources_id: str | None = None, version: int | None = None, limit: int = 100, offset: int = 0
     ) -> Page[Resources]:
-        """Versions of resources, newest first."""
+        """Find versions of resources, newest first."""
         return await self._do(
             ask.QueryResources(resources_id=resources_id, version=version, limit=limit, offset=offset)
         )
@@ -265,7 +265,7 @@ class RolloutStore(ABC):
         limit: int = 100,
         offset: int = 0,
     ) -> Page[Worker]:
-        """Workers by id."""
+        """Find workers, by id."""
         return await self._do(
             ask.QueryWorkers(
                 status_in=None if status_in is None else list(status_in),
@@ -276,5 +276,5 @@ class RolloutStore(ABC):
         )
 
     async def statistics(self) -> Statistics:
-        """How much the store holds."""
+        """Count what the store holds."""
         return await self._do(ask.GetStatistics())

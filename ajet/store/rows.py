@@ -25,7 +25,7 @@ class AttemptBody(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stored(msgspec.Struct, gc=False):
-    """A rollout in its table, with its latest attempt."""
+    """A row of `rollout`, with the row of its latest attempt."""
 
     number: int
     rollout: Rollout

@@ -1,6 +1,7 @@
-"""`StoreServer`: a store over HTTP. `POST /v1/store/<request>` with the request as JSON; every error is JSON, too.
+"""`StoreServer`: a store over HTTP. `POST /v1/store/<request>` takes a request as JSON; every error is JSON, too.
 
-`await start(host, port)`, then `url`; `await aclose()` at the end. The store is the caller's to open and to close.
+`await start(host, port)`, then `url`; `await aclose()` at the end. The caller opens and closes the store. Keys are kept
+in the store's own tables: `issue`, `accept`, `rotate` and `revoke` change them.
 """
 
 from __future__ import annotations
@@ -51,13 +52,30 @@ from ajet.system.http_messages import (
 )
 from ajet.system.http_server import HttpServer
 
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+KEYS_S = 2.0
+"""How often keys are read again: a revoked one is refused within this time."""
+STORE_LIMITS = HttpLimits(
+    header_deadline_s=10.0,
+    body_deadline_s=60.0,
+    max_body_bytes=64 * 1024 * 1024,
+    max_buffered_bytes=256 * 1024 * 1024,
+)
+INFO_PATH = "/v1/store"
+OPENAPI_PATH = "/openapi.json"
+HEALTH_PATH = "/healthz"
+_GETS = (INFO_PATH, OPENAPI_PATH, HEALTH_PATH)
+EXTENSION_PREFIX = "/v1/runner/"
+_HEADERS = {PROTOCOL_HEADER: str(PROTOCOL), "cache-control": "no-store", "x-content-type-options": "nosniff"}
 MAX_NAME_CHARS = 64
 SHORTEST_KEY_CHARS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class AccessKey:
-    """What a store knows of a key."""
+    """What a store keeps about a key."""
 
     name: str
     roles: frozenset[Role]
@@ -66,22 +84,22 @@ class AccessKey:
 
 
 class AccessKeys:
-    """The keys of one store, as they were when they were last read."""
+    """The keys of one store, as last read from its tables."""
 
     def __init__(self) -> None:
         self._by_digest: dict[str, AccessKey] = {}
 
     def read(self, rows: Iterable[Row]) -> None:
-        """Take what `Tables.access_keys` found."""
+        """Replace them by what `Tables.access_keys` found."""
         self._by_digest = {row[1]: _key(row) for row in rows}
 
     def __len__(self) -> int:
         return len(self._by_digest)
 
     def caller(self, key: str) -> StoreCaller:
-        """Whose key this is. Raises KeyRefusedError.
+        """The caller that has this key. Raises KeyRefusedError.
 
-        Keys are looked up by their digest: how long that takes tells nothing about a key.
+        Keys are looked up by their digest, so the time that it takes says nothing about a key.
         """
         found = self._by_digest.get(_digest(key))
         if found is None:
@@ -92,7 +110,7 @@ class AccessKeys:
 
 
 def issue(tables: Tables, name: str, roles: Iterable[Role], valid_seconds: float | None = None) -> str:
-    """A new key. It is not shown again."""
+    """Make a new key. Only its digest is stored, so it can't be shown again."""
     if not name.isprintable() or " " in name or not 0 < len(name) <= MAX_NAME_CHARS or not name.isascii():
         raise StoreError(f"a key's name has 1 to {MAX_NAME_CHARS} printable ASCII characters and no space: {name!r}")
     if any(key.name == name and _alive(key) for key in listed(tables)):
@@ -101,14 +119,14 @@ def issue(tables: Tables, name: str, roles: Iterable[Role], valid_seconds: float
 
 
 def accept(tables: Tables, name: str, roles: Iterable[Role], key: str) -> None:
-    """Let a key in that was made elsewhere. It must be long and random."""
+    """Add a key that was made elsewhere. It must be long and random."""
     if len(key) < SHORTEST_KEY_CHARS:
         raise StoreError(f"a key has at least {SHORTEST_KEY_CHARS} characters, long and random")
     tables.add_access_key(name, _digest(key), ",".join(sorted(frozenset(roles))), time.time(), None)
 
 
 def rotate(tables: Tables, name: str, valid_seconds: float | None = None, grace_seconds: float = 3600.0) -> str:
-    """A new key with the name and roles of an old one, which is valid for `grace_seconds` more."""
+    """Make a new key with the name and roles of an old one, which expires after `grace_seconds`."""
     roles = {role for key in listed(tables) if key.name == name for role in key.roles}
     if not roles:
         raise UnknownIdError(f"no key named {name!r}: see `ajet store keys list`")
@@ -124,7 +142,7 @@ def revoke(tables: Tables, name: str) -> None:
 
 
 def listed(tables: Tables) -> list[AccessKey]:
-    """All keys, those that have expired included."""
+    """List all keys, expired ones included."""
     return [_key(row) for row in tables.access_keys()]
 
 
@@ -145,11 +163,8 @@ def _alive(key: AccessKey) -> bool:
 
 
 def _digest(key: str) -> str:
-    """Keys are long random numbers: a plain hash can't be undone by guessing."""
+    """Hash a key. Keys are long and random, so a plain hash can't be reversed by guessing."""
     return hashlib.sha256(key.encode()).hexdigest()
-
-
-T = TypeVar("T")
 
 
 async def key_tables(path: str | None, postgres: str | None, work: Callable[[Tables], T]) -> T:
@@ -183,23 +198,8 @@ def _in_file(path: Path, work: Callable[[Tables], T]) -> T:
     return result
 
 
-log = logging.getLogger(__name__)
-
-KEYS_S = 2.0
-"""How often keys are read anew: a revoked one is refused within it."""
-STORE_LIMITS = HttpLimits(
-    header_deadline_s=10.0,
-    body_deadline_s=60.0,
-    max_body_bytes=64 * 1024 * 1024,
-    max_buffered_bytes=256 * 1024 * 1024,
-)
-INFO_PATH = "/v1/store"
-OPENAPI_PATH = "/openapi.json"
-HEALTH_PATH = "/healthz"
-_GETS = (INFO_PATH, OPENAPI_PATH, HEALTH_PATH)
 Extension = Callable[[StoreCaller, dict[str, Any]], Awaitable[Any]]
-"""Answers what runners ask beside the store, with JSON for JSON. Raises a StoreError."""
-EXTENSION_PREFIX = "/v1/runner/"
+"""Answers a runner's request that isn't about the store, JSON for JSON. Raises a StoreError."""
 
 
 class _Route(NamedTuple):
@@ -342,9 +342,6 @@ class StoreServer:
 
     def refuse(self, request: HttpRequest, status: int, code: str, message: str) -> Answer:
         return json_answer({"error": {"code": code, "message": message}}, status, _HEADERS)
-
-
-_HEADERS = {PROTOCOL_HEADER: str(PROTOCOL), "cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 class _NoSuchPathError(StoreError):

@@ -72,7 +72,7 @@ class SqliteConnection:
         return self.raw.executemany(sql, values).rowcount if values else 0
 
     def set_up(self, where: str) -> None:
-        """Bring the tables to the newest version."""
+        """Migrate the tables to the newest version."""
         self.raw.execute("PRAGMA journal_mode = WAL")
         self.raw.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         self.synchronise("FULL")

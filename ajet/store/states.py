@@ -1,4 +1,4 @@
-"""The state machine: pure functions from what was to what is. Every kind of store uses these, and nothing else.
+"""The state machine: pure functions from a rollout and its attempt to what they become after an event.
 
     rollout   queuing → preparing → running → succeeded | failed | cancelled
                             └──────────┴────→ requeuing → preparing …
@@ -6,8 +6,8 @@
                   └──────────┴────→ timeout | unresponsive
 
 Final statuses stay, whatever arrives later; only `restart` takes a failed rollout up again. Only the latest attempt
-changes its rollout. An unresponsive attempt that is heard of again goes on, unless its rollout went to someone else
-meanwhile; a timeout is for good.
+changes its rollout. An unresponsive attempt goes on with its next sign of life, unless its rollout was claimed by
+another runner meanwhile; a timeout is final.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def begin(rollout: Rollout, sequence_id: int, attempt_id: str, worker_id: str | 
 
 
 def may_restart(rollout: Rollout) -> bool:
-    """Whether someone may start an attempt by hand: not after a success, and not after a cancellation."""
+    """Whether an attempt may be started by hand: not after a success or a cancellation."""
     return rollout.status not in (RolloutStatus.SUCCEEDED, RolloutStatus.CANCELLED)
 
 
@@ -87,7 +87,7 @@ def report(rollout: Rollout, attempt: Attempt, status: Literal["succeeded", "fai
 
 
 def overdue(config: RolloutConfig, attempt: Attempt, now: float, listening_since: float) -> AttemptStatus | None:
-    """Which limit an attempt has exceeded. Nobody could be heard before `listening_since`, when the store opened."""
+    """Which limit an attempt has exceeded. Silence counts from `listening_since`, when the store opened."""
     if attempt.status not in ACTIVE:
         return None
     if config.timeout_seconds is not None and now - attempt.start_time >= config.timeout_seconds:
@@ -100,7 +100,7 @@ def overdue(config: RolloutConfig, attempt: Attempt, now: float, listening_since
 
 
 def deadline(config: RolloutConfig, attempt: Attempt, listening_since: float = 0.0) -> float | None:
-    """When the attempt will be overdue if nothing is heard of it."""
+    """When the attempt will be overdue without a sign of life."""
     if attempt.status not in ACTIVE:
         return None
     limits = []
@@ -120,7 +120,7 @@ def expire(
 
 
 def cancel(rollout: Rollout, attempt: Attempt | None, now: float) -> tuple[Rollout, Attempt | None]:
-    """Somebody wants no more of the rollout. What has ended stays as it ended."""
+    """The rollout is cancelled. If it has ended, it stays as it ended."""
     if rollout.status in FINAL:
         return rollout, attempt
     if attempt is not None and attempt.status in ACTIVE:
@@ -141,7 +141,7 @@ def busy(worker: Worker, attempt: Attempt, now: float) -> Worker:
 
 
 def idle(worker: Worker, now: float) -> Worker:
-    """The worker asked in vain, or its attempt is over."""
+    """The worker found the queue empty, or its attempt is over."""
     return replace(
         worker, status=WorkerStatus.IDLE, last_idle_time=now, current_rollout_id=None, current_attempt_id=None
     )
@@ -153,7 +153,7 @@ def lost(worker: Worker) -> Worker:
 
 
 def _is_alive(rollout: Rollout, attempt: Attempt) -> bool:
-    """Whether news of the latest attempt still count."""
+    """Whether a report about the latest attempt still counts."""
     if rollout.status in FINAL:
         return False
     if attempt.status is AttemptStatus.UNRESPONSIVE:
@@ -162,7 +162,7 @@ def _is_alive(rollout: Rollout, attempt: Attempt) -> bool:
 
 
 def _after(rollout: Rollout, attempt: Attempt, now: float) -> Rollout:
-    """The rollout, once its latest attempt has ended."""
+    """Return the rollout after the end of its latest attempt."""
     if attempt.status is AttemptStatus.SUCCEEDED:
         return replace(rollout, status=RolloutStatus.SUCCEEDED, end_time=now)
     config = rollout.config

@@ -63,7 +63,7 @@ SORT = {
 
 @dataclass(slots=True)
 class Events:
-    """What a transaction did that others wait for."""
+    """What a transaction did that callers may be waiting for."""
 
     queued: int = 0
     """Rollouts that were added to the queue."""
@@ -84,7 +84,7 @@ class Tables:
     # ------------------------------------------------------------ rollouts
 
     def add_rollouts(self, rollouts: Sequence[Rollout], place: int | None) -> None:
-        """New ones: queued from this place on, or not queued."""
+        """Insert rollouts: queued from this place on, or not queued if it is None."""
         rows = []
         for index, rollout in enumerate(rollouts):
             body = encode(RolloutBody(rollout.input, rollout.metadata))
@@ -125,15 +125,15 @@ class Tables:
         return found
 
     def _lock(self, rollout_ids: Sequence[str]) -> None:
-        """In an order of its own, so that no two transactions wait for each other. And before reading: one statement
-        that locks and joins may see a new rollout with its old attempt."""
+        """Lock rollouts by id, so that no two transactions wait for each other. Lock before reading: one statement that
+        locks and joins may see a new rollout with its old attempt."""
         sql = f"SELECT queue FROM rollout WHERE rollout_id IN ({_marks(rollout_ids)}) ORDER BY rollout_id"
         locked = self._db.rows(sql + self._db.for_update, rollout_ids)
         # a claim meanwhile passes over these: if they are still queued afterwards, somebody has to look again
         self.events.queued += sum(queue is not None for (queue,) in locked)
 
     def head_of_queue(self, limit: int) -> list[Stored]:
-        """The next to be claimed, in their order. Nobody else gets these."""
+        """Take the next rollouts of the queue, in order. No other transaction gets them."""
         sql = f"SELECT number FROM rollout WHERE queue IS NOT NULL ORDER BY queue, number LIMIT ?{self._db.skip_locked}"
         numbers = [row[0] for row in self._db.rows(sql, (limit,))]
         taken: list[Stored] = []
@@ -144,7 +144,7 @@ class Tables:
         return sorted(taken, key=lambda one: (one.queue, one.number))
 
     def save(self, changed: Sequence[Stored]) -> None:
-        """Write what changes as a rollout goes on: status, end and place in the queue, and the counts."""
+        """Update what changes while a rollout goes on: status, end, place in the queue, and the counts."""
         rows = [
             (str(one.rollout.status), one.queue, one.rollout.end_time, one.attempts, one.spans, one.size, one.number)
             for one in changed
@@ -156,7 +156,7 @@ class Tables:
         )
 
     def save_given(self, one: Stored) -> None:
-        """Write what a rollout was given."""
+        """Update what a rollout was given."""
         rollout = one.rollout
         self._db.rows(
             "UPDATE rollout SET mode = ?, resources_id = ?, config = ?, body = ? WHERE number = ?",
@@ -188,7 +188,7 @@ class Tables:
         return [stored_from(row) for row in self._db.rows(sql, (*values, query.limit, query.offset))], int(total)
 
     def known(self, rollout_ids: Iterable[str]) -> set[str]:
-        """Those that exist."""
+        """Return those of these ids that exist."""
         found = set[str]()
         for chunk in _chunks(sorted(set(rollout_ids))):
             sql = f"SELECT rollout_id FROM rollout WHERE rollout_id IN ({_marks(chunk)})"
@@ -228,7 +228,7 @@ class Tables:
         ]
 
     def save_attempts(self, changed: Sequence[tuple[Stored, Attempt]], listening_since: float = 0.0) -> None:
-        """Write what changes as an attempt goes on: status, end, last sign of life, and the deadline they make."""
+        """Update what changes while an attempt goes on: status, end, last sign of life, and deadline."""
         self._db.many(
             "UPDATE attempt SET status = ?, end_time = ?, heard = ?, deadline = ? WHERE rollout = ? AND sequence = ?",
             [
@@ -245,7 +245,7 @@ class Tables:
         )
 
     def save_attempt_bodies(self, changed: Sequence[tuple[Stored, Attempt]]) -> None:
-        """Write metadata and results. Their rollouts grow by them."""
+        """Update metadata and results, and add their size to that of their rollouts."""
         rows = []
         for one, attempt in changed:
             body = encode(AttemptBody(attempt.metadata, attempt.result))
@@ -278,12 +278,12 @@ class Tables:
         self._db.many("INSERT INTO span_batch (rollout, attempt, ids, body) VALUES (?, ?, ?, ?)", rows)
 
     def span_ids(self, number: int, attempt: int) -> set[str]:
-        """Of all spans of an attempt. Reads every batch of it: senders put many spans into one."""
+        """Return the ids of all spans of an attempt. It reads every batch; senders put many spans into one."""
         rows = self._db.rows("SELECT ids FROM span_batch WHERE rollout = ? AND attempt = ?", (number, attempt))
         return {span_id for (ids,) in rows for span_id in ids.split(" ")}
 
     def spans(self, number: int, attempt: int | None) -> list[Span]:
-        """In the order of their sequence ids."""
+        """Return spans in the order of their sequence ids."""
         condition, values = ("", ()) if attempt is None else (" AND attempt = ?", (attempt,))
         sql = f"SELECT attempt, body FROM span_batch WHERE rollout = ?{condition}"
         found = [(row[0], span) for row in self._db.rows(sql, (number, *values)) for span in _decode_spans(row[1])]
@@ -305,7 +305,7 @@ class Tables:
         )
 
     def query_resources(self, query: QueryResources) -> tuple[list[Resources], int]:
-        """The newest first: one page, and how many there are on all pages."""
+        """Return one page, the newest first, and how many there are on all pages."""
         conditions, values = ["1 = 1"], list[Any]()
         for column, wanted in (("resources_id", query.resources_id), ("version", query.version)):
             if wanted is not None:
@@ -333,7 +333,7 @@ class Tables:
     # ------------------------------------------------------------ workers
 
     def worker(self, worker_id: str) -> Worker:
-        """A worker that nobody heard of yet is a new one."""
+        """Return a worker; an unknown id gives a new one."""
         rows = self._db.rows("SELECT body FROM worker WHERE worker_id = ?", (worker_id,))
         return _decode_worker(bytes(rows[0][0])) if rows else Worker(worker_id=worker_id)
 
@@ -345,7 +345,7 @@ class Tables:
         )
 
     def query_workers(self, query: QueryWorkers) -> tuple[list[Worker], int]:
-        """By their ids: one page, and how many there are on all pages."""
+        """Return one page, by id, and how many there are on all pages."""
         conditions, values = ["1 = 1"], list[Any]()
         if query.status_in is not None:
             conditions.append(f"status IN ({_marks(query.status_in)})" if query.status_in else "1 = 0")
@@ -368,7 +368,7 @@ class Tables:
         return bytes(rows[0][0]) if rows else None
 
     def remember(self, request_id: str, answer: bytes, now: float) -> bool:
-        """False if another transaction has just answered this request."""
+        """Store the answer. False if another transaction has just answered this request."""
         sql = "INSERT INTO request (request_id, done, answer) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
         return self._db.many(sql, [(request_id, now, answer)]) == 1
 
@@ -378,12 +378,12 @@ class Tables:
         self._db.rows("DELETE FROM request WHERE done < ?", (before,))
 
     def oldest_ended(self, before: float, limit: int) -> list[tuple[int, int]]:
-        """Number and size of rollouts that had ended by then, the oldest first. Never of those that haven't ended."""
+        """Number and size of rollouts that had ended before, the oldest first."""
         sql = "SELECT number, size FROM rollout WHERE end_time <= ? ORDER BY end_time LIMIT ?"
         return [(row[0], row[1]) for row in self._db.rows(sql, (before, limit))]
 
     def delete(self, numbers: Sequence[int]) -> None:
-        """Rollouts, with their attempts and spans."""
+        """Delete rollouts, with their attempts and spans."""
         for table, column in (("span_batch", "rollout"), ("attempt", "rollout"), ("rollout", "number")):
             self._db.many(f"DELETE FROM {table} WHERE {column} = ?", [(number,) for number in numbers])
 
@@ -391,7 +391,7 @@ class Tables:
         return int(self._db.rows("SELECT coalesce(sum(size), 0) FROM rollout")[0][0])
 
     def counts(self, table: Literal["rollout", "worker"]) -> dict[str, int]:
-        """By status."""
+        """How many there are of each status."""
         return {row[0]: int(row[1]) for row in self._db.rows(f"SELECT status, count(*) FROM {table} GROUP BY status")}
 
     # ------------------------------------------------------------ keys
@@ -404,7 +404,7 @@ class Tables:
         self._db.rows("INSERT INTO access_key VALUES (?, ?, ?, ?, ?)", (name, digest, roles, created, expires))
 
     def expire_access_keys(self, name: str, when: float) -> int:
-        """They are valid until then at most. Returns how many changed."""
+        """Let the keys of this name expire at `when`, if not sooner. Returns how many changed."""
         sql = "UPDATE access_key SET expires = ? WHERE name = ? AND (expires IS NULL OR expires > ?)"
         return self._db.many(sql, [(when, name, when)])
 

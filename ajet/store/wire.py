@@ -1,4 +1,4 @@
-"""A request as data: checked before it leaves this process, or before this process's own store gets it.
+"""Requests as data: checked before they leave this process, or before a store in this process gets them.
 
 JSON knows no NaN and no infinity. A number that would become null on its way is refused instead.
 """
@@ -28,7 +28,7 @@ _NOT_FINITE = re.compile(b"\xcb[\x7f\xff]")
 
 
 def checked_copy(request: StoreRequest[T]) -> StoreRequest[T]:
-    """What a store would get over HTTP."""
+    """Return the request as a store would get it over HTTP. Raises a StoreError if it isn't valid."""
     kind = type(request)
     try:
         data = _encode(request)
@@ -40,7 +40,7 @@ def checked_copy(request: StoreRequest[T]) -> StoreRequest[T]:
 
 
 def as_json(request: StoreRequest[Any]) -> bytes:
-    """A request for HTTP. The server checks the rest."""
+    """Encode a request for HTTP. The server checks the rest."""
     kind = type(request)
     try:
         _check_finite(_encode(request), kind.__name__)
@@ -66,7 +66,7 @@ def _refuse_not_finite(value: Any, where: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Values of numpy and torch, and pydantic models, as data."""
+    """Turn values of numpy and torch, and pydantic models, into data."""
     for method in ("tolist", "model_dump"):
         if callable(found := getattr(value, method, None)):
             return found()
@@ -83,14 +83,14 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorAnswer(msgspec.Struct):
-    """Every error."""
+    """The body of every error."""
 
     error: ErrorDetail
 
 
 @cache
 def document() -> bytes:
-    """As JSON."""
+    """The OpenAPI document, as JSON."""
     types = [ErrorAnswer, ProtocolInfo]
     for operation in OPERATIONS:
         types += [operation.request, operation.answer]
@@ -98,7 +98,7 @@ def document() -> bytes:
     error, info, *pairs = schemas
     paths: dict[str, Any] = {
         "/healthz": {"get": _description("Whether the server is up.", None, {"type": "object"}, error)},
-        "/v1/store": {"get": _description("Whom one talks to, and what the key may do.", None, info, error)},
+        "/v1/store": {"get": _description("The server's version, and what the key may do.", None, info, error)},
     }
     for index, operation in enumerate(OPERATIONS):
         request, answer = pairs[2 * index : 2 * index + 2]

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ajet.config.tasks import TaskReaderConfig, TraceFilterConfig
-from ajet.observe.tracing.adapters import read_call
-from ajet.observe.tracing.otlp import attributes_of, objects, raw_spans
+from ajet.observe.otlp import attributes_of, objects, raw_spans
+from ajet.observe.tracing import read_call
 from ajet.schema.codec import decode_episode
 from ajet.schema.errors import EpisodeFormatError, TaskDataError
 from ajet.schema.printable import encodable

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ajet.observe.tracing.recording import Recording
+from ajet.observe.tracing import Recording
 from ajet.schema.episode import Failure
 from ajet.schema.errors import (
     EngineError,

@@ -16,9 +16,9 @@ import pytest
 
 from ajet.gateway.caller import agent_key
 from ajet.gateway.traces import MAX_BYTES
+from ajet.observe.otlp import to_json
 from ajet.observe.tracing import attributes as names
 from ajet.observe.tracing import get_rewards_from_span
-from ajet.observe.tracing.otlp import to_json
 from ajet.schema.span import Span
 from ajet.task_runner.tuner import AjetTuner
 from support.gateway_parts import Place, place, post

@@ -16,8 +16,8 @@ import pytest
 
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.export import ExportFormat, export_episodes
+from ajet.observe.otlp import read_json
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.observe.tracing.otlp import read_json
 from ajet.observe.tracing.sender import CALL, EPISODE
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError

@@ -190,8 +190,8 @@ class _JsonActions(TextFormat):
 
 
 class GeneralAgent(_Former):
-    """One JSON action in each round, until a tool of `termination_tool_names` was called. How many rounds are left is
-    part of what the model is told, and so of the record."""
+    """One JSON action in each round, until a tool of `termination_tool_names` was called. The number of rounds left is
+    part of the prompt, and so of the record."""
 
     def __init__(
         self,

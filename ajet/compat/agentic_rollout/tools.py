@@ -319,7 +319,7 @@ class _OpenFormer:
 
 
 async def _called(function: Any, *given: Any, **named: Any) -> Any:
-    """What a function returns, blocking or not; None if there is none."""
+    """Call a function, blocking or not, if there is one."""
     value = None if function is None else function(*given, **named)
     return await value if inspect.isawaitable(value) else value
 

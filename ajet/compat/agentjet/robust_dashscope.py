@@ -11,7 +11,7 @@ from ajet.task_runner.tuner.clients import agentscope_model
 from ajet.task_runner.tuner.connection import Connection
 
 CONTEXT_SIZE = 32768
-"""What AgentScope 2 is told about the length of the model's context."""
+"""The context length that AgentScope 2 is given."""
 
 
 class RobustDashScopeChatModel:

@@ -41,6 +41,7 @@ from ajet.compat.agentlightning.store import (
     ResourcesUpdate,
 )
 from ajet.observe.tracing import (
+    Triplet,
     emit_annotation,
     emit_exception,
     emit_message,
@@ -55,7 +56,6 @@ from ajet.observe.tracing import (
     is_reward_span,
     operation,
 )
-from ajet.observe.tracing.adapters import Triplet
 from ajet.schema import __version__
 from ajet.schema.resources import LLM, PromptTemplate
 from ajet.schema.span import Span

@@ -27,7 +27,7 @@ class MissingResourceError(UserError):
 
 
 class Hook:
-    """What else to do around an agent's execution. All arguments are keywords; exceptions are logged."""
+    """Callbacks around an agent's execution. All arguments are keywords; exceptions are logged."""
 
     async def on_rollout_start(self, *, agent: Any, runner: Any, rollout: Any) -> None: ...
 
@@ -95,7 +95,7 @@ def _needing(name: str, function: Callable[..., Any] | None) -> Any:
 
 
 def as_agent(agent: Any) -> Agent:
-    """What was passed, if it is an agent."""
+    """Return the argument as an agent. Raises UserError if it isn't one."""
     if isinstance(agent, LitAgent | RolloutFunction):
         return agent
     if inspect.isfunction(agent):
@@ -104,7 +104,7 @@ def as_agent(agent: Any) -> Agent:
 
 
 def bound(agent: Agent, attempted: AttemptedRollout, resources: Resources) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """What to call for a rollout of a store, and with which arguments."""
+    """Return what to call for a rollout of a store, and its arguments."""
     task = attempted.rollout.input
     if isinstance(agent, LitAgent):
         return agent.method(attempted.rollout.mode), {"task": task, "resources": resources, "rollout": attempted}

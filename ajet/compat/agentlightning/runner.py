@@ -15,8 +15,15 @@ from ajet.backbone.trainer_api import Trainer as OurTrainer
 from ajet.compat.agentlightning.agent import Agent, Hook, as_agent, bound, workflow_of
 from ajet.compat.agentlightning.algorithms import Algorithm, Baseline
 from ajet.compat.agentlightning.store import AttemptedRollout, InMemoryLightningStore, LightningStore, NamedResources
-from ajet.observe.tracing import NoRecordingError, emit_exception, emit_reward, record_spans
-from ajet.observe.tracing.adapters import Triplet, to_messages, to_triplets
+from ajet.observe.tracing import (
+    NoRecordingError,
+    Triplet,
+    emit_exception,
+    emit_reward,
+    record_spans,
+    to_messages,
+    to_triplets,
+)
 from ajet.schema.errors import UserError
 from ajet.schema.resources import PromptTemplate
 from ajet.schema.span import Span
@@ -24,6 +31,12 @@ from ajet.schema.task import finite_reward
 from ajet.store.records import Mode
 from ajet.store.requests import AttemptRef
 from ajet.task_runner.workflow import RolloutFunction
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+FIRST_OCCURRENCE = "first_occurrence"
+"""How rewards find their calls: in the order of time, each goes to the latest call before it that has none."""
+SHORTEST_WAIT_S = 0.05
 
 
 class Tracer:
@@ -52,9 +65,6 @@ class Tracer:
 OtelTracer = Tracer
 AgentOpsTracer = Tracer
 DummyTracer = Tracer
-T = TypeVar("T")
-FIRST_OCCURRENCE = "first_occurrence"
-"""How rewards find their calls: in the order of time, each goes to the latest call before it that has none."""
 
 
 class TraceAdapter(Generic[T]):
@@ -89,8 +99,6 @@ class TraceToMessages(TraceAdapter[list[dict[str, Any]]]):
 
 LlmProxyTraceToTriplet = TracerTraceToTriplet
 """Model calls come from the gateway or from spans: both are read alike."""
-log = logging.getLogger(__name__)
-SHORTEST_WAIT_S = 0.05
 
 
 class LitAgentRunner:

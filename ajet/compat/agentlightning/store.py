@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 from msgspec import UNSET
 
@@ -18,6 +18,7 @@ from ajet.store.database_store import DatabaseStore, memory_store
 from ajet.store.records import (
     Attempt,
     Mode,
+    Page,
     Resources,
     Rollout,
     RolloutConfig,
@@ -30,6 +31,7 @@ from ajet.store.requests import AttemptUpdate, NewRollout, Role, UnknownIdError
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.server import StoreServer, issue
 
+T = TypeVar("T")
 NamedResources = Mapping[str, Any]
 KEY_VARIABLE = "AJET_STORE_KEY"
 PAGE = 1000
@@ -153,19 +155,15 @@ class LightningStore:
         rollout_id_in: Sequence[str] | None = None,
         rollout_id_contains: str | None = None,
     ) -> list[AttemptedRollout]:
-        store, found = await self.ready(), list[AttemptedRollout]()
+        store = await self.ready()
         statuses = None if status_in is None else [RolloutStatus(one) for one in status_in]
-        while True:
-            page = await store.query_rollouts(
-                rollout_ids=rollout_id_in,
-                status_in=statuses,
-                id_contains=rollout_id_contains or "",
-                limit=PAGE,
-                offset=len(found),
-            )
-            found += [_attempted(one) for one in page.items]
-            if not page.items or len(found) >= page.total:
-                return found
+        found = await _all_pages(
+            store.query_rollouts,
+            rollout_ids=rollout_id_in,
+            status_in=statuses,
+            id_contains=rollout_id_contains or "",
+        )
+        return [_attempted(one) for one in found]
 
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | None:
         try:
@@ -222,21 +220,16 @@ class LightningStore:
         trace_id: str | None = None,
         parent_id: str | None = None,
     ) -> list[Span]:
-        store, found = await self.ready(), list[Span]()
-        while True:
-            page = await store.query_spans(
-                rollout_id,
-                attempt_id,
-                name=name,
-                name_contains=name_contains or "",
-                trace_id=trace_id,
-                parent_id=parent_id,
-                limit=PAGE,
-                offset=len(found),
-            )
-            found += page.items
-            if not page.items or len(found) >= page.total:
-                return found
+        store = await self.ready()
+        return await _all_pages(
+            store.query_spans,
+            rollout_id=rollout_id,
+            attempt_id=attempt_id,
+            name=name,
+            name_contains=name_contains or "",
+            trace_id=trace_id,
+            parent_id=parent_id,
+        )
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
         return (await (await self.ready()).next_sequence_ids(rollout_id))[0]
@@ -264,25 +257,15 @@ class LightningStore:
 
     async def query_resources(self, *, resources_id: str | None = None) -> list[ResourcesUpdate]:
         """All versions, the newest first."""
-        store, found = await self.ready(), list[ResourcesUpdate]()
-        while True:
-            page = await store.query_resources(resources_id=resources_id, limit=PAGE, offset=len(found))
-            found += map(_update, page.items)
-            if not page.items or len(found) >= page.total:
-                return found
+        store = await self.ready()
+        return [_update(one) for one in await _all_pages(store.query_resources, resources_id=resources_id)]
 
     async def query_workers(
         self, *, status_in: Sequence[str] | None = None, worker_id_contains: str | None = None
     ) -> list[Worker]:
-        store, found = await self.ready(), list[Worker]()
+        store = await self.ready()
         statuses = None if status_in is None else [WorkerStatus(one) for one in status_in]
-        while True:
-            page = await store.query_workers(
-                status_in=statuses, id_contains=worker_id_contains or "", limit=PAGE, offset=len(found)
-            )
-            found += page.items
-            if not page.items or len(found) >= page.total:
-                return found
+        return await _all_pages(store.query_workers, status_in=statuses, id_contains=worker_id_contains or "")
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
         found = await self.query_workers(worker_id_contains=worker_id)
@@ -345,6 +328,16 @@ class LightningStoreClient(LightningStore):
 
     def __init__(self, address: str, api_key: str | None = None, **_: Any) -> None:
         super().__init__(StoreClient(address, api_key or os.environ.get(KEY_VARIABLE, "")))
+
+
+async def _all_pages(query: Callable[..., Awaitable[Page[T]]], **given: Any) -> list[T]:
+    """Everything that a query finds. The library's queries have no pages."""
+    found: list[T] = []
+    while True:
+        page = await query(**given, limit=PAGE, offset=len(found))
+        found += page.items
+        if not page.items or len(found) >= page.total:
+            return found
 
 
 # ---------------------------------------------------------------- resources as JSON

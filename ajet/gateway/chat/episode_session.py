@@ -23,7 +23,7 @@ from ajet.gateway.chat.reply import IncrementalText, OnDelta, ReplyReader, Respo
 from ajet.gateway.chat.reply_parser import PLAIN, ReplyParser
 from ajet.gateway.chat.session_log import SpanLog, StoredResponses
 from ajet.gateway.chat.settings import SessionSettings
-from ajet.observe.tracing import attributes as span_attributes
+from ajet.observe.tracing import NOT_COUNTED, call_of, reward_of
 from ajet.schema.chat import ChatReply, ChatRequest, Completion, GenerateRequest, Message, Tool
 from ajet.schema.errors import (
     AjetError,
@@ -202,17 +202,17 @@ class EpisodeSession:
             return 0
         kept = 0
         for span in spans:
-            if (reward := span_attributes.reward_of(span)) is not None:
+            if (reward := reward_of(span)) is not None:
                 why = "it was sent without the control key"
                 try:
                     if rewards_count:
-                        self.tracker.reward(reward.value, call=span_attributes.call_of(span))
+                        self.tracker.reward(reward.value, call=call_of(span))
                         why = ""
                 except RewardError as error:
                     why = str(error)
                     log.warning("episode %s: an emitted reward doesn't count: %s", self.episode_id, error)
                 if why:
-                    span = replace(span, attributes={**span.attributes, span_attributes.NOT_COUNTED: why})
+                    span = replace(span, attributes={**span.attributes, NOT_COUNTED: why})
             kept += self.spans.add(span)
         return kept
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from ajet.observe.tracing import attributes as span_attributes
+from ajet.observe.tracing import bounded
 from ajet.schema.chat import Message
 from ajet.schema.span import Span
 
@@ -43,7 +43,7 @@ class SpanLog:
         if (span.trace_id, span.span_id) in self._known:
             return False
         span = replace(
-            span_attributes.bounded(span),
+            bounded(span),
             rollout_id=self._episode_id.partition(".")[0],
             attempt_id=self._episode_id,
             sequence_id=len(self.spans) + 1,

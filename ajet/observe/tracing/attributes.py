@@ -1,7 +1,7 @@
 """Attributes: the names that emitters write and readers look for, by agent-lightning's conventions; values as JSON.
 
-Any Python value becomes JSON, nested mappings become dotted names and back, and a span has limits. `by_our_clock` sets
-the times of another machine's spans right, as far as that can be known.
+`plain` turns any Python value into JSON, `flat` nested mappings into dotted names, `bounded` limits a span's size.
+`by_our_clock` corrects the times of another machine's spans, as far as its clock is known.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def bounded(span: Span) -> Span:
-    """A span within the limits of one, as JSON throughout."""
+    """Cut a span to its limits, with JSON values throughout."""
     return replace(
         span,
         name=span.name[:500],
@@ -195,11 +195,12 @@ SENT_AT = "ajet.sent_at"
 OFFSET = "ajet.clock_offset"
 """Of a span's resource: the seconds that were added to its times."""
 NOTICED_S = 1.0
-"""Smaller differences are the network's doing."""
+"""Smaller differences may come from the network."""
 
 
 def by_our_clock(spans: Sequence[Span], now: float) -> list[Span]:
-    """Spans that have just arrived. A sender that doesn't say when it sent them can only be seen to be ahead."""
+    """Correct the times of spans that have just arrived. If the sender doesn't say when it sent them, only a clock that
+    is ahead can be noticed."""
     offsets: dict[str, float] = {}
     for span in spans:
         clock = clock_of(span)
@@ -212,7 +213,7 @@ def by_our_clock(spans: Sequence[Span], now: float) -> list[Span]:
 
 
 def clock_of(span: Span) -> str:
-    """Spans of one resource have one clock."""
+    """Identify the clock of a span: spans of one resource share one."""
     return repr(sorted((name, value) for name, value in span.resource.items() if name not in (SENT_AT, OFFSET)))
 
 
@@ -248,7 +249,7 @@ class EmittedReward(NamedTuple):
 
 
 def reward_of(span: Span) -> EmittedReward | None:
-    """The reward that a span holds. None: it holds none, or none that counts."""
+    """Return the reward that a span holds, or None if it holds none that counts."""
     if NOT_COUNTED in span.attributes:
         return None
     dimensions = _dimensions(span)
@@ -258,7 +259,7 @@ def reward_of(span: Span) -> EmittedReward | None:
 
 
 def call_of(span: Span) -> str | None:
-    """The call that a reward is for, by its response's id. None: it isn't for a single call."""
+    """Return the id of the response that a reward is for, or None if it isn't for a single call."""
     for index in range(len(span.attributes)):
         key = span.attributes.get(LINK_KEY.format(index))
         if key is None:

@@ -1,4 +1,4 @@
-"""What user code calls to tell what happens in an episode: rewards, messages, objects, exceptions, anything.
+"""What user code calls to record what happens in an episode: rewards, messages, objects, exceptions, anything.
 
 `operation` is a span over a piece of code, with what went in and what came out, as a decorator or a context manager:
 
@@ -43,7 +43,7 @@ def emit_reward(
     attributes: Mapping[str, Any] | None = None,
     propagate: bool = True,
 ) -> Span:
-    """A reward: a number, or numbers by name, of which `primary_key` names the one that is trained.
+    """Record a reward: a number, or numbers by name, of which `primary_key` names the one that is trained.
 
     With `call`, the `id` of a response, it is that model call's, and is added to the outcome. Without, the last one
     emitted is the episode's reward if the workflow returns none. Raises TypeError or ValueError.
@@ -66,14 +66,14 @@ def emit_reward(
 
 
 def emit_annotation(annotation: Mapping[str, Any], *, propagate: bool = True) -> Span:
-    """Anything worth knowing, as attributes."""
+    """Record anything worth knowing, as attributes."""
     if not isinstance(annotation, Mapping):
         raise TypeError(f"emit_annotation takes a mapping, not {type(annotation).__name__}")
     return emit("emit_annotation", names.ANNOTATION, flat(annotation), propagate=propagate)
 
 
 def emit_message(message: str, *, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> Span:
-    """A text."""
+    """Record a text."""
     if not isinstance(message, str):
         raise TypeError(f"emit_message takes a text, not {type(message).__name__}; emit_object takes any object")
     values = {**flat(attributes or {}), names.MESSAGE_BODY: message}
@@ -81,7 +81,7 @@ def emit_message(message: str, *, attributes: Mapping[str, Any] | None = None, p
 
 
 def emit_object(value: Any, *, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> Span:
-    """An object: its value if it is a text, a number, bytes or JSON, else its `repr`."""
+    """Record an object: its value if it is a text, a number, bytes or JSON, else its `repr`."""
     values: dict[str, Any] = {**flat(attributes or {}), names.OBJECT_TYPE: type(value).__name__}
     if isinstance(value, bytes):
         values[names.OBJECT_LITERAL] = b64encode(value).decode()
@@ -97,7 +97,7 @@ def emit_object(value: Any, *, attributes: Mapping[str, Any] | None = None, prop
 def emit_exception(
     error: BaseException, *, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> Span:
-    """An exception that the code has caught."""
+    """Record an exception that the code has caught."""
     if not isinstance(error, BaseException):
         raise TypeError(f"emit_exception takes an exception, not {type(error).__name__}")
     values = {**flat(attributes or {}), **exception_attributes(error)}
@@ -158,12 +158,12 @@ class Operation:
         self._span: Span | None = None
 
     def set_input(self, *values: Any, **named: Any) -> None:
-        """What goes in."""
+        """Record what goes in."""
         given = {**{str(index): value for index, value in enumerate(values)}, **named}
         self._attributes |= flat({names.OPERATION_INPUT: given})
 
     def set_output(self, value: Any) -> None:
-        """What comes out."""
+        """Record what comes out."""
         self._attributes |= flat({names.OPERATION_OUTPUT: value})
 
     def span(self) -> Span | None:

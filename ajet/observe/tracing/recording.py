@@ -1,4 +1,4 @@
-"""`Recording`: where the spans go that user code emits, wherever in its process it does.
+"""`Recording`: takes the spans that user code emits anywhere in its process, and gives them to a sink.
 
 It is found through a context variable: so tasks and coroutines of several episodes in one thread keep theirs apart.
 Python's own threads don't inherit context variables (before 3.14), and a pool's threads work for many callers. So, once
@@ -39,7 +39,7 @@ def inherited() -> SpanPlace | None:
 
 
 def mark_threads() -> None:
-    """From now on, threads know where they were made. Called again, it does nothing."""
+    """From now on, let each thread remember the place in which it was made. Called again, it does nothing."""
     global _marked
     with _lock:
         if _marked:
@@ -102,7 +102,7 @@ class Recording:
         self.rollout_id = rollout_id or attempt_id
         self.trace_id = trace_id_of(attempt_id)
         self.process = os.getpid()
-        """A process that is forked from it inherits the recording, and nobody sees what it adds there."""
+        """A forked process inherits the recording, but what it adds there is lost."""
         self.reward: EmittedReward | None = None
         """The latest that was emitted for the episode."""
 
@@ -118,7 +118,7 @@ class Recording:
 
     @contextmanager
     def active(self) -> Iterator[Recording]:
-        """Within this, in this context, what is emitted goes here."""
+        """Within this context, what is emitted goes to this recording."""
         mark_threads()
         token = _place.set(SpanPlace(self, root_span_id_of(self.attempt_id)))
         try:
@@ -130,7 +130,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class SpanPlace:
-    """Where in which trace the code at hand runs."""
+    """The recording and the parent span in which code runs."""
 
     recording: Recording | None
     """None: nowhere, explicitly."""
@@ -141,7 +141,7 @@ _place: ContextVar[SpanPlace | None] = ContextVar("ajet_span_place", default=Non
 
 
 def current_place() -> SpanPlace | None:
-    """Of the running code: by its context, else by the thread that started its thread."""
+    """Return the place of the running code: by its context, else by the thread that started its thread."""
     place = _place.get() or inherited()
     here = place is not None and place.recording is not None and place.recording.process == os.getpid()
     return place if here else None
@@ -149,7 +149,7 @@ def current_place() -> SpanPlace | None:
 
 @contextmanager
 def at_place(place: SpanPlace | None) -> Iterator[None]:
-    """Run code as if it were there."""
+    """Run code as if it were at this place."""
     token = _place.set(place or SpanPlace(None))
     try:
         yield
@@ -176,7 +176,7 @@ def new_span_id() -> str:
     return secrets.token_hex(8)
 
 
-def _why_nobody_records() -> str:
+def _why_not_recorded() -> str:
     place = _place.get() or inherited()
     if place is not None and place.recording is not None:
         return (
@@ -200,10 +200,10 @@ def emit(
     end_time: float | None = None,
     span_id: str | None = None,
 ) -> Span:
-    """Make a span, and give it to the recording at hand. `propagate=False`: only return it. `emitter`: for messages."""
+    """Make a span, and add it to the current recording. `propagate=False`: only return it. `emitter`: for messages."""
     place = current_place()
     if place is None and propagate:
-        raise NoRecordingError(f"{emitter}: {_why_nobody_records()}; propagate=False only returns the span")
+        raise NoRecordingError(f"{emitter}: {_why_not_recorded()}; propagate=False only returns the span")
     now = time.time()
     recording = None if place is None else place.recording
     span = Span(

@@ -17,8 +17,8 @@ import msgspec
 from msgspec.structs import replace
 
 from ajet.observe.episode_codec import prompt_messages
+from ajet.observe.otlp import to_json
 from ajet.observe.tracing.attributes import SENT_AT
-from ajet.observe.tracing.otlp import to_json
 from ajet.observe.tracing.recording import root_span_id_of, trace_id_of
 from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeStatus
 from ajet.schema.span import Span, SpanStatus
@@ -66,7 +66,7 @@ class SpanSender:
         """Spans that could not be delivered."""
 
     def add(self, span: Span) -> None:
-        """Send this soon. Returns at once, from any thread."""
+        """Queue a span to be sent soon. Returns at once; any thread may call it."""
         if self._gone or self._waiting.qsize() >= MAX_WAITING:
             self.lost += 1
             return
@@ -74,7 +74,7 @@ class SpanSender:
         self._waiting.put(span)
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
-        """Wait until all that was added has been sent or given up. False: it took too long."""
+        """Wait until all that was added has been sent or given up. Returns False on a timeout."""
         if self._thread is None:
             return True
         reached = threading.Event()
@@ -126,7 +126,7 @@ class SpanSender:
             log.warning("spans can't be sent to %s (%s): those of this time are lost", self._what, why)
 
     def _attempt(self, body: bytes) -> str:
-        """Why it failed; empty if it didn't."""
+        """Send it once. Returns why it failed; empty if it didn't."""
         try:
             answer = self._client.request("POST", self._path, body, timeout_s=TIMEOUT_S)
         except HttpFailure as failure:
@@ -142,9 +142,9 @@ CALL = "openai.chat.completion"
 
 
 def episode_spans(episode: Episode, *, tokens: bool = False, attributes: dict[str, Any] | None = None) -> list[Span]:
-    """All spans of an episode, the whole first, then by their beginning. `tokens`: with the ids and log-probabilities.
+    """Return all spans of an episode: its root span, then the others by start time.
 
-    `attributes` are added to the whole's.
+    `tokens` adds token ids and log-probabilities. `attributes` are added to the root span.
     """
     trace_id, root_id = trace_id_of(episode.episode_id), root_span_id_of(episode.episode_id)
     first_attempt = episode.episode_id.partition(".")[0]

@@ -49,9 +49,9 @@ class _Candidate(msgspec.Struct):
     feedback: str = ""
     round: int = 0
     read: list[_Trial] | None = None
-    """None: the history is of a version that didn't tell."""
+    """None: an older version wrote the history, without this."""
     unfinished: bool = False
-    """Its round isn't complete: it is gone if the search ends now."""
+    """Its round isn't complete: it would be lost if the search ended now."""
 
 
 class _Scores(msgspec.Struct):
@@ -109,7 +109,7 @@ class _Best(msgspec.Struct):
 
 
 class _Story(msgspec.Struct):
-    """Everything that the lines tell, in their order."""
+    """Everything that the lines say, in their order."""
 
     started: _Started | None = None
     candidates: list[_Candidate] = []
@@ -217,7 +217,7 @@ class PromptHistory:
 
 
 def _take(line: bytes, story: _Story, fresh: list[_Candidate]) -> str:
-    """Add what a line tells, and return its event. Raises ValueError for one that tells nothing."""
+    """Add what a line says, and return its event. Raises ValueError if it isn't one."""
     record = json.loads(line)
     event = record.get("event") if isinstance(record, dict) else None
     if event in _LISTS:

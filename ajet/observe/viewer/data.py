@@ -1,6 +1,7 @@
-"""The JSON that the viewer's scripts fetch, and the files that readers download.
+"""`Data`: the JSON that the viewer's scripts fetch, and the files that readers download.
 
-Handlers are plain functions that run on worker threads, so a slow query doesn't hold up other pages.
+A URL's query becomes an `EpisodeQuery` or a `TaskQuery`. CSV files and reward histograms are made here, too. Handlers
+are plain functions that run on worker threads, so a slow query doesn't hold up other pages.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ class RewardCount(NamedTuple):
 
 
 def reward_counts(store: EpisodeStore) -> list[RewardCount]:
-    """What a store's training episodes were rewarded with."""
+    """Count the rewards of a store's training episodes, by step."""
     found = store.rows(
         "SELECT step, reward, count(*) FROM episode WHERE validation = 0 AND reward IS NOT NULL "
         "AND status != 'cancelled' GROUP BY step, reward"
@@ -230,7 +231,7 @@ def reward_counts(store: EpisodeStore) -> list[RewardCount]:
 
 
 def reward_histograms(runs: Sequence[Sequence[RewardCount]]) -> list[RewardHistogram]:
-    """Of several runs, all with the same bins, so that they can be compared."""
+    """Make the histograms of several runs, all with the same bins, so that they can be compared."""
     values = sorted({found.reward for run in runs for found in run})
     bins = _bins(values)
     return [_histogram(run, values, bins) for run in runs]
@@ -263,7 +264,7 @@ _LARGEST_FILE = 1_000_000
 
 
 class Data:
-    """What is read, by address."""
+    """The routes of all that pages read."""
 
     def __init__(self, library: Library) -> None:
         self._library = library

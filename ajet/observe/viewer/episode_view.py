@@ -115,7 +115,7 @@ def _span(span: Span, began: float, depth: int) -> dict[str, Any]:
 
 
 def _called(span: Span) -> tuple[str, str]:
-    """A span's name, and what it says. Those of our own emitters are called by what they tell of."""
+    """A span's label, and what it says. A span of our own emitters is labelled by its kind."""
     kind = span.name.removeprefix(_OWN)
     if kind == span.name:
         return span.name, ""
@@ -131,7 +131,7 @@ def _detail(value: Any) -> str:
 
 
 def _depths(spans: list[Span]) -> dict[str, int]:
-    """How many spans each is within. A ring of parents, which only a broken program makes, counts as none."""
+    """How many spans each is nested in. A cycle of parents, which only a broken program makes, counts as none."""
     parents = {span.span_id: span.parent_id for span in spans}
     depths: dict[str, int] = {}
     for name in parents:

@@ -1,4 +1,7 @@
-"""The viewer's HTML pages. The templates escape all text; the pages' scripts fetch the data."""
+"""`Pages`: the viewer's HTML pages. The templates escape all text; the pages' scripts fetch the data.
+
+`Gate` lets only those in who have the link or the password (`Access`). `NotesApi` is the one part that writes.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ _HEADERS = {
 
 @dataclass(slots=True)
 class Access:
-    """How a server lets people in: by password if there is one, otherwise by token."""
+    """Decides who may see the pages: by password if there is one, otherwise by token."""
 
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     password: str | None = None
@@ -66,14 +69,14 @@ class Access:
         return hmac.new(self.token.encode(), (self.password or "").encode(), "sha256").hexdigest()
 
     def admits(self, secret: str) -> bool:
-        """Whether this is the password or token. The right one always is, however many wrong ones were tried."""
+        """Whether this is the password or token. The right one is accepted however many wrong ones were tried."""
         right = self.password if self.password is not None else self.token
         if hmac.compare_digest(_bytes(secret), _bytes(right)):
             return True
         self.failures.append(time.monotonic())
         return False
 
-    def knows(self, request: HttpRequest) -> bool:
+    def authenticated(self, request: HttpRequest) -> bool:
         """Whether a request has the cookie, before any framework has read it."""
         cookies = request.headers.get(b"cookie", b"")
         wanted = f"{self.cookie}={self.cookie_value}".encode()
@@ -157,7 +160,7 @@ _STATIC = _HERE / "static"
 
 
 class Pages:
-    """The pages, by address."""
+    """The routes of all pages."""
 
     def __init__(self, library: Library, access: Access) -> None:
         self._library = library
@@ -288,7 +291,7 @@ class Pages:
         return self._library.get(request.path_params["name"])
 
     def error(self, status: int, detail: str) -> Response:
-        """The page that says what went wrong."""
+        """Render the page that says what went wrong."""
         return self._page("error.html", status, title=str(status), detail=detail)
 
 
@@ -349,7 +352,7 @@ class NotesApi:
 
 
 def require_own_page(request: Request) -> None:
-    """Raise unless a page of this server sent the request, as browsers tell, with a body that no form can have."""
+    """Raise unless a page of this server sent the request: browsers say so in its headers, and no form sends JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be application/json")

@@ -1,4 +1,4 @@
-"""`Viewer`: listens on an address, tells the link to open, and serves the pages until interrupted."""
+"""`Viewer`: listens on an address, gives the link to open, and serves the pages until interrupted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COMPRESS_FROM_BYTES = 50_000
 
 
 def create_app(library: Library, access: Access) -> Starlette:
-    """The application that shows these experiments."""
+    """Make the application that shows these experiments."""
     pages = Pages(library, access)
 
     def refuse(request: Request, status: int, detail: str) -> Response:
@@ -135,7 +135,7 @@ class _Pages:
         self._app, self._access = app, access
 
     def admit(self, request: HttpRequest) -> None:
-        request.unauthenticated = not self._access.knows(request)  # then the application asks to sign in
+        request.unauthenticated = not self._access.authenticated(request)  # then the application asks to sign in
 
     async def handle(self, request: HttpRequest) -> AsgiApp:
         return self._app

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_key
 from ajet.gateway.chat import EpisodeSession
-from ajet.observe.tracing.sender import SpanSender
+from ajet.observe.tracing import SpanSender
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message, bare_call_id
 from ajet.schema.errors import FeatureUnavailableError
 from ajet.schema.resources import PromptSet, PromptTemplate, read_prompts
