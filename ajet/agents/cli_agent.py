@@ -1,8 +1,8 @@
-"""`CliAgent`: a coding agent that is a program (Codex, Claude Code, …), run as it is in the episode's sandbox.
+"""`CliAgent`: runs a coding agent's command-line program (Codex, Claude Code, …) unmodified in the episode's sandbox.
 
-The program finds the task's files in its working folder and the model at the run's gateway, which records its calls.
-A run ends when the program exits, when its seconds are over, or when it has printed too much; what it leaves behind is
-then judged. An agent object holds settings only, and serves many runs at a time.
+The program finds the task's files in its working folder and the model at the run's gateway, which records its calls. A
+run ends when the program exits, exceeds its time limit, or prints too much; the files it leaves are then judged. An
+agent object holds settings only, and serves many runs at a time.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ajet.schema.errors import WorkflowFault
 
 @dataclass(frozen=True, slots=True)
 class CliProgram:
-    """How a program is run. Without `{prompt}` in the command, the prompt is its standard input."""
+    """How to run a program. Without `{prompt}` in the command, the prompt is its standard input."""
 
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     """Path → text; `~/` is the program's home."""
     install: str = ""
-    """How it is installed."""
+    """The command that installs it."""
 
 
 _CODEX = """\
@@ -100,7 +100,7 @@ CODEX = CliProgram(
     install="npm install -g @openai/codex",
 )
 OPENCODE = CliProgram(
-    command=("opencode", "run", "--title", "task"),  # without a title, a side call makes one up
+    command=("opencode", "run", "--title", "task"),  # without a title, it makes a side call that invents one
     env={
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
@@ -134,20 +134,20 @@ def cli_program(name: str) -> CliProgram:
 
 
 def fill(text: str, values: Mapping[str, str], quote: Callable[[str], str] = str) -> str:
-    """The text with its values, each as `quote` writes it."""
+    """Fill in the values, each formatted by `quote`."""
     names = "|".join(map(re.escape, values))
     return re.sub(r"\{(" + names + r")\}", lambda found: quote(values[found[1]]), text)
 
 
 def names(text: str, name: str) -> bool:
-    """Whether the text has a place for this value."""
+    """Whether the text has a placeholder for this value."""
     return f"{{{name}}}" in text
 
 
 TAIL_BYTES = 4000
-"""Of what the program printed, that is recorded."""
+"""How much of the program's output is recorded."""
 ENTER = 'PATH="$1${1:+:}$PATH"; export PATH; shift; exec "$@"'
-"""Runs a command with further places to look for programs."""
+"""Runs a command with further folders in PATH."""
 PROMPT = "prompt"
 NO_TIME_LIMIT = 1e9
 """The sandbox's own limit, and the episode's, hold."""
@@ -155,21 +155,21 @@ NO_TIME_LIMIT = 1e9
 
 @dataclass(frozen=True, slots=True)
 class ModelAddress:
-    """Where the program finds the model, as seen from inside the sandbox."""
+    """The model's address as seen from inside the sandbox."""
 
     base_url: str
-    """Of OpenAI's protocol, up to and including `/v1`."""
+    """The base URL of OpenAI's protocol, up to and including `/v1`."""
     api_key: str
     model: str
 
     @property
     def anthropic_url(self) -> str:
-        """Of Anthropic's protocol."""
+        """The base URL of Anthropic's protocol."""
         return self.base_url.removesuffix("/v1")
 
 
 class ProgramEnd(StrEnum):
-    """What ended a program."""
+    """Why a program ended."""
 
     EXIT = "exit"
     """It ended by itself."""
@@ -179,7 +179,7 @@ class ProgramEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CliRun:
-    """What a run of the program came to."""
+    """The result of a run."""
 
     exit_code: int
     stop_reason: ProgramEnd
@@ -189,7 +189,7 @@ class CliRun:
     """The end of all that it printed."""
     seconds: float
     verdict: Verdict | None = None
-    """What the tests said, if the task has any."""
+    """The outcome of the task's tests, if it has any."""
 
 
 class CliAgent:
@@ -214,7 +214,7 @@ class CliAgent:
         max_output_mb: float = 16.0,
         base_dirs: Sequence[str | Path] = (),
     ) -> None:
-        """`program`: one that ajet knows; what is given besides replaces or adds to what it knows. `command`: an
+        """`program`: the name of a known program; the other arguments override or extend its definition. `command`: an
         argument vector, or a shell line. `env`, `files`: variables and files (`~/` is the program's home). In all of
         them, the values of `placeholders` are filled in; without `{prompt}` in the command, the prompt is its standard
         input."""
@@ -246,7 +246,7 @@ class CliAgent:
 
     async def check(self, sandbox: Sandbox) -> None:
         """Raises AgentSettingsError if the sandbox has no such program."""
-        if isinstance(self.command, str):  # what a shell line runs, the shell knows
+        if isinstance(self.command, str):  # only the shell knows what a shell line runs
             return
         asked = ["/bin/sh", "-c", 'command -v -- "$1" >/dev/null', "sh", self.executable]
         if (await sandbox.exec(self._entered(asked))).exit_code == 0:
@@ -307,7 +307,7 @@ class CliAgent:
         return CliRun(result.exit_code, reason, answer, printed.tail, time.monotonic() - started)
 
     def _values(self, task: Any, sandbox: Sandbox, model: ModelAddress, home: str, task_id: str) -> dict[str, str]:
-        """What may be named in braces."""
+        """The values of all placeholders."""
         texts = [self.system_prompt or "", *(str(message.get("content") or "") for message in prompt_messages(task))]
         return {
             PROMPT: "\n\n".join(filter(None, texts)),
@@ -347,7 +347,7 @@ def _above_zero(name: str, value: Any) -> float:
 
 
 class _TooMuchOutputError(Exception):
-    """The program prints without end."""
+    """The program printed too much."""
 
 
 class _Printed:
@@ -371,7 +371,7 @@ class _Printed:
 
 
 async def _home(sandbox: Sandbox) -> str:
-    """A home for the program, outside of the task's files, and the same in each episode: prompts may name it."""
+    """The program's home, outside of the task's files. It is the same in each episode, because prompts may name it."""
     made = await sandbox.exec(["/bin/sh", "-c", 'mkdir -p "$HOME/.agent" && cd "$HOME/.agent" && pwd'])
     if made.exit_code:
         raise SandboxError(f"the sandbox has no place for the program's home: {said(made)}")

@@ -1,8 +1,8 @@
-"""`judge_by_tests`: the task's tests decide about what an agent left, where the agent was not.
+"""`judge_by_tests`: runs the task's tests on an agent's result, outside the agent's sandbox.
 
-The tests come from the task, never from the agent's folder, and run in a sandbox of their own, which holds nothing of
-the agent's. The result's modules are imported in another one (`apart.py`). What can't be judged through the agent's own
-doing, or ends the result's process, has failed; a sandbox that can't be made is a `SandboxError`.
+The tests come from the task, never from the agent's folder, and run in a separate sandbox that holds nothing from the
+agent. The result's modules are imported in another one (`apart.py`). A result that the agent made untestable, or that
+ends its process, has failed; a sandbox that can't be created is a `SandboxError`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ajet.schema.user_code import find_named, likely_places
 
 NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 OUTPUT_CHARS = 6000
-"""Of the tests' output, as a model is told: its end says what failed."""
+"""How much of the tests' output a model is shown: the end, which says what failed."""
 LARGEST_FOLDER = 512 << 20
 
 
@@ -40,8 +40,8 @@ async def bring_files(sandbox: Sandbox, metadata: Mapping[str, Any], base_dirs: 
 
 
 async def run_command(sandbox: Sandbox, command: str, seconds: float | None = None) -> ExecResult:
-    """Run the tests, without `seconds` for as long as the sandbox lets a command run. Python must keep no bytecode: an
-    edit of equal length within a second would go unnoticed."""
+    """Run the tests, for at most `seconds` or the sandbox's own limit. Python writes no bytecode, as an edit of equal
+    length within a second would go unnoticed."""
     return await sandbox.exec(command, timeout=seconds, env=NO_BYTECODE)
 
 
@@ -52,7 +52,7 @@ async def write_files(sandbox: Sandbox, metadata: Mapping[str, Any], key: str) -
 
 
 def files_of(metadata: Mapping[str, Any], key: str) -> Mapping[str, str]:
-    """The files that a task brings, by their paths."""
+    """The files that a task brings, by path."""
     files = metadata.get(key) or {}
     if not isinstance(files, Mapping) or not all(isinstance(text, str) for text in files.values()):
         raise TaskDataError(f"a task's `{key}` must map paths to texts, not {files!r:.100}")
@@ -60,7 +60,7 @@ def files_of(metadata: Mapping[str, Any], key: str) -> Mapping[str, str]:
 
 
 def module_names(metadata: Mapping[str, Any], base_dirs: Sequence[str | Path] = ()) -> set[str]:
-    """The modules that the task's folder and files bring, by their first names."""
+    """The top-level names of the modules in the task's folder and files."""
     folder = metadata.get("folder")
     top = _found(folder, base_dirs) if folder else None
     paths = [*map(Path, files_of(metadata, "files"))]
@@ -71,7 +71,7 @@ def module_names(metadata: Mapping[str, Any], base_dirs: Sequence[str | Path] = 
 
 
 def said(result: ExecResult) -> str:
-    """What a command printed, and how it ended."""
+    """A command's output, and how it ended."""
     text = b"\n".join(part for part in (result.stdout, result.stderr) if part).decode(errors="replace").strip()
     if len(text) > OUTPUT_CHARS:
         text = f"…{text[-OUTPUT_CHARS:]}"
@@ -90,7 +90,7 @@ def _found(folder: Any, base_dirs: Sequence[str | Path]) -> Path:
 
 
 def _packed(folder: Path) -> bytes:
-    """The folder's content. Who owns a file here means nothing inside."""
+    """The folder's content as an archive. File owners are dropped, as they mean nothing in the sandbox."""
     packed = io.BytesIO()
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -107,8 +107,8 @@ def _packed(folder: Path) -> bytes:
 
 
 ResultAs = Literal["modules", "files"]
-"""`modules`: the tests import the result, which runs in a process of its own. `files`: a copy of it lies in the tests'
-folder, for tests that read files or are no Python; whatever of it they run may meddle with them."""
+"""`modules`: the tests import the result, which runs in a separate process. `files`: a copy of the result lies in the
+tests' folder, for tests that read files or aren't Python; code of the result that they run can interfere with them."""
 
 OURS = ".ajet"
 """A folder in the tests' sandbox."""
@@ -125,12 +125,12 @@ _SERVE = ["/bin/sh", "-c", 'exec python3 -c "$1" 2>/dev/null', "sh", APART.read_
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the tests said."""
+    """The outcome of the tests."""
 
     exit_code: int
     output: str
     why: str = ""
-    """Why the result failed, whatever the tests said."""
+    """Why the result failed, regardless of the tests."""
 
     @property
     def passed(self) -> bool:
@@ -138,7 +138,7 @@ class Verdict:
         return self.exit_code == 0 and not self.why
 
     def facts(self) -> dict[str, Any]:
-        """For the episode's metadata."""
+        """The verdict as plain data, for the episode's metadata."""
         return {"exit_code": self.exit_code, "output": self.output, **({"why": self.why} if self.why else {})}
 
 
@@ -173,7 +173,7 @@ async def judge_by_tests(
 
 
 async def _apart(tests: Sandbox, result: Sandbox, command: str, seconds: float | None, names: set[str]) -> Verdict:
-    """Run the tests in one sandbox, and the result's modules in the other."""
+    """Run the tests in one sandbox, and the result's modules in another."""
     install = f"import apart\napart.install({tests.workspace!r}, {sorted(names)!r})\n"
     await tests.write(f"{OURS}/sitecustomize.py", install.encode())
     await tests.write(f"{OURS}/apart.py", APART.read_bytes())

@@ -1,7 +1,6 @@
-"""`GymnasiumEnvironment`: any environment of gymnasium, played in words.
-
-Its spaces are described to the agent, observations are written out, and actions are read from the reply. A reply that
-holds no fitting action doesn't reach the environment: the agent is told what would fit.
+"""`GymnasiumEnvironment`: lets an agent play any gymnasium environment as text. Spaces are described to the agent,
+observations are formatted as text, and actions are parsed from the reply. A reply without a valid action doesn't reach
+the environment; the agent is shown which actions are valid.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ajet.schema.install import install_command
 from ajet.schema.task import Task
 
 MAX_NUMBERS = 256
-"""A longer observation or action is no text that a model could use."""
+"""A longer observation or action would be useless as text."""
 DIGITS = 4
 """Decimals of the numbers in an observation."""
 MAX_DIGITS = 18
@@ -29,11 +28,11 @@ _MARK = re.compile(r"action\s*[:=]\s*", re.IGNORECASE)
 
 
 class SpaceError(ValueError):
-    """A reply without an action that fits. The message is for the agent."""
+    """A reply without a valid action. The message is for the agent."""
 
 
 def unsupported(space: Any) -> str | None:
-    """Why a space can't be put into words, or None if it can."""
+    """Why a space can't be described as text, or None if it can."""
     kind = type(space).__name__
     if kind in ("Discrete", "Text", "MultiDiscrete", "MultiBinary", "Box"):
         size = math.prod(space.shape or ()) if kind not in ("Discrete", "Text") else 1
@@ -75,7 +74,7 @@ def describe_space(space: Any, names: Mapping[str, int]) -> str:
 
 
 def value_text(value: Any) -> str:
-    """An observation written out."""
+    """Format an observation as text."""
     plain = plain_value(value)
     return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
 
@@ -105,7 +104,7 @@ def fitting_action(space: Any, reply: str, names: Mapping[str, int]) -> Any:
 
 
 def marked_action(reply: str) -> str:
-    """What follows the last "Action:" in a reply, or else the whole reply."""
+    """The text after the last "Action:" in a reply, or else the whole reply."""
     return _MARK.split(reply[-MAX_REPLY:])[-1].strip().strip("`").strip()
 
 
@@ -207,7 +206,7 @@ def _bound(number: float) -> str:
 
 
 OWN_OPTIONS = ("action_names", "instructions")
-"""Options that are ours; the others go to `gymnasium.make`."""
+"""Options that AgentJet handles; the others go to `gymnasium.make`."""
 SPLITS = {"train": 0}
 TASKS_PER_SPLIT = 1000
 OTHER_SPLITS = 1_000_000
@@ -238,7 +237,7 @@ class GymnasiumSource:
         return GymnasiumEnvironment(gymnasium.make(self._id, **self._options), self._names, self._instructions)
 
     def abandon(self, episode_id: str) -> None:
-        """The process held everything."""
+        """Nothing to release: the process held everything."""
 
     def task_ids(self, split: str) -> list[str]:
         """A thousand seeds."""
@@ -246,7 +245,7 @@ class GymnasiumSource:
         return [str(seed) for seed in range(first, first + TASKS_PER_SPLIT)]
 
     def _check(self, key: str) -> None:
-        """Whether the environment can be made, and played in words."""
+        """Raise unless the environment can be created and played as text."""
         try:
             import gymnasium
         except ImportError:

@@ -1,7 +1,7 @@
-"""The clean process from which a server of environments forks one process per instance (see `ajet.system.forking`).
+"""The clean process from which an environment server forks one process per instance (see `ajet.system.forking`).
 
-It imports the user's class once and never makes an environment itself. An instance's process has one environment, and
-is asked over a socket, one JSON object per line.
+It imports the user's class once and never creates an environment itself. An instance's process has one environment, and
+receives requests over a socket, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _asked(lease: LeasedEnvironment, request: dict[str, Any]) -> Any:
 
 
 def _answered(work: Any) -> dict[str, Any]:
-    """The answer to a request: `data`, or why there is none. An environment's exceptions end only their request."""
+    """The answer to a request: `data`, or an error. An exception of the environment fails only its request."""
     try:
         return {"data": work()}
     except Exception:  # noqa: BLE001 - user code may raise anything; the client is told

@@ -1,8 +1,8 @@
-"""`EnvironmentServer`: the environment-service protocol over HTTP, each instance in a process of its own.
+"""`EnvironmentServer`: serves the environment-service protocol over HTTP, with one process per instance.
 
 POST with a JSON body: `/get_env_profile /create /step /evaluate /get_info /release`. GET: `/healthz` and `/metrics`.
-Everything but `/healthz` needs the key, if there is one. Without a key, only programs that address this machine by a
-loopback name are served, so that no web page can reach it.
+Everything but `/healthz` needs the key, if one is set. Without a key, only requests to a loopback name are served, so
+that no web page can reach the server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OK = "OK"
 
 
 class BadRequest(Exception):
-    """A request that makes no sense. The message says why."""
+    """An invalid request. The message says why."""
 
 
 class EnvironmentServer:
@@ -167,7 +167,7 @@ class EnvironmentServer:
         return {"success": await self.instances.release(_instance_id(body)), "data": None}
 
     def _metrics(self) -> str:
-        """In the format of Prometheus."""
+        """The metrics in Prometheus' format."""
         lines = [
             "# TYPE ajet_env_instances gauge",
             f"ajet_env_instances {self.instances.running}",

@@ -1,6 +1,5 @@
-"""`Budget`: what a search may spend, and what it has spent. Asked before each batch and each question to the proposer.
-
-What has begun when a limit is reached still finishes: tokens, money and seconds can be exceeded by one batch.
+"""`Budget`: limits what a search may spend. It is checked before each batch and each question to the proposer. A batch
+in progress still finishes when a limit is reached, so tokens, money and seconds can be exceeded by one batch.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ class Limits:
     money: float | None = None
     seconds: float | None = None
     reserved: int = 0
-    """Of `episodes`, those that are kept for the confirmation."""
+    """How many of `episodes` are reserved for the confirmation."""
 
 
 @dataclass(slots=True)
 class Spent:
-    """What was spent, by what."""
+    """The expenses, by kind."""
 
     episodes: int = 0
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     questions: int = 0
-    """Asked of the proposer."""
+    """Questions to the proposer."""
     proposer_prompt_tokens: int = 0
     proposer_sampled_tokens: int = 0
     money: float = 0.0
@@ -45,7 +44,7 @@ class Spent:
 
     @property
     def tokens(self) -> int:
-        """Of the episodes and the proposer together."""
+        """Tokens of the episodes and the proposer together."""
         return self.prompt_tokens + self.sampled_tokens + self.proposer_prompt_tokens + self.proposer_sampled_tokens
 
     def to_record(self) -> dict[str, Any]:
@@ -68,7 +67,7 @@ class Budget:
         spent: Spent | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prices are per million prompt and sampled tokens: of the episodes' model, and of the proposer's."""
+        """Prices are per million prompt and sampled tokens, for the episodes' model and the proposer's."""
         self.limits = limits or Limits()
         self._prices, self._proposer_prices = prices, proposer_prices
         self._spent = spent or Spent()
@@ -83,21 +82,21 @@ class Budget:
         return self._spent
 
     def add_episodes(self, count: int, prompt_tokens: int, sampled_tokens: int) -> None:
-        """Episodes that have ended."""
+        """Record episodes that have ended."""
         self._spent.episodes += count
         self._spent.prompt_tokens += prompt_tokens
         self._spent.sampled_tokens += sampled_tokens
         self._spent.money += _cost(self._prices, prompt_tokens, sampled_tokens)
 
     def add_question(self, prompt_tokens: int, sampled_tokens: int) -> None:
-        """A question that the proposer has answered."""
+        """Record a question that the proposer has answered."""
         self._spent.questions += 1
         self._spent.proposer_prompt_tokens += prompt_tokens
         self._spent.proposer_sampled_tokens += sampled_tokens
         self._spent.money += _cost(self._proposer_prices, prompt_tokens, sampled_tokens)
 
     def confirm(self) -> None:
-        """From now on, the episodes that were kept for the confirmation may be run, and nothing else limits them."""
+        """From now on, the reserved episodes may be run, and no other limit applies to them."""
         self._confirming = True
 
     def check(self, episodes: int = 0) -> None:
@@ -120,7 +119,7 @@ class Budget:
 
     @property
     def left(self) -> dict[str, float]:
-        """What is left of each limit that is set, for the search itself."""
+        """What is left of each limit that is set, without the reserve."""
         spent, left = self.spent, {}
         for name in ("episodes", "tokens", "money", "seconds"):
             limit = getattr(self.limits, name)

@@ -1,6 +1,6 @@
 """Proposals: what a proposer is asked (`Request`), and what its reply must hold.
 
-Below stand all words in which a language model is asked to improve templates.
+This module holds all prompts that ask a language model to improve templates.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ FENCE = re.compile(r"```[\w-]*\n(.*?)\n?```", re.DOTALL)
 
 
 class Kind(StrEnum):
-    """What a proposer is asked for."""
+    """The kind of a request to a proposer."""
 
     CRITIQUE = "critique"
-    """What is wrong with the templates, seen from the episodes: a text."""
+    """A text that says what is wrong with the templates, given the episodes."""
     EDIT = "edit"
     """New templates that answer a critique."""
     REWRITE = "rewrite"
@@ -37,20 +37,20 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What an algorithm wants of the proposer."""
+    """An algorithm's request to the proposer."""
 
     kind: Kind
     parent: Candidate
     names: tuple[str, ...]
     """The templates that may change."""
     trials: tuple[Trial, ...] = ()
-    """What to read."""
+    """The trials to read."""
     feedback: str = ""
-    """With `edit`: the critique that is to be answered."""
+    """With `edit`: the critique to address."""
     source: tuple[Trial, ...] = ()
-    """With `edit`: what the critique was written from."""
+    """With `edit`: the trials that the critique was written from."""
     draw: int = 0
-    """Tells equal questions apart."""
+    """Distinguishes equal questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Request:
     kind: Kind
     messages: list[Message]
     candidate: Candidate
-    """Whose templates are to be improved."""
+    """The candidate whose templates are to be improved."""
     names: tuple[str, ...]
     """The templates that may change."""
     trials: tuple[Trial, ...] = ()
@@ -79,7 +79,7 @@ class Reply(NamedTuple):
 
 
 class Proposer(Protocol):
-    """Answers requests. Raises `ProposerError` if it can't, `BudgetExhausted` if it must not."""
+    """Answers requests. Raises `ProposerError` if it fails, `BudgetExhausted` if the budget is used up."""
 
     async def __call__(self, request: Request) -> Reply: ...
 
@@ -90,7 +90,7 @@ class Draft:
 
     ask: Ask
     texts: dict[str, str] = field(default_factory=dict)
-    """By name, those that change."""
+    """The changed templates, by name."""
 
 
 def read_templates(reply: str, names: Sequence[str]) -> dict[str, str]:
@@ -124,13 +124,14 @@ EDIT_ANGLES = (
     "Rewrite freely, and more clearly, wherever the criticism gives a reason to.",
 )
 MESSAGE_LENGTH = 2_000
-"""Characters shown of one message: enough for a turn, and a long document doesn't fill the proposer's context."""
+"""The maximum number of characters shown of one message: enough for a turn, without letting a long document fill the
+proposer's context."""
 TRIAL_LENGTH = 8_000
-"""Characters shown of one trial."""
+"""The maximum number of characters shown of one trial."""
 
 
 def messages_for(ask: Ask) -> list[Message]:
-    """The question, as a chat."""
+    """The request as chat messages."""
     asked = {
         Kind.CRITIQUE: _critique,
         Kind.EDIT: _edit,
@@ -141,7 +142,7 @@ def messages_for(ask: Ask) -> list[Message]:
 
 
 def again(messages: list[Message], reply: str, wrong: str) -> list[Message]:
-    """The question asked once more, after a reply that can't be used."""
+    """The chat messages that ask again after an unusable reply."""
     complaint = f"This can't be used: {wrong}. Answer again, in the form that was asked for."
     return [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": complaint}]
 
@@ -221,7 +222,7 @@ def _trials(trials: Iterable[Trial]) -> str:
 
 
 def describe(trial: Trial, number: int = 1) -> str:
-    """A trial as a proposer reads it."""
+    """Format a trial for a proposer."""
     reward = "none" if trial.reward is None else f"{trial.reward:g}"
     lines = [f'<episode number="{number}" reward="{reward}">']
     if trial.query:

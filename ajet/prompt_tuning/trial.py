@@ -1,7 +1,7 @@
 """`Trial`: a candidate tried on one task. `Score`: one candidate's trials on several tasks.
 
-A trial that failed by a fault of the engine or the infrastructure says nothing about the candidate: it has no value,
-and its task is left out wherever candidates are compared. Any other trial without a reward counts 0.
+A trial that failed because of the engine or the infrastructure says nothing about the candidate: it has no value, and
+its task is left out when candidates are compared. Any other trial without a reward counts as 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 
 async def concurrently(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order. An error cancels the others first, and is raised on its own."""
+    """Await all, and return the results in order. The first error cancels the rest, and is raised without an exception
+    group."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]
@@ -31,7 +32,7 @@ async def concurrently(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class Purpose(StrEnum):
-    """What episodes are run for."""
+    """The purpose of episodes."""
 
     SEARCH = "search"
     """Their transcripts and feedback are read, to write proposals."""
@@ -55,9 +56,9 @@ class Trial:
     failure: str = ""
     """Why an episode failed, in one line."""
     fault: bool = False
-    """All of its episodes failed for reasons of neither the candidate nor the model."""
+    """All of its episodes failed, and neither the candidate nor the model is the cause."""
     feedback: str = ""
-    """What judge, workflow and failures said."""
+    """Messages of the judge, the workflow and failures."""
     query: str = ""
     """The task's main query."""
     conversations: tuple[list[Message], ...] = ()
@@ -71,13 +72,13 @@ class Trial:
 
     @property
     def value(self) -> float | None:
-        """What counts in a mean; None if it doesn't count."""
+        """The value in a mean; None if the trial doesn't count."""
         if self.fault:
             return None
         return 0.0 if self.reward is None else self.reward
 
     def to_record(self) -> dict[str, Any]:
-        """What the history keeps: the transcripts are in the episodes."""
+        """The record for the history, without transcripts, which are in the episodes."""
         record: dict[str, Any] = {"task": self.task_id, "reward": self.reward, "success": self.success}
         if self.failure:
             record["failure"] = self.failure
@@ -87,7 +88,7 @@ class Trial:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Trial:
-        """A trial as the history keeps it."""
+        """Read a trial from the history."""
         return cls(
             task_id=str(record["task"]),
             reward=record["reward"],
@@ -138,9 +139,9 @@ def _mean(values: Iterable[float]) -> float | None:
 
 LEVEL = 0.95
 EXACT_UP_TO = 14
-"""Differences up to which all 2ⁿ signs are tried."""
+"""Up to this number of differences, all 2ⁿ sign assignments are tried."""
 FLIPS = 20_000
-"""Beyond: so many random ones, which gives a p-value of .05 to about ±.003."""
+"""Beyond that, so many random ones are, which gives a p-value of .05 to about ±.003."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +153,10 @@ class TemplateComparison:
     before: float
     after: float
     low: float
-    """Of the gain, at 95 %."""
+    """The gain's confidence interval at 95 %."""
     high: float
     p: float
-    """How often signs drawn by lot give a gain as far from 0 as this one."""
+    """The share of random sign assignments that give a gain at least as far from 0."""
     better: int
     """Tasks on which `after` earned more."""
     worse: int
@@ -174,7 +175,7 @@ class TemplateComparison:
 
 
 def compare(before: Score, after: Score) -> TemplateComparison | None:
-    """On the tasks that count in both; None if there is none."""
+    """Compare two scores on the tasks that count in both; None if there is none."""
     first, second = before.values, after.values
     tasks = [task for task in first if task in second]
     if not tasks:

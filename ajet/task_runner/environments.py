@@ -1,4 +1,4 @@
-"""The environments of a run's episodes, as its config names them."""
+"""Creates the environments and sandboxes that a run's config asks for."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNASKED = ("", "[not defined]")
-"""What stands for the query of a task that only the environment knows."""
+"""The placeholder query of a task that only the environment knows."""
 ENDING_S = 2.5
-"""How long the end of a run waits for environments that are being closed: less than stopping may take."""
+"""How long the end of a run waits for environments to close. It is shorter than the time limit for stopping."""
 
 
 def environment_settings(config: Config) -> EnvironmentSettings | None:
-    """What the config says about environments: `rollout.environment`, or else the service that the tasks are from."""
+    """The environment that the config names: `rollout.environment`, or else the service that the tasks come from."""
     world = config.ajet.rollout.environment
     if world is not None:
         return EnvironmentSettings(
@@ -50,13 +50,14 @@ def environment_settings(config: Config) -> EnvironmentSettings | None:
 
 
 def find_environment(config: Config, base_dirs: Sequence[Path] = ()) -> EnvironmentSource | None:
-    """Where the episodes' environments come from; None if they have none. Raises a `UserError`."""
+    """The source of the episodes' environments; None if they have none. Raises a `UserError`."""
     settings = environment_settings(config)
     return None if settings is None else find_source(settings, base_dirs)
 
 
 def enter(leased: LeasedEnvironment, workflow_task: WorkflowTask) -> None:
-    """Open the environment, and show it to the workflow. Its first observation begins a task that has no messages."""
+    """Open the environment, and make it available to the workflow. Its first observation is the prompt of a task
+    without messages."""
     leased.open()
     workflow_task.gym_env = leased
     task = workflow_task.task
@@ -71,20 +72,20 @@ def enter(leased: LeasedEnvironment, workflow_task: WorkflowTask) -> None:
 
 
 class EnvironmentEndings:
-    """Ends environments on threads of their own, and waits for them when the run stops."""
+    """Closes environments in the background, and waits for them when the run stops."""
 
     def __init__(self) -> None:
         self._threads: set[threading.Thread] = set()
 
     def end(self, close: Callable[[], None]) -> None:
-        """Call `close` soon, in another thread."""
+        """Call `close` on another thread."""
         self._threads = {thread for thread in self._threads if thread.is_alive()}
         thread = threading.Thread(target=close, name="ajet-environment-end", daemon=True)
         self._threads.add(thread)
         thread.start()
 
     async def wait(self) -> None:
-        """Wait for all of them, but not for ever."""
+        """Wait for all of them, up to `ENDING_S`."""
         until = asyncio.get_running_loop().time() + ENDING_S
         while any(thread.is_alive() for thread in self._threads):
             if asyncio.get_running_loop().time() > until:
@@ -95,11 +96,11 @@ class EnvironmentEndings:
 
 EXEC_S = SandboxSettings().exec_seconds
 BEYOND_THE_EPISODE_S = 60.0
-"""How much longer than the episode a sandbox may live: its end is the episode's business, and this the last resort."""
+"""How much longer than its episode a sandbox may live. The episode destroys it; this limit is the last resort."""
 
 
 def sandbox_settings(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxSettings | None:
-    """What `rollout.sandbox` says. None: episodes have no sandbox. Raises `SandboxError`."""
+    """The settings of `rollout.sandbox`. None: episodes have no sandbox. Raises `SandboxError`."""
     asked = config.ajet.rollout.sandbox
     if asked is None:
         return None
@@ -157,7 +158,7 @@ class LeasedSandbox:
         self._over = False
 
     async def open(self, tuner: Any) -> None:
-        """Make it, and show it to the workflow as `tuner.sandbox`."""
+        """Create it, and make it available to the workflow as `tuner.sandbox`."""
         gateway_url = None
         if self._settings.network == "gateway":
             gateway_url = tuner.as_oai_baseurl_apikey().base_url
@@ -179,7 +180,7 @@ class LeasedSandbox:
             await sandbox.close()
 
     def kill(self) -> None:
-        """Destroy it, also while the workflow uses it."""
+        """Destroy it, even while the workflow uses it."""
         with self._lock:
             self._over = True
             sandbox = self._sandbox

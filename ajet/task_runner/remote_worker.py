@@ -1,7 +1,7 @@
-"""`work`: what one worker of `ajet runner` does: claim an attempt, run the workflow, report, and again.
+"""`work`: the loop of an `ajet runner` worker: claim an attempt, run the workflow, report, repeat.
 
-The workflow runs in a thread, so that heartbeats go on whatever it does. An attempt that is not wanted any more (its
-deadline has passed, say) is ended by ending the process: the runner starts another.
+The workflow runs in a thread, so that heartbeats continue whatever it does. If an attempt is cancelled (for example
+because its deadline has passed), the process exits, and the runner starts another.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ajet.task_runner.workflow import Workflow
 from ajet.task_runner.workflow_result import WorkflowResult
 
 ABANDONED = 75
-"""Exit code of a worker whose attempt was not wanted any more."""
+"""Exit code of a worker whose attempt was cancelled."""
 CLAIM_S = 5.0
-"""How long one claim waits: what a worker without work needs at most to notice that it should end."""
+"""How long one claim waits. An idle worker notices within this time that it should end."""
 BEATS_PER_LEASE = 4
 LONGEST_BEAT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What `ajet runner` was told."""
+    """The arguments of `ajet runner`."""
 
     url: str
     key: str
@@ -46,7 +46,7 @@ class WorkerSettings:
     ca: str | None
     patience_seconds: float
     parent: int
-    """Process id of the runner: its workers end after it."""
+    """Process id of the runner. Its workers end when it is gone."""
 
 
 async def work(settings: WorkerSettings, workflow_class: type[Workflow], stop: asyncio.Event) -> None:
@@ -66,7 +66,7 @@ async def work(settings: WorkerSettings, workflow_class: type[Workflow], stop: a
 
 
 async def _config(store: StoreClient, known: dict[str, Config], claimed: AttemptedRollout) -> Config:
-    """The trainer's configuration, without its keys: what `tuner.config` shows."""
+    """The trainer's configuration without secrets, as `tuner.config` shows it."""
     resources_id = claimed.rollout.resources_id or ""
     if resources_id not in known:
         page = await store.query_resources(resources_id=resources_id, limit=1)
@@ -98,7 +98,7 @@ class _Run:
         beating = asyncio.create_task(self._beat())
         try:
             result = await _in_thread(self._loop, self._run)
-            with suppress(UnknownIdError):  # it was deleted: nobody wants it
+            with suppress(UnknownIdError):  # it was deleted, so it needs no report
                 await self._store.report(
                     self._reference.rollout_id, self._reference.attempt_id, "succeeded", result.to_json()
                 )
@@ -116,7 +116,7 @@ class _Run:
             return run_with_pauses(runner.get_loop(), run_workflow(self._workflow_class, None, task, self._tuner))
 
     async def _tuner(self, targets: list[str] | None) -> AjetTuner:
-        """In the thread's loop: ask the trainer for access to the model."""
+        """Ask the trainer for access to the model. Runs in the thread's loop."""
         asked = {
             "ticket": self._rollout.input.get("ticket"),
             "rollout_id": self._reference.rollout_id,
@@ -126,7 +126,7 @@ class _Run:
         opening = asyncio.run_coroutine_threadsafe(self._store.extension("open", asked), self._loop)
         try:
             access = await asyncio.wrap_future(opening)
-        except StoreError as error:  # no fault of the workflow's
+        except StoreError as error:  # not the workflow's fault
             raise EngineError(f"the trainer gave no access to the model: {error}") from error
         base_url = access["base_url"]
         if access["any_host"]:  # the gateway listens on every address: on the one that this runner knows, too
@@ -148,7 +148,7 @@ class _Run:
 
 
 async def _in_thread(loop: asyncio.AbstractEventLoop, function: Callable[[], WorkflowResult]) -> WorkflowResult:
-    """In a thread that nobody waits for at the process's end."""
+    """Run a function in a daemon thread, which doesn't delay the process's exit."""
     done: asyncio.Future[WorkflowResult] = loop.create_future()
 
     def run() -> None:

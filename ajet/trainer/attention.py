@@ -1,8 +1,8 @@
 """Attention over a packed forest, through transformers' public attention interface: no code per model.
 
 `tree_attention(model)` makes a Hugging Face causal model accept packs: inside it, `model(..., **pack_arguments)` runs
-with an attention function in which a token sees its ancestors, as far back as its layer's rule lets it, and nothing
-else. There are three implementations:
+with an attention function in which a token sees only its ancestors, as far back as its layer's rule allows. There are
+three implementations:
 
 - CPU: block by block (see `block_attention`).
 - GPU: FlexAttention with a block mask. *Unverified* on a GPU: a CPU can test its formulas, forward and backward, not
@@ -41,7 +41,7 @@ NAME = "ajet_tree"
 
 @dataclass(slots=True)
 class AttentionPlan:
-    """The layout of one pack on the model's device, and what the layers made of it."""
+    """The layout of one pack on the model's device, and what the layers have computed from it."""
 
     blocks: Blocks
     ends_N: Tensor
@@ -49,7 +49,7 @@ class AttentionPlan:
     longest: int
     """Tokens of the longest path."""
     calls: dict[tuple[Visibility, bool], Calls] = field(default_factory=dict)
-    """On CPUs, by visibility and whether scores are bent: layers with the same rule share them."""
+    """For CPUs: calls by visibility and whether scores are modified. Layers with the same rule share them."""
     flex_masks: dict[Visibility, Any] = field(default_factory=dict)
     """On GPUs."""
 
@@ -61,13 +61,13 @@ class AttentionPlan:
         return self.calls[key]
 
     def flex_mask(self, visibility: Visibility) -> Any:
-        """FlexAttention's form of who sees whom."""
+        """FlexAttention's mask of which token sees which."""
         if visibility not in self.flex_masks:
             self.flex_masks[visibility] = _flex_block_mask(self.ends_N, self.depth_N, visibility)
         return self.flex_masks[visibility]
 
     def sees(self, visibility: Visibility) -> Tensor:
-        """Which token (row) sees which (column)."""
+        """A boolean matrix: which token (row) sees which (column)."""
         places = torch.arange(len(self.ends_N), device=self.ends_N.device)
         sees = (places[None, :] <= places[:, None]) & (places[:, None] < self.ends_N[None, :])
         first_N: Tensor = visibility.first(self.depth_N)
@@ -75,7 +75,7 @@ class AttentionPlan:
 
 
 def plan_attention(pack: Pack, device: torch.device) -> AttentionPlan:
-    """Prepare what the attention function needs, once per pack (all layers share it)."""
+    """Prepare the attention function's inputs, once per pack. All layers share them."""
     ends_N, depth_N = (torch.from_numpy(values).to(device) for values in (pack.ends, pack.positions))
     return AttentionPlan(pack.blocks, ends_N, depth_N, int(pack.positions.max()) + 1 if len(pack) else 0)
 
@@ -94,7 +94,7 @@ def pack_arguments(pack: Pack, plan: AttentionPlan) -> dict[str, Any]:
 
 @contextmanager
 def tree_attention(model: Any) -> Iterator[None]:
-    """Inside it (forward *and* backward), the model's attention is ours; afterwards it is what it was."""
+    """Replace the model's attention for the block (forward *and* backward), and restore it afterwards."""
     _register()
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     with attending(base, NAME):
@@ -109,7 +109,7 @@ def _register() -> None:
 
 @cache
 def attention_left_whole() -> None:
-    """From now on, PyTorch's compiler calls the attention of packs instead of looking into it."""
+    """From now on, PyTorch's compiler treats the attention of packs as an opaque call."""
     _register()
     disable: Any = torch.compiler.disable  # it loads the compiler, which takes a second
     transformers.AttentionInterface.register(NAME, disable(_attention))
@@ -126,7 +126,8 @@ def _attention(
     ajet_plan: AttentionPlan | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer. H query heads share G key/value heads; N tokens; head size D."""
+    """The function that transformers calls in every layer. H query heads share G key/value heads; N tokens; head size
+    D."""
     if dropout:
         raise UnsupportedAttentionError("attention dropout")
     visibility = visibility_of(attention_mask)
@@ -171,7 +172,7 @@ def _row_sees(visibility: Visibility, length: int, device: torch.device) -> Tens
 
 
 def _dense(query: Tensor, key: Tensor, value: Tensor, sees: Tensor | None, rule: Rule) -> Tensor:
-    """With a mask of all pairs; None: plain causal rows."""
+    """Attention with a mask of all pairs; None: plain causal rows."""
     gqa = query.shape[1] != key.shape[1]
     if rule.softcap is None and rule.sinks_H is None:
         return torch.nn.functional.scaled_dot_product_attention(

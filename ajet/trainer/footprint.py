@@ -1,9 +1,9 @@
-"""What training allocates, found by computing it where tensors have shapes but no memory: PyTorch's `meta`
-device. Nothing is loaded, and every model that the trainer can train can be asked.
+"""Measures the memory that training allocates, by running it on PyTorch's `meta` device, where tensors have shapes but
+no memory. Nothing is loaded, and it works for every model that the trainer can train.
 
 `training_bytes` gives the parts. The largest, one pass over a pack, comes from `pass_bytes`, which runs the trainer's
 own forward and backward pass, with a stand-in for attention that makes and keeps what the real one would, and counts
-the bytes that are alive at once. Where all layers are alike, two and three of them tell what all of them take.
+the bytes that are alive at once. If all layers are alike, passes with two and with three layers give the need of all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SMALL_8BIT, BLOCK_8BIT = 4096, 256
 """bitsandbytes: weights with fewer numbers keep 32 bits; numbers that share a factor."""
 
 FEW = (2, 3)
-"""Layers with which a pass is computed, where more would only repeat them."""
+"""The number of layers in a measured pass, if further layers would only repeat them."""
 
 NAME = {"cpu": "ajet_footprint_cpu", "cuda": "ajet_footprint_cuda"}
 """The stand-ins' names in transformers' registry, by the device that they stand for."""
@@ -47,7 +47,7 @@ class Pass:
 
     tokens: int
     trained: int
-    """How many of them have a log-probability to compute."""
+    """The number of tokens whose log-probability is computed."""
     device: str = "cpu"
     """The device that the pass would run on: `cpu` or `cuda`."""
     checkpointing: bool = False
@@ -59,7 +59,7 @@ class Pass:
 
 
 class TrainingBytes(NamedTuple):
-    """What training takes, by purpose. Sums of tensors: an allocator's own waste is not among them."""
+    """The memory of training, by purpose. It counts tensors only, not the allocator's overhead."""
 
     weights: int
     gradients: int
@@ -68,9 +68,9 @@ class TrainingBytes(NamedTuple):
     moments: int
     """The two of AdamW."""
     activations: int
-    """What the longest pass makes and keeps, or the update if that is more."""
+    """The peak of the longest pass, or of the update if that is more."""
     logits: int
-    """What the logits add to that."""
+    """The part that logits add."""
 
     @property
     def total(self) -> int:
@@ -80,9 +80,9 @@ class TrainingBytes(NamedTuple):
 def training_bytes(
     model: Any, one: Pass, *, state_bits: int = 32, base_bits: int | None = None, master: str = "float32"
 ) -> TrainingBytes:
-    """What an update of this model (on the `meta` device) takes if its longest pass is `one`. With `base_bits`, its
-    frozen linear layers rest in 4 bits, and one at a time is whole; with the `master` none, a group of bfloat16 weights
-    at a time has a copy."""
+    """The memory of an update of this model (on the `meta` device) whose longest pass is `one`. With `base_bits`, its
+    frozen linear layers are stored in 4 bits, and one at a time is dequantized; with the `master` none, one group of
+    bfloat16 weights at a time has a copy."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = sum(_size(parameter) for parameter in trained)
     copied = [4 * parameter.numel() for parameter in trained if parameter.dtype.itemsize < 4]
@@ -130,7 +130,7 @@ def pass_bytes(model: Any, one: Pass) -> int:
 
 
 def _pass_bytes(model: Any, one: Pass) -> int:
-    """In each stage of a pass, every further layer adds the same."""
+    """Extrapolate to all layers: in each stage of a pass, every further layer adds the same amount."""
     layers = layers_alike(model)
     if layers is None:
         return max(_peaks(model, one).values())
@@ -160,7 +160,7 @@ def layers_alike(model: Any) -> Any:
 
 
 def _peaks(model: Any, one: Pass) -> dict[str, int]:
-    """The most that is alive at once, by the stage of the pass."""
+    """The peak of live bytes, by stage of the pass."""
     if one.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     switched = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
@@ -249,7 +249,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.peaks = {"before": 0}
-        """The most so far, by stage."""
+        """The peak so far, by stage."""
         self._stage = "before"
         self._known: Any = WeakIdKeyDictionary()
         for tensor in there_before:
@@ -263,7 +263,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def enter(self, stage: str) -> None:
-        """What is alive from now on counts for this stage."""
+        """From now on, live bytes count for this stage."""
         self._stage = stage
         self.peaks[stage] = max(self.peaks.get(stage, 0), self.now)
 
@@ -337,7 +337,7 @@ def _attend_cuda(
 
 
 class _Nothing(torch.autograd.Function):
-    """Keeps and returns tensors of the shapes that attention would. [tokens, heads, size]."""
+    """Keeps and returns tensors of the same shapes as attention. [tokens, heads, size]."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, gathers: bool) -> Tensor:

@@ -22,11 +22,11 @@ Value = Number | list[Number]
 
 EXPRESSION_CHARS = 2000
 MAX_DIGITS = 4000
-"""Of an integer result. Python itself prints no more than 4300."""
+"""The limit for an integer result. Python itself prints no more than 4300."""
 _MAX_BITS = int(MAX_DIGITS * math.log2(10))
 _MAX_NODES = 1000
 _EXACT_FLOATS = 2.0**53
-"""Below this, a float without fraction is an integer for sure."""
+"""Below this, a float without a fraction is exactly an integer."""
 
 _SPELLINGS = {
     "×": "*",
@@ -86,7 +86,7 @@ def calculate(expression: str) -> Value:
 
 
 def show(value: Value) -> str:
-    """A value as text, floats with all their digits."""
+    """Format a value, floats with all their digits."""
     return f"[{', '.join(map(show, value))}]" if isinstance(value, list) else str(value)
 
 
@@ -159,7 +159,7 @@ def _call(name: str, arguments: list[Value]) -> Value:
 
 
 def _bounded(number: Any) -> Number:
-    """`number`, unless it has too many digits or isn't a real number."""
+    """Return `number`, or raise if it has too many digits or isn't a real number."""
     if isinstance(number, complex):
         raise CalculatorError("the result is not a real number")
     if isinstance(number, int):
@@ -184,7 +184,7 @@ def _number(value: Any) -> Number:
 
 
 def _tidy(value: Value) -> Value:
-    """A float without fraction as an integer, where it is one for sure."""
+    """Convert a float without a fraction to an integer, where that is exact."""
     if isinstance(value, list):
         return [_tidy_number(item) for item in value]
     return _tidy_number(value)
@@ -202,7 +202,7 @@ def _integer(value: Any, what: str) -> int:
 
 
 def _divide(a: Number, b: Number) -> Number:
-    """Exact where the quotient is an integer."""
+    """Divide; the result is exact if the quotient is an integer."""
     if isinstance(a, int) and isinstance(b, int) and b and a % b == 0:
         return a // b
     return a / b

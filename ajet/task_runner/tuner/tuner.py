@@ -1,4 +1,5 @@
-"""`AjetTuner`: what a workflow gets. Each `as_…` method returns a client of one framework for one agent and target."""
+"""`AjetTuner`: gives a workflow access to the model. Each `as_…` method returns a client of one framework for one agent
+and target."""
 
 from __future__ import annotations
 
@@ -32,11 +33,11 @@ class SpanSink:
     def __init__(self, add: Callable[[Span], None], flush: Callable[[], object]) -> None:
         self.add = add
         self.flush = flush
-        """Wait, for a while at most, until all that was added has arrived."""
+        """Wait, with a time limit, until all added spans have arrived."""
 
     @classmethod
     def to_session(cls, session: EpisodeSession, loop: asyncio.AbstractEventLoop) -> SpanSink:
-        """In the process that runs the episode. `loop`: the session's."""
+        """For the process that runs the episode. `loop`: the session's event loop."""
 
         def add(span: Span) -> None:
             with suppress(RuntimeError):  # the loop is closed: the run is over
@@ -55,7 +56,7 @@ class SpanSink:
 
 @dataclass(frozen=True, slots=True)
 class BaseUrlAndKey:
-    """What any OpenAI-compatible client needs. It also unpacks: `base_url, api_key, model = …`."""
+    """The settings of any OpenAI-compatible client. It also unpacks: `base_url, api_key, model = …`."""
 
     base_url: str
     api_key: str
@@ -78,7 +79,7 @@ class AjetTuner:
     def __init__(
         self, session: EpisodeSession, config: Any, loop: asyncio.AbstractEventLoop, gateway: Gateway | None = None
     ) -> None:
-        """In the process that runs the episode. `loop` is the service loop, on which `session` lives."""
+        """For the process that runs the episode. `loop` is the service loop, on which `session` lives."""
         self.config = config
         self._session: EpisodeSession | None = session
         self._loop = loop
@@ -99,8 +100,8 @@ class AjetTuner:
         control_key: str = "",
         trainable_targets: Sequence[str] | None = None,
     ) -> AjetTuner:
-        """In any other process: everything goes through the gateway. `api_key` is the episode's key; rewards need its
-        `control_key`."""
+        """A tuner for any other process: everything goes through the gateway. `api_key` is the episode's key; rewards
+        need its `control_key`."""
         tuner = cls.__new__(cls)
         tuner.config = config
         tuner._session = None
@@ -180,7 +181,7 @@ class AjetTuner:
         target_tag: str = DEFAULT_TARGET,
         debug_model: str | HelperModel | None = None,
     ) -> BaseUrlAndKey:
-        """For any client that speaks OpenAI's protocol, in any language: `.base_url`, `.api_key`, `.model`.
+        """The settings for any client of OpenAI's protocol, in any language: `.base_url`, `.api_key`, `.model`.
         Anthropic's protocol is served at the same address, without `/v1`."""
         helper = self._helper(target_tag, debug_model)
         if helper is not None:
@@ -194,7 +195,7 @@ class AjetTuner:
         return BaseUrlAndKey(whole.base_url, own_key, MODEL_PREFIX + agent_name)
 
     def _registered(self) -> BaseUrlAndKey:
-        """The episode's own endpoint: with the key that is valid for all agents."""
+        """The episode's endpoint, with the key that is valid for all agents."""
         if self._endpoint is None:
             assert self._session is not None
             if self._gateway is None:
@@ -220,7 +221,7 @@ class AjetTuner:
         return self._prompts.get(wanted)
 
     def use_prompts(self, prompts: PromptSet, used: list[str]) -> None:
-        """Called before the workflow runs: the episode's templates, and where to note which of them it asks for."""
+        """Called before the workflow runs. Sets the episode's templates, and where to record which of them it uses."""
         self._prompts, self.prompts_used = prompts, used
 
     # ------------------------------------------------------------ rewards and the tracker
@@ -244,7 +245,7 @@ class AjetTuner:
     def control_key(self) -> str:
         """The key that rewards over HTTP need (`POST /v1/rewards` at the address of `as_oai_baseurl_apikey`).
 
-        For a program of yours that judges the episode. Never give it to the agent: whoever has it decides what is
+        For a program of yours that judges the episode. Never give it to the agent: its holder decides what is
         trained."""
         self._registered()
         if not self._control_key:
@@ -252,7 +253,7 @@ class AjetTuner:
         return self._control_key
 
     def span_sink(self) -> SpanSink:
-        """Where the spans go that the episode's code emits."""
+        """The destination of spans that the episode's code emits."""
         if self._session is None:
             assert self._endpoint is not None
             return SpanSink.to_gateway(self._endpoint.base_url, self._control_key or self._endpoint.api_key)
@@ -323,7 +324,7 @@ class AjetTuner:
         return not self._trainable_targets or target in self._trainable_targets
 
     def _helper(self, target: str, debug_model: Any) -> Any:
-        """For a target that isn't trained: `debug_model`, or else the configured helper. None: the tuned model."""
+        """The model of an untrained target: `debug_model`, or else the configured helper. None: the tuned model."""
         if self._trains(target):
             return None
         if debug_model is None and self.config.ajet.helper.model is not None:
@@ -331,7 +332,8 @@ class AjetTuner:
         return debug_model
 
     def _client(self, build: Callable[[Connection], Any], agent: str, target: str, debug_model: Any) -> Any:
-        """The client that `build` makes for the agent's model; a helper that is a client already, as it is."""
+        """The client that `build` creates for the agent's model. A helper that is a client already is returned
+        unchanged."""
         helper = self._helper(target, debug_model)
         if helper is None:
             return build(self._own_connection(agent, target))

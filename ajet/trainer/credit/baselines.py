@@ -1,7 +1,6 @@
-"""What a call's value is compared with: the same agent's calls in the group's other episodes.
-
-At which place depends on the baseline: anywhere in the episode, at the same turn, or in the same state. Which baseline
-is a setting; it never depends on what a batch happens to hold.
+"""Compares a call's value with the same agent's calls in the group's other episodes. The baseline decides which calls
+those are: anywhere in the episode, at the same turn, or in the same state. It is a setting, and never depends on a
+batch's content.
 """
 
 from __future__ import annotations
@@ -22,26 +21,27 @@ class Baseline(StrEnum):
     """Which calls are compared with each other."""
 
     EPISODE = "episode"
-    """All of an agent's calls, by the whole return of the agent in the episode."""
+    """Compares all of an agent's calls by the agent's total return in the episode."""
     TURN = "turn"
-    """An agent's calls of the same turn, by their return to go."""
+    """Compares an agent's calls of the same turn by their return to go."""
     STATE = "state"
-    """By the whole return, and beside it calls that answer the same observation by their return to go (GiGPO)."""
+    """Compares by the total return and, in addition, calls that answer the same observation by their return to go
+    (GiGPO)."""
 
 
 class Comparison(NamedTuple):
-    """A call's value, and the statistics of what it is compared with."""
+    """A call's value, and the statistics of the calls it is compared with."""
 
     value: float
     own: float
-    """Mean value of its own sample."""
+    """The mean value of its own sample."""
     mean: float
     deviation: float
     samples: int
 
 
 Formula = Callable[[Comparison], float]
-"""From a comparison to an advantage."""
+"""Turns a comparison into an advantage."""
 
 
 class Place(NamedTuple):
@@ -53,13 +53,13 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Compared:
-    """The advantage of every call, and what was found on the way."""
+    """The advantage of every call, with diagnostics."""
 
     advantages: list[list[float]]
     varied: bool = False
-    """Whether values that were compared differ, at a place where something is trained."""
+    """Whether any compared values differ where a token is trained."""
     alone: int = 0
-    """Agents with trained calls that have no other episode to be compared with: their advantage is 0."""
+    """Agents with trained calls but no other episode to compare with. Their advantage is 0."""
     fallbacks: int = 0
     """Trained calls whose turn or state occurs in no other episode: they have the episode baseline's advantage."""
 
@@ -110,7 +110,7 @@ def compare(
 
 
 Position = tuple[str, Hashable]
-"""An agent, and what its calls there have in common."""
+"""An agent, and the feature that its calls at this position share."""
 
 
 def _position(baseline: Baseline, returns: Sequence[Returns]) -> Callable[[Place, CallSummary], Position]:
@@ -122,7 +122,7 @@ def _position(baseline: Baseline, returns: Sequence[Returns]) -> Callable[[Place
 
 
 class SampleStatistics(NamedTuple):
-    """Of samples that all weigh the same, however many values they hold."""
+    """Statistics of samples that have equal weight, however many values they hold."""
 
     mean: float
     deviation: float
@@ -133,7 +133,7 @@ class SampleStatistics(NamedTuple):
 
 
 def statistics(samples: Sequence[Sequence[float]]) -> SampleStatistics:
-    """Where a sample holds several values, they share its weight."""
+    """Compute the statistics. The values of a sample share its weight."""
     count = len(samples)
     mean = sum(sum(sample) / len(sample) for sample in samples) / count
     square = sum(sum((value - mean) ** 2 for value in sample) / len(sample) for sample in samples)
@@ -181,7 +181,7 @@ def _by(
 
 
 def _counted(episodes: Sequence[EpisodeSummary], places: Sequence[Place]) -> list[Place]:
-    """The trained calls; all of an episode's, if none of them is trained: it was played, and counts."""
+    """The trained calls of an episode, or all calls if none is trained: its return still counts."""
     trained = {place.episode for place in places if _trained(episodes, place)}
     return [place for place in places if place.episode not in trained or _trained(episodes, place)]
 
