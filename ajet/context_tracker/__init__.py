@@ -1,9 +1,9 @@
 """Messages → tokens, and one exact call tree per episode: see `docs/context_tracker.md`."""
 
 from ajet.context_tracker.messages import TrackerSettings
-from ajet.context_tracker.prompting import FinishedCalls, PreparedCall, Renderer, describe_reasons, top_reasons
+from ajet.context_tracker.prompting import Renderer, describe_reasons, top_reasons
 from ajet.context_tracker.samples import episode_samples, linear_samples
-from ajet.context_tracker.tracker import ContextTracker
+from ajet.context_tracker.tracker import ContextTracker, FinishedCalls, PreparedCall
 
 __all__ = [
     "ContextTracker",

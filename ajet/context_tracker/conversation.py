@@ -175,7 +175,7 @@ class Turn:
 
 
 class Audit(NamedTuple):
-    """What a conversation that grew by appending is checked against when it is rendered whole now and then."""
+    """What a conversation that grew by appending is compared with when it is rendered whole from time to time."""
 
     opening: str
     """The text of its first prompt."""
@@ -286,7 +286,7 @@ class Conversations:
         return Walk(turn, known, fresh)
 
     def sent(self, agent: str, messages: Sequence[Any]) -> int:
-        """With how many of the messages that the agent sent last a request begins: all or none."""
+        """How many messages of the agent's latest request this one begins with: all or none."""
         sent, _ = self._latest.get(agent, ([], self.root))
         return len(sent) if len(sent) <= len(messages) and sent == messages[: len(sent)] else 0
 

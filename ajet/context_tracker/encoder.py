@@ -24,7 +24,7 @@ ESCAPED_MARK = "\\ufdd0"
 CACHE_CHARACTERS = 64_000_000
 """Characters of cached pieces, a few hundred MB at most; beyond that the cache is cleared."""
 BEGINNING = 4
-"""So many characters for each id that is allowed hold too many already, in most texts that are far too long."""
+"""Characters per allowed id that are encoded first: in most texts that are far too long, they have too many ids."""
 XML_TAG = re.compile(r"</?[A-Za-z][\w\-]*/?>")
 BRACKETED = re.compile(r"<\S+>|\[\S+\]")
 """What control tokens look like that their tokenizer doesn't mark as special: `<｜User｜>`, `[INST]`."""

@@ -351,9 +351,9 @@ class TrackerSettings:
     max_model_len: int = 18000
     """Prompt + reply of one call."""
     max_prompt_length: int = 3000
-    """Of a linear sample."""
+    """The longest prompt of a linear sample."""
     max_response_length: int = 15000
-    """Of a linear sample."""
+    """The longest response of a linear sample."""
     max_response_length_in_one_turn: int = 4096
     max_steps: int = 30
     """Model calls per agent and episode."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -26,8 +26,9 @@ from ajet.context_tracker.messages import (
 )
 from ajet.context_tracker.template import ChatTemplate
 from ajet.context_tracker.template_probe import NotStable, TemplateProbe
-from ajet.schema.chat import Message, Sampling, Tool
-from ajet.schema.episode import CallTree, Fork, Ledger, Outcome
+from ajet.schema.chat import Message, Tool
+from ajet.schema.episode import CallTree, Fork
+from ajet.schema.errors import InvalidRequestError
 
 __all__ = ["NotStable", "Renderer"]
 
@@ -53,7 +54,7 @@ class Renderer:
 
     @property
     def supports_tools(self) -> bool:
-        """Whether the template tells the model about tools."""
+        """Whether the template shows tools to the model."""
         return self.template.takes_tools
 
     def render(
@@ -104,6 +105,33 @@ class Renderer:
         return text
 
 
+RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "messages",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+    }
+)
+"""Arguments of the rendering itself, which a request may not set as arguments of its template."""
+
+
+def template_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A request's arguments of the template. Raises InvalidRequestError."""
+    if given and (taken := RESERVED & given.keys()):
+        raise InvalidRequestError(
+            f"chat_template_kwargs may not set {', '.join(sorted(taken))}: that is not an argument of the template"
+        )
+    return dict(given or {})
+
+
 CANDIDATES = 3
 """How many recorded replies, latest first, are tried before a request is rendered whole."""
 AUDIT_FACTOR = 4
@@ -118,7 +146,7 @@ LOOK_BACK = 16
 
 
 class PromptRequest(NamedTuple):
-    """The part of a request that its prompt depends on."""
+    """The part of a request that decides its prompt."""
 
     agent: str
     turn: Turn
@@ -139,7 +167,7 @@ class Prompt(NamedTuple):
     """The run that `added` follows."""
     added: list[int]
     shape: Skeleton
-    """Of its messages."""
+    """The shape of its messages."""
     fork: Fork | None
     audit: Audit
 
@@ -357,27 +385,3 @@ def describe_reasons(trees: Iterable[CallTree], limit: int = 5) -> list[str]:
         + (f", e.g. {reason.example}" if reason.example else "")
         for reason in top_reasons(trees, limit)
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedCall:
-    """A call that is ready for the engine."""
-
-    call_id: str
-    prompt_ids: list[int]
-    sampling: Sampling
-    """As requested, with `max_tokens` clipped to the room left, and with the ids that end a reply."""
-    extends: str | None
-    """The call it continues."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedCalls:
-    """All calls of a finished episode, and what they are worth."""
-
-    tree: CallTree
-    ledger: Ledger
-    reward: float | None = None
-    """None: the episode failed, or was given no reward."""
-    agent_rewards: dict[str, float] = field(default_factory=dict)
-    outcomes: tuple[Outcome, ...] = ()

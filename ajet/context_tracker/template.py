@@ -182,7 +182,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether the template tells the model about tools at all."""
+        """Whether the template shows tools to the model at all."""
         talk = [_stub("system", 0), _stub("user", 0)]
         return any(self._shows(messages, STUB_NAME, tools=[STUB_TOOL]) for messages in (talk, talk[1:]))
 

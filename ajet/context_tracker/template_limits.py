@@ -28,7 +28,7 @@ ELEMENT = 64
 CALL = 1024
 """What a call of a macro or function counts: it takes as long as copying so many characters."""
 MAX_TOTAL = 2 * 1024 * 1024 * 1024
-"""Of all texts and lists that a rendering makes. Each round of a loop counts as one copy of the template's source."""
+"""The limit on all texts and lists that one rendering makes. Each round of a loop counts as a copy of the template."""
 MAX_SECONDS = 30.0
 MAX_BITS = 4096
 _LONG_NUMBER = re.compile(r"\d{6,}|\*")

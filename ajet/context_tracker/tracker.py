@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -21,18 +21,17 @@ from ajet.context_tracker.abnormal import find_abnormal
 from ajet.context_tracker.conversation import Audit, CallRecord, Conversations, Growth, MessageCalls, Node, Turn, Walk
 from ajet.context_tracker.messages import TrackerSettings, content_text, split_reasoning, tools_key
 from ajet.context_tracker.prompting import (
-    FinishedCalls,
-    PreparedCall,
     Prompt,
     Prompting,
     PromptRequest,
     Renderer,
     changed_message,
+    template_arguments,
 )
 from ajet.context_tracker.samples import Rewards, mask_calls
 from ajet.context_tracker.template_probe import THOUGHT_END
 from ajet.schema.chat import ChatReply, ChatRequest, Completion, Message, Sampling, Tool
-from ajet.schema.episode import ROOT, Call, CallTree, DropReason, Fork, IntArray, Outcome
+from ajet.schema.episode import ROOT, Call, CallTree, DropReason, Fork, IntArray, Ledger, Outcome
 from ajet.schema.errors import (
     AbnormalOutputError,
     ContextOverflowError,
@@ -42,22 +41,29 @@ from ajet.schema.errors import (
     TooManyStepsError,
 )
 
-RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "messages",
-        "return_dict",
-        "return_tensors",
-        "sanitize_control_tokens",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-    }
-)
-"""Arguments of the rendering itself, which a request may not set as arguments of its template."""
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A call that is ready for the engine."""
+
+    call_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    """As requested, with `max_tokens` clipped to the room left, and with the ids that end a reply."""
+    extends: str | None
+    """The call it continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedCalls:
+    """All calls of a finished episode, and what they are worth."""
+
+    tree: CallTree
+    ledger: Ledger
+    reward: float | None = None
+    """None: the episode failed, or was given no reward."""
+    agent_rewards: dict[str, float] = field(default_factory=dict)
+    outcomes: tuple[Outcome, ...] = ()
 
 
 class ContextTracker:
@@ -106,7 +112,7 @@ class ContextTracker:
         self._check_open(agent, choice)
         if not messages:
             raise InvalidRequestError("messages is empty: send at least one message")
-        kwargs = _template_arguments(template_kwargs)
+        kwargs = template_arguments(template_kwargs)
         kwargs_key = json.dumps(kwargs, sort_keys=True, default=str) if kwargs else ""
         walk = self._conversations.walk(agent, messages)
         toolsets = len(self._toolsets)
@@ -256,13 +262,13 @@ class ContextTracker:
         self._check_output(record, completion, reply, text, malformed)
 
     def begin_messages(self, agent: str, choice: int = 0) -> float:
-        """A call to a model that tells no tokens begins. Returns when, for `commit_messages`."""
+        """Begin a call to a model that doesn't report tokens. Returns its start time, for `commit_messages`."""
         self._check_open(agent, choice)
         self._steps[agent] += choice == 0
         return time.monotonic() - self._started
 
     def commit_messages(self, request: ChatRequest, reply: ChatReply, began: float) -> None:
-        """Such a call was answered."""
+        """Record the reply to such a call."""
         self._messages.add(
             request.agent, request.target, request.messages, self._toolset(request.tools), request.sampling,
             reply.message, reply.completion.finish_reason, reply.counted, began,
@@ -282,7 +288,7 @@ class ContextTracker:
         self._steps[record.call.agent] -= 1
 
     def reward(self, value: float, call: str | None = None, agent: str | None = None, *, replace: bool = False) -> None:
-        """Give one call, one agent, or (with neither) the episode a reward of its own.
+        """Give a reward to one call, to one agent, or (with neither) to the episode.
 
         A call's reward adds to the outcome; with `replace` it stands in for it.
         """
@@ -328,7 +334,7 @@ class ContextTracker:
     def tree(self) -> CallTree:
         """The call tree as it is now."""
         tree = self._growth.export([(r.call, r.prompt, r.reply) for r in self._records], self._toolsets)
-        tree.calls += self._messages.calls  # a model tells the tokens of all calls, or of none
+        tree.calls += self._messages.calls  # a model reports the tokens of all calls, or of none
         return tree
 
     def finish(
@@ -343,7 +349,7 @@ class ContextTracker:
         """End the episode. A list holds one reward for each call that got a reply; None takes the one that the
         workflow gave by `reward`, else `otherwise`, unless the episode `failed`.
 
-        `output` is the text that the workflow returned: it tells which of several replies to one prompt was used.
+        `output` is the text that the workflow returned: it shows which of several replies to one prompt was used.
         `masked`: the episode keeps its reward, but none of its tokens is trained.
         """
         if self._finished:
@@ -436,11 +442,3 @@ class ContextTracker:
                 f"{call_id} is not in flight: it never began, it has ended, or its episode is over"
             )
         return record
-
-
-def _template_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    if given and (taken := RESERVED & given.keys()):
-        raise InvalidRequestError(
-            f"chat_template_kwargs may not set {', '.join(sorted(taken))}: that is not an argument of the template"
-        )
-    return dict(given or {})

@@ -1,4 +1,4 @@
-"""`Caller`: who sends a request, and the keys that say so."""
+"""`Caller`: who sends a request, as its key, its agent header and its model name say."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class KeyScopeError(InvalidRequestError):
 
 
 def agent_scope(scope: Any) -> tuple[str | None, str | None]:
-    """Agent and target of the key that `agent_key` made; whoever holds the episode's key can write anything into it."""
+    """The agent and target of a key made by `agent_key`. Raises InvalidKeyError for any other scope: a holder of the
+    episode's key can write anything into it."""
     match scope:
         case None:
             return None, None
@@ -56,12 +57,12 @@ def agent_key(episode_key: str, agent: str, target: str) -> str:
 _PREFIXES = (MODEL_PREFIX, "ajet/")
 """The second for old clients: many take what comes before a slash for a provider's name."""
 AGENT_HEADER = b"x-ajet-agent"
-"""The same for clients whose model name is fixed."""
+"""Names the agent for clients whose model name is fixed."""
 MAX_AGENT_NAME = 200
 
 
 class RequestedModel(NamedTuple):
-    """Whom a request is for."""
+    """The model and the agent that a request names."""
 
     name: str
     """As the client wrote it."""

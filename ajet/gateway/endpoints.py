@@ -25,7 +25,7 @@ _FIELDS = ("input", "dimensions", "encoding_format", "user")
 
 
 class NoEmbeddingsError(ModelCallError):
-    """Nobody was configured to make embeddings."""
+    """No embedding model is configured."""
 
     http_status = 501
     code = "not_implemented"
@@ -56,7 +56,7 @@ async def embeddings(body: dict[str, Any], caller: Caller) -> Answer:
 
 
 LARGE = 65_536
-"""Bytes of a body that take about a millisecond to read: more are read on a thread."""
+"""A body of this many bytes takes about a millisecond to decode. Larger ones are decoded on a thread."""
 RETRY_AFTER_S = 1
 """How long clients should wait when the engine or the episode is overloaded."""
 

@@ -41,8 +41,8 @@ def json_body(body: bytes) -> dict[str, Any]:
 
 
 def _too_deep(body: bytes) -> bool:
-    """Whether JSON is nested too deeply, told from its brackets alone: that takes less time than to decode it. Raises
-    BadField if it has too many."""
+    """Whether JSON is nested too deeply. Looks at the brackets alone, which is faster than decoding it. Raises BadField
+    if there are too many of them."""
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     brackets = unescaped.translate(None, _NO_BRACKETS).replace(b'""', b"")  # what is left of strings without any
     brackets = b"".join(brackets.split(b'"')[::2])  # those outside of strings

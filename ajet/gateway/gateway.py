@@ -52,8 +52,7 @@ class AllowedOrigins:
         return {"access-control-allow-origin": origin, "vary": "origin"}
 
     def preflight(self, request: HttpRequest) -> Answer | None:
-        """The answer to a browser that asks whether it may send a request; None if this is no such question or the
-        page may not."""
+        """The answer to a browser's preflight request. None if this is not one, or if the page may not call."""
         headers = self.headers(request)
         if request.method != "OPTIONS" or not headers:
             return None
@@ -97,13 +96,13 @@ def is_external(path: str) -> bool:
 
 
 def check_service_key(episodes: EpisodeOpener, key: str) -> None:
-    """Raises InvalidKeyError."""
+    """Raises InvalidKeyError unless this is the service's key."""
     if not hmac.compare_digest(key.encode(), episodes.service_key.encode()):
         raise InvalidKeyError("wrong key: to begin an episode needs the service's key (AJET_SERVICE_KEY)")
 
 
 def check_control_key(path: str, caller: Caller) -> None:
-    """Raises KeyScopeError."""
+    """Raises KeyScopeError unless the caller holds the control key of the episode that the path ends."""
     if not caller.control or caller.session.episode_id != path.split("/")[3]:
         raise KeyScopeError("to end an episode needs its control key")
 
@@ -155,12 +154,12 @@ KEY_TTL_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """`ajet.gateway` of the configuration."""
+    """The section `ajet.gateway` of the configuration."""
 
     host: str = "127.0.0.1"
     port: int = 0
     address_settings: str = "gateway.host or gateway.port"
-    """What the user can change if the address can't be had, for the message."""
+    """The settings that the error message names when the gateway can't listen on the address."""
     key_ttl_s: float = KEY_TTL_S
     max_concurrent_per_episode: int = 64
     allowed_origins: tuple[str, ...] = ()
@@ -200,12 +199,12 @@ class EpisodeKey:
 
 
 class _Registration(NamedTuple):
-    """A session that requests can reach."""
+    """The keys by which requests can reach a session."""
 
     episode: str
-    """The id of its key."""
+    """The id of the agent's key."""
     control: str
-    """The id of its control key."""
+    """The id of the control key."""
     key: EpisodeKey
 
 
@@ -224,14 +223,14 @@ class Gateway:
         self._keys = KeyRing(self.settings.key_ttl_s, "gateway.key_ttl")
         self._episodes: dict[str, EpisodeSession] = {}
         self._controls: dict[str, EpisodeSession] = {}
-        """By the id of the control key."""
+        """The sessions by the id of their control key."""
         self._registrations: dict[EpisodeSession, _Registration] = {}
         self._in_flight: Counter[EpisodeSession] = Counter()
         self.external: EpisodeOpener | None = None
         """Begins episodes for external programs; None: the gateway accepts none."""
         self._server = HttpServer(self, self.settings.limits, self.settings.tls)
         self._local: HttpServer | None = None
-        """Beside one that speaks TLS: for processes of this machine."""
+        """Serves plain HTTP to processes of this machine, where the other server speaks TLS."""
         self._opening_local = asyncio.Lock()
 
     async def start(self) -> None:
@@ -258,7 +257,7 @@ class Gateway:
 
     @property
     def connections(self) -> int:
-        """How many are open now."""
+        """The number of open connections."""
         return self._server.connections + (self._local.connections if self._local is not None else 0)
 
     async def aclose(self) -> None:

@@ -29,7 +29,7 @@ Entry = dict[str, Any]
 
 
 def add_logprobs(reply: ChatReply, output: list[Item], session: EpisodeSession) -> None:
-    """Put them into the text of a reply's items."""
+    """Add the log-probabilities to the text of a reply's items."""
     tokens = logprobs_of(reply.completion, session)["content"]
     spans = _Spans()
     for token, piece in zip(tokens, session.token_texts(reply.completion.token_ids), strict=True):
@@ -45,7 +45,7 @@ class StreamedLogprobs:
 
     def __init__(self, session: EpisodeSession) -> None:
         self.said: list[Entry] = []
-        """Those of the open text so far."""
+        """The entries of the open text so far."""
         self._session = session
         self._text = session.incremental_text()
         self._spans = _Spans()
@@ -253,9 +253,9 @@ class _OpenItems:
         self._logprobs = logprobs
         self._open_call: dict[str, Any] = {}
         self._text: list[str] = []
-        """What the open item holds so far."""
+        """The text of the open item so far."""
         self._id = ""
-        """The open item's."""
+        """The id of the open item."""
         self._kind = ""
         """`message`, `reasoning` or `call`, while such an item is open."""
         self.done: list[Item] = []

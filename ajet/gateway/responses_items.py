@@ -24,7 +24,7 @@ LEFT_OUT = ("web_search", "web_search_preview", "tool_search")
 
 
 class ResponsesToolForm(NamedTuple):
-    """How a tool was given."""
+    """How the client declared a tool."""
 
     name: str
     namespace: str = ""
@@ -70,7 +70,7 @@ def custom_arguments(text: str) -> str:
 
 
 def read_tools(values: list[Any], where: str = "tools", namespace: str = "") -> ResponsesTools:
-    """Check the tools."""
+    """Read and check the tools."""
     read = ResponsesTools([], {})
     for index, value in enumerate(values):
         _read_tool(value, f"{where}[{index}]", namespace, read)
@@ -331,7 +331,7 @@ _WITHOUT_EFFECT = frozenset(
         "prompt_cache_options", "reasoning", "stream_options", "priority", "client_metadata",
     }
 )  # fmt: skip
-"""They say nothing to the model, or are hints (`reasoning.effort`)."""
+"""Fields that are accepted and ignored: they don't concern the model, or are hints (`reasoning.effort`)."""
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = ("reasoning.encrypted_content", LOGPROBS)
 """What `include` may ask for. The reasoning is always there, in plain text."""

@@ -24,15 +24,15 @@ from ajet.system.http_server import HttpServer
 
 PATH = "/v1/traces"
 MAX_BYTES = 4 * 1024 * 1024
-"""Of one request, decompressed: more than an exporter's batch of 512 spans."""
+"""The limit of one decompressed request. An exporter's batch of 512 spans fits."""
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 INVALID_ARGUMENT = 3
-"""Of gRPC's codes."""
+"""A status code of gRPC."""
 
 
 class Export(NamedTuple):
-    """What was in a request."""
+    """The spans of one request."""
 
     spans: Sequence[Span]
     refused: int
@@ -60,7 +60,7 @@ async def traces(body: bytes, content_type: str, caller: Caller) -> Answer:
 
 
 def kind_of(content_type: str) -> str:
-    """`JSON`, `PROTOBUF`, or whatever it is."""
+    """The media type without its parameters; `JSON` if none is given."""
     return content_type.partition(";")[0].strip().lower() or JSON
 
 
@@ -83,7 +83,7 @@ def read_export(body: bytes, content_type: str, room: int) -> Export:
 
 
 def accepted(content_type: str, left_out: int) -> Answer:
-    """All spans but some were kept."""
+    """Acknowledge an export, and say how many of its spans were left out."""
     kind = kind_of(content_type)
     why = "the episode keeps no more spans"
     if kind == JSON:
@@ -98,7 +98,7 @@ def accepted(content_type: str, left_out: int) -> Answer:
 
 
 def refused(content_type: str, status: int, message: str) -> Answer:
-    """gRPC's `Status`, as OTLP asks for."""
+    """Refuse an export with gRPC's `Status`, as OTLP asks for."""
     kind = JSON if kind_of(content_type) != PROTOBUF else PROTOBUF
     if kind == JSON:
         return json_answer({"code": INVALID_ARGUMENT, "message": message}, status)
@@ -113,15 +113,17 @@ def _varint(number: int) -> bytes:
 TOKEN_PATH = "/v3/auth/token"
 """Where an AgentOps client changes its key for a token. Here they are the same."""
 LOGS_PATH = "/v4/logs/upload/"
-"""Where it sends what the program has printed. Nobody reads that."""
+"""Where it sends the program's output, which is accepted and dropped."""
 HEALTH_PATH = "/healthz"
 MAX_SPANS = 100_000
-"""Of one request: its size is limited, this only has to be more."""
+"""The limit of one request: higher than the number of spans that fit into `MAX_BYTES`."""
 Sink = Callable[[Sequence[Span]], Awaitable[None]]
 """Keeps spans. Raises a UserError if it can't."""
 
 
 class SpanCollector:
+    """An HTTP server that takes the spans of AgentOps clients and OTLP exporters, and hands them to a sink."""
+
     def __init__(self, key: str, sink: Sink) -> None:
         self._key, self._sink = key, sink
         self._server = HttpServer(self, HttpLimits(max_body_bytes=MAX_BYTES))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ajet.context_tracker.prompting import FinishedCalls
+from ajet.context_tracker.tracker import FinishedCalls
 from ajet.schema.chat import Completion, Sampling
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import (

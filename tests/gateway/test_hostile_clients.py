@@ -532,9 +532,7 @@ def test_others_are_served_while_a_long_prompt_is_rendered(monkeypatch: pytest.M
 # ---------------------------------------------------------------- schemas
 
 
-def test_schemas_that_take_for_ever_hold_up_nobody_and_then_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet.gateway.chat.episode_session.MAX_SLOW_SCHEMAS", 1)
-
+def test_schemas_that_take_for_ever_hold_up_nobody() -> None:
     async def run() -> None:
         schema = {"type": "string", "pattern": "^(a+)+$"}
         wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -545,7 +543,5 @@ def test_schemas_that_take_for_ever_hold_up_nobody_and_then_are_refused(monkeypa
             assert (await post(here, CHAT, BODY)).status == 200 and not slow.done()
             assert "takes" in (await asyncio.wait_for(slow, 120)).json()["choices"][0]["malformed"][0]
             writer.close()
-            reply = await post(here, CHAT, {**BODY, "response_format": wanted})
-            assert reply.status == 400 and "too often" in reply.json()["error"]["message"]
 
     asyncio.run(run())

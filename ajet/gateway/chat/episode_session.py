@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-MAX_SLOW_SCHEMAS = 3
-"""After so many schemas of an episode took too long, its further schemas aren't applied."""
 LONG_TEXT = 8192
 """Bytes that take about two milliseconds to render and encode: more are rendered and encoded on a thread, ahead."""
 BYTES_PER_TOKEN = 32
@@ -118,9 +116,6 @@ class EpisodeSession:
         """Calls that have begun and are neither committed nor aborted yet."""
         self._calls_of: dict[str, int] = {}
         self._on_close: list[Callable[[], None]] = []
-        self._one_schema = asyncio.Lock()
-        """Schemas are applied one at a time, so that an episode can't keep others from having theirs applied."""
-        self._slow_schemas = 0
         self._prompt_bytes = 0
         """What the episode's requests have added so far."""
 
@@ -252,7 +247,9 @@ class EpisodeSession:
 
     async def _ready(self, request: ChatRequest) -> ResponseFormat | None:
         """Do the slow preparation before a call begins, once for all choices."""
-        wanted = await self._format(request)
+        wanted = ResponseFormat(request.response_format) if request.response_format else None
+        if wanted is not None:
+            await wanted.check()
         if request.prompt_ids is None:
             tools = [] if self.settings.force_disable_toolcalls else request.tools
             messages = wanted.instruct(request.messages) if wanted else request.messages
@@ -318,7 +315,7 @@ class EpisodeSession:
             self.check_open()
             reply = reader.finish(completion)
             reply.malformed += unmet(request, tools, reply.message)
-            if wanted is not None and (violation := await self._violation(wanted, reply.message)):
+            if wanted is not None and (violation := await wanted.violation(reply.message)):
                 self.check_open()
                 reply.malformed += (violation,)
         except BaseException as error:
@@ -328,25 +325,6 @@ class EpisodeSession:
         self.settings.log_tool_format(self.episode_id, request.agent, reply.malformed)
         self.tracker.commit(prepared.call_id, completion, reply.message, text=reply.text, malformed=reply.malformed)
         return reply
-
-    async def _format(self, request: ChatRequest) -> ResponseFormat | None:
-        if not request.response_format:
-            return None
-        wanted = ResponseFormat(request.response_format)
-        async with self._one_schema:
-            if self._slow_schemas >= MAX_SLOW_SCHEMAS:
-                raise InvalidRequestError("response_format: this episode's schemas took too long too often")
-            try:
-                await wanted.check()
-            finally:
-                self._slow_schemas += wanted.too_slow
-        return wanted
-
-    async def _violation(self, wanted: ResponseFormat, message: Message) -> str:
-        async with self._one_schema:
-            violation = await wanted.violation(message)
-            self._slow_schemas += wanted.too_slow
-        return violation
 
     def _begin(
         self, request: ChatRequest, tools: list[Tool], wanted: ResponseFormat | None, choice: int

@@ -15,7 +15,7 @@ import msgspec
 from ajet.gateway.chat.reply_parser import Delta, ReplyParser
 from ajet.schema.chat import ChatReply, ChatRequest, Completion, Message, TokenChunk, Tool
 from ajet.schema.errors import InvalidRequestError
-from ajet.system.json_schemas import SchemaRefused, SchemaTooSlow, breach, check_schema, on_loop
+from ajet.system.json_schemas import SchemaRefused, breach, check_schema, on_loop
 
 if TYPE_CHECKING:
     from ajet.context_tracker import PreparedCall, Renderer
@@ -149,8 +149,6 @@ class ResponseFormat:
     def __init__(self, given: dict[str, Any]) -> None:
         """Raises InvalidRequestError. The schema itself is validated later, by `check`."""
         self.kind = given.get("type")
-        self.too_slow = False
-        """The schema took too long to apply."""
         self._schema: dict[str, Any] | None = None
         if self.kind not in ("text", "json_object", "json_schema"):
             raise InvalidRequestError("response_format.type must be text, json_object or json_schema")
@@ -184,7 +182,6 @@ class ResponseFormat:
         try:
             await on_loop(self._check)
         except SchemaRefused as error:
-            self.too_slow = isinstance(error, SchemaTooSlow)
             raise InvalidRequestError(
                 f"response_format.json_schema.schema is not a JSON schema: {error!s:.200}"
             ) from None
@@ -207,7 +204,6 @@ class ResponseFormat:
         try:
             found = await on_loop(breach, self._schema, value)
         except SchemaRefused as problem:
-            self.too_slow = isinstance(problem, SchemaTooSlow)
             return f"response_format: the schema can't be applied: {problem!s:.200}"
         return f"response_format: {found.path}: {found.message[:200]}" if found is not None else ""
 

@@ -1,4 +1,5 @@
-"""Keeps what a session said."""
+"""What a session keeps beside its calls: spans (`SpanLog`), and responses that later requests may refer to
+(`StoredResponses`)."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ from ajet.schema.span import Span
 log = logging.getLogger("ajet.observe.tracing")
 
 MAX_SPANS = 2_000
-"""Of one episode: far more than an agent's tools and messages, and little beside its tokens."""
+"""The limit of one episode. An agent's tools and messages make far fewer."""
 MAX_BYTES = 4 * 1024 * 1024
 
 
 class SpanLog:
-    """Lives on the service loop."""
+    """The spans of one episode. Lives on the service loop."""
 
     def __init__(self, episode_id: str) -> None:
         self.spans: list[Span] = []
@@ -33,7 +34,7 @@ class SpanLog:
 
     @property
     def room(self) -> int:
-        """How many more spans it takes at most."""
+        """How many more spans can be kept, at most."""
         return MAX_SPANS - len(self.spans) if self._bytes < MAX_BYTES else 0
 
     def add(self, span: Span) -> bool:
@@ -58,7 +59,7 @@ class SpanLog:
         return True
 
     def leave_out(self, count: int) -> None:
-        """Spans that were refused."""
+        """Count spans that were refused."""
         if count and not self.left_out:
             log.warning(
                 "episode %s has more spans than are kept (%d, and %d MB): the rest is left out and counted",
@@ -70,7 +71,7 @@ class SpanLog:
 MAX_RESPONSES = 1000
 """More than an episode has calls, unless it runs wild."""
 MAX_RESPONSE_BYTES = 32 * 1024 * 1024
-"""Of one episode: twice the largest request."""
+"""The limit of one episode."""
 
 _encode = msgspec.json.Encoder().encode
 

@@ -79,7 +79,7 @@ class SessionSettings:
     untrained_models: tuple[str, ...] = ()
     """Patterns of requested model names whose calls aren't trained."""
     embeddings: EmbeddingEndpoint | None = None
-    """Who answers requests for embeddings."""
+    """The endpoint that answers requests for embeddings."""
     force_disable_toolcalls: bool = False
     log_tool_format_check: bool = False
     """Log each reply with a malformed tool call."""
