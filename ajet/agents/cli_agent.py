@@ -21,7 +21,7 @@ from ajet.agents.limits import AgentSettingsError
 from ajet.agents.reply_format import prompt_messages
 from ajet.agents.task_tests import NO_BYTECODE, Verdict, bring_files, judge_by_tests, said
 from ajet.config.kinds import CLI_PROGRAMS, load, nearest_name
-from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox, SandboxError
+from ajet.environment.sandboxes import ExecResult, Sandbox, SandboxError
 from ajet.schema.chat import SIDE_MODEL
 from ajet.schema.errors import WorkflowFault
 

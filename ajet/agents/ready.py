@@ -16,7 +16,7 @@ from ajet.agents.task_tests import bring_files, judge_by_tests, run_command, sai
 from ajet.agents.tools import make_tools
 from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
 from ajet.config.kinds import AGENTS, load, nearest_name
-from ajet.environment.sandboxes.sandbox import Sandbox
+from ajet.environment.sandboxes import Sandbox
 from ajet.schema.user_code import ARROW, load_symbol
 
 

@@ -16,9 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ajet.environment.sandboxes import Result, SandboxError, UnusableResultError
-from ajet.environment.sandboxes.opening import fresh_sandbox
-from ajet.environment.sandboxes.sandbox import ExecResult, Input, Sandbox
+from ajet.environment.sandboxes import (
+    ExecResult,
+    Input,
+    Result,
+    Sandbox,
+    SandboxError,
+    UnusableResultError,
+    fresh_sandbox,
+)
 from ajet.schema.errors import TaskDataError
 from ajet.schema.user_code import find_named, likely_places
 

@@ -248,7 +248,7 @@ def _engine(config: Config, device: Device, model: Any, weights: int) -> Iterato
             detail = "asleep during updates" if rollout.vllm.sleep else f"gpu_memory_utilization {share:g}"
             yield MemoryPart("vLLM", 0 if rollout.vllm.sleep else int(share * device.capacity), detail)
         return
-    from ajet.engine.torch.worker import CPU_SHARE, FULL_LENGTH_CACHE, GPU_SHARE
+    from ajet.engine.torch import CPU_SHARE, FULL_LENGTH_CACHE, GPU_SHARE
 
     size = kv_bytes_per_token(model)
     most = FULL_LENGTH_CACHE * rollout.max_num_seqs * rollout.max_model_len * size

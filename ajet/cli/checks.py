@@ -24,7 +24,7 @@ from ajet.schema.printable import fail
 from ajet.task_runner.runtime import Runtime
 
 if TYPE_CHECKING:
-    from ajet.backbone.ray.mapping import Remark
+    from ajet.backbone.ray import Remark
     from ajet.config import Config
     from ajet.environment.environment import EnvironmentSource
     from ajet.schema.episode import Episode

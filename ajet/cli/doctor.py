@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from packaging.specifiers import SpecifierSet
 
-from ajet.backbone.local.placement import why_no_gpu, why_unfit
+from ajet.backbone.local import why_no_gpu, why_unfit
 from ajet.backbone.plan import installed, requirement, version_range
 from ajet.config.kinds import TRACKERS, load
 from ajet.schema.install import TRAIN, install_command

@@ -162,7 +162,7 @@ def _prompt_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _export_prompt(arguments: Namespace) -> str:
-    from ajet.backbone.prompt.journal import dump, read_best, write_whole
+    from ajet.backbone.prompt import dump, read_best, write_whole
     from ajet.cli.view import find_experiment
 
     best = read_best(find_experiment(arguments.experiment))

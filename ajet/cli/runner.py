@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ajet.backbone.ray.start import checked_address
+from ajet.backbone.ray import checked_address
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.schema.printable import printable
 from ajet.system.processes import ending_with_us
@@ -120,7 +120,7 @@ class _Runner:
     def __init__(self, arguments: Namespace, key: str) -> None:
         from ajet.schema.user_code import import_class
         from ajet.task_runner.processes import ForkedWorkers
-        from ajet.task_runner.tuner.clients import rehearse
+        from ajet.task_runner.tuner import rehearse
         from ajet.task_runner.workflow import Workflow
 
         rehearse()

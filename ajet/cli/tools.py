@@ -29,8 +29,7 @@ def run(argv: Sequence[str]) -> int:
 
     import yaml
 
-    from ajet.agents.tools import get_global_tool_registry, make_tools
-    from ajet.agents.tools.toolset import schemas_of
+    from ajet.agents.tools import get_global_tool_registry, make_tools, schemas_of
     from ajet.schema.errors import ConfigError
 
     try:
@@ -46,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _shown(function: dict[str, Any]) -> str:
-    from ajet.agents.tools.toolset import type_of
+    from ajet.agents.tools import type_of
 
     lines = [function["name"], *_wrapped(function["description"], "  ")]
     properties: dict[str, Any] = function["parameters"].get("properties", {})

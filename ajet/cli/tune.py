@@ -110,7 +110,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _templates(search: Path) -> dict[str, Any]:
-    from ajet.backbone.prompt.journal import read_best
+    from ajet.backbone.prompt import read_best
 
     templates: dict[str, Any] = read_best(search)["templates"]
     return templates

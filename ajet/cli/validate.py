@@ -165,7 +165,7 @@ def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[st
     else:
         yield "tasks", "none: programs elsewhere begin the episodes"
     if plan.backbone == "prompt":
-        from ajet.backbone.prompt.settings import search_lines
+        from ajet.backbone.prompt import search_lines
 
         yield from search_lines(config, loaded.training, loaded.validation)
     yield from _size(plan, ajet.rollout.num_repeat, f" ({plan.epochs:.3g} epochs)" if loaded.training else "")

@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
 
     from ajet.cli.targets import weights_of
     from ajet.engine.model_source import ModelSource
-    from ajet.engine.vllm.server import SERVER_MODULE, VllmSettings, server_arguments, server_environment
+    from ajet.engine.vllm import SERVER_MODULE, VllmSettings, server_arguments, server_environment
 
     settings = VllmSettings(
         model=ModelSource.resolve(weights_of(arguments.model)).path,

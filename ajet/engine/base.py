@@ -1,5 +1,4 @@
-"""The `Engine` protocol, which generates tokens, and `build_engine`, which creates the engine that a configuration
-names."""
+"""The `Engine` protocol, where tokens come from, and what engines share: checks of requests and stop rules."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from ajet.config.kinds import ENGINES, load
 from ajet.schema.chat import Completion, EngineCapabilities, FinishReason, GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import ContextOverflowError, InvalidRequestError
 
@@ -63,12 +61,6 @@ class EnginePlacement:
     """The rank of the LoRA adapters that vLLM will load."""
     base_bits: int | None = None
     """The bits per weight of the embedded engine's linear layers."""
-
-
-def build_engine(config: Any, placement: EnginePlacement | None = None) -> Engine:
-    """The engine that `rollout.engine` names, for the model in `model.path`. Returns at once; weights load later."""
-    engine: Engine = load(ENGINES, config.ajet.rollout.engine).from_config(config, placement or EnginePlacement())
-    return engine
 
 
 MAX_TOP_LOGPROBS = 1000

@@ -12,8 +12,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ajet.config.kinds import ENGINES, load
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
-from ajet.engine.base import Engine, build_engine
+from ajet.engine.base import Engine, EnginePlacement
 from ajet.engine.model_source import ModelSource
 from ajet.gateway.chat import EpisodeSession, ReplyParser, SeedKey, SessionSettings, pick_parser
 from ajet.schema.errors import ConfigError, EngineError, UserError
@@ -63,6 +64,12 @@ class Model:
             detect_forks=False,
         )
         return self.open_session(f"served-{seed.seed:x}", SessionSettings(training=False, seed_key=seed), limits)
+
+
+def build_engine(config: Any, placement: EnginePlacement | None = None) -> Engine:
+    """The engine that `rollout.engine` names, for the model in `model.path`. Returns at once; weights load later."""
+    engine: Engine = load(ENGINES, config.ajet.rollout.engine).from_config(config, placement or EnginePlacement())
+    return engine
 
 
 def load_model(

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.context_tracker import TrackerSettings
-from ajet.engine.base import Engine, build_engine
+from ajet.engine.base import Engine
 from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.gateway.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.schema.errors import EngineError
@@ -29,7 +29,7 @@ from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.endings import LateJudge
 from ajet.task_runner.environments import find_environment, find_sandbox
 from ajet.task_runner.external_episodes import ExternalEpisodes, OutsideRunner
-from ajet.task_runner.model import MakeEngine, Model, ModelLoader
+from ajet.task_runner.model import MakeEngine, Model, ModelLoader, build_engine
 from ajet.task_runner.pool import OnEpisode, RolloutPool
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.remote import RemoteRunner

@@ -1,5 +1,9 @@
 """What an agent may call: see `tool`."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from ajet.agents.tools.function_tool import FunctionTool, tool
 from ajet.agents.tools.registry import ToolRegistry, get_global_tool_registry, make_tools, register_tool
 from ajet.agents.tools.tool import (
@@ -12,6 +16,13 @@ from ajet.agents.tools.tool import (
     ToolSource,
 )
 from ajet.agents.tools.toolset import Toolset
+from ajet.schema.lazy import lazily
+
+if TYPE_CHECKING:
+    from ajet.agents.tools.toolset import schemas_of as schemas_of
+    from ajet.agents.tools.toolset import tool_schema as tool_schema
+    from ajet.agents.tools.toolset import type_of as type_of
+
 
 __all__ = [
     "FunctionTool",
@@ -29,3 +40,12 @@ __all__ = [
     "register_tool",
     "tool",
 ]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "schemas_of": "toolset",
+        "tool_schema": "toolset",
+        "type_of": "toolset",
+    },
+)

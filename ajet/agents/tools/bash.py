@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable
 
 from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, ToolSetupError, decode, shorten
-from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox
+from ajet.environment.sandboxes import ExecResult, Sandbox
 
 OnText = Callable[[str], None]
 

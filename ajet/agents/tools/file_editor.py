@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ajet.agents.tools.bash import need_sandbox
 from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, shorten
-from ajet.environment.sandboxes.sandbox import Sandbox
+from ajet.environment.sandboxes import Sandbox
 
 NEEDS = {
     "view": (),

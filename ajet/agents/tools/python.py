@@ -6,7 +6,7 @@ import secrets
 
 from ajet.agents.tools.bash import need_sandbox
 from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, decode, shorten
-from ajet.environment.sandboxes.sandbox import Sandbox
+from ajet.environment.sandboxes import Sandbox
 
 
 class Python:

@@ -9,7 +9,7 @@ import posixpath
 
 from ajet.agents.tools.bash import need_sandbox
 from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, decode, shorten
-from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox
+from ajet.environment.sandboxes import ExecResult, Sandbox
 
 SKIPPED = (".git", "node_modules", "__pycache__", ".venv", "venv", ".mypy_cache", ".pytest_cache", ".tox")
 TIMEOUT_S = 30.0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from ajet.environment.sandboxes.sandbox import Sandbox
+from ajet.environment.sandboxes import Sandbox
 from ajet.schema.errors import UserError
 
 Json = Any

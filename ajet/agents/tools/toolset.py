@@ -40,7 +40,7 @@ from ajet.agents.tools.tool import (
     describe_error,
     shorten,
 )
-from ajet.environment.sandboxes.sandbox import SandboxError
+from ajet.environment.sandboxes import SandboxError
 from ajet.schema.errors import EnvironmentFault
 
 log = logging.getLogger(__name__)

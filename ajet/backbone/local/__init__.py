@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ajet.backbone import LaunchOptions
+from ajet.schema.lazy import lazily
 
 if TYPE_CHECKING:
+    from ajet.backbone.local.placement import why_no_gpu as why_no_gpu
+    from ajet.backbone.local.placement import why_unfit as why_unfit
     from ajet.config import Config
     from ajet.observe.experiment import ExperimentFolder
 
@@ -20,3 +23,12 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) ->
     if code == 0 and not options.json:
         show_report(experiment.path, quiet=options.quiet)
     return code
+
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "why_no_gpu": "placement",
+        "why_unfit": "placement",
+    },
+)

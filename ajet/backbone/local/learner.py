@@ -34,8 +34,7 @@ from ajet.schema.episode import CallTree, Episode, FloatArray
 from ajet.schema.errors import ConfigError, EngineError, InvalidRequestError, MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.trainer.checkpoint import Checkpoint, read_trainer, write_trainer
-from ajet.trainer.credit import Credit, EpisodeSummary
-from ajet.trainer.credit.weights import EpisodeCredit
+from ajet.trainer.credit import Credit, EpisodeCredit, EpisodeSummary
 from ajet.trainer.executor import Logprobs, ModelTeacher
 from ajet.trainer.trainer import Updater
 

@@ -24,7 +24,7 @@ from ajet.backbone.local.rollouts import Replay, Rollouts
 from ajet.backbone.plan import imitates_a_file, training_steps, validates_after, validation_repeats
 from ajet.backbone.report import EXIT_NOTHING_TRAINED, EarlyStop, Hints, validation_metrics, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, taught_alone
-from ajet.engine.base import Engine, EnginePlacement, build_engine
+from ajet.engine.base import Engine, EnginePlacement
 from ajet.observe.metric_names import step_names
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
@@ -34,6 +34,7 @@ from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 from ajet.task_reader.stream import Curriculum, TaskStream
 from ajet.task_runner.external_episodes import NO_TASK
+from ajet.task_runner.model import build_engine
 from ajet.task_runner.runtime import Runtime
 from ajet.trainer.checkpoint import Checkpoint, CheckpointFolder, load
 from ajet.trainer.credit import (

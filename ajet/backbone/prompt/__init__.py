@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ajet.backbone import LaunchOptions
+from ajet.schema.lazy import lazily
 
 if TYPE_CHECKING:
+    from ajet.backbone.prompt.journal import dump as dump
+    from ajet.backbone.prompt.journal import read_best as read_best
+    from ajet.backbone.prompt.journal import write_whole as write_whole
+    from ajet.backbone.prompt.settings import search_lines as search_lines
     from ajet.config import Config
     from ajet.observe.experiment import ExperimentFolder
 
@@ -16,3 +21,14 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) ->
     from ajet.backbone.prompt.loop import PromptRun
 
     return PromptRun(config, experiment, options).run()
+
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "dump": "journal",
+        "read_best": "journal",
+        "search_lines": "settings",
+        "write_whole": "journal",
+    },
+)

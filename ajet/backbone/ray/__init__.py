@@ -1,1 +1,23 @@
 """What the backbones on Ray (verl, trinity) share: Ray itself, the child that trains, rows and their credit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ajet.schema.lazy import lazily
+
+if TYPE_CHECKING:
+    from ajet.backbone.ray.mapping import Remark as Remark
+    from ajet.backbone.ray.start import checked_address as checked_address
+    from ajet.backbone.ray.verl.engine import ServerEngine as ServerEngine
+    from ajet.backbone.ray.verl.engine import ServerKind as ServerKind
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "Remark": "mapping",
+        "ServerEngine": "verl.engine",
+        "ServerKind": "verl.engine",
+        "checked_address": "start",
+    },
+)

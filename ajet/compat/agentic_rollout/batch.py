@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from ajet.agents.model_function import Message, ModelFunction
-from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
+from ajet.backbone.ray import ServerEngine, ServerKind
 from ajet.config import make_config
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings, linear_samples
 from ajet.gateway.chat import EpisodeSession, SessionSettings, pick_parser

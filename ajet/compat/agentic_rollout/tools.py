@@ -12,10 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ajet.agents.tools import FunctionTool, OpenTool, Tool, ToolContext, Toolset, get_global_tool_registry
+from ajet.agents.tools import (
+    FunctionTool,
+    OpenTool,
+    Tool,
+    ToolContext,
+    Toolset,
+    ToolSource,
+    get_global_tool_registry,
+    tool_schema,
+)
 from ajet.agents.tools import ToolResult as _OurResult
-from ajet.agents.tools.tool import ToolSource
-from ajet.agents.tools.toolset import tool_schema
 
 FORMER_NAMES = {
     "calculator": "calculator", "bashexecutor": "bash", "bash_executor": "bash", "fileeditor": "file_editor",

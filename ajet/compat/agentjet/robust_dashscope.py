@@ -7,8 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ajet.task_judge.helper import HelperModel
-from ajet.task_runner.tuner.clients import agentscope_model
-from ajet.task_runner.tuner.connection import Connection
+from ajet.task_runner.tuner import Connection, agentscope_model
 
 CONTEXT_SIZE = 32768
 """The context length that AgentScope 2 is given."""

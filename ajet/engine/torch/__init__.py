@@ -4,3 +4,27 @@ From the outside in: `engine` (the `Engine` and the messages to its thread), `wo
 computes what in the next step), `kv_cache` (what is computed already, and where it is stored), `runner` (one forward
 pass), `attention`, `sampler`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ajet.schema.lazy import lazily
+
+if TYPE_CHECKING:
+    from ajet.engine.torch.commands import TorchEngineSettings as TorchEngineSettings
+    from ajet.engine.torch.engine import TorchEngine as TorchEngine
+    from ajet.engine.torch.worker import CPU_SHARE as CPU_SHARE
+    from ajet.engine.torch.worker import FULL_LENGTH_CACHE as FULL_LENGTH_CACHE
+    from ajet.engine.torch.worker import GPU_SHARE as GPU_SHARE
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "CPU_SHARE": "worker",
+        "FULL_LENGTH_CACHE": "worker",
+        "GPU_SHARE": "worker",
+        "TorchEngine": "engine",
+        "TorchEngineSettings": "commands",
+    },
+)

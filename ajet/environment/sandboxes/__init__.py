@@ -1,10 +1,18 @@
 """Confined places in which episodes run commands: see `sandbox`."""
 
-from ajet.environment.sandboxes.opening import Result, UnusableResultError, check_sandbox, fresh_copy, open_sandbox
-from ajet.environment.sandboxes.sandbox import ExecResult, Sandbox, SandboxError, SandboxSettings
+from ajet.environment.sandboxes.opening import (
+    Result,
+    UnusableResultError,
+    check_sandbox,
+    fresh_copy,
+    fresh_sandbox,
+    open_sandbox,
+)
+from ajet.environment.sandboxes.sandbox import ExecResult, Input, Sandbox, SandboxError, SandboxSettings
 
 __all__ = [
     "ExecResult",
+    "Input",
     "Result",
     "Sandbox",
     "SandboxError",
@@ -12,5 +20,6 @@ __all__ = [
     "UnusableResultError",
     "check_sandbox",
     "fresh_copy",
+    "fresh_sandbox",
     "open_sandbox",
 ]

@@ -28,12 +28,11 @@ from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.trinity.rows import AGENT, ROW
 from ajet.backbone.training_settings import train_settings
 from ajet.engine.model_source import ModelSource
-from ajet.engine.torch.commands import TorchEngineSettings
-from ajet.engine.torch.engine import TorchEngine
+from ajet.engine.torch import TorchEngine, TorchEngineSettings
 from ajet.schema.chat import Completion, GenerateRequest, Sampling
 from ajet.schema.episode import ROOT, Call, CallTree, IntArray, Run
 from ajet.trainer.checkpoint import CheckpointFolder, read_trainer, write_trainer
-from ajet.trainer.credit.weights import CallCredit, EpisodeCredit, LossNorm
+from ajet.trainer.credit import CallCredit, EpisodeCredit, LossNorm
 from ajet.trainer.trainer import Updater
 
 WEIGHTS = "actor/huggingface"

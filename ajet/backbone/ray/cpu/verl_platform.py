@@ -26,8 +26,7 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from ajet.backbone.ray.verl.config import CPU_ROLLOUT
 from ajet.engine.model_source import ModelSource
-from ajet.engine.torch.commands import TorchEngineSettings
-from ajet.engine.torch.engine import TorchEngine
+from ajet.engine.torch import TorchEngine, TorchEngineSettings
 from ajet.schema.chat import GenerateRequest, Sampling
 
 PROCESS_GROUP = "cpu:gloo"
