@@ -64,7 +64,7 @@ async def _chat(arguments: Namespace) -> int:
 
 
 def _given(setting: RunSetting) -> str:
-    """What the conversation takes from the run."""
+    """The settings that the conversation takes from the run."""
     tools = ", ".join(str(tool.get("function", {}).get("name")) for tool in setting.tools)
     parts = [*(["its system message"] if setting.system else []), *([f"the tools {tools}"] if tools else [])]
     return f", with {' and '.join(parts)}" if parts else ""

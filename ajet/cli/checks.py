@@ -1,7 +1,8 @@
-"""What `ajet validate` finds before a run would: about the model's files, the trackers, and workflow and judge.
+"""Checks of `ajet validate` that find problems before a run does: with the model's files, the trackers, the workflow
+and the judge.
 
-`problems` end a run or spoil it; `doubts` may. Nothing is run, and no weights are loaded, unless `--run` asks for a
-`rehearsal`: one episode of the first task with scripted replies instead of a model. It finds what importing can't: a
+`problems` would end or spoil a run; `doubts` might. Nothing is run, and no weights are loaded, unless `--run` asks for
+a `rehearsal`: one episode of the first task with scripted replies instead of a model. It finds what an import can't: a
 workflow that raises, tools that don't work, a judge that doesn't return a number.
 """
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def problems(config: Config, loaded: Loaded) -> Iterator[str]:
-    """What has to be changed."""
+    """Problems that must be fixed."""
     yield from _model_problems(config)
     if config.ajet.backbone != "debug":
         yield from _tracker_problems(config)
@@ -43,12 +44,12 @@ def problems(config: Config, loaded: Loaded) -> Iterator[str]:
 
 
 def remarks(config: Config) -> Iterator[str]:
-    """What verl or Trinity does otherwise than the config says."""
+    """Settings that verl or Trinity doesn't follow."""
     yield from (str(note) for note in _backbone_notes(config) if not note.refused)
 
 
 def doubts(loaded: Loaded) -> Iterator[str]:
-    """What looks wrong, but only running it can tell."""
+    """What looks wrong, though only a run can tell."""
     if loaded.judge is None or loaded.workflow is None:
         return
     wanted = set(loaded.judge.reads_output) or _keys_read(type(loaded.judge))
@@ -62,7 +63,7 @@ def doubts(loaded: Loaded) -> Iterator[str]:
 
 
 def _backbone_notes(config: Config) -> list[Remark]:
-    """Of verl and Trinity: keys that the library honours in part, or refuses. The GPUs may be on another machine."""
+    """Keys that verl or Trinity honours only in part, or refuses. The GPUs may be on another machine."""
     backbone = config.ajet.backbone
     if backbone == "verl":
         from ajet.backbone.ray import verl
@@ -144,7 +145,7 @@ def _task_problems(loaded: Loaded) -> Iterator[str]:
 
 
 def _keys_written(workflow: type[object]) -> set[str]:
-    """The keys of every `metadata={…}` in a workflow's source. Empty if they can't be told."""
+    """The keys of every `metadata={…}` in a workflow's source. Empty if they can't be determined."""
     keys: set[str] = set()
     for node in ast.walk(_syntax(workflow)):
         if isinstance(node, ast.keyword) and node.arg == "metadata":
@@ -176,7 +177,7 @@ def _keys_read(judge: type[object]) -> set[str]:
 def _syntax(cls: type[object]) -> ast.AST:
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):  # made at run time
+    except (OSError, TypeError, SyntaxError):  # created at run time
         return ast.Module([], [])
 
 

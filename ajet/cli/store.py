@@ -25,11 +25,11 @@ MOST_GB = 1e9
 
 
 class DurationError(UserError):
-    """Not a length of time."""
+    """The text isn't a duration."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Serve until Ctrl-C, or do something with keys."""
+    """Serve until Ctrl-C, or manage keys."""
     if argv and argv[0] == "keys":
         return _keys(argv[1:])
     parser = ArgumentParser("ajet store", description=__doc__)
@@ -63,7 +63,8 @@ def _database(arguments: Namespace) -> Database:
 
 
 def _retention(arguments: Namespace) -> Retention:
-    """What is kept. A limit of nothing would delete all that has ended: that is no limit, but a mistake."""
+    """The limits of retention. A limit of 0 is refused: it would delete everything that has ended, so it must be a
+    mistake."""
     from ajet.store.database_store import Retention
 
     keep, gigabytes = arguments.keep, arguments.keep_gb
@@ -83,7 +84,8 @@ async def _serve(arguments: Namespace) -> int:
 
     tls = tls_context(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key") if arguments.tls_cert else None
     async with DatabaseStore(_database(arguments), _retention(arguments)) as store:
-        _tell_keys(await store.tables(_first_keys))  # now: if it can't listen, the next start would not show them
+        # before listening: if that fails, the next start would not show them
+        _tell_keys(await store.tables(_first_keys))
         server = StoreServer(store, tls=tls)
         await server.start(arguments.host, arguments.port)
         try:
@@ -97,7 +99,7 @@ async def _serve(arguments: Namespace) -> int:
 
 
 def _first_keys(tables: Tables) -> dict[str, str]:
-    """A key of each role, if there is none at all."""
+    """Create a key of each role, if there are no keys yet."""
     from ajet.store.requests import Role
     from ajet.store.server import issue, listed
 

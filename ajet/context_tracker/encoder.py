@@ -1,8 +1,9 @@
-"""`TextEncoder`: rendered text → token ids, where only the template's own control tokens become control tokens.
+"""`TextEncoder`: encodes rendered text to token ids, so that only the template's own control tokens become control
+tokens.
 
 Text is cut before each control token, and the pieces are encoded one by one and cached: rendering a history again costs
-one look-up per piece. Whether this gives the same ids as encoding the whole text is checked for each tokenizer; those
-for which it doesn't (with context-sensitive normalisers) are given whole texts.
+one look-up per piece. For each tokenizer, a check verifies that this gives the same ids as encoding the whole text;
+tokenizers that fail it (those with context-sensitive normalisers) encode whole texts.
 
 A control token inside a user's string is broken by a marker (`mark`) before rendering; the text is cut there, so that
 it can't be read as the token.
@@ -27,7 +28,7 @@ BEGINNING = 4
 """Characters per allowed id that are encoded first: in most texts that are far too long, they have too many ids."""
 XML_TAG = re.compile(r"</?[A-Za-z][\w\-]*/?>")
 BRACKETED = re.compile(r"<\S+>|\[\S+\]")
-"""What control tokens look like that their tokenizer doesn't mark as special: `<｜User｜>`, `[INST]`."""
+"""The form of control tokens that their tokenizer doesn't mark as special: `<｜User｜>`, `[INST]`."""
 
 
 def control_tokens(tokenizer: Any, template: str) -> tuple[str, ...]:
@@ -201,7 +202,7 @@ def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
             _refuse_half_pairs(text)
             raise
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # of the tokenizer's own language: not even an Exception
+            if type(error).__name__ != "PanicException":  # from the tokenizer's Rust code: not even an Exception
                 raise
             raise InvalidRequestError("the tokenizer can't encode this text") from error
         return ids

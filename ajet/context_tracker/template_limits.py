@@ -1,8 +1,7 @@
-"""Limits on chat templates: what one rendering may compute, so that a template can't hold up or fill a process.
-
-A template is a program, and comes with the model. Jinja's sandbox keeps it from the machine, but not from looping or
-from making `'a' * 10**10`. `limit_templates` makes transformers compile templates whose every loop, call, concatenation
-and filter is charged to the budget of the `rendering` that it happens in.
+"""Limits the computation of one template rendering, so that a template can't block a process or fill its memory. A chat
+template is a program that comes with the model. Jinja's sandbox keeps it away from the machine, but doesn't stop it
+from looping or computing `'a' * 10**10`. `limit_templates` makes transformers compile templates whose every loop, call,
+concatenation and filter is charged to the budget of the `rendering` that it happens in.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_VALUE = 32 * 1024 * 1024
-"""Characters of one text, elements of one list. No prompt is as long."""
+"""The maximum characters of a text and elements of a list. No prompt is that long."""
 ELEMENT = 64
-"""What an element of a list counts, beside its own size."""
+"""The cost of a list's element, in addition to its size."""
 CALL = 1024
-"""What a call of a macro or function counts: it takes as long as copying so many characters."""
+"""The cost of calling a macro or function: it takes as long as copying so many characters."""
 MAX_TOTAL = 2 * 1024 * 1024 * 1024
 """The limit on all texts and lists that one rendering makes. Each round of a loop counts as a copy of the template."""
 MAX_SECONDS = 30.0
@@ -36,7 +35,7 @@ _GROWING = frozenset({"expandtabs", "translate", "wordwrap", "indent"})
 _WRITING = frozenset(
     {"tojson", "string", "pprint", "join", "sum", "escape", "e", "forceescape", "xmlattr", "urlencode"}
 )
-"""Filters that write out whatever is in their argument, however often it is in there."""
+"""Filters that write out their whole argument, including repeated elements."""
 
 
 class TemplateLimitError(TemplateError):
@@ -73,7 +72,7 @@ def limit_templates() -> None:
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """As its base, with everything charged that a template can do again and again."""
+    """Jinja's sandboxed environment, which charges every operation that a template can repeat."""
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
@@ -106,7 +105,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Charging(NodeTransformer):
-    """Rewrites what the environment is not asked about: loops, slices, and `~`."""
+    """Rewrites the syntax for which Jinja calls no hook: loops, slices, and `~`."""
 
     def __init__(self, round_cost: int) -> None:
         self._round_cost = round_cost
@@ -175,7 +174,7 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Rounds:
-    """What a loop goes through. Each round is charged."""
+    """The iterable of a loop. Each iteration is charged."""
 
     def __init__(self, over: Iterable[Any], cost: int) -> None:
         self._over, self._cost = over, cost
@@ -194,7 +193,7 @@ def _part(value: Any, start: Any, stop: Any, step: Any) -> Any:
 
 
 def _written(value: Any) -> Any:
-    """What `{{ … }}` writes."""
+    """The text that `{{ … }}` writes."""
     _charge(_weight(value))
     return value
 
@@ -227,7 +226,7 @@ def _check(size: int) -> None:
 
 
 def _weight(value: Any) -> int:
-    """How much writing the value out takes, counting what is in it as often as it is in it."""
+    """The cost of writing out a value; repeated elements count each time."""
     if isinstance(value, str):
         return len(value)
     total, stack = 0, [value]
@@ -269,7 +268,7 @@ def _check_format(pattern: str) -> None:
 
 
 def _check_call(name: str, owner: Any, arguments: list[Any]) -> None:
-    """Refuse, before it happens, what makes a long text out of a short one."""
+    """Refuse calls that would make a long text out of a short one, before they run."""
     numbers = [one for one in arguments if isinstance(one, int)]
     _check(max(numbers, default=0))
     if not isinstance(owner, str):

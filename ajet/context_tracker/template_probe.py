@@ -1,9 +1,9 @@
-"""`TemplateProbe`: learns, by rendering, whether messages can follow a reply without changing what came before.
+"""`TemplateProbe`: finds out, by rendering, whether a template only appends when messages follow a reply.
 
 For each *shape* (the roles in the history's last turns, what the reply holds, the roles of the new messages, whether
 there are tools, the template's arguments) it renders a short conversation of sentinel words, once up to the generation
 prompt and once with the reply and new messages added. If the second text begins with the first, holds every word of the
-reply, and continues with the new messages, then the template only appends; what lies between the reply's last word and
+reply, and continues with the new messages, then the template only appends; the text between the reply's last word and
 the new messages closes a turn. Otherwise the rule says what the template does instead.
 
 What is appended to a real reply is rendered after that reply, with its names and ids. If it depends on earlier messages
@@ -33,7 +33,7 @@ from ajet.schema.chat import Message
 MAX_RULES = 4096
 """Rules kept at a time: shapes are few, but template arguments can be anything."""
 EXCERPT = 40
-"""Characters shown of a text that a template rewrites."""
+"""How many characters are shown of a text that a template rewrites."""
 
 THOUGHT_END = "</think>"
 EARLIER = "uctmtta"
@@ -85,7 +85,7 @@ class AppendRule:
     head: list[Message]
     """A conversation after which a reply and new messages render as they do after the whole shape."""
     short: bool
-    """Whether it is the shortest: what is appended depends on no earlier message."""
+    """Whether it is the shortest one, so that what is appended depends on no earlier message."""
     with_tools: bool
     before: str
     """The rendered head."""
@@ -115,10 +115,10 @@ class TemplateProbe:
         self._template = template
         self._keep = reasoning_history == "keep"
         self._drops_thoughts = not self._keep and THOUGHT_END in template.source
-        """Whether thoughts are the template's matter: one that doesn't know them leaves them as text."""
+        """Whether the template handles reasoning. One that doesn't leaves it as text."""
         self._rules: dict[tuple[Any, ...], AppendRule | NotStable] = {}
         self._agrees: dict[Shape, bool] = {}
-        """Of each shape that was met: whether a whole conversation goes on as its rule's short one."""
+        """For each shape seen so far: whether a whole conversation continues like its rule's short one."""
         self.end_tokens = self._learn_end_tokens()
 
     def appended(
@@ -162,7 +162,7 @@ class TemplateProbe:
         return self._agrees.get(shape, False) and STUB not in appended
 
     def found_in(self, whole: str, before: str, shape: Shape, appended: str) -> str | NotStable:
-        """What the template adds in a whole conversation, where a short one shows `appended`.
+        """The text that the template adds in a whole conversation, where it adds `appended` in a short one.
 
         `before`: the conversation up to the reply. From now on this shape is trusted if they are the same.
         """
@@ -183,7 +183,7 @@ class TemplateProbe:
         return added
 
     def _end_of_reply(self, rule: AppendRule, text: str, reply: Message, kwargs: Mapping[str, Any]) -> int | None:
-        """Where the text of a reply ends, and what follows it begins. None: it isn't written as the rule says."""
+        """The position at which the reply's text ends. None: the template doesn't render it as the rule says."""
         if not text.startswith(rule.before):
             return None
         words = len(rule.before)
@@ -239,7 +239,7 @@ class TemplateProbe:
     def _prove(
         self, letters: str, reply: str, new: str, has_tools: bool, kwargs: Mapping[str, Any], start: int = 0
     ) -> tuple[AppendRule, str]:
-        """The rule, shown to hold for sentinel words, and what was appended there. Raises _Unstable."""
+        """Verify the rule with sentinel words. Returns it with the text appended there. Raises _Unstable."""
         index = start + len(letters)
         talk = stub_conversation(letters + reply + new, start)
         head, said, follows = talk[: len(letters)], talk[len(letters)], talk[len(letters) + 1 :]
@@ -279,7 +279,7 @@ class TemplateProbe:
         return AppendRule(fitted, False, has_tools, before, opening, boundary, inside), appended
 
     def _reply_tail(self, tail: str) -> str:
-        """Of what follows a closed reply's last word: the part that the model says itself."""
+        """The part of the text after a closed reply's last word that the model itself generates."""
         ends = [at for token in self.end_tokens if (at := tail.find(token)) >= 0]
         return tail[: min(ends)] if ends else tail.removesuffix(self._closing)
 
@@ -315,7 +315,7 @@ class TemplateProbe:
 
 
 def _all_words(messages: Sequence[Message]) -> list[str]:
-    """The sentinel words of contents, which a template may never leave out."""
+    """The sentinel words of message contents, which a template must never omit."""
     words = [word for message in messages for word in message["content"].split()]
     return [word for word in words if word.startswith(STUB) and "reason" not in word]
 
@@ -327,7 +327,7 @@ def _without_reasoning(reply: Message) -> Message:
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with in common."""
+    """The length of the common prefix of two texts."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

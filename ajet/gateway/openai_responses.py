@@ -41,7 +41,7 @@ def add_logprobs(reply: ChatReply, output: list[Item], session: EpisodeSession) 
 
 
 class StreamedLogprobs:
-    """Which tokens each delta of a stream is made of."""
+    """Assigns a reply's tokens to the deltas of its stream."""
 
     def __init__(self, session: EpisodeSession) -> None:
         self.said: list[Entry] = []
@@ -50,18 +50,18 @@ class StreamedLogprobs:
         self._text = session.incremental_text()
         self._spans = _Spans()
         self._at: int | None = None
-        """Where the open text goes on in the reply; None before its first delta."""
+        """The position in the reply at which the open text continues; None before its first delta."""
         self._next = 0
-        """The first token that has not been given out."""
+        """The first token that has not been emitted."""
 
     def feed(self, chunk: TokenChunk) -> None:
-        """Take the tokens that have come."""
+        """Take the tokens that have arrived."""
         for token_id, logprob in zip(chunk.token_ids, chunk.logprobs, strict=True):
             entry = {**token_entry(token_id, logprob, self._session), "top_logprobs": []}
             self._spans.add(entry, self._text.feed([token_id]))
 
     def opened(self) -> None:
-        """A text begins: marks that aren't part of any text may stand before it."""
+        """Begin a text. Markers that aren't part of any text may precede it."""
         self._at, self.said = None, []
 
     def of(self, delta: str) -> list[Entry]:
@@ -84,7 +84,7 @@ class StreamedLogprobs:
 
 
 class _Spans:
-    """The tokens of a reply, and where the text of each ends."""
+    """The tokens of a reply, and the end position of each one's text."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -138,7 +138,7 @@ def _store(call: ResponseCall, reply: ChatReply, items: list[Item], session: Epi
 
 
 def _response(call: ResponseCall, call_id: str, created: int, status: str, output: list[Item]) -> dict[str, Any]:
-    """A response in any state; it repeats what was asked."""
+    """A response object in any state. It echoes the request's settings."""
     body, sampling = call.body, call.request.sampling
     return {
         "id": response_id(call_id),
@@ -247,7 +247,7 @@ class _OpenItems:
 
     def __init__(self, call_id: str, tools: ResponsesTools, logprobs: StreamedLogprobs | None) -> None:
         self.broken = False
-        """A call was begun that turned out to be none: the final message differs from these items."""
+        """An item was begun as a call that turned out not to be one, so the final message differs from these items."""
         self._call_id = call_id
         self._tools = tools
         self._logprobs = logprobs

@@ -1,9 +1,10 @@
-"""The model that the local backbone trains: LoRA, the frozen reference, trainer, checkpoints, the way to the engine.
+"""`Learner`: the model that the local backbone trains, with LoRA, the frozen reference, trainer, checkpoints, and the
+transfer of weights to the engine.
 
 The order of an update, where trainer and engine take turns: `pause` (with `rollout.vllm.sleep`, the engine frees the
-GPU's memory), the optimiser's state returns to the GPU, the update, the state rests in host memory again,
-`load_weights` (a sleeping engine wakes first), `resume`. Where they overlap: the update, then `pause`, `load_weights`,
-`resume`. Either way no reply is in flight while weights change, so each has a single version.
+GPU's memory), the optimiser's state returns to the GPU, the update, the state moves back to host memory, `load_weights`
+(a sleeping engine wakes first), `resume`. Where they overlap: the update, then `pause`, `load_weights`, `resume`.
+Either way no reply is in flight while weights change, so each has a single version.
 
 `Teacher` scores the tokens that the student sampled, in this process or on a vLLM server.
 """
@@ -51,7 +52,7 @@ SAMPLES = (
     "数学 и языки: ñ, ü, 🙂",
     "<|im_start|>user</think>",
 )
-"""Texts that two tokenizers with different vocabularies hardly cut alike."""
+"""Texts that two tokenizers with different vocabularies hardly ever split alike."""
 
 Batch = Sequence[tuple[CallTree, EpisodeCredit]]
 
@@ -60,7 +61,7 @@ class Teacher(Protocol):
     """Scores the student's tokens."""
 
     def logprobs(self, batch: Batch) -> Logprobs:
-        """Of all trained tokens, by (episode of the batch, call)."""
+        """The log-probabilities of all trained tokens, by (episode of the batch, call)."""
 
 
 def teacher_of(config: Config, runtime: Runtime, tokenizer: Any, budget: int) -> Teacher | None:
@@ -90,7 +91,7 @@ class ServerTeacher:
         self._client: RemoteClient | None = None
 
     def check_vocabulary(self, tokenizer: Any) -> None:
-        """Refuse a server whose tokenizer cuts any of the sample texts in another way."""
+        """Refuse a server whose tokenizer splits any of the sample texts differently."""
         for text in SAMPLES:
             try:
                 answer = self._runtime.run(self._post("/tokenize", {"prompt": text, "add_special_tokens": False}))
@@ -192,7 +193,7 @@ class Learner:
         return metrics
 
     def _serve(self, version: int) -> float:
-        """Have the engine serve the present weights as this version. Returns how long that took."""
+        """Have the engine serve the current weights as this version. Returns how long that took."""
         began = time.perf_counter()
         source = self._sync.source(self.trainer.model, version)
         self._runtime.run(self._engine.load_weights(source, version))
@@ -201,7 +202,7 @@ class Learner:
 
     @contextmanager
     def _engine_away(self, needed: bool = True) -> Iterator[None]:
-        """While this lasts, the engine generates nothing, and leaves the GPU to the trainer if it can."""
+        """Within this block, the engine generates nothing and, if it can, leaves the GPU to the trainer."""
         if not needed:
             yield
             return
@@ -213,7 +214,7 @@ class Learner:
 
     @contextmanager
     def _trainer_at_work(self) -> Iterator[None]:
-        """While this lasts, what the trainer needs is on its device; afterwards the memory is the engine's."""
+        """Within this block, the trainer's state is on its device; afterwards the memory belongs to the engine."""
         if not self._rests:
             yield
             return
@@ -293,8 +294,8 @@ def with_adapters(model: Any, lora: LoraConfig) -> Any:
 def linear_modules(model: Any) -> list[str]:
     """Names of the layers that `all-linear` means: all but the output layer, and routers of experts.
 
-    A router may be a linear layer by inheritance, but its output isn't a tensor, so it takes no adapter. Where all
-    layers that end alike qualify, their common ending stands for them.
+    A router may be a linear layer by inheritance, but its output isn't a tensor, so it takes no adapter. If all layers
+    with the same name ending qualify, the ending is returned instead of them.
     """
     output = model.get_output_embeddings()
     qualified: dict[str, bool] = {}

@@ -1,20 +1,20 @@
-"""`Rollouts`: the groups of each step, drawn in order, and with `rollout.max_staleness` ahead of their training.
+"""`Rollouts`: samples the groups of each step in order, and with `rollout.max_staleness` ahead of their training.
 
-With `max_staleness: 0`, a step's episodes begin when it is their turn, and end before its update begins. With N > 0,
-the episodes of step s begin as soon as those of step s - 1 have ended and the engine serves version s - 1 - N or a
-later one, while earlier steps are still being trained. Version v is what step v made, so no trained token is more than
-N versions older than the weights that it updates.
+With `max_staleness: 0`, a step's episodes begin after the previous update, and end before their own update begins. With
+N > 0, the episodes of step s begin as soon as those of step s - 1 have ended and the engine serves version s - 1 - N or
+a later one, while earlier steps are still being trained. Step v creates version v, so no trained token is more than N
+versions older than the weights that it updates.
 
-What follows a step keeps its order, as all of it waits for the step's own batch only:
+The work after a step keeps its order, as all of it waits only for the step's own batch:
 
 1. the update, then `pause`, `load_weights`, `resume`: replies in flight end under the weights they began with, and the
    episodes of later steps go on with the next reply;
 2. the validation: no update happens meanwhile, so it measures one version; later episodes share the engine with it;
-3. the checkpoint, whose reader state is the one after this step's batch. What was drawn ahead is no part of it: a
-   resumed run draws those batches again.
+3. the checkpoint, whose reader state is the one after this step's batch. Batches sampled ahead are not part of
+   it: a resumed run samples them again.
 
-A run that ends (last step, early stop, error, Ctrl-C) stops what is being drawn ahead. Those episodes are neither
-recorded nor trained.
+A run that ends (last step, early stop, error, Ctrl-C) stops sampling ahead. Those episodes are neither recorded nor
+trained.
 
 `Replay` keeps the groups of the last steps and trains them once more.
 """
@@ -54,7 +54,7 @@ FILE = "replay.msgpack"
 @dataclass(frozen=True, slots=True)
 class _Kept:
     step: int
-    """In which its episodes were sampled."""
+    """The step in which its episodes were sampled."""
     group: EpisodeGroup
 
 
@@ -79,7 +79,7 @@ class Replay:
         return [kept[index].group for index in sorted(order[: self.groups].tolist())]
 
     def add(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        """A step is complete: keep those of its groups that taught something, and forget those that grew too old."""
+        """Record a complete step: keep its groups that had a gradient, and drop groups that are too old."""
         if not self.groups:
             return
         self._kept.extend(
@@ -126,7 +126,7 @@ RESAMPLE_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A step's groups, and where the tasks stood when they had ended."""
+    """A step's groups, and the position in the task stream after them."""
 
     groups: list[EpisodeGroup]
     reader_state: dict[str, Any]
@@ -145,7 +145,7 @@ class Rollouts:
         teaches: Callable[[EpisodeGroup], bool],
         last: int,
     ) -> None:
-        """`last`: the run's last step. `teaches`: whether anything can be learnt from a group."""
+        """`last`: the run's last step. `teaches`: whether a group has a gradient."""
         self._runtime = runtime
         self._stream = stream
         self._progress = progress
@@ -178,12 +178,12 @@ class Rollouts:
         return drawn
 
     def trained(self, version: int) -> None:
-        """The engine serves this version now."""
+        """Note that the engine serves this version now."""
         if self._drawing is not None:
             self._runtime.run(self._note_version(version))
 
     def stop(self) -> None:
-        """Draw nothing more. Episodes that are under way end with the runtime."""
+        """Stop sampling. Episodes in flight end with the runtime."""
         if self._drawing is not None:
             self._drawing.cancel()
 

@@ -1,8 +1,8 @@
 """Credit for linear rows, as verl and Trinity train them. Pure: no verl, no Ray, no tensors.
 
-A row carries in its *tag* what credit needs beside its tokens: its episode's summary, and which stretch of it was
-sampled by which call. Tags are small and JSON, so the credit of a whole batch is computed without looking at a token.
-Groups, statistics and weights are over episodes (`ajet.trainer.credit`), however many rows an episode gave.
+A row's *tag* carries what credit needs: its episode's summary, and which call sampled which stretch of it. Tags are
+small JSON, so the credit of a whole batch is computed without looking at its tokens. Groups, statistics and weights are
+over episodes (`ajet.trainer.credit`), however many rows an episode has.
 
 `lay_out` cuts a batch into mini-batches of whole episodes.
 """
@@ -90,7 +90,7 @@ def rowless_tag(episodes: Sequence[Episode]) -> str:
 
 
 def group_tag(group: EpisodeGroup) -> dict[str, Any]:
-    """What the driver learns of a group, beside its rows."""
+    """What the driver learns about a group besides its rows."""
     failures = (episode.failure for episode in group.failed if episode.failure is not None)
     return {
         "complete": group.complete,
@@ -118,8 +118,8 @@ def credit_batch(
     """Credit for rows named `{group}_{episode}_{row}`. A row without a summary stands for a group of which no episode
     has a row.
 
-    `imitate_from`: supervised fine-tuning on the episodes with at least this reward. If nothing in the batch teaches
-    anything, its rows stay, with weight 0, because verl can't skip a step.
+    `imitate_from`: supervised fine-tuning on the episodes with at least this reward. If no row of the batch has a
+    gradient, its rows stay with weight 0, because verl can't skip a step.
     """
     groups: dict[str, dict[str, EpisodeSummary]] = {}
     for key, tag in zip(keys, tags, strict=True):
@@ -175,7 +175,7 @@ def token_credit(
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """What must be known of a row."""
+    """The properties of a row that the layout needs."""
 
     episode: str
     length: int
@@ -186,12 +186,12 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Where the rows of a batch go."""
+    """The positions of a batch's rows."""
 
     order: list[int | None]
-    """A row's index for each place; None: a row that trains nothing."""
+    """The index of the row at each position; None: a padding row that trains nothing."""
     scales: list[float]
-    """By what each row's weights are multiplied, in the order of the rows."""
+    """The factor for each row's weights, in the order of the rows."""
     size: int
     """Rows of one update, on all ranks."""
 
@@ -199,7 +199,8 @@ class RowLayout:
 def lay_out(
     rows: Sequence[BatchRow], *, norm: LossNorm, updates: int, ranks: int, multiple: int, seed: Sequence[int]
 ) -> RowLayout:
-    """Places for rows on so many data-parallel ranks. An update's rows are a multiple of `multiple`."""
+    """Assign rows to positions on so many data-parallel ranks. The number of rows in an update is a multiple of
+    `multiple`."""
     tokens: Counter[str] = Counter()
     for row in rows:
         if row.trained:

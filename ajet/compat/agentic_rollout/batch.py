@@ -1,8 +1,8 @@
 """`generate_sequences`: the agentic-rollout library's entry for verl's batches, a `DataProto` in and one out.
 
 Given verl's client of its rollout servers (it has `generate(request_id, prompt_ids=…, sampling_params=…)`) and the
-tokenizer, every call is recorded as tokens, and the rows are the tensors that verl trains on. Given a function of text,
-nobody knows which tokens were sampled: then there are the answers, rewards and trajectories, and no tensors.
+tokenizer, every call is recorded as tokens, and the rows are the tensors that verl trains on. Given a text-only
+function, the sampled tokens are unknown: the result then holds answers, rewards and trajectories, but no tensors.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _objects(values: Sequence[Any]) -> Any:
 
 
 def _tensors(samples: Sequence[Sample | None], rewards: Sequence[float]) -> dict[str, Any]:
-    """Padded as verl does it: prompts on the left, responses on the right."""
+    """Pad like verl: prompts on the left, responses on the right."""
     import torch
 
     width = max([len(sample.prompt_ids) for sample in samples if sample is not None], default=1)
@@ -195,13 +195,13 @@ CLIENT_S = 120.0
 
 
 class ReplyText(str):
-    """A reply's text, which knows how it ended: one that was cut or withheld is no answer."""
+    """A reply's text that also records how it ended: one that was cut or withheld is no answer."""
 
     finish_reason: str = "stop"
 
 
 class LLMAPIClient:
-    """A client of an OpenAI-compatible server: `generate` is an LLM function. What fails raises."""
+    """A client of an OpenAI-compatible server. `generate` is an LLM function; failures raise."""
 
     def __init__(
         self,
@@ -243,6 +243,6 @@ def create_llm_client(api_key: str, base_url: str, model: str, **more: Any) -> L
 
 
 def new_request_ids(count: int) -> list[str]:
-    """Names that no other batch has."""
+    """Request ids that are unique among all batches."""
     batch = uuid.uuid4().hex[:16]
     return [f"agentic_rollout_{batch}_{number}" for number in range(count)]

@@ -1,6 +1,6 @@
-"""The agentic-rollout library's way with tools, over ours: instances that are made, called and released by id.
+"""The agentic-rollout library's tool API on top of our tools: instances are created, called and released by id.
 
-`create_tool` gives one that works both ways: an agent opens it for a run, and a program may call it without any agent.
+`create_tool` returns a tool that works both ways: an agent opens it for a run, or a program calls it without an agent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMER_NAMES = {
     "calculator": "calculator", "bashexecutor": "bash", "bash_executor": "bash", "fileeditor": "file_editor",
 }  # fmt: skip
 WITHOUT_EFFECT = frozenset({"precision", "debug", "execution_mode", "enable_linting", "capture_output"})
-"""Settings of the library's tools that mean nothing to ours. All others must be ours."""
+"""Settings of the library's tools that have no effect here. All others must be settings of our tools."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ class BaseAgenticTool:
         return json.dumps(_function(self.get_openai_tool_schema()), ensure_ascii=False)
 
     def validate_parameters(self, parameters: Mapping[str, Any]) -> bool:
-        """Whether all required ones are there."""
+        """Whether all required parameters are present."""
         required = _function(self.get_openai_tool_schema()).get("parameters", {}).get("required") or ()
         return all(name in parameters for name in required)
 
@@ -126,7 +126,7 @@ class SimpleAgenticTool(BaseAgenticTool):
 
 
 class OurTool(BaseAgenticTool):
-    """A tool of ours, which also has the library's methods."""
+    """One of our tools with the library's methods added."""
 
     def __init__(self, tool: Tool) -> None:
         super().__init__(None, tool_schema(tool))
@@ -171,7 +171,7 @@ _OVER = {"average": "mean", "mean": "mean", "median": "median", "sum": "sum", "m
 
 
 def _expression(parameters: Mapping[str, Any]) -> str:
-    """What the library's calculator was asked, as an expression."""
+    """The library calculator's arguments as an expression."""
     if "expression" in parameters:
         return str(parameters["expression"])
     operation, numbers = str(parameters.get("operation", "")), parameters.get("numbers")
@@ -275,7 +275,7 @@ def create_tool(name: str, config: Mapping[str, Any] | None = None, **options: A
 
 
 def create_tools(configs: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
-    """Tools by name. One that can't be made raises, instead of being left out."""
+    """Tools by name. A tool that can't be created raises instead of being left out."""
     return {name: create_tool(name, config) for name, config in configs.items()}
 
 
@@ -291,8 +291,8 @@ def as_tool(tool: Any, name: str) -> Any:
 
 
 class _FormerTool:
-    """An object with `get_openai_tool_schema` and `execute_tool`, or only with `execute`. A run has an instance of its
-    own, if the object makes any."""
+    """An object with `get_openai_tool_schema` and `execute_tool`, or only with `execute`. Each run has its own
+    instance, if the object creates instances."""
 
     def __init__(self, tool: Any, name: str) -> None:
         function = _function(tool.get_openai_tool_schema()) if hasattr(tool, "get_openai_tool_schema") else {}
@@ -338,7 +338,7 @@ def _function(schema: Any) -> dict[str, Any]:
 
 
 def _ours(value: Any) -> _OurResult:
-    """Any answer as our result."""
+    """Convert any answer to our result."""
     if isinstance(value, _OurResult):
         return value
     if hasattr(value, "success"):
@@ -349,7 +349,7 @@ def _ours(value: Any) -> _OurResult:
 
 
 def _former(value: Any) -> ToolResult:
-    """Any answer as the library's result."""
+    """Convert any answer to the library's result."""
     if isinstance(value, _OurResult):
         error = None if value.success else value.output
         result = (value.output if value.data is None else value.data) if value.success else None

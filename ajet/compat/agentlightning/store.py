@@ -204,7 +204,7 @@ class LightningStore:
     # ------------------------------------------------------------ spans
 
     async def add_span(self, span: Span) -> Span | None:
-        """None: there is one of this id already."""
+        """Returns None if there is a span with this id already."""
         return span if await (await self.ready()).add_spans([span]) else None
 
     async def add_many_spans(self, spans: Sequence[Span]) -> int:
@@ -279,7 +279,7 @@ class LightningStore:
 
 
 class InMemoryLightningStore(LightningStore):
-    """In this process's memory."""
+    """A store in this process's memory."""
 
     def __init__(self, **_: Any) -> None:
         super().__init__(memory_store())

@@ -1,4 +1,4 @@
-"""`Readers`: what the new tokens of a step read of their sequences' keys and values, in one layer.
+"""`Readers`: attention of a step's new tokens over the KV cache, in one layer.
 
 A reader stores the new keys and values of its parts, and attends: `PassBatch` for the parts of a slab in one masked
 call, `Singles` for rows one by one, `LongChunk` for a chunk by itself, `Prefix` for what several parts have in common.
@@ -80,7 +80,7 @@ def can_join(query: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def _tokens(members: list[Member], device: torch.device) -> slice | torch.Tensor:
-    """Where the parts' tokens are in the step's row: a slice if possible, because that costs almost nothing."""
+    """The positions of the parts' tokens in the step's row: a slice if possible, as that costs almost nothing."""
     if all(before.span.stop == after.start for before, after in pairwise(members)):
         return slice(members[0].start, members[-1].span.stop)
     return torch.tensor([token for one in members for token in range(one.start, one.span.stop)], device=device)
@@ -96,7 +96,7 @@ class Prefix:
         self.values = kv.values_LHCD[:, :, None, :length].unbind(0)
 
     def join(self, layer: int, new: New, read: Read, rule: Rule) -> None:
-        """Join this with what the parts have read of the rest of their contexts."""
+        """Combine this with the attention over the rest of the parts' contexts."""
         assert read.lse_TKG is not None
         query_KGMD = new.query_TKGD[self.tokens_M].permute(1, 2, 0, 3)
         shape = (-1, query_KGMD.shape[1], -1, -1)
@@ -128,7 +128,8 @@ def _read_keys(
     *,
     with_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What queries read, each with a key head of its own, and the log-sum-exp of their scores if it is asked for."""
+    """The attention's output for queries that each have their own key head, and, if requested, the log-sum-exp of their
+    scores."""
     if rule.softcap is None and not with_lse:
         return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=rule.scale), query
     if rule.softcap is None and can_join(query, values):
@@ -193,7 +194,7 @@ class PassBatch:
         return read if self.is_full else read.index_select(0, self.cells_M)
 
     def _mask(self, visibility: Visibility, query: torch.Tensor, groups: int) -> torch.Tensor:
-        """What is added to the scores. Padding sees everything; its result is thrown away."""
+        """The mask added to the scores. Padding sees everything, as its result is discarded."""
         if visibility not in self.masks:
             length = self.keys[0].shape[2]
             last_SN1 = torch.full((self.span, self.most, 1), length - 1, device=query.device)
@@ -212,7 +213,7 @@ def _unflatten(tensor: torch.Tensor, dim: int, sizes: tuple[int, int]) -> torch.
 
 
 class Singles:
-    """Rows that are read one by one, each from `skip` on."""
+    """Rows that are read one by one, each starting at token `skip`."""
 
     def __init__(self, members: list[Member], skip: int) -> None:
         parts = [member.part for member in members]
@@ -250,7 +251,7 @@ def _by_layer(rows: list[tuple[torch.Tensor, ...]]) -> list[list[torch.Tensor]]:
 
 
 class LongChunk:
-    """A chunk, read by itself."""
+    """A long chunk that is read alone."""
 
     def __init__(self, member: Member) -> None:
         self.part, self.span = member.part, member.span
@@ -295,7 +296,7 @@ class LongChunk:
             read.lse_TKG[self.span] = _unflatten(lse[0], 1, sizes).permute(2, 0, 1)
 
     def _mask(self, visibility: Visibility, device: torch.device) -> torch.Tensor:
-        """Which of C each of M may see."""
+        """A boolean (M, C) mask of which context token each new token may see."""
         part = self.part
         if visibility not in self.masks:
             query_M1 = torch.arange(part.context, part.end, device=device)[:, None]

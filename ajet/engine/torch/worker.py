@@ -1,8 +1,8 @@
-"""`EngineThread`: the engine's thread, which steps until it is told to stop.
+"""`EngineThread`: the engine's thread, which runs steps until it is stopped.
 
 Faults stay contained. A request that can't be served fails alone. If memory runs out, batch and step shrink, and the
-step is retried. If a step fails for another reason, its requests fail; after a few such steps in a row the engine ends,
-with the error as its reason.
+step is retried. If a step fails for another reason, its requests fail; after a few such steps in a row the engine stops
+with that error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ONE_THREAD_BELOW = 8_000_000
-"""Parameters. Smaller models' matrices are done before a second core has woken up, and the workflows need that core."""
+"""Parameter count. A smaller model's matrices are done before a second core has woken up, and the workflows need that
+core."""
 
 FAULTS_TO_DIE = 3
 """Failed steps in a row after which the engine ends: one may be due to a bad request, three are the engine's fault."""
@@ -78,7 +79,7 @@ class EngineThread:
         self._unseeded = random.Random(settings.seed)
         self._step_width = 0
         self.cpu_threads = cpu_threads
-        """What the whole process may use."""
+        """The number of threads that the whole process may use."""
         self._threads = 1 if _is_small(model) else cpu_threads
         torch.set_num_threads(self._threads)
         self.scheduler = self._new_scheduler()
@@ -185,7 +186,7 @@ class EngineThread:
         self.outbox.fail(job.ticket, error)
 
     def fail_all(self, error: Exception) -> None:
-        """Fail everything that waits for this thread."""
+        """Fail all requests and commands that wait for this thread."""
         for job in list(self.jobs.values()):
             self._fail(job, error)
         while not self.inbox.empty():
@@ -272,7 +273,7 @@ class EngineThread:
         self.scheduler.start_version(version)
 
     def stats(self) -> dict[str, int]:
-        """Counters, and what is in flight and in memory now."""
+        """Counters, and the requests and memory in use now."""
         scheduler, pool = self.scheduler, self.scheduler.pool
         return {
             "version": scheduler.version,
@@ -315,7 +316,7 @@ class Outbox:
         self._calls[ticket.loop].append(lambda: None if answer.done() else answer.set_exception(error))
 
     def flush(self) -> None:
-        """Deliver everything. On a closed loop nobody waits any more."""
+        """Deliver everything. A closed loop is skipped, as nothing waits there."""
         for loop, calls in self._calls.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_run_all, calls)
@@ -354,7 +355,8 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> froze
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """PyTorch's GPU allocator raises its own error type; the CPU's can only be told by the message."""
+    """Whether memory ran out. PyTorch's GPU allocator raises its own error type; the CPU's error is only recognisable
+    by its message."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
@@ -363,7 +365,8 @@ CPU_SHARE = 0.25
 GPU_SHARE = 0.4
 """Share of the free GPU memory: the local trainer's activations need the rest."""
 FULL_LENGTH_CACHE = 2
-"""By default, room for at most this many times `max_num_seqs` conversations of full length: more would be wasted."""
+"""By default, the cache has room for at most this many times `max_num_seqs` conversations of full length: more would be
+wasted."""
 
 
 def kv_budget(runner: Runner, settings: TorchEngineSettings) -> int:

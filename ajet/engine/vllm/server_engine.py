@@ -1,8 +1,9 @@
-"""`VllmServerEngine`: vLLM on one or several servers that we start, watch and stop. An episode stays on one server.
+"""`VllmServerEngine`: starts, watches and stops one or several vLLM servers, and generates with them. An episode stays
+on one server.
 
 A server that dies or fails its health checks is restarted, a limited number of times, and serves the newest weights
-when it comes back. Requests that were in flight fail with a typed error, and the pool retries them; requests that come
-meanwhile wait for the server.
+when it comes back. Requests in flight fail with a typed error, and the pool retries them; new requests wait for the
+server.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Replica:
     client: RemoteClient | None = None
     """None while it is being restarted."""
     up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while it answers and has the newest weights, and when the engine is given up: then nobody should wait."""
+    """Set while it answers and has the newest weights, and after the engine has failed for good, so that nothing waits
+    for it."""
     version: int = 0
     folder: Path | None = None
     """The weights it serves. None: those it was started with."""
@@ -83,7 +85,7 @@ class VllmServerEngine:
         self._starting: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._look = asyncio.Event()
-        """Set by whoever sees that a server died: the watch then looks at once."""
+        """Set when a server was seen to die, so that the health check runs at once."""
         self._running = asyncio.Event()
         self._running.set()
         self._asleep = False
@@ -137,7 +139,7 @@ class VllmServerEngine:
             raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
 
     async def _tracked(self, work: Any) -> Completion:
-        """Run it as a task, so that `pause` can wait for it; it is cancelled with its caller."""
+        """Run a coroutine as a task, so that `pause` can wait for it. It is cancelled with its caller."""
         task: asyncio.Task[Completion] = asyncio.ensure_future(work)
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
@@ -201,7 +203,7 @@ class VllmServerEngine:
         self._folders.remove(replaced)
 
     async def _bring(self, replica: Replica, folder: Path, version: int) -> None:
-        """Return when this server serves these weights, be it by starting again."""
+        """Return when this server serves these weights, restarting it if necessary."""
         while True:
             await replica.up.wait()
             self._check_alive()
@@ -250,12 +252,12 @@ class VllmServerEngine:
                 self._dead = error if isinstance(error, EngineError) else EngineError(str(error))
                 log.error("giving up on the vLLM engine: %s", error)
                 for replica in self._replicas:
-                    replica.up.set()  # nobody should wait any longer
+                    replica.up.set()  # nothing should wait any longer
                 return
 
     async def _check(self, replica: Replica) -> None:
-        """Restart the server if it died or hangs; raise if it did so too often. None is restarted while its memory
-        belongs to the trainer."""
+        """Restart the server if it died or hangs; raise if it did so too often. No server is restarted while its memory
+        is lent to the trainer."""
         server = replica.server
         if server.alive:
             healthy = await server.healthy()
@@ -312,7 +314,7 @@ class VllmServerEngine:
             self._asleep = False
 
     async def _tell_all(self, path: str) -> None:
-        """To every server that runs; one that died is restarted awake, with the newest weights."""
+        """Send a command to every running server. One that died is restarted awake, with the newest weights."""
 
         async def tell(replica: Replica) -> None:
             try:

@@ -1,8 +1,8 @@
-"""What the configuration says about model calls, and how a client's sampling is merged with it.
+"""The settings of model calls, and how a client's sampling parameters are merged with them.
 
 While training, the YAML decides temperature, top_p and top_k of trained calls (the client's own are ignored, which is
-logged once): the recorded log-probabilities then mean what the loss takes them for. Calls that aren't trained keep what
-their client asked for.
+logged once): the recorded log-probabilities then match what the loss assumes. Calls that aren't trained keep their
+client's settings.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _warned: set[str] = set()
 
 
 def _warn_once(message: str, *args: object) -> None:
-    """Log a warning the first time only: what applies to one call applies to thousands."""
+    """Log a warning only the first time, as it would apply to thousands of calls."""
     if message not in _warned:
         _warned.add(message)
         log.warning(message, *args)
 
 
 class SeedKey(NamedTuple):
-    """What seeds the randomness of an episode's replies."""
+    """The seed of the randomness in an episode's replies."""
 
     seed: int = 0
     step: int = 0
     task: str = ""
     repeat: int = 0
     occurrence: int = 0
-    """Of the task's groups in the step, which one."""
+    """The index of this group among the task's groups in the step."""
 
     def of_call(self, agent: str, index: int) -> int:
         """The seed of an agent's `index`-th call, of 48 bits: exact in any JSON reader."""
-        group = (self.occurrence,) if self.occurrence else ()  # a task's only group draws the same as ever
+        group = (self.occurrence,) if self.occurrence else ()  # a task's only group keeps its previous seed
         text = "\x1f".join(map(str, (self.seed, self.step, self.task, self.repeat, agent, index, *group)))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
 
@@ -75,7 +75,7 @@ class SessionSettings:
     top_p: float = 1.0
     top_k: int = -1
     trainable_targets: tuple[str, ...] = ()
-    """Targets that are trained; empty: all."""
+    """The targets that are trained; empty: all."""
     untrained_models: tuple[str, ...] = ()
     """Patterns of requested model names whose calls aren't trained."""
     embeddings: EmbeddingEndpoint | None = None
@@ -136,11 +136,11 @@ class SessionSettings:
 
     @property
     def default_sampling(self) -> Sampling:
-        """What a client gets if it asks for nothing in particular."""
+        """The sampling of a call whose client sets no parameters."""
         return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
 
     def sampling(self, asked: Sampling, *, trained: bool, seed: int) -> Sampling:
-        """The sampling of one call. `max_tokens` stays as asked: the tracker knows how much room is left."""
+        """The sampling of one call. `max_tokens` stays as requested: the tracker knows how much room is left."""
         if not (self.training and trained):
             return replace(asked, seed=seed if asked.seed is None else asked.seed)
         ours = replace(

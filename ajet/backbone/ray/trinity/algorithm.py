@@ -1,4 +1,4 @@
-"""Our algorithm for Trinity: the embedded trainer's losses, as Trinity's trainer calls them.
+"""Our algorithm for Trinity: the embedded trainer's losses in the form that Trinity's trainer calls.
 
 Each token comes with its advantage and its weight; the loss, its KL and entropy terms included, is a sum over tokens,
 whatever rows or micro-batches they came in, so it has the embedded trainer's gradient. The ratio is to the policy that
@@ -39,7 +39,7 @@ from ajet.trainer.credit import LossNorm
 from ajet.trainer.loss import EdgeTensors, policy_loss
 
 METRICS = {"policy/sum": "pg_loss", "kl/sum": "kl_loss", "clip_fraction/sum": "clip_fraction", "ratio/sum": "ratio"}
-"""Our sums, and the names under which Trinity reports their means."""
+"""Our metrics (sums), and the names under which Trinity reports their means."""
 
 
 class AjetAlgorithm(AlgorithmType):  # type: ignore[misc]
@@ -63,7 +63,7 @@ class AjetAlgorithmWithoutReference(AjetAlgorithm):
 
 
 class _RowLoss:
-    """What both losses share. A token's weight is where Trinity has returns, which nothing else here uses.
+    """Base class of both losses. Trinity's field for returns, which is otherwise unused here, holds the token weights.
 
     `scale`: data-parallel ranks, because gradients are averaged over them.
     """

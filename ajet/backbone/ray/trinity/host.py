@@ -1,4 +1,4 @@
-"""`EpisodeHost`: with `wrapper_type: remote`, the one process whose episodes runners elsewhere claim. A Ray actor.
+"""`EpisodeHost`: with `wrapper_type: remote`, the Ray actor that serves episodes to external runners.
 
 Trinity runs its workflows in several processes; runners connect to one address. So each of those processes hands its
 groups to the host, on the head node, and gets them back when they have ended.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class TrinityEngine(RayEngine):
-    """Asks one of Trinity's rollout models."""
+    """An engine that generates with one of Trinity's rollout models."""
 
     def __init__(
         self, model: Any, *, max_model_len: int, embedded: bool, on_death: Callable[[BaseException], None]
@@ -53,7 +53,7 @@ class TrinityEngine(RayEngine):
             self._server = RemoteEngine(RemoteSettings((endpoint,), model.model_path, max_model_len=max_model_len))
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
-        """Draw one reply."""
+        """Sample one reply."""
         if self._server is not None:
             version = int(await self.answer(self._actor.get_model_version.remote(), request.deadline_s))
             completion = await self._server.generate(request, on_tokens)
@@ -76,7 +76,7 @@ HOST = "ajet_episode_host"
 
 
 class ServedModel(NamedTuple):
-    """What another process needs of Trinity's `ModelWrapper` to ask the same model."""
+    """The parts of Trinity's `ModelWrapper` that another process needs to use the same model."""
 
     model: Any
     """The model's actor."""
@@ -90,7 +90,8 @@ class ServedModel(NamedTuple):
 
 
 def group_runner(run: RunPayload, model: Any) -> GroupRunner:
-    """What runs groups on a model of Trinity's, in this process. `model`: a `ModelWrapper` or a `ServedModel`."""
+    """Create the runner of groups for one of Trinity's models, in this process. `model`: a `ModelWrapper` or a
+    `ServedModel`."""
 
     def make_engine(config: Config) -> TrinityEngine:
         return TrinityEngine(
@@ -154,7 +155,7 @@ LOOK_S = 0.2
 
 @asynccontextmanager
 async def _reporting(who: str) -> AsyncIterator[None]:
-    """Tell the collector what goes wrong; running out of tasks or rows isn't a fault."""
+    """Report exceptions to the collector; running out of tasks or rows isn't one."""
     try:
         yield
     except (StopAsyncIteration, asyncio.CancelledError):
