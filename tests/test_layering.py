@@ -19,6 +19,64 @@ ROOMS = """
 """.split()  # noqa: SIM905 - as one reads it
 """Folders of `ajet/`, from the ground up: each may import those before it."""
 
+FEWEST_LINES, MOST_LINES = 60, 450
+SMALL_FOR_A_REASON = {
+    "agents/tools/finish": "a kind of tool",
+    "backbone/ray/engine": "what verl's and Trinity's engines share; loads neither",
+    "backbone/ray/trinity/monitor": "loaded by Trinity, by name",
+    "backbone/ray/trinity/plugin": "runs in every process of Trinity's",
+    "backbone/ray/verl/driver": "a program of its own",
+    "backbone/ray/verl/plugin": "runs in every process of verl's",
+    "cli/eval": "a command",
+    "cli/report": "a command",
+    "cli/rubrics": "a command",
+    "cli/schema": "a command",
+    "cli/tasks": "a command",
+    "engine/vllm/in_worker/ajet_server_key": "loaded by vLLM, by name",
+    "engine/vllm/in_worker/ajet_worker": "loaded by vLLM, by name",
+    "prompt_tuning/best_of": "a kind of optimiser",
+    "schema/lazy": "imported by packages before anything else",
+    "schema/span": "a public contract",
+    "task_judge/env_service_as_judge": "a kind of judge",
+    "task_judge/symbolic_child": "a program of its own",
+    "task_judge/tests_judge": "a kind of judge",
+    "task_reader/env_service": "a kind of reader",
+    "task_reader/random_dummy": "a kind of reader",
+    "task_reader/verifiers_tasks": "a kind of reader",
+    "task_runner/verifiers_workflow": "a workflow that YAML files name",
+}
+"""Modules below 60 lines, and why they are not part of another."""
+
+OPENS = {
+    "asyncio.create_subprocess_exec",
+    "asyncio.create_subprocess_shell",
+    "asyncio.start_server",
+    "os.fork",
+    "socket.create_connection",
+    "socket.socketpair",
+    "subprocess.Popen",
+    "subprocess.run",
+}
+OPENS_ELSEWHERE = {
+    "backbone/ray/start": "Ray's own processes, and whether its head answers",
+    "backbone/ray/watcher": "the child that trains, with its log",
+    "cli/runner": "the user's program beside a runner",
+    "cli/vllm": "asks another interpreter what it has",
+    "compat/agentjet/job": "runs the ajet command",
+    "engine/vllm/server": "vLLM's servers, each a process group with its log",
+    "environment/instances": "hands sockets to the processes that it forks",
+    "environment/sandboxes/bubblewrap": "hands sockets and pipes into the sandbox",
+    "environment/sandboxes/bubblewrap_arguments": "tries what bubblewrap may do here",
+    "environment/sandboxes/container": "the container's own command line",
+    "environment/sandboxes/forwarder": "the sandbox's only way out",
+    "environment/sandboxes/inside": "the first process in a sandbox, with the standard library alone",
+    "environment/sandboxes/unconfined": "commands as they are",
+    "observe/experiment": "asks git which version ran",
+    "task_runner/processes": "hands sockets to the processes that it forks",
+    "task_runner/tuner/clients": "a server that answers once, so that a fork finds its client imported",
+}
+"""Modules that start processes or open sockets without `system/`, and why."""
+
 HEAVY = {
     "torch",
     "transformers",
@@ -80,6 +138,91 @@ def test_every_room_has_its_place_in_the_list() -> None:
     modules = {path.stem for path in AJET.glob("*.py")}
     assert folders == set(ROOMS)
     assert modules == {"__init__", "__main__", "tuner", "workflow"}
+
+
+def modules() -> Iterator[Path]:
+    """Every module of ours. Templates are what `ajet init` copies, not modules."""
+    yield from (path for path in sorted(AJET.rglob("*.py")) if "_template" not in str(path))
+
+
+def outside_compat() -> Iterator[Path]:
+    yield from (path for path in modules() if path.relative_to(AJET).parts[0] != "compat")
+
+
+def named(path: Path) -> str:
+    return path.relative_to(AJET).with_suffix("").as_posix()
+
+
+def test_nobody_imports_deeper_than_a_room_s_modules() -> None:
+    wrong = [
+        f"{named(path)} imports {module}"
+        for path in modules()
+        for module in imports_of(path)
+        if module.startswith("ajet.")
+        and module.count(".") > 2
+        and module.split(".")[1] not in ("compat", path.relative_to(AJET).parts[0])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_have_a_readable_size() -> None:
+    sizes = {named(path): len(path.read_text().splitlines()) for path in modules()}
+    too_long = {name: size for name, size in sizes.items() if size > MOST_LINES}
+    assert not too_long, f"above {MOST_LINES} lines: {too_long}"
+    small = {
+        named(path)
+        for path in outside_compat()
+        if sizes[named(path)] < FEWEST_LINES and path.stem not in ("__init__", "__main__") and path.parent != AJET
+    }
+    assert small == set(SMALL_FOR_A_REASON), "a module below 60 lines joins the one that uses it, or is listed here"
+
+
+def test_a_class_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in outside_compat():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(named(path))
+    assert not {name: where for name, where in homes.items() if len(where) > 1}
+
+
+def test_only_system_starts_processes_and_opens_sockets() -> None:
+    found = set()
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in OPENS and "system" not in path.parts:
+                found.add(named(path))
+    assert found == set(OPENS_ELSEWHERE)
+
+
+def import_circles() -> list[set[str]]:
+    """Modules that import each other, imports for type checkers and those inside functions included."""
+    names = {
+        ".".join(path.relative_to(AJET.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in modules()
+    }
+    imports = {name: set[str]() for name in names}
+    for name, path in names.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                whole = [f"{node.module}.{alias.name}" for alias in node.names]
+                imports[name] |= {each if each in names else node.module for each in whole} & names.keys() - {name}
+    reached = {name: _reached(name, imports) for name in names}
+    return [{name, other} for name in names for other in reached[name] if name < other and name in reached[other]]
+
+
+def _reached(name: str, imports: dict[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    waiting = [name]
+    while waiting:
+        for further in imports[waiting.pop()] - seen:
+            seen.add(further)
+            waiting.append(further)
+    return seen
+
+
+def test_no_modules_import_each_other() -> None:
+    assert not import_circles()
 
 
 @pytest.mark.parametrize("part", LIGHT_PARTS)

@@ -18,7 +18,8 @@ SMALL_BYTES = 100 * 2**20
 
 def show_plan(config: Config, backbone: BackboneName, gpu: float | None) -> list[str]:
     """Print the plan for this machine, or for a GPU of so many GiB. Returns what is wrong."""
-    from ajet.backbone.memory_plan import GIB, Device, changes_that_help, plan_memory
+    from ajet.backbone.memory_changes import changes_that_help
+    from ajet.backbone.memory_plan import GIB, Device, plan_memory
     from ajet.schema.install import require_training
 
     require_training("a memory plan")
@@ -40,7 +41,8 @@ def show_plan(config: Config, backbone: BackboneName, gpu: float | None) -> list
 
 def announce_plan(config: Config, backbone: BackboneName) -> None:
     """A run's first lines. Raises a `ConfigError` if the model can't fit, whatever the batch."""
-    from ajet.backbone.memory_plan import Device, changes_that_help, plan_memory, refuse_if_hopeless
+    from ajet.backbone.memory_changes import changes_that_help, refuse_if_hopeless
+    from ajet.backbone.memory_plan import Device, plan_memory
 
     device = Device.here(backbone)
     if backbone != "local" or not _is_worth_it(config, device):

@@ -10,14 +10,12 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ajet.backbone.plan import serving_engine
 from ajet.backbone.training_settings import checkpointing, logits_chunk, loss_settings, pack_tokens
 from ajet.engine.model_source import ModelSource
-from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config
@@ -31,9 +29,6 @@ PROGRAM_BYTES = int(0.8 * GIB)
 """Of the interpreter with PyTorch and transformers imported, in main memory."""
 CUDA_BYTES = int(1.5 * GIB)
 """Of CUDA's context, its libraries' workspaces, and what the allocator can't use. Not yet measured on a GPU."""
-EIGHT_BITS, MASTER, OFFLOAD, KL_TERM = "state_bits", "master", "optimizer_offload", "use_kl_loss"
-CONVERSATIONS = 8
-"""Conversations of full length for which a smaller KV cache that is proposed has room."""
 VERL_SHARE = 0.5
 """verl's own default of `gpu_memory_utilization`."""
 VERL_LOGITS_BYTES = 10
@@ -130,7 +125,7 @@ def plan_memory(config: Config, backbone: BackboneName, device: Device) -> Memor
     computed without weights (`has_shape` tells the last two apart)."""
     if backbone not in ("local", "verl", "trinity") or config.ajet.trainer_common.val_only:
         return None
-    model = _meta_model(config, device)
+    model = meta_model(config, device)
     if model is None or _is_recurrent(model):
         return None
     try:
@@ -146,52 +141,13 @@ def plan_memory(config: Config, backbone: BackboneName, device: Device) -> Memor
 
 def has_shape(config: Config, device: Device) -> bool:
     """Whether the model's shape is known."""
-    return _meta_model(config, device) is not None
+    return meta_model(config, device) is not None
 
 
 def _is_recurrent(model: Any) -> bool:
     """Whether a pass goes token by token where the kernels of a GPU are missing: it would take hours."""
     causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     return bool(getattr(causal, "_is_stateful", False))
-
-
-def changes_that_help(config: Config, backbone: BackboneName, device: Device, plan: MemoryPlan) -> list[PlanChange]:
-    """What to change until it fits, the cheapest first, each together with those before it."""
-    present = config.model_copy(deep=True)
-    best = plan.total
-    found: list[PlanChange] = []
-    for key, value in _remedies(config, backbone, device):
-        trial = present.model_copy(deep=True)
-        _set(trial, key, value)
-        now = plan_memory(trial, backbone, device)
-        if now is None or now.total >= best:
-            continue
-        present, best = trial, now.total
-        found.append(PlanChange(f"{key}: {str(value).lower()}", best))
-        if now.fits:
-            break
-    if present.ajet.model.lora.enabled:  # whose reference is the base model: the KL term takes nothing
-        found = [change for change in found if not change.key.endswith(KL_TERM)]
-    if any(change.key.endswith(OFFLOAD) for change in found):
-        found = [change for change in found if not change.key.endswith((EIGHT_BITS, f".{MASTER}"))]
-    last = {change.key: change for change in found}  # 8192 in place of 16384
-    return [change for change in found if last[change.key] is change]
-
-
-def refuse_if_hopeless(plan: MemoryPlan, changes: list[PlanChange]) -> None:
-    """Raise if the run can't fit, whatever its batches."""
-    if not plan.hopeless:
-        return
-    fixed = sum(part.size for part in plan.parts if part.fixed)
-    capacity = plan.device.capacity or 0
-    place = "the GPU" if plan.device.kind == "cuda" else "this machine"
-    advice = "choose a smaller model, or more GPUs with --backbone=verl"
-    if changes and changes[-1].total <= capacity:
-        advice = f"set {', '.join(change.keys for change in changes)}"
-    raise ConfigError(
-        f"ajet.model.path: {plan.title.removeprefix('memory: ')}, does not fit: weights, gradients and optimiser alone "
-        f"take {_amount(fixed).strip()}, and {place} has {_amount(capacity).strip()}: {advice}"
-    )
 
 
 # ---------------------------------------------------------------- the parts
@@ -358,7 +314,7 @@ class _Meta(NamedTuple):
         return cls(model.path, model.dtype, device.kind, model.lora.model_dump_json() if model.lora.enabled else "")
 
 
-def _meta_model(config: Config, device: Device) -> Any:
+def meta_model(config: Config, device: Device) -> Any:
     return _model_of(_Meta.key(config, device))
 
 
@@ -383,60 +339,15 @@ def _training_bytes(key: _Meta, one: Any, state_bits: int, base_bits: int | None
 # ---------------------------------------------------------------- what helps
 
 
-def _remedies(config: Config, backbone: BackboneName, device: Device) -> Iterator[tuple[str, Any]]:
-    """Keys and values to set; the cheapest first."""
-    ajet = config.ajet
-    rollout = ajet.rollout
-    local = backbone == "local"
-    if logits_chunk(config) == 0:
-        yield "trainer_common.logits_chunk", "auto"
-    if local and rollout.engine == "torch":
-        yield "rollout.kv_cache_gb", max(1, round(CONVERSATIONS * kv_of_one(config, device) / 1e9))
-    if local and rollout.engine == "vllm":
-        yield "rollout.vllm.sleep", True
-    if backbone != "trinity":
-        yield "trainer_common.gradient_checkpointing", True
-    tokens = longest_pack(config, device) if local else 16384
-    for part in (2, 4, 8):
-        if tokens // part >= rollout.max_model_len:
-            yield f"trainer_common.{'max_tokens_per_step' if local else 'micro_tokens'}", tokens // part
-    if device.kind == "cuda":
-        if local:
-            yield f"trainer_common.optim.{EIGHT_BITS}", 8
-            yield f"trainer_common.optim.{MASTER}", "none"
-        yield f"trainer_common.fsdp_config.{OFFLOAD}", True
-    if not ajet.model.lora.enabled:
-        yield f"trainer_common.{KL_TERM}", False
-        yield "model.lora.enabled", True
-    if local and rollout.engine == "torch":
-        yield "model.lora.base_bits", 4
-    if device.kind == "cpu":
-        yield "model.dtype", "bfloat16"
-
-
-def _set(config: Config, key: str, value: Any) -> None:
-    group, _, name = f"ajet.{key}".rpartition(".")
-    setattr(attrgetter(group)(config), name, value)
-    if name == OFFLOAD:  # whose state has 32 bits
-        config.ajet.trainer_common.optim.state_bits = 32
-        config.ajet.trainer_common.optim.master = "float32"  # in main memory there is room for it
-
-
-def kv_of_one(config: Config, device: Device) -> int:
-    """Keys and values of one conversation of full length."""
-    model = _meta_model(config, device)
-    return 0 if model is None else kv_bytes_per_token(model) * config.ajet.rollout.max_model_len
-
-
 # ---------------------------------------------------------------- as text
 
 
 def _row(what: str, size: int, detail: str, *, wide: bool = False) -> str:
     name = 56 if wide else 14
-    return f"  {what:<{name}}{_amount(size)}  {detail}".rstrip()[:WIDTH]
+    return f"  {what:<{name}}{amount(size)}  {detail}".rstrip()[:WIDTH]
 
 
-def _amount(size: int) -> str:
+def amount(size: int) -> str:
     return f"{size / GIB:>8.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:>8.1f} MiB"
 
 
